@@ -1,0 +1,1 @@
+//! Loads PJRT plugins through the C API and drives them from tests.

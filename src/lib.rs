@@ -1,0 +1,21 @@
+//! pjrt-arena: the memory manager behind JAX's devices.
+//!
+//! ```text
+//!  JAX (jaxlib's PJRT C API client)        any other PJRT client
+//!         |  PJRT C API
+//!  libpjrt_arena.so
+//!    api/      exported entry points; panics never cross it
+//!    program/  reads and rewrites the portable StableHLO artifact (destination passing)
+//!    engine/   the inner plugin: libloading, version-checked function table
+//!    memory/   device-independent and safe: strategies, free-space index, block table, statistics
+//!    device/   where bytes live: host (mmap), fake (tests, faults)
+//!         |  PJRT C API (views of our memory)
+//!  engine: XLA's own plugin; it compiles and computes
+//! ```
+//!
+//! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
+
+pub mod error;
+pub mod memory;
+pub mod program;
+pub mod sys;
