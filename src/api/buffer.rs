@@ -1,0 +1,470 @@
+//! `PJRT_Buffer`: an array, the memory it lies in, and what is known about both.
+//!
+//! ```text
+//!  PJRT_Buffer* --> Buffer { shape, device, state }
+//!                                            |
+//!            life:    Live -> Deleted        the owner let go
+//!                          -> Donated        a program took the memory over
+//!            storage: Arena(block)           ours; movable unless in flight or referenced
+//!                     Engine(bytes)          the engine's own memory, counted apart, never moved
+//!                     Foreign                an outsider's
+//!                     Gone                   moved on to an output, or freed
+//!            handle:  the engine's buffer, a view of the block; lives as long as this one
+//! ```
+//!
+//! A block is freed once its owner let go, nothing in flight uses it and nobody outside holds its address.
+
+use std::{
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+};
+
+use once_cell::sync::OnceCell;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use super::{
+    entry::{Outcome, required},
+    flight::Grave,
+    state::Client,
+};
+use crate::{
+    engine::{EngineError, Raw, views},
+    error::{Error, Result},
+    memory::{Arena, Block},
+    sys,
+    units::Bytes,
+};
+
+/// XLA's words for using a buffer that is no more; JAX's users and tests know them.
+const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
+
+/// A block of an arena; freed when dropped.
+pub struct Held {
+    arena: Arc<Arena>,
+    block: Block,
+}
+
+impl Held {
+    /// Takes `block` of `arena` in hand.
+    pub fn new(arena: Arc<Arena>, block: Block) -> Self {
+        Self { arena, block }
+    }
+
+    /// Where the block begins.
+    pub fn address(&self) -> usize {
+        self.block.address.get() as usize
+    }
+
+    /// Its owner let go; the engine still uses it.
+    fn retire(&self) {
+        if let Err(error) = self.arena.retire(self.block.id) {
+            log::error!("{error}");
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = self.arena.free(self.block.id) {
+            log::error!("{error}");
+        }
+    }
+}
+
+/// Bytes that the engine holds for one buffer, counted on its device for as long as this lives.
+pub struct EngineBytes {
+    total: Arc<AtomicI64>,
+    bytes: i64,
+}
+
+impl EngineBytes {
+    /// Counts `bytes` on `total`.
+    pub fn new(total: Arc<AtomicI64>, bytes: usize) -> Self {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        total.fetch_add(bytes, Ordering::Relaxed);
+        Self { total, bytes }
+    }
+}
+
+impl Drop for EngineBytes {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Where the bytes of a buffer are.
+pub enum Storage {
+    /// A block of ours.
+    Arena(Held),
+    /// Memory that the engine took from its own allocator.
+    Engine(EngineBytes),
+    /// Memory of an outsider, who is told when we are done with it.
+    Foreign,
+    /// Moved on to an output, or freed.
+    Gone,
+}
+
+impl Storage {
+    /// The block's address, if it is one of ours.
+    pub fn address(&self) -> Option<usize> {
+        match self {
+            Self::Arena(held) => Some(held.address()),
+            Self::Engine(_) | Self::Foreign | Self::Gone => None,
+        }
+    }
+}
+
+/// What became of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Usable.
+    Live,
+    /// Its owner deleted it.
+    Deleted,
+    /// A program took its memory over; the engine consumed its handle.
+    Donated,
+}
+
+/// The tiled layout of an array, as the engine told it.
+pub struct Layout {
+    /// Dimension numbers, the fastest-varying first.
+    pub minor_to_major: Vec<i64>,
+    /// The sizes of all tiles, one after the other.
+    pub tile_dims: Vec<i64>,
+    /// How many sizes each tile has.
+    pub tile_dim_sizes: Vec<usize>,
+}
+
+/// What an array is, whatever memory it lies in.
+pub struct Shape {
+    /// PJRT's element type.
+    pub element_type: sys::PJRT_Buffer_Type,
+    /// Sizes of the dimensions, the slowest-varying first.
+    pub dims: SmallVec<[i64; 6]>,
+    /// Bytes on the device.
+    pub size: usize,
+    /// Asked from the engine when first needed.
+    pub layout: OnceCell<Layout>,
+}
+
+impl Shape {
+    /// A shape of `size` bytes.
+    pub fn new(element_type: sys::PJRT_Buffer_Type, dims: &[i64], size: usize) -> Self {
+        Self { element_type, dims: SmallVec::from_slice(dims), size, layout: OnceCell::new() }
+    }
+}
+
+/// What changes over a buffer's life.
+pub struct State {
+    /// The engine's buffer; NULL once destroyed.
+    handle: Raw<sys::PJRT_Buffer>,
+    /// What became of the buffer.
+    pub life: Life,
+    /// Where the bytes are.
+    pub storage: Storage,
+    /// Executions and transfers that use the bytes.
+    in_flight: u32,
+    /// External references: outsiders that hold the address until they say otherwise.
+    pub references: u32,
+    /// The address was given out for good (`PJRT_Buffer_UnsafePointer` has no release).
+    pub address_known: bool,
+}
+
+/// Our `PJRT_Buffer`.
+pub struct Buffer {
+    /// Whose buffer it is.
+    pub client: Arc<Client>,
+    /// The engine's device.
+    pub device: Raw<sys::PJRT_Device>,
+    /// The engine's memory.
+    pub memory: Raw<sys::PJRT_Memory>,
+    /// What it holds.
+    pub shape: Arc<Shape>,
+    state: Mutex<State>,
+}
+
+impl Buffer {
+    /// A live buffer over the engine's `handle`, which it destroys.
+    pub fn new(
+        client: Arc<Client>,
+        device: Raw<sys::PJRT_Device>,
+        memory: Raw<sys::PJRT_Memory>,
+        shape: Arc<Shape>,
+        handle: *mut sys::PJRT_Buffer,
+        storage: Storage,
+    ) -> Arc<Self> {
+        let state = State {
+            handle: Raw(handle),
+            life: Life::Live,
+            storage,
+            in_flight: 0,
+            references: 0,
+            address_known: false,
+        };
+        Arc::new(Self { client, device, memory, shape, state: Mutex::new(state) })
+    }
+
+    /// Wraps a buffer that the engine made in memory of its own, or over an outsider's.
+    ///
+    /// # Errors
+    /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
+    ///
+    /// # Safety
+    /// `handle` must be a live buffer of the client's engine that nobody else destroys.
+    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer, foreign: bool) -> Outcome<Arc<Self>> {
+        let engine = client.engine;
+        let look = || -> Result<_, EngineError> {
+            // SAFETY: the handle is alive; what the getters point to lives as long as it does.
+            unsafe {
+                let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
+                let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
+                let size =
+                    engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
+                let dims = super::entry::slice(dims.dims, dims.num_dims);
+                let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
+                let (device, memory) = place(client, handle)?;
+                Ok((shape, device, memory))
+            }
+        };
+        match look() {
+            Ok((shape, device, memory)) => {
+                let storage = if foreign {
+                    Storage::Foreign
+                } else {
+                    Storage::Engine(EngineBytes::new(client.engine_bytes(device.0), shape.size))
+                };
+                Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
+            }
+            Err(error) => {
+                // SAFETY: the handle is ours and unused.
+                unsafe { views::destroy(engine, handle) };
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Gives the buffer to the caller of the C API, who ends it with `PJRT_Buffer_Destroy`.
+    pub fn into_raw(self: Arc<Self>) -> *mut sys::PJRT_Buffer {
+        Arc::into_raw(self).cast_mut().cast()
+    }
+
+    /// The buffer behind a caller's handle.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT naming `function` if it is NULL.
+    ///
+    /// # Safety
+    /// `buffer` must be NULL or come from [`Buffer::into_raw`] and not be destroyed while the result is used.
+    pub unsafe fn borrow<'a>(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<&'a Self> {
+        let buffer = required(buffer, function, "buffer")?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { &*buffer.cast::<Self>() })
+    }
+
+    /// As [`Buffer::borrow`], with a share of the ownership.
+    ///
+    /// # Errors
+    /// As [`Buffer::borrow`].
+    ///
+    /// # Safety
+    /// As [`Buffer::borrow`].
+    pub unsafe fn share(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Arc<Self>> {
+        let buffer = required(buffer, function, "buffer")?.cast::<Self>().cast_const();
+        // SAFETY: the handle is one share of the `Arc`, alive during the call.
+        unsafe {
+            Arc::increment_strong_count(buffer);
+            Ok(Arc::from_raw(buffer))
+        }
+    }
+
+    /// Everything that changes.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The engine's buffer, for questions that do not touch the bytes.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION once the client is destroyed.
+    pub fn handle(&self) -> Result<*mut sys::PJRT_Buffer> {
+        let handle = self.state.lock().handle;
+        if handle.is_null() || !self.client.is_open() {
+            return Err(Error::failed_precondition("the buffer's client has been destroyed"));
+        }
+        Ok(handle.0)
+    }
+
+    /// Begins a use of the bytes by the engine: until [`Buffer::land`] they neither move nor go back to the arena.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if the buffer was deleted or donated.
+    pub fn take_up(&self) -> Result<*mut sys::PJRT_Buffer> {
+        let mut state = self.state.lock();
+        if state.life != Life::Live {
+            return Err(Error::invalid_argument(GONE));
+        }
+        if state.handle.is_null() || !self.client.is_open() {
+            return Err(Error::failed_precondition("the buffer's client has been destroyed"));
+        }
+        state.in_flight += 1;
+        Ok(state.handle.0)
+    }
+
+    /// Ends a use of the bytes.
+    pub fn land(&self) {
+        let mut state = self.state.lock();
+        debug_assert!(state.in_flight > 0, "landed more often than taken up");
+        state.in_flight -= 1;
+        let freed = settle(&mut state);
+        // The arena has a lock of its own: free after giving up ours.
+        drop(state);
+        drop(freed);
+    }
+
+    /// Whether nothing of the engine uses the bytes.
+    pub fn is_at_rest(&self) -> bool {
+        self.state.lock().in_flight == 0
+    }
+
+    /// A program consumed the handle and took the memory over: gives the memory up.
+    pub fn donate(&self) -> Storage {
+        let mut state = self.state.lock();
+        state.life = Life::Donated;
+        std::mem::replace(&mut state.storage, Storage::Gone)
+    }
+
+    /// `PJRT_Buffer_Delete`: the owner lets go. What the engine still uses stays until it is done.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn delete(&self) -> Outcome {
+        let mut state = self.state.lock();
+        if state.life != Life::Live {
+            return Ok(());
+        }
+        state.life = Life::Deleted;
+        let handle = state.handle;
+        drop(state);
+        let outcome = if handle.is_null() || !self.client.is_open() {
+            Ok(())
+        } else {
+            // SAFETY: the handle lives until we are destroyed; it was not donated, so this does not block.
+            unsafe {
+                self.client.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() })
+            }
+            .map(drop)
+        };
+        let mut state = self.state.lock();
+        let freed = settle(&mut state);
+        if freed.is_none()
+            && let Storage::Arena(held) = &state.storage
+        {
+            held.retire();
+        }
+        drop(state);
+        drop(freed);
+        Ok(outcome?)
+    }
+
+    /// `PJRT_Buffer_Destroy`: ends the caller's share.
+    pub fn destroy(self: Arc<Self>) {
+        let mut state = self.state.lock();
+        state.references = 0;
+        let consumed = state.life == Life::Donated && state.in_flight > 0;
+        if state.life == Life::Live {
+            state.life = Life::Deleted;
+        }
+        drop(state);
+        if consumed {
+            // Its handle may only be destroyed once the program that consumed it is done.
+            let client = Arc::clone(&self.client);
+            client.graveyard.bury(Grave::Buffer(self));
+            return;
+        }
+        self.destroy_handle();
+        let mut state = self.state.lock();
+        let freed = settle(&mut state);
+        if freed.is_none()
+            && let Storage::Arena(held) = &state.storage
+        {
+            held.retire();
+        }
+        drop(state);
+        drop(freed);
+    }
+
+    /// Destroys the engine's buffer, if there still is one.
+    pub fn destroy_handle(&self) {
+        let handle = std::mem::replace(&mut self.state.lock().handle, Raw::NULL);
+        if !handle.is_null() && self.client.is_open() {
+            // SAFETY: the handle was ours, and was taken out under the lock: nobody destroys it twice.
+            unsafe { views::destroy(self.client.engine, handle.0) };
+        }
+    }
+}
+
+/// Takes the memory of a buffer that nobody needs any more.
+fn settle(state: &mut State) -> Option<Storage> {
+    (state.life != Life::Live && state.in_flight == 0 && state.references == 0 && !matches!(state.storage, Storage::Gone))
+        .then(|| std::mem::replace(&mut state.storage, Storage::Gone))
+}
+
+/// The device and the memory of a buffer of the engine.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+pub unsafe fn place(
+    client: &Client,
+    handle: *mut sys::PJRT_Buffer,
+) -> Result<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>), EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
+        let memory = client.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
+        Ok((Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |m| m.memory))))
+    }
+}
+
+/// The size that XLA gives a dense array of `dims`; `None` for types that it packs, and on overflow.
+pub fn dense_size(element_type: sys::PJRT_Buffer_Type, dims: &[i64]) -> Option<Bytes> {
+    let mut size = u64::from(element_bytes(element_type)?);
+    for &dim in dims {
+        size = size.checked_mul(u64::try_from(dim).ok()?)?;
+    }
+    i64::try_from(size).ok().map(|_| Bytes::new(size))
+}
+
+/// Bytes of one element; `None` for types narrower than a byte, tokens and types unknown here.
+pub fn element_bytes(element_type: sys::PJRT_Buffer_Type) -> Option<u8> {
+    Some(match element_type {
+        sys::PJRT_Buffer_Type_PRED
+        | sys::PJRT_Buffer_Type_S8
+        | sys::PJRT_Buffer_Type_U8
+        | sys::PJRT_Buffer_Type_F8E5M2
+        | sys::PJRT_Buffer_Type_F8E4M3FN
+        | sys::PJRT_Buffer_Type_F8E4M3B11FNUZ
+        | sys::PJRT_Buffer_Type_F8E5M2FNUZ
+        | sys::PJRT_Buffer_Type_F8E4M3FNUZ
+        | sys::PJRT_Buffer_Type_F8E4M3
+        | sys::PJRT_Buffer_Type_F8E3M4
+        | sys::PJRT_Buffer_Type_F8E8M0FNU => 1,
+        sys::PJRT_Buffer_Type_S16
+        | sys::PJRT_Buffer_Type_U16
+        | sys::PJRT_Buffer_Type_F16
+        | sys::PJRT_Buffer_Type_BF16 => 2,
+        sys::PJRT_Buffer_Type_S32 | sys::PJRT_Buffer_Type_U32 | sys::PJRT_Buffer_Type_F32 => 4,
+        sys::PJRT_Buffer_Type_S64
+        | sys::PJRT_Buffer_Type_U64
+        | sys::PJRT_Buffer_Type_F64
+        | sys::PJRT_Buffer_Type_C64 => 8,
+        sys::PJRT_Buffer_Type_C128 => 16,
+        _ => return None,
+    })
+}

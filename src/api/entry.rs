@@ -1,0 +1,169 @@
+//! The edge between C and Rust: every exported function passes through here.
+//!
+//! A caller's argument struct may be NULL, shorter than ours (an older framework) or longer (a newer one). A shorter
+//! one is extended with zeros, and what the function wrote comes back up to the caller's size; one that is shorter
+//! than any version allows is refused. Panics end here as INTERNAL errors.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+};
+
+use super::{error, plugin};
+use crate::{
+    engine::{Args, EngineError},
+    error::{Code, Error},
+    sys,
+};
+
+/// Why an entry point failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// Our own word.
+    Own(Error),
+    /// The engine's, handed on as it is.
+    Engine(EngineError),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Own(error)
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// What an entry point gives.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// A PJRT function that we answer ourselves.
+pub trait Entry: Args {
+    /// The function's body.
+    ///
+    /// # Safety
+    /// The fields must satisfy the contract of the PJRT function: handles alive, pointers valid for the call.
+    unsafe fn run(&mut self) -> Outcome;
+}
+
+/// The exported function for a struct that we answer ourselves.
+///
+/// # Safety
+/// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
+pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
+    // SAFETY: the caller's promise, handed on.
+    guard(A::FUNCTION, || unsafe { extended(args, |args| (*args).run()) })
+}
+
+/// The exported function for a struct that goes to the engine as it is.
+///
+/// # Safety
+/// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
+pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
+    guard(A::FUNCTION, || {
+        let engine = plugin::engine()?;
+        let Some(function) = engine.slot(A::SLOT) else {
+            return Err(Error::unimplemented(format!(
+                "the engine {} (PJRT C API 0.{}) has no function {}",
+                engine.path().display(),
+                engine.minor(),
+                A::FUNCTION
+            ))
+            .into());
+        };
+        // SAFETY: the caller's promise, handed on; the slot belongs to `A`.
+        unsafe {
+            extended(args, |args| {
+                EngineError::check(engine, function(args.cast())).map_err(Failure::from)
+            })
+        }
+    })
+}
+
+/// Runs `body` on `args`, or on a zero-extended copy of it if the caller's struct is older than ours.
+///
+/// # Safety
+/// `args` must be NULL or point to a struct of `struct_size` bytes.
+unsafe fn extended<A: Args>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) -> Outcome {
+    if args.is_null() {
+        return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", A::FUNCTION)).into());
+    }
+    // SAFETY: every argument struct begins with its size.
+    let size = unsafe { ptr::read(args.cast::<usize>()) };
+    if size >= A::SIZE {
+        return body(args);
+    }
+    if size < A::MIN_SIZE {
+        return Err(Error::invalid_argument(format!(
+            "Unexpected {}_Args size: expected at least {}, got {size}. Check installed software versions.",
+            A::FUNCTION,
+            A::MIN_SIZE
+        ))
+        .into());
+    }
+    let mut copy = A::default();
+    // SAFETY: the caller's struct has `size` bytes, fewer than the copy; they do not overlap.
+    unsafe { ptr::copy_nonoverlapping(args.cast::<u8>(), (&raw mut copy).cast(), size) };
+    copy.set_struct_size(A::SIZE);
+    let outcome = body(&raw mut copy);
+    copy.set_struct_size(size);
+    // SAFETY: as above, the other way round.
+    unsafe { ptr::copy_nonoverlapping((&raw const copy).cast::<u8>(), args.cast(), size) };
+    outcome
+}
+
+/// Runs `body`; failures and panics become error objects, which the caller of the C API owns.
+fn guard(function: &'static str, body: impl FnOnce() -> Outcome) -> *mut sys::PJRT_Error {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => ptr::null_mut(),
+        Ok(Err(Failure::Own(own))) => error::into_raw(own),
+        Ok(Err(Failure::Engine(engine))) => engine.into_raw().unwrap_or_else(error::into_raw),
+        Err(panic) => {
+            let what = panicked(&*panic);
+            log::error!("{function} panicked: {what}");
+            error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
+        }
+    }
+}
+
+/// The text of a panic.
+pub fn panicked(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}
+
+/// The slice that a C array describes; NULL is empty.
+///
+/// # Safety
+/// `data` must be NULL or point to `len` values that live for `'a`.
+pub unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+/// The text that a C pointer and length describe.
+///
+/// # Safety
+/// As for [`slice`].
+pub unsafe fn text<'a>(data: *const std::ffi::c_char, len: usize) -> std::borrow::Cow<'a, str> {
+    // SAFETY: the caller's promise.
+    String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), len) })
+}
+
+/// INVALID_ARGUMENT that names a handle which must not be NULL.
+pub fn required<T>(handle: *mut T, function: &str, field: &str) -> Outcome<*mut T> {
+    if handle.is_null() {
+        return Err(Error::invalid_argument(format!("{function}: {field} is NULL")).into());
+    }
+    Ok(handle)
+}

@@ -1,0 +1,406 @@
+//! `PJRT_LoadedExecutable_Execute`: the hot path.
+//!
+//! ```text
+//!  1 take up     each argument: alive? then nobody moves or frees its bytes from here on
+//!  2 allocate    a block for each destination of each device, and a view of it
+//!  3 execute     the engine runs on the views; no lock of ours is held
+//!  4 settle      consumed arguments give up their memory; each result is matched by address with a destination or a
+//!                consumed argument, and what matches nothing is the engine's own
+//!  5 launch      what is not done yet is watched; done programs, the usual case for small ones, need no watch
+//! ```
+//!
+//! Every failure before 4 leaves all arguments as they were, unless the engine itself consumed them.
+
+use std::{mem::size_of, ptr, sync::Arc};
+
+use smallvec::SmallVec;
+
+use super::{
+    buffer::{Buffer, Held, Storage},
+    context::Context,
+    entry::{Entry, Outcome, required, slice},
+    flight::{Consumed, launch},
+    loaded::{Donations, Home, Loaded},
+    state::{self, Client, Device},
+};
+use crate::{
+    engine::{EngineEvent, Raw, views},
+    error::Error,
+    sys,
+    units::Bytes,
+};
+
+type Handles = SmallVec<[*mut sys::PJRT_Buffer; 16]>;
+
+/// Arguments in use. Who still sits here when the call ends, because the program is done or never ran, lands then.
+struct Passengers<'a> {
+    seats: SmallVec<[Option<&'a Buffer>; 16]>,
+}
+
+impl Drop for Passengers<'_> {
+    fn drop(&mut self) {
+        for buffer in self.seats.iter().flatten() {
+            buffer.land();
+        }
+    }
+}
+
+/// A block with the view that the engine will write a result into.
+struct Destination {
+    held: Held,
+    view: Raw<sys::PJRT_Buffer>,
+}
+
+/// What one device runs on.
+struct Lane<'a> {
+    device: Option<&'a Device>,
+    destinations: SmallVec<[Destination; 4]>,
+}
+
+/// Memory that a result may lie in: of a destination, or of an argument that was consumed.
+struct Candidate {
+    address: usize,
+    held: Option<Held>,
+}
+
+/// As much of the caller's options as any version may have: unknown fields at the end travel on (trap T25).
+#[repr(C)]
+struct Options {
+    known: sys::PJRT_ExecuteOptions,
+    tail: [u64; 32],
+}
+
+impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        const NAME: &str = "PJRT_LoadedExecutable_Execute";
+        let executable = required(self.executable, NAME, "executable")?;
+        let loaded = state::LOADED
+            .get(executable)
+            .ok_or_else(|| Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin")))?;
+        let client = &*loaded.client;
+        let engine = client.engine;
+        client.graveyard.tend(engine);
+        let plan = &loaded.program.plan;
+        if let Some(expected) = plan.arguments
+            && self.num_args != expected
+        {
+            // XLA's words, with the user's numbers.
+            return Err(Error::invalid_argument(format!(
+                "Execution supplied {} buffers but compiled program expected {expected} buffers",
+                self.num_args
+            ))
+            .into());
+        }
+        // SAFETY: the options are the caller's, `struct_size` bytes long.
+        let mut options = unsafe { copy_options(self.options)? };
+        // SAFETY: a context is NULL or one of ours, alive during the call.
+        let context = unsafe { Context::share(options.known.context) };
+        options.known.context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
+
+        // 1. Arguments.
+        // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers.
+        let lists = unsafe { slice(self.argument_lists, self.num_devices) };
+        let mut passengers = Passengers { seats: SmallVec::with_capacity(self.num_args * self.num_devices) };
+        let width = self.num_args + plan.destinations.len();
+        let mut handles = Handles::with_capacity(width * self.num_devices);
+        let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
+        for (index, &list) in lists.iter().enumerate() {
+            // SAFETY: as above.
+            for &argument in unsafe { slice(list, self.num_args) } {
+                // SAFETY: as above.
+                let buffer = unsafe { Buffer::borrow(argument, NAME)? };
+                handles.push(buffer.take_up()?);
+                passengers.seats.push(Some(buffer));
+            }
+            // 2. Destinations.
+            let mut lane = Lane { device: self.device(&loaded, index), destinations: SmallVec::new() };
+            // SAFETY: the client is alive while its executable is.
+            let outcome = unsafe { lane.prepare(&loaded) };
+            handles.extend(lane.destinations.iter().map(|destination| destination.view.0));
+            lanes.push(lane);
+            if let Err(failure) = outcome {
+                // SAFETY: the views were never shown to a program.
+                unsafe { abandon(client, &mut lanes) };
+                return Err(failure);
+            }
+        }
+
+        // 3. The engine.
+        let argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> =
+            (0..self.num_devices).map(|index| handles[index * width..].as_ptr()).collect();
+        let mut events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::from_elem(ptr::null_mut(), self.num_devices);
+        if plan.host_callbacks {
+            client.callbacks_under_way.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
+        let outcome = unsafe {
+            engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
+                extension_start: self.extension_start,
+                executable,
+                options: (&raw mut options).cast(),
+                argument_lists: argument_lists.as_ptr(),
+                num_devices: self.num_devices,
+                num_args: width,
+                output_lists: self.output_lists,
+                device_complete_events: events.as_mut_ptr(),
+                execute_device: self.execute_device,
+                ..Default::default()
+            })
+        };
+        if plan.host_callbacks {
+            client.callbacks_under_way.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        if let Err(error) = outcome {
+            // SAFETY: as above; the engine gave up on the programs, or will be waited for.
+            unsafe {
+                for index in 0..self.num_devices {
+                    let seats = &passengers.seats[index * self.num_args..][..self.num_args];
+                    consumed_arguments(&loaded, seats, &handles[index * width..], drop);
+                }
+                abandon(client, &mut lanes);
+            }
+            return Err(error.into());
+        }
+
+        // 4. and 5., device by device.
+        for (index, lane) in lanes.iter_mut().enumerate() {
+            loaded.program.executions.count();
+            // SAFETY: the engine filled in one event a device, which is ours.
+            let event = unsafe { engine.own_event(events[index]) };
+            let seats = index * self.num_args..(index + 1) * self.num_args;
+            // SAFETY: the caller passes one list of `num_outputs` places a device, which the engine filled in.
+            let outputs = unsafe {
+                let list = *self.output_lists.add(index);
+                slice(list, loaded.program.results.len())
+            };
+            let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
+            let mut consumed = Consumed::new();
+            for destination in lane.destinations.drain(..) {
+                consumed.push(destination.view);
+                candidates.push(Candidate { address: destination.held.address(), held: Some(destination.held) });
+            }
+            // SAFETY: the handles are alive.
+            unsafe {
+                consumed_arguments(&loaded, &passengers.seats[seats.clone()], &handles[index * width..], |storage| {
+                    if let Storage::Arena(held) = storage {
+                        candidates.push(Candidate { address: held.address(), held: Some(held) });
+                    }
+                });
+            }
+            // SAFETY: the outputs are live buffers of the engine that are ours from here on.
+            let results = unsafe { results(&loaded, loaded.devices[index], lane.device, outputs, &mut candidates)? };
+            match &event {
+                Some(event) if !event.is_ready() => {
+                    let mut aboard = Vec::with_capacity(seats.len() + results.len());
+                    for seat in &mut passengers.seats[seats] {
+                        // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
+                        aboard.extend(seat.take().map(|buffer| unsafe { again(buffer) }));
+                    }
+                    for result in &results {
+                        result.take_up()?;
+                        aboard.push(Arc::clone(result));
+                    }
+                    let leftovers = candidates.into_iter().filter_map(|candidate| candidate.held).collect();
+                    launch(&client.graveyard, event, aboard, leftovers, consumed, context.clone());
+                }
+                _ => {
+                    for view in consumed {
+                        // SAFETY: the program is done, so this does not block; nobody else knows the view.
+                        unsafe { views::destroy(engine, view.0) };
+                    }
+                }
+            }
+            // SAFETY: the places are the caller's.
+            let places = unsafe { *self.output_lists.add(index) };
+            for (output, result) in results.into_iter().enumerate() {
+                // SAFETY: there is one place for each output.
+                unsafe { *places.add(output) = result.into_raw() };
+            }
+            if !self.device_complete_events.is_null() {
+                let raw = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
+                // SAFETY: the caller passes one place a device.
+                unsafe { *self.device_complete_events.add(index) = raw };
+            }
+        }
+        Ok(())
+    }
+}
+
+trait Devices {
+    fn device<'a>(&self, loaded: &'a Loaded, index: usize) -> Option<&'a Device>;
+}
+
+impl Devices for sys::PJRT_LoadedExecutable_Execute_Args {
+    /// The device that the argument list with this number runs on.
+    fn device<'a>(&self, loaded: &'a Loaded, index: usize) -> Option<&'a Device> {
+        let handle = if self.execute_device.is_null() { loaded.devices.get(index)?.0 } else { self.execute_device };
+        loaded.client.device(handle)
+    }
+}
+
+impl Lane<'_> {
+    /// Allocates and views every destination.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, or the engine's; what was made so far stays for the caller to abandon.
+    ///
+    /// # Safety
+    /// The client must be alive.
+    unsafe fn prepare(&mut self, loaded: &Loaded) -> Outcome {
+        let plan = &loaded.program.plan;
+        if plan.destinations.is_empty() {
+            return Ok(());
+        }
+        let client = &*loaded.client;
+        let (device, arena) = self
+            .device
+            .and_then(|device| Some((device, device.arena.as_ref()?)))
+            .ok_or_else(|| Error::internal("a program with destinations runs on a device without an arena"))?;
+        for &result in &plan.destinations {
+            let shape = &loaded.program.results[result];
+            let held = client.allocate(arena, Bytes::new(shape.size as u64))?;
+            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
+            let view = unsafe {
+                views::view(
+                    client.engine,
+                    client.handle.0,
+                    device.memory.0,
+                    held.address(),
+                    shape.element_type,
+                    &shape.dims,
+                )?
+            };
+            self.destinations.push(Destination { held, view: Raw(view) });
+        }
+        Ok(())
+    }
+}
+
+/// Gives back the destinations of a call that failed. A view that a program on another device was already donated is
+/// destroyed only when that program is done, so the block is not reused under it.
+///
+/// # Safety
+/// The client must be alive; the views are not used again.
+unsafe fn abandon(client: &Client, lanes: &mut [Lane<'_>]) {
+    for lane in lanes {
+        for destination in lane.destinations.drain(..) {
+            // SAFETY: the view is ours.
+            unsafe { views::destroy(client.engine, destination.view.0) };
+            drop(destination.held);
+        }
+    }
+}
+
+/// Marks the arguments that the engine consumed, and hands on their memory.
+///
+/// # Safety
+/// The handles must be alive, one for each argument in the same order.
+unsafe fn consumed_arguments(
+    loaded: &Loaded,
+    arguments: &[Option<&Buffer>],
+    handles: &[*mut sys::PJRT_Buffer],
+    mut give: impl FnMut(Storage),
+) {
+    let engine = loaded.client.engine;
+    let mut check = |index: usize| {
+        let Some(buffer) = arguments[index] else { return };
+        // SAFETY: the handle is alive; asking does not block, even while the program runs.
+        let gone = unsafe {
+            engine.call(sys::PJRT_Buffer_IsDeleted_Args { buffer: handles[index], ..Default::default() })
+        };
+        if gone.is_ok_and(|args| args.is_deleted) {
+            give(buffer.donate());
+        }
+    };
+    match &loaded.program.plan.donations {
+        Donations::Only(arguments) => arguments.iter().copied().for_each(&mut check),
+        Donations::Unknown => (0..arguments.len()).for_each(&mut check),
+    }
+}
+
+/// Wraps the outputs: each takes the candidate whose address it has; one without is memory of the engine.
+///
+/// # Errors
+/// The engine's, if it cannot say what a buffer of its own is.
+///
+/// # Safety
+/// The outputs must be live buffers of the engine that nobody else destroys.
+unsafe fn results(
+    loaded: &Loaded,
+    on: Raw<sys::PJRT_Device>,
+    device: Option<&Device>,
+    outputs: &[*mut sys::PJRT_Buffer],
+    candidates: &mut [Candidate],
+) -> Outcome<SmallVec<[Arc<Buffer>; 4]>> {
+    let client = &loaded.client;
+    let program = &*loaded.program;
+    let mut wrapped = SmallVec::with_capacity(outputs.len());
+    // Where the search begins: results and candidates mostly come in the same order.
+    let mut next = 0;
+    for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
+        let mut found = None;
+        if !candidates.is_empty() {
+            // SAFETY: the output is alive. One without memory (a token) has no address.
+            let address = unsafe { views::address(client.engine, output) }.unwrap_or(0);
+            let count = candidates.len();
+            found = (0..count)
+                .map(|step| (next + step) % count)
+                .find(|&at| candidates[at].address == address && candidates[at].held.is_some())
+                .and_then(|at| {
+                    next = (at + 1) % count;
+                    candidates[at].held.take()
+                });
+        }
+        let home = program.plan.homes.get(index);
+        if found.is_none() && matches!(home, Some(Home::Destination(_))) {
+            program.executions.miss("the engine put the result elsewhere");
+        }
+        wrapped.push(match (found, device) {
+            (Some(held), Some(device)) => {
+                let storage = Storage::Arena(held);
+                Buffer::new(Arc::clone(client), on, device.memory, Arc::clone(shape), output, storage)
+            }
+            // SAFETY: the output is alive and ours.
+            _ => unsafe { Buffer::adopt(client, output, false)? },
+        });
+    }
+    Ok(wrapped)
+}
+
+/// One more share of a caller's argument.
+///
+/// # Safety
+/// `buffer` must be what [`Buffer::borrow`] gave for a handle that is still alive.
+unsafe fn again(buffer: &Buffer) -> Arc<Buffer> {
+    // SAFETY: the caller's promise: the buffer lies in an `Arc`, one share of which is the handle.
+    unsafe {
+        Arc::increment_strong_count(buffer);
+        Arc::from_raw(buffer)
+    }
+}
+
+/// The caller's options, extended with zeros to the newest size; a longer struct keeps its tail.
+///
+/// # Safety
+/// `options` must be NULL or point to a struct of `struct_size` bytes.
+unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Options> {
+    let mut copy = Options { known: sys::PJRT_ExecuteOptions::default(), tail: [0; 32] };
+    if options.is_null() {
+        return Err(Error::invalid_argument("PJRT_LoadedExecutable_Execute: options is NULL").into());
+    }
+    // SAFETY: every version begins with its size.
+    let size = unsafe { ptr::read(options.cast::<usize>()) };
+    let least = sys::PJRT_ExecuteOptions_MIN_SIZE as usize;
+    if size < least {
+        return Err(Error::invalid_argument(format!(
+            "Unexpected PJRT_ExecuteOptions size: expected at least {least}, got {size}. Check installed software \
+             versions."
+        ))
+        .into());
+    }
+    let bytes = size.min(size_of::<Options>());
+    // SAFETY: the caller's struct has at least that many bytes; the copy has room for them.
+    unsafe { ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut copy).cast(), bytes) };
+    copy.known.struct_size = bytes.max(sys::PJRT_ExecuteOptions_STRUCT_SIZE as usize);
+    Ok(copy)
+}

@@ -1,0 +1,177 @@
+//! What we know about a compiled program, beside what the engine knows.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use once_cell::sync::OnceCell;
+
+use super::{
+    buffer::{Shape, dense_size},
+    counters::{Executions, Tally},
+    entry::{Outcome, slice},
+    state::Client,
+};
+use crate::{
+    engine::{Engine, EngineError, Raw},
+    sys,
+};
+
+/// Where a result is expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// In the destination with this number.
+    Destination(usize),
+    /// In the memory of this argument, which the program aliases with it.
+    Argument(usize),
+    /// Wherever the engine puts it: in a donated argument it chose itself, or in memory of its own. Why.
+    Anywhere(String),
+}
+
+/// How the user's own arguments may be consumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Donations {
+    /// Only these arguments, in ascending order.
+    Only(Vec<usize>),
+    /// We could not read the program: any argument may be.
+    Unknown,
+}
+
+/// What a program was given and what it gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The user's arguments; `None` if we could not read the program.
+    pub arguments: Option<usize>,
+    /// Which of them may be consumed.
+    pub donations: Donations,
+    /// One entry for each result; empty if we could not read the program.
+    pub homes: Vec<Home>,
+    /// Results that have a destination, in the order of the extra parameters.
+    pub destinations: Vec<usize>,
+    /// Why the program runs as it came; `None` if it was rewritten.
+    pub left_alone: Option<String>,
+    /// It calls back into the host while it runs.
+    pub host_callbacks: bool,
+}
+
+impl Plan {
+    /// The plan for a program that runs as it came.
+    pub fn unmodified(reason: impl Into<String>) -> Self {
+        Self {
+            arguments: None,
+            donations: Donations::Unknown,
+            homes: Vec::new(),
+            destinations: Vec::new(),
+            left_alone: Some(reason.into()),
+            host_callbacks: false,
+        }
+    }
+}
+
+/// A compiled program.
+pub struct Program {
+    /// Whose it is; `None` if it was compiled without a client.
+    pub client: Option<Arc<Client>>,
+    /// What was planned for it.
+    pub plan: Plan,
+    /// Its results on one device.
+    pub results: Vec<Arc<Shape>>,
+    /// Runs and misses.
+    pub executions: Executions,
+    /// The optimised program as the user should see it, by format.
+    pub optimized: OnceCell<(String, Vec<u8>)>,
+}
+
+impl Program {
+    /// Asks the engine what results `executable` has.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// `executable` must be alive.
+    pub unsafe fn new(
+        engine: &'static Engine,
+        client: Option<Arc<Client>>,
+        executable: *mut sys::PJRT_Executable,
+        plan: Plan,
+    ) -> Outcome<Self> {
+        // SAFETY: the caller's promise; arrays live as long as the executable.
+        let results = unsafe { results(engine, executable)? };
+        Ok(Self { client, plan, results, executions: Executions::default(), optimized: OnceCell::new() })
+    }
+
+    /// Bytes of all destinations on one device.
+    pub fn destination_bytes(&self) -> i64 {
+        self.plan.destinations.iter().map(|&result| self.results[result].size as i64).sum()
+    }
+
+    /// What this program did so far.
+    pub fn tally(&self) -> Tally {
+        let runs = self.executions.runs.load(Ordering::Relaxed);
+        let mut tally = Tally { executions: runs, ..Tally::default() };
+        match &self.plan.left_alone {
+            Some(reason) => *tally.programs_left_alone.entry(reason.clone()).or_default() += 1,
+            None => tally.programs_rewritten += 1,
+        }
+        for home in &self.plan.homes {
+            match home {
+                Home::Destination(_) => tally.results_placed += runs,
+                Home::Argument(_) => tally.results_donated += runs,
+                Home::Anywhere(reason) => *tally.results_skipped.entry(reason.clone()).or_default() += runs,
+            }
+        }
+        if self.plan.homes.is_empty() && !self.results.is_empty() {
+            let reason = self.plan.left_alone.clone().unwrap_or_default();
+            *tally.results_skipped.entry(reason).or_default() += runs * self.results.len() as u64;
+        }
+        for (reason, count) in &*self.executions.missed.lock() {
+            tally.results_placed = tally.results_placed.saturating_sub(*count);
+            *tally.results_missed.entry((*reason).to_owned()).or_default() += count;
+        }
+        tally
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(client) = &self.client {
+            client.counters.add(&self.tally());
+        }
+    }
+}
+
+/// The shapes of an executable's results on one device.
+///
+/// # Safety
+/// `executable` must be alive.
+unsafe fn results(
+    engine: &'static Engine,
+    executable: *mut sys::PJRT_Executable,
+) -> Result<Vec<Arc<Shape>>, EngineError> {
+    // SAFETY: the caller's promise; what the getters point to lives as long as the executable.
+    unsafe {
+        let count = engine.call(sys::PJRT_Executable_NumOutputs_Args { executable, ..Default::default() })?.num_outputs;
+        let types = engine.call(sys::PJRT_Executable_OutputElementTypes_Args { executable, ..Default::default() })?;
+        let dims = engine.call(sys::PJRT_Executable_OutputDimensions_Args { executable, ..Default::default() })?;
+        let types = slice(types.output_types, types.num_output_types);
+        let ranks = slice(dims.dim_sizes, dims.num_outputs);
+        let mut rest = slice(dims.dims, ranks.iter().sum());
+        let mut results = Vec::with_capacity(count);
+        for (&element_type, &rank) in types.iter().zip(ranks) {
+            let (mine, others) = rest.split_at(rank);
+            rest = others;
+            let size = dense_size(element_type, mine).map_or(0, |size| size.get() as usize);
+            results.push(Arc::new(Shape::new(element_type, mine, size)));
+        }
+        Ok(results)
+    }
+}
+
+/// A program ready to run.
+pub struct Loaded {
+    /// Whose it is.
+    pub client: Arc<Client>,
+    /// What it is.
+    pub program: Arc<Program>,
+    /// The addressable devices that it runs on, in the order of the argument lists.
+    pub devices: Vec<Raw<sys::PJRT_Device>>,
+}

@@ -1,0 +1,86 @@
+//! The one engine of the process.
+
+use std::{
+    ffi::{CStr, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use super::{
+    entry::{Entry, Outcome},
+};
+use crate::{
+    engine::{Engine, discover},
+    error::Result,
+    sys,
+};
+
+static ENGINE: OnceCell<Engine> = OnceCell::new();
+static SEARCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The engine; found and loaded by the first call that succeeds, so that a failure can be mended and tried again.
+///
+/// # Errors
+/// No engine is installed where we look, or the one that was named cannot be used.
+pub fn engine() -> Result<&'static Engine> {
+    ENGINE.get_or_try_init(|| {
+        let choice = discover::choose(&discover::Surroundings::of_this_process(own_path(), SEARCH.lock().clone()))?;
+        log::info!("engine {} ({})", choice.path.display(), choice.source);
+        Engine::load(&choice.path)
+    })
+}
+
+/// The engine, if it has been loaded.
+pub fn loaded() -> Option<&'static Engine> {
+    ENGINE.get()
+}
+
+/// The folders named by `pjrt_arena_set_search_path`.
+pub fn search_path() -> Vec<PathBuf> {
+    SEARCH.lock().clone()
+}
+
+/// Where this library was loaded from.
+pub fn own_path() -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: the address lies in this library, `info` is a place to write to.
+    let found = unsafe { libc::dladdr(own_path as *const std::ffi::c_void, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gives a C string that lives as long as the library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+/// Names the folders, separated by colons, in which engines are looked for; Python's `sys.path` as a rule. NULL
+/// forgets them. Has no effect once an engine is loaded.
+///
+/// # Safety
+/// `paths` must be NULL or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_set_search_path(paths: *const c_char) {
+    *SEARCH.lock() = if paths.is_null() {
+        Vec::new()
+    } else {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { CStr::from_ptr(paths) }.to_bytes();
+        std::env::split_paths(OsStr::from_bytes(bytes)).filter(|path| !path.as_os_str().is_empty()).collect()
+    };
+}
+
+impl Entry for sys::PJRT_Plugin_Initialize_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the struct has nothing in it but its head.
+        unsafe { engine()?.call(*self)? };
+        Ok(())
+    }
+}

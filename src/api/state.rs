@@ -1,0 +1,221 @@
+//! Client -> devices -> arenas, and the tables that find them from the engine's own pointers.
+
+use std::{
+    ffi::CString,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+
+use super::{
+    buffer::Held,
+    counters::Counters,
+    entry::Outcome,
+    flight::Graveyard,
+    loaded::{Loaded, Program},
+};
+use crate::{
+    config::Settings,
+    engine::{Engine, Raw, views::Viewable},
+    error::{Error, Result},
+    memory::Arena,
+    sys,
+    units::Bytes,
+};
+
+/// How long an allocation waits for memory that programs under way will free, before it gives up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same while a program with host callbacks runs: it may be waiting for the very thread that waits here (trap T9).
+const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
+
+/// One addressable device and the arena of its memory.
+pub struct Device {
+    /// The engine's device.
+    pub handle: Raw<sys::PJRT_Device>,
+    /// The engine's default memory of the device: the one that the arena stands for.
+    pub memory: Raw<sys::PJRT_Memory>,
+    /// Ours; `None` when this engine's memory cannot be viewed, so that everything stays with the engine.
+    pub arena: Option<Arc<Arena>>,
+    /// Bytes of buffers that the engine holds itself.
+    pub engine_bytes: Arc<AtomicI64>,
+}
+
+/// One `PJRT_Client`.
+pub struct Client {
+    /// The engine behind it.
+    pub engine: &'static Engine,
+    /// The engine's client.
+    pub handle: Raw<sys::PJRT_Client>,
+    /// What was decided when it was created.
+    pub settings: Settings,
+    /// Element types whose arrays can lie in the arena.
+    pub viewable: Viewable,
+    /// The addressable devices, in the engine's order.
+    pub devices: Vec<Device>,
+    /// The engine's platform version, with our name appended: it is part of JAX's compilation-cache key (trap T16).
+    pub platform_version: CString,
+    /// Programs and results, counted.
+    pub counters: Counters,
+    /// Handles that cannot be destroyed yet.
+    pub graveyard: Graveyard,
+    /// Programs with host callbacks that are under way.
+    pub callbacks_under_way: AtomicI64,
+    /// Counts what the engine holds for devices that are not ours to address.
+    elsewhere: Arc<AtomicI64>,
+    open: AtomicBool,
+}
+
+impl Client {
+    /// A client around the engine's.
+    pub fn new(
+        engine: &'static Engine,
+        handle: Raw<sys::PJRT_Client>,
+        settings: Settings,
+        viewable: Viewable,
+        devices: Vec<Device>,
+        platform_version: CString,
+    ) -> Self {
+        Self {
+            engine,
+            handle,
+            settings,
+            viewable,
+            devices,
+            platform_version,
+            counters: Counters::default(),
+            graveyard: Graveyard::default(),
+            callbacks_under_way: AtomicI64::new(0),
+            elsewhere: Arc::default(),
+            open: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether the engine's client still lives. Buffers may outlive it (trap T22).
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// Says that the engine's client is about to be destroyed.
+    pub fn close(&self) {
+        self.open.store(false, Ordering::Release);
+    }
+
+    /// The addressable device with this handle.
+    pub fn device(&self, handle: *mut sys::PJRT_Device) -> Option<&Device> {
+        self.devices.iter().find(|device| device.handle.0 == handle)
+    }
+
+    /// The device whose arena stands for this memory; `None` for host memories and for memories of other processes.
+    pub fn device_of_memory(&self, memory: *mut sys::PJRT_Memory) -> Option<&Device> {
+        self.devices.iter().find(|device| device.memory.0 == memory)
+    }
+
+    /// Where bytes that the engine holds for `device` are counted.
+    pub fn engine_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
+        Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.engine_bytes))
+    }
+
+    /// A block of `arena`. Waits for memory that programs under way will give back, if that would make room.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the numbers.
+    pub fn allocate(&self, arena: &Arc<Arena>, size: Bytes) -> Result<Held> {
+        let block = match arena.allocate(size) {
+            Ok(block) => block,
+            Err(_) => {
+                self.graveyard.tend(self.engine);
+                let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
+                arena.allocate_waiting(size, if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE })?
+            }
+        };
+        Ok(Held::new(Arc::clone(arena), block))
+    }
+}
+
+static CLIENTS: RwLock<Vec<Arc<Client>>> = RwLock::new(Vec::new());
+
+/// Registers a client.
+pub fn insert_client(client: Arc<Client>) {
+    CLIENTS.write().push(client);
+}
+
+/// Forgets a client.
+pub fn remove_client(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
+    let mut clients = CLIENTS.write();
+    let index = clients.iter().position(|client| client.handle.0 == handle)?;
+    Some(clients.swap_remove(index))
+}
+
+/// All clients of the process.
+pub fn clients() -> Vec<Arc<Client>> {
+    CLIENTS.read().clone()
+}
+
+/// The client with this handle.
+///
+/// # Errors
+/// INVALID_ARGUMENT if no client of ours has it.
+pub fn client(handle: *mut sys::PJRT_Client) -> Outcome<Arc<Client>> {
+    CLIENTS
+        .read()
+        .iter()
+        .find(|client| client.handle.0 == handle)
+        .cloned()
+        .ok_or_else(|| Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into())
+}
+
+/// The client that a device belongs to.
+pub fn client_of_device(device: *mut sys::PJRT_Device) -> Option<Arc<Client>> {
+    CLIENTS.read().iter().find(|client| client.device(device).is_some()).cloned()
+}
+
+/// A table from one kind of the engine's handles to what we know about them.
+pub struct Table<K, V>(RwLock<FxHashMap<usize, V>>, std::marker::PhantomData<fn(*mut K)>);
+
+impl<K, V: Clone> Table<K, V> {
+    fn write(&self, handle: *mut K, value: Option<V>) -> Option<V> {
+        let mut table = self.0.write();
+        match value {
+            Some(value) => table.insert(handle.addr(), value),
+            None => table.remove(&handle.addr()),
+        }
+    }
+
+    /// What is known about `handle`.
+    pub fn get(&self, handle: *mut K) -> Option<V> {
+        self.0.read().get(&handle.addr()).cloned()
+    }
+
+    /// Remembers `value` for `handle`.
+    pub fn insert(&self, handle: *mut K, value: V) {
+        self.write(handle, Some(value));
+    }
+
+    /// Forgets `handle`.
+    pub fn remove(&self, handle: *mut K) -> Option<V> {
+        self.write(handle, None)
+    }
+
+    /// How many handles are known.
+    pub fn len(&self) -> usize {
+        self.0.read().len()
+    }
+
+    /// Whether no handle is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Executables ready to run.
+pub static LOADED: once_cell::sync::Lazy<Table<sys::PJRT_LoadedExecutable, Arc<Loaded>>> =
+    once_cell::sync::Lazy::new(|| Table(RwLock::default(), std::marker::PhantomData));
+
+/// Executables as descriptions; the engine makes a new handle each time it is asked for one.
+pub static EXECUTABLES: once_cell::sync::Lazy<Table<sys::PJRT_Executable, Arc<Program>>> =
+    once_cell::sync::Lazy::new(|| Table(RwLock::default(), std::marker::PhantomData));

@@ -1,0 +1,203 @@
+//! Owners of what the engine hands out.
+
+use std::{ffi::c_void, fmt, ptr, slice};
+
+use super::Engine;
+use crate::{
+    error::{Code, Error},
+    sys,
+};
+
+/// An error of the engine, or our word for a function that it lacks.
+pub enum EngineError {
+    /// An error object of the engine; we own it.
+    Engine {
+        /// Whose error it is.
+        engine: &'static Engine,
+        /// Never NULL.
+        error: *mut sys::PJRT_Error,
+    },
+    /// The call was never made.
+    Missing(Error),
+}
+
+impl EngineError {
+    /// `Err` if `error` is not NULL.
+    ///
+    /// # Safety
+    /// `error` must be NULL or an error of `engine` that the caller owns.
+    pub(crate) unsafe fn check(engine: &'static Engine, error: *mut sys::PJRT_Error) -> Result<(), Self> {
+        if error.is_null() { Ok(()) } else { Err(Self::Engine { engine, error }) }
+    }
+
+    /// The engine has no such function.
+    pub(super) fn missing(engine: &Engine, function: &str) -> Self {
+        Self::Missing(Error::unimplemented(format!(
+            "the engine {} (PJRT C API 0.{}) has no function {function}",
+            engine.path().display(),
+            engine.minor()
+        )))
+    }
+
+    /// The error's message, copied.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Missing(error) => error.message.clone(),
+            Self::Engine { engine, error } => {
+                let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
+                args.struct_size = size_of_val(&args);
+                if let Some(message) = engine.table().PJRT_Error_Message {
+                    // SAFETY: the error is alive, the struct is of the newest size.
+                    unsafe { message(&raw mut args) };
+                }
+                if args.message.is_null() {
+                    return String::new();
+                }
+                // SAFETY: the engine's message has `message_size` bytes and lives as long as the error.
+                let bytes = unsafe { slice::from_raw_parts(args.message.cast::<u8>(), args.message_size) };
+                String::from_utf8_lossy(bytes).into_owned()
+            }
+        }
+    }
+
+    /// Hands the error object over to whoever will destroy it.
+    ///
+    /// # Errors
+    /// Our own error, when the call was never made.
+    pub fn into_raw(self) -> Result<*mut sys::PJRT_Error, Error> {
+        let this = std::mem::ManuallyDrop::new(self);
+        match &*this {
+            Self::Engine { error, .. } => Ok(*error),
+            Self::Missing(error) => Err(error.clone()),
+        }
+    }
+}
+
+impl Drop for EngineError {
+    fn drop(&mut self) {
+        if let Self::Engine { engine, error } = self {
+            let mut args = sys::PJRT_Error_Destroy_Args { error: *error, ..Default::default() };
+            args.struct_size = size_of_val(&args);
+            if let Some(destroy) = engine.table().PJRT_Error_Destroy {
+                // SAFETY: we own the error, and this is the only time that it is destroyed.
+                unsafe { destroy(&raw mut args) };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message())
+    }
+}
+
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Self {
+        match &error {
+            EngineError::Missing(own) => own.clone(),
+            EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
+        }
+    }
+}
+
+/// An event of the engine that we own.
+pub struct EngineEvent {
+    engine: &'static Engine,
+    event: *mut sys::PJRT_Event,
+}
+
+// SAFETY: events may be used and destroyed on any thread.
+unsafe impl Send for EngineEvent {}
+
+impl EngineEvent {
+    /// # Safety
+    /// `event` must be a live event of `engine` that nobody else destroys.
+    pub(super) unsafe fn new(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Self {
+        Self { engine, event }
+    }
+
+    /// Whether the event has happened, with or without an error.
+    pub fn is_ready(&self) -> bool {
+        // SAFETY: the event is alive.
+        unsafe {
+            self.engine.call(sys::PJRT_Event_IsReady_Args { event: self.event, ..Default::default() }).is_ok_and(|a| a.is_ready)
+        }
+    }
+
+    /// Blocks until the event has happened.
+    ///
+    /// # Errors
+    /// The error that the event carries.
+    pub fn wait(&self) -> Result<(), EngineError> {
+        // SAFETY: the event is alive.
+        unsafe { self.engine.call(sys::PJRT_Event_Await_Args { event: self.event, ..Default::default() }) }.map(drop)
+    }
+
+    /// Runs `then` once the event has happened: now, on this thread, if it has, else later on a thread of the engine.
+    /// The event itself may be destroyed before that.
+    ///
+    /// `then` must neither block nor destroy buffers of the engine (trap T3: an engine calls back while it still holds
+    /// what the destruction waits for).
+    pub fn on_ready(&self, then: impl FnOnce() + Send + 'static) {
+        type Then = Box<dyn FnOnce() + Send>;
+        unsafe extern "C" fn trampoline(error: *mut sys::PJRT_Error, arg: *mut c_void) {
+            // SAFETY: `arg` is the pair boxed below, and the engine calls back exactly once.
+            let (engine, then) = *unsafe { Box::from_raw(arg.cast::<(&'static Engine, Then)>()) };
+            // SAFETY: the error is NULL or ours to destroy.
+            drop(unsafe { EngineError::check(engine, error) });
+            // A panic must not unwind into the engine's thread.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(then)).is_err() {
+                log::error!("a completion callback of pjrt-arena panicked");
+            }
+        }
+        let then: Then = Box::new(then);
+        let arg = Box::into_raw(Box::new((self.engine, then)));
+        // SAFETY: the event is alive; the callback owns `arg`.
+        let registered = unsafe {
+            self.engine.call(sys::PJRT_Event_OnReady_Args {
+                event: self.event,
+                callback: Some(trampoline),
+                user_arg: arg.cast(),
+                ..Default::default()
+            })
+        };
+        if registered.is_err() {
+            // SAFETY: a refused registration never calls back, so `arg` is still ours.
+            let (_, then) = *unsafe { Box::from_raw(arg) };
+            drop(self.wait());
+            then();
+        }
+    }
+
+    /// Hands the event over to whoever will destroy it.
+    pub fn into_raw(self) -> *mut sys::PJRT_Event {
+        std::mem::ManuallyDrop::new(self).event
+    }
+}
+
+impl Drop for EngineEvent {
+    fn drop(&mut self) {
+        // SAFETY: we own the event, and this is the only time that it is destroyed.
+        drop(unsafe { self.engine.call(sys::PJRT_Event_Destroy_Args { event: self.event, ..Default::default() }) });
+    }
+}
+
+/// A handle of the engine with nothing of ours around it, that may travel between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Raw<T>(pub *mut T);
+
+// SAFETY: PJRT handles may be used from any thread; `Raw` never dereferences one.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// The absent handle.
+    pub const NULL: Self = Self(ptr::null_mut());
+
+    /// Whether there is no handle.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}

@@ -1,0 +1,144 @@
+//! Loading the engine and calling its function table.
+
+use std::{
+    ffi::c_void,
+    mem,
+    path::{Path, PathBuf},
+    ptr,
+};
+
+use super::{
+    abi::Args,
+    handles::{EngineError, EngineEvent},
+};
+use crate::{
+    error::{Error, Result},
+    sys,
+};
+
+/// Every PJRT function but the two that cannot fail takes one struct and returns an error or NULL.
+pub type Function = unsafe extern "C" fn(*mut c_void) -> *mut sys::PJRT_Error;
+
+/// A loaded engine. It is never unloaded: buffers and threads of it outlive every client.
+pub struct Engine {
+    /// The engine's functions. Slots that its version lacks are `None`, whatever lies behind its own, shorter table.
+    api: sys::PJRT_Api,
+    /// Where it was loaded from.
+    path: PathBuf,
+}
+
+// SAFETY: the table is written once, before the value is shared, and PJRT functions may be called from any thread.
+unsafe impl Send for Engine {}
+// SAFETY: as above.
+unsafe impl Sync for Engine {}
+
+impl Engine {
+    /// Loads the plugin at `path` and checks that its table is one that we can call.
+    ///
+    /// # Errors
+    /// Names the path and what is wrong with it: not loadable, not a PJRT plugin, another major version, or a table
+    /// shorter than the oldest one that we know how to read.
+    pub fn load(path: &Path) -> Result<Self> {
+        let shown = path.display();
+        // SAFETY: loading a library runs its initialisers; the user named it (or the installed wheel did) as a PJRT
+        // plugin, and that is what they are for.
+        let library = unsafe { libloading::Library::new(path) }
+            .map_err(|e| Error::not_found(format!("the engine {shown} cannot be loaded: {e}")))?;
+        // SAFETY: the type is the one that the PJRT C API gives to this symbol.
+        let get = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::PJRT_Api>(b"GetPjrtApi\0") }
+            .map_err(|_| Error::invalid_argument(format!("{shown} is no PJRT plugin: it has no symbol GetPjrtApi")))?;
+        // SAFETY: GetPjrtApi takes nothing and returns the plugin's static table.
+        let raw = unsafe { get() };
+        // The engine's threads and static objects live until the process ends.
+        mem::forget(library);
+        if raw.is_null() {
+            return Err(Error::invalid_argument(format!("the engine {shown} gave no function table")));
+        }
+        // SAFETY: not NULL; every version of the table begins with its size.
+        let size = unsafe { ptr::read(raw.cast::<usize>()) };
+        let least = mem::offset_of!(sys::PJRT_Api, PJRT_Client_TopologyDescription);
+        if size < least {
+            return Err(Error::invalid_argument(format!(
+                "the engine {shown} has a function table of {size} bytes; at least {least} are needed"
+            )));
+        }
+        let mut api = sys::PJRT_Api::default();
+        // SAFETY: the engine's table has `size` readable bytes, ours has its own size; the regions do not overlap.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                raw.cast::<u8>(),
+                (&raw mut api).cast::<u8>(),
+                size.min(mem::size_of::<sys::PJRT_Api>()),
+            );
+        }
+        let (major, minor) = (api.pjrt_api_version.major_version, api.pjrt_api_version.minor_version);
+        if major != 0 {
+            return Err(Error::invalid_argument(format!(
+                "the engine {shown} speaks PJRT C API {major}.{minor}; pjrt-arena speaks major version 0"
+            )));
+        }
+        Ok(Self { api, path: path.to_owned() })
+    }
+
+    /// The minor version of the C API that the engine was built with.
+    pub fn minor(&self) -> i32 {
+        self.api.pjrt_api_version.minor_version
+    }
+
+    /// Where the engine was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the engine's own function table.
+    pub fn table_size(&self) -> usize {
+        self.api.struct_size
+    }
+
+    /// The engine's chain of extensions.
+    pub fn extensions(&self) -> *const sys::PJRT_Extension_Base {
+        self.api.extension_start
+    }
+
+    /// The functions with their own types, for the two that return nothing.
+    pub(crate) fn table(&self) -> &sys::PJRT_Api {
+        &self.api
+    }
+
+    /// The function at byte `offset` of the table, if the engine's version has it.
+    pub fn slot(&self, offset: usize) -> Option<Function> {
+        debug_assert!(offset.is_multiple_of(8) && offset < mem::size_of::<sys::PJRT_Api>());
+        // SAFETY: the offset is that of a function slot inside our full-size copy; a slot is a nullable function
+        // pointer, and every such function takes one pointer to its argument struct.
+        unsafe { ptr::read((&raw const self.api).byte_add(offset).cast::<Option<Function>>()) }
+    }
+
+    /// Calls the function whose argument struct is `A`; gives the struct back with its out fields filled in.
+    ///
+    /// The struct always has the newest size that we know, zero where the caller set nothing: an engine only asks that
+    /// `struct_size` is at least its own.
+    ///
+    /// # Errors
+    /// The engine's error; UNIMPLEMENTED when the engine's version lacks the function.
+    ///
+    /// # Safety
+    /// The fields must satisfy the function's contract: handles of this engine that are alive, pointers valid for as
+    /// long as the function says.
+    pub unsafe fn call<A: Args>(&'static self, mut args: A) -> Result<A, EngineError> {
+        args.set_struct_size(A::SIZE);
+        let Some(function) = self.slot(A::SLOT) else { return Err(EngineError::missing(self, A::FUNCTION)) };
+        // SAFETY: the slot belongs to `A`; the fields are the caller's promise.
+        let error = unsafe { function((&raw mut args).cast()) };
+        // SAFETY: what an engine's function returns is NULL or an error that the caller now owns.
+        unsafe { EngineError::check(self, error) }.map(|()| args)
+    }
+
+    /// Wraps an event that the engine handed to us.
+    ///
+    /// # Safety
+    /// `event` must be NULL or an event of this engine that nobody else destroys.
+    pub unsafe fn own_event(&'static self, event: *mut sys::PJRT_Event) -> Option<EngineEvent> {
+        // SAFETY: the caller's promise.
+        (!event.is_null()).then(|| unsafe { EngineEvent::new(self, event) })
+    }
+}

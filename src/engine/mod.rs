@@ -1,0 +1,19 @@
+//! The engine: XLA's own PJRT plugin, loaded behind ours. It compiles and computes; we own the memory.
+//!
+//! Three rings, unsafe shrinking outwards:
+//!
+//! ```text
+//!  abi.rs       the argument struct and the table slot of each function
+//!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
+//!  handles.rs   owners of what the engine hands out: errors, events
+//!  views.rs     buffers of the engine that look at memory of ours
+//! ```
+
+pub mod abi;
+pub mod handles;
+pub mod library;
+pub mod views;
+
+pub use abi::Args;
+pub use handles::{EngineError, EngineEvent, Raw};
+pub use library::Engine;
