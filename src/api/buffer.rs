@@ -174,6 +174,13 @@ pub struct State {
     pub address_known: bool,
 }
 
+impl State {
+    /// The engine's buffer; NULL once destroyed.
+    pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
+        self.handle
+    }
+}
+
 /// Our `PJRT_Buffer`.
 pub struct Buffer {
     /// Whose buffer it is.
@@ -316,12 +323,32 @@ impl Buffer {
 
     /// Ends a use of the bytes.
     pub fn land(&self) {
-        let mut state = self.state.lock();
-        debug_assert!(state.in_flight > 0, "landed more often than taken up");
-        state.in_flight -= 1;
-        let freed = settle(&mut state);
+        let freed = {
+            let mut state = self.state.lock();
+            debug_assert!(state.in_flight > 0, "landed more often than taken up");
+            state.in_flight -= 1;
+            settle(&mut state)
+        };
         // The arena has a lock of its own: free after giving up ours.
-        drop(state);
+        drop(freed);
+    }
+
+    /// After the owner let go: frees the memory, or says that it is pending.
+    fn let_go(&self) {
+        let freed = {
+            let mut state = self.state.lock();
+            let freed = settle(&mut state);
+            if let Storage::Arena(held) = &state.storage {
+                held.retire();
+            }
+            freed
+        };
+        drop(freed);
+    }
+
+    /// Frees the memory of a buffer that its owner let go, if nothing needs it any more.
+    pub fn release_if_unused(&self) {
+        let freed = settle(&mut self.state.lock());
         drop(freed);
     }
 
@@ -358,15 +385,7 @@ impl Buffer {
             }
             .map(drop)
         };
-        let mut state = self.state.lock();
-        let freed = settle(&mut state);
-        if freed.is_none()
-            && let Storage::Arena(held) = &state.storage
-        {
-            held.retire();
-        }
-        drop(state);
-        drop(freed);
+        self.let_go();
         Ok(outcome?)
     }
 
@@ -386,15 +405,7 @@ impl Buffer {
             return;
         }
         self.destroy_handle();
-        let mut state = self.state.lock();
-        let freed = settle(&mut state);
-        if freed.is_none()
-            && let Storage::Arena(held) = &state.storage
-        {
-            held.retire();
-        }
-        drop(state);
-        drop(freed);
+        self.let_go();
     }
 
     /// Destroys the engine's buffer, if there still is one.

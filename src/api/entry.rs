@@ -94,13 +94,13 @@ unsafe fn extended<A: Args>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) 
     }
     // SAFETY: every argument struct begins with its size.
     let size = unsafe { ptr::read(args.cast::<usize>()) };
-    if size >= A::SIZE {
+    if size >= A::STRUCT_SIZE {
         return body(args);
     }
     if size < A::MIN_SIZE {
         return Err(Error::invalid_argument(format!(
-            "Unexpected {}_Args size: expected at least {}, got {size}. Check installed software versions.",
-            A::FUNCTION,
+            "Unexpected {} size: expected at least {}, got {size}. Check installed software versions.",
+            A::NAME,
             A::MIN_SIZE
         ))
         .into());
@@ -108,7 +108,7 @@ unsafe fn extended<A: Args>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) 
     let mut copy = A::default();
     // SAFETY: the caller's struct has `size` bytes, fewer than the copy; they do not overlap.
     unsafe { ptr::copy_nonoverlapping(args.cast::<u8>(), (&raw mut copy).cast(), size) };
-    copy.set_struct_size(A::SIZE);
+    copy.set_struct_size(A::STRUCT_SIZE);
     let outcome = body(&raw mut copy);
     copy.set_struct_size(size);
     // SAFETY: as above, the other way round.

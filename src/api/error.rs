@@ -79,7 +79,7 @@ unsafe extern "C" fn message(error: *const sys::PJRT_Error, text: *mut *const c_
 
 unsafe extern "C" fn get_code(error: *const sys::PJRT_Error) -> sys::PJRT_Error_Code {
     // SAFETY: the error is alive.
-    unsafe { own(error) }.map_or(Code::Internal, |own| own.error.code) as sys::PJRT_Error_Code
+    sys::PJRT_Error_Code(unsafe { own(error) }.map_or(Code::Internal, |own| own.error.code) as u32)
 }
 
 unsafe extern "C" fn for_each_payload(
@@ -132,7 +132,7 @@ impl Entry for sys::PJRT_Error_GetCode_Args {
         let error = required(self.error.cast_mut(), "PJRT_Error_GetCode", "error")?;
         // SAFETY: the error is alive.
         if let Some(own) = unsafe { own(error) } {
-            self.code = own.error.code as sys::PJRT_Error_Code;
+            self.code = sys::PJRT_Error_Code(own.error.code as u32);
             return Ok(());
         }
         // SAFETY: the error is the engine's.

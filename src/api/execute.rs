@@ -26,7 +26,7 @@ use super::{
 use crate::{
     engine::{EngineEvent, Raw, views},
     error::Error,
-    sys,
+    sys::{self, CStruct},
     units::Bytes,
 };
 
@@ -390,7 +390,7 @@ unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Opti
     }
     // SAFETY: every version begins with its size.
     let size = unsafe { ptr::read(options.cast::<usize>()) };
-    let least = sys::PJRT_ExecuteOptions_MIN_SIZE as usize;
+    let least = sys::PJRT_ExecuteOptions::MIN_SIZE;
     if size < least {
         return Err(Error::invalid_argument(format!(
             "Unexpected PJRT_ExecuteOptions size: expected at least {least}, got {size}. Check installed software \
@@ -401,6 +401,6 @@ unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Opti
     let bytes = size.min(size_of::<Options>());
     // SAFETY: the caller's struct has at least that many bytes; the copy has room for them.
     unsafe { ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut copy).cast(), bytes) };
-    copy.known.struct_size = bytes.max(sys::PJRT_ExecuteOptions_STRUCT_SIZE as usize);
+    copy.known.struct_size = bytes.max(sys::PJRT_ExecuteOptions::STRUCT_SIZE);
     Ok(copy)
 }

@@ -26,7 +26,7 @@ impl Viewable {
 
     /// Whether arrays of the element type can be viewed.
     pub fn contains(self, element_type: sys::PJRT_Buffer_Type) -> bool {
-        let index = element_type as usize;
+        let index = element_type.0 as usize;
         index < TYPES && self.0 >> index & 1 == 1
     }
 }
@@ -101,7 +101,8 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
     let mut scratch = Scratch([0; 64]);
     let here = scratch.0.as_mut_ptr().expose_provenance();
     let mut viewable = 0;
-    for element_type in 1..TYPES as u32 {
+    for number in 1..TYPES as u32 {
+        let element_type = sys::PJRT_Buffer_Type(number);
         if element_type == sys::PJRT_Buffer_Type_TOKEN {
             continue;
         }
@@ -111,7 +112,7 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
         let aliased = unsafe { address(engine, buffer) }.is_ok_and(|there| there == here);
         // SAFETY: as above.
         unsafe { destroy(engine, buffer) };
-        viewable |= u64::from(aliased) << element_type;
+        viewable |= u64::from(aliased) << number;
     }
     Viewable(viewable)
 }

@@ -1,0 +1,172 @@
+//! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases,
+//! asynchronous transfers.
+
+use std::sync::Arc;
+
+use super::{
+    buffer::{Buffer, Shape, dense_size},
+    entry::{Entry, Outcome, required, slice},
+    host::{destination, fresh, is_default_layout},
+    plugin, state,
+};
+use crate::{error::Error, sys};
+
+impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.memory.is_null() && self.device.is_null() {
+            return Err(Error::invalid_argument(
+                "PJRT_Client_CreateViewOfDeviceBuffer requires either a device or a memory",
+            )
+            .into());
+        }
+        // SAFETY: the caller's promise, handed on as it is.
+        unsafe {
+            let args = client.engine.call(*self)?;
+            self.buffer = Buffer::adopt(&client, args.buffer, true)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.memory.is_null() && self.device.is_null() {
+            return Err(Error::invalid_argument(
+                "PJRT_Client_CreateUninitializedBuffer requires either a device or a memory",
+            )
+            .into());
+        }
+        // SAFETY: the caller's arrays are as long as it says, its layout NULL or valid.
+        let (dims, plain) = unsafe { (slice(self.shape_dims, self.shape_num_dims), is_default_layout(self.shape_layout)) };
+        let home = destination(&client, self.device, self.memory)
+            .filter(|_| plain && client.viewable.contains(self.shape_element_type))
+            .zip(dense_size(self.shape_element_type, dims));
+        // SAFETY: the client is alive; otherwise the caller's promise, handed on as it is.
+        self.buffer = unsafe {
+            match home {
+                Some((device, size)) => {
+                    fresh(&client, device, Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize)))?
+                }
+                None => {
+                    let args = client.engine.call(*self)?;
+                    Buffer::adopt(&client, args.buffer, false)?
+                }
+            }
+        }
+        .into_raw();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        // SAFETY: the caller's promise, handed on as it is.
+        unsafe {
+            let args = client.engine.call(*self)?;
+            self.buffer = Buffer::adopt(&client, args.buffer, false)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        // SAFETY: the caller's promise, handed on as it is.
+        unsafe {
+            let args = client.engine.call(*self)?;
+            self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
+            self.alias_buffer = Buffer::adopt(&client, args.alias_buffer, false)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.buffer.is_null() {
+            // SAFETY: the caller's promise; the alias is to hold an error.
+            unsafe { client.engine.call(*self)? };
+            return Ok(());
+        }
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Client_FulfillAliasBuffer")? };
+        let handle = buffer.take_up()?;
+        // SAFETY: the handle is alive while the buffer is taken up.
+        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
+        if outcome.is_ok() {
+            // The alias shares the memory now, for how long the engine does not say: it stays until the client ends.
+            std::mem::forget(buffer.donate());
+        }
+        buffer.land();
+        Ok(outcome.map(drop)?)
+    }
+}
+
+impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let engine = plugin::engine()?;
+        required(self.transfer_manager, "PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer", "transfer_manager")?;
+        // SAFETY: the caller's promise, handed on as it is; the buffer is ours from here on.
+        unsafe {
+            let args = engine.call(*self)?;
+            let device =
+                engine.call(sys::PJRT_Buffer_Device_Args { buffer: args.buffer_out, ..Default::default() })?.device;
+            let client = state::client_of_device(device)
+                .ok_or_else(|| Error::internal("a transfer manager gave a buffer of an unknown device"))?;
+            self.buffer_out = Buffer::adopt(&client, args.buffer_out, false)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_Bitcast_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_Bitcast")? };
+        let client = Arc::clone(&buffer.client);
+        let handle = buffer.take_up()?;
+        // SAFETY: the handle is alive while the buffer is taken up.
+        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
+        let outcome = match outcome {
+            // The source's memory goes on in the result, which looks at it as another type.
+            // SAFETY: the result was just made and is ours.
+            Ok(args) => unsafe { Buffer::adopt(&client, args.out_buffer, true) }.map(|result| {
+                result.state().storage = buffer.donate();
+                self.out_buffer = result.into_raw();
+            }),
+            Err(error) => Err(error.into()),
+        };
+        buffer.land();
+        outcome
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_DonateWithControlDependency")? };
+        let client = Arc::clone(&buffer.client);
+        let handle = buffer.take_up()?;
+        // SAFETY: the handle is alive while the buffer is taken up.
+        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
+        let outcome = match outcome {
+            Ok(args) => {
+                self.callback_data = args.callback_data;
+                self.dependency_ready_callback = args.dependency_ready_callback;
+                // SAFETY: the result was just made and is ours.
+                unsafe { Buffer::adopt(&client, args.out_buffer, true) }.map(|result| {
+                    result.state().storage = buffer.donate();
+                    self.out_buffer = result.into_raw();
+                })
+            }
+            Err(error) => Err(error.into()),
+        };
+        buffer.land();
+        outcome
+    }
+}
