@@ -13,8 +13,11 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
+//! Beside them stands `config` (the settings).
+//!
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
+pub mod config;
 pub mod error;
 pub mod memory;
 pub mod program;
