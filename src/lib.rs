@@ -13,12 +13,13 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
-//! Beside them stands `config` (the settings).
+//! Beside them stand `config` (the settings) and `logging`.
 //!
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
 pub mod config;
 pub mod error;
+pub mod logging;
 pub mod memory;
 pub mod program;
 pub mod sys;
