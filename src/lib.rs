@@ -18,6 +18,7 @@
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod logging;
 pub mod memory;
