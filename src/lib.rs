@@ -13,9 +13,14 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
+//! Beside them stand `config` (the settings) and `logging`.
+//!
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
+pub mod config;
+pub mod engine;
 pub mod error;
+pub mod logging;
 pub mod memory;
 pub mod program;
 pub mod sys;

@@ -1,8 +1,9 @@
 //! The engine: XLA's own PJRT plugin, loaded behind ours. It compiles and computes; we own the memory.
 //!
-//! Three rings, unsafe shrinking outwards:
+//! Rings, unsafe shrinking outwards:
 //!
 //! ```text
+//!  discover.rs  which library it is
 //!  abi.rs       the argument struct and the table slot of each function
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
 //!  handles.rs   owners of what the engine hands out: errors, events
@@ -10,6 +11,7 @@
 //! ```
 
 pub mod abi;
+pub mod discover;
 pub mod handles;
 pub mod library;
 pub mod views;

@@ -1,0 +1,255 @@
+//! The settings: what a client is told to do, by whom, and how that is said back.
+//!
+//! ```text
+//!  client options          environment
+//!  (PJRT_NamedValue)       PJRT_ARENA_*        XLA_*, XLA_FLAGS
+//!        |                     |                   |
+//!        +--------- first wins, in this order -----+---- default
+//!                              |
+//!   table    one row per setting: every name it goes by, default, allowed values, one line of explanation
+//!   claim    gathers what was said under those names and lets the strongest level decide
+//!   strategy, limit, values, xla_flags     what a text means for one setting
+//!                              |
+//!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
+//!                              |    \-- engine_options(kind)             -> what the engine is given
+//!                           report: one log line; the table of `python -m jax_plugins.arena`
+//! ```
+//!
+//! Rules:
+//! - Settings are read when a client is created, never when the library is loaded, so that a variable set after
+//!   `import jax` still counts.
+//! - A variable that is set to the empty string counts as unset.
+//! - A value that cannot be read is an error even where a stronger level decides; so are two values of the same level
+//!   that differ. The error names the variable or option, its value and what is allowed.
+//! - XLA's variables keep XLA's meaning (`jaxlib/xla_client.py`, `generate_pjrt_gpu_plugin_options`).
+//! - Nothing is ignored in silence: an unknown `PJRT_ARENA_*` variable or client option, and a variable without effect,
+//!   are [`Settings::warnings`]; a variable that a stronger one overrides is in [`Settings::overridden`].
+#![deny(unsafe_code)]
+
+mod claim;
+mod engine_options;
+mod limit;
+mod report;
+mod strategy;
+mod table;
+mod values;
+mod xla_flags;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::num::NonZeroU32;
+
+use crate::error::{Error, Result};
+use crate::memory::Strategy;
+
+pub use engine_options::{EngineOptions, OptionValue};
+pub use limit::{Fraction, GRANULE_BYTES, Limit};
+pub use report::{Finding, Outcome, doctor};
+pub use strategy::{strategy_from_name, strategy_name};
+pub use table::{DEVICES, ENGINE, LIMIT, LOG, REWRITE, Row, STRATEGY, TABLE};
+pub use values::{EngineKind, EngineRequest, LogFilter, Rewrite};
+
+/// A count of bytes.
+type Bytes = u64;
+
+/// Where the value of a setting came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Nobody said anything.
+    Default,
+    /// The environment variable of this name.
+    Environment(&'static str),
+    /// The client option of this name.
+    Option(&'static str),
+    /// The flag of this name in `XLA_FLAGS`.
+    XlaFlag(&'static str),
+}
+
+impl Source {
+    /// The name of the variable, option or flag; `default` where there is none.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Environment(name) | Self::Option(name) | Self::XlaFlag(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => write!(f, "default"),
+            Self::Environment(name) => write!(f, "{name}"),
+            Self::Option(name) => write!(f, "client option {name}"),
+            Self::XlaFlag(name) => write!(f, "XLA_FLAGS --{name}"),
+        }
+    }
+}
+
+/// A value, and where it came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting<T> {
+    /// What was decided.
+    pub value: T,
+    /// Who decided it.
+    pub source: Source,
+}
+
+impl<T: fmt::Display> fmt::Display for Setting<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.value, self.source)
+    }
+}
+
+/// A picture of the environment variables, so that one client reads one state of them and a test needs no process of
+/// its own.
+#[derive(Clone, Debug, Default)]
+pub struct Environment(BTreeMap<OsString, OsString>);
+
+impl Environment {
+    /// The variables of this process as they are now.
+    pub fn of_process() -> Self {
+        std::env::vars_os().collect()
+    }
+
+    /// The value of `name`; `None` when it is unset or empty.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.0.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+
+    /// The names of all variables that are set, in order, as far as they are UTF-8.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().filter_map(|name| name.to_str())
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
+        Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+/// Everything that a client is told to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How the arena obtains space.
+    pub strategy: Setting<Strategy>,
+    /// How much memory one device may use; [`Setting::resolve`] turns it into bytes.
+    pub limit: Setting<Limit>,
+    /// Which engine to load.
+    pub engine: Setting<EngineRequest>,
+    /// How many devices a CPU engine shows. Engines of real devices count for themselves.
+    pub devices: Setting<NonZeroU32>,
+    /// Whether results are placed in our memory by rewriting programs (destination passing).
+    pub rewrite: Setting<Rewrite>,
+    /// What is logged.
+    pub log: Setting<LogFilter>,
+    /// What was said to no effect, for the user to read.
+    pub warnings: Vec<String>,
+    /// What was said validly and lost to a stronger level, as `NAME=value`.
+    pub overridden: Vec<String>,
+    /// The client options that are not ours, as they came.
+    foreign: Vec<(String, OptionValue)>,
+    /// `PJRT_GPU_ENABLE_ASYNC_DISPATCH`, which a GPU engine reads for itself.
+    gpu_async_dispatch: Option<String>,
+}
+
+impl Settings {
+    /// Reads all settings.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a value that cannot be read, is out of range or contradicts another of the same level; one
+    /// clause for each setting that is wrong.
+    pub fn read(environment: &Environment, options: &[(String, OptionValue)]) -> Result<Self> {
+        Reading::new(environment, options).settings()
+    }
+}
+
+/// The settings before it is known whether all of them are valid, for the report that shows the invalid ones too.
+struct Reading {
+    strategy: Result<Setting<Strategy>>,
+    limit: Result<Setting<Limit>>,
+    engine: Result<Setting<EngineRequest>>,
+    devices: Result<Setting<NonZeroU32>>,
+    rewrite: Result<Setting<Rewrite>>,
+    log: Result<Setting<LogFilter>>,
+    warnings: Vec<String>,
+    overridden: Vec<String>,
+    foreign: Vec<(String, OptionValue)>,
+    gpu_async_dispatch: Option<String>,
+}
+
+impl Reading {
+    fn new(environment: &Environment, options: &[(String, OptionValue)]) -> Self {
+        let mut notes = claim::Notes::default();
+        let said = |row: &Row| claim::gather(row, environment, options);
+        let strategy = said(&STRATEGY).and_then(|said| strategy::decide(&said, &mut notes));
+        let limit = said(&LIMIT)
+            .and_then(|said| limit::refuse_both_fractions(&said).map(|()| said))
+            .and_then(|said| claim::decide(&said, Limit::parse, Limit::DEFAULT, &mut notes));
+        let engine = said(&ENGINE)
+            .and_then(|said| claim::decide(&said, EngineRequest::parse, EngineRequest::DEFAULT, &mut notes));
+        let devices =
+            said(&DEVICES).and_then(|said| claim::decide(&said, values::parse_devices, NonZeroU32::MIN, &mut notes));
+        let rewrite = said(&REWRITE).and_then(|said| claim::decide(&said, Rewrite::parse, Rewrite::On, &mut notes));
+        let log = said(&LOG).and_then(|said| claim::decide(&said, LogFilter::parse, LogFilter::default(), &mut notes));
+        notes.warnings.extend(table::unknown_variables(environment));
+        let foreign = engine_options::foreign(options, &mut notes.warnings);
+        let gpu_async_dispatch =
+            environment.get(engine_options::ASYNC_DISPATCH).map(|value| value.to_string_lossy().into_owned());
+        let claim::Notes { warnings, overridden } = notes;
+        Self { strategy, limit, engine, devices, rewrite, log, warnings, overridden, foreign, gpu_async_dispatch }
+    }
+
+    fn settings(self) -> Result<Settings> {
+        let errors: Vec<&str> = [
+            self.strategy.as_ref().err(),
+            self.limit.as_ref().err(),
+            self.engine.as_ref().err(),
+            self.devices.as_ref().err(),
+            self.rewrite.as_ref().err(),
+            self.log.as_ref().err(),
+        ]
+        .into_iter()
+        .flatten()
+        .map(|error| error.message.as_str())
+        .collect();
+        if !errors.is_empty() {
+            return Err(Error::invalid_argument(errors.join("; ")));
+        }
+        Ok(Settings {
+            strategy: self.strategy?,
+            limit: self.limit?,
+            engine: self.engine?,
+            devices: self.devices?,
+            rewrite: self.rewrite?,
+            log: self.log?,
+            warnings: self.warnings,
+            overridden: self.overridden,
+            foreign: self.foreign,
+            gpu_async_dispatch: self.gpu_async_dispatch,
+        })
+    }
+}
+
+/// The member of `known` that a user who wrote `word` most likely meant, if one is near: one typing error, or two in five
+/// letters of a longer word (Damerau-Levenshtein: a pair of exchanged letters is one error).
+fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_ascii_lowercase();
+    let far = (word.chars().count() * 2 / 5).max(1);
+    known
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(&word, &name.to_ascii_lowercase()), name))
+        .filter(|(distance, name)| *distance <= far && *distance < name.chars().count())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// `; did you mean X?`, or nothing.
+fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, known).map(|name| format!("; did you mean {name}?")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

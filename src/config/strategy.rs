@@ -1,0 +1,156 @@
+//! The strategy, out of our name for it and XLA's two (`allocator`, `preallocate`).
+//!
+//! XLA's names say less than ours, so each value stands for the strategies that it leaves open:
+//!
+//! ```text
+//!                             preallocate   growing   platform
+//!   strategy=NAME                  one of them
+//!   allocator=default               x          x          x      says nothing
+//!   allocator=bfc                   x          x
+//!   allocator=platform, address                           x
+//!   preallocate=true                x                     x      XLA ignores it for platform
+//!   preallocate=false                          x          x      likewise
+//! ```
+//!
+//! Levels are read from the strongest to the weakest. A weaker value may narrow what the stronger ones left open; where it
+//! would leave nothing, it is overridden. The leftmost strategy still open is the answer.
+//!
+//! `address` became an alias of `platform` in XLA between PJRT 0.112 and 0.114 (`pjrt_c_api_gpu_internal.cc`), after
+//! `platform` had stopped to mean one driver allocation per buffer (jax issue 39145). Our `platform` means that, so both
+//! names lead there. `cuda_async` and `vmm` name allocators that are not ours to imitate, and are refused where they would
+//! decide.
+
+use super::claim::{Notes, Said, contradiction};
+use super::{STRATEGY, Setting, Source, did_you_mean};
+use crate::error::{Error, Result};
+use crate::memory::Strategy;
+
+/// All strategies; of those left open, the first is taken.
+const ALL: [Strategy; 3] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform];
+
+/// The name of `strategy` in settings and reports.
+pub fn strategy_name(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Preallocate => "preallocate",
+        Strategy::Growing => "growing",
+        Strategy::Platform => "platform",
+    }
+}
+
+/// The strategy called `name`, in any case of letters.
+pub fn strategy_from_name(name: &str) -> Option<Strategy> {
+    ALL.into_iter().find(|strategy| strategy_name(*strategy).eq_ignore_ascii_case(name))
+}
+
+/// What one value says.
+enum Claim {
+    /// Any of these.
+    Open(Vec<Strategy>),
+    /// An allocator of XLA's that we do not have.
+    NotOurs(Error),
+}
+
+/// Reads one value; words that XLA reads in an unexpected way become a warning.
+fn claim(said: &Said, warnings: &mut Vec<String>) -> Result<Claim> {
+    use Strategy::{Growing, Platform, Preallocate};
+    let text = said.text();
+    let open = match said.source {
+        Source::Option("allocator") | Source::Environment("XLA_PYTHON_CLIENT_ALLOCATOR") => {
+            match text.to_ascii_lowercase().as_str() {
+                "default" => ALL.to_vec(),
+                "bfc" => vec![Preallocate, Growing],
+                "platform" | "address" => vec![Platform],
+                other @ ("cuda_async" | "vmm") => return Ok(Claim::NotOurs(not_ours(said, other))),
+                _ => return Err(said.refuse("default, bfc, platform, address")),
+            }
+        }
+        Source::Option("preallocate") => match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "on" => vec![Preallocate, Platform],
+            "false" | "0" | "off" => vec![Growing, Platform],
+            _ => return Err(said.refuse("true, false")),
+        },
+        Source::Environment("XLA_PYTHON_CLIENT_PREALLOCATE") => match text.as_str() {
+            "false" | "False" | "0" => vec![Growing, Platform],
+            other => {
+                if !["true", "True", "1"].contains(&other) {
+                    warnings
+                        .push(format!("{} counts as true: to XLA only false, False and 0 mean false", said.shown()));
+                }
+                vec![Preallocate, Platform]
+            }
+        },
+        _ => vec![strategy_from_name(&text).ok_or_else(|| unknown(said, &text))?],
+    };
+    Ok(Claim::Open(open))
+}
+
+fn unknown(said: &Said, text: &str) -> Error {
+    let hint = did_you_mean(text, ALL.map(strategy_name));
+    said.refuse(&format!("{}{hint}", STRATEGY.allowed))
+}
+
+fn not_ours(said: &Said, allocator: &str) -> Error {
+    let instead = match allocator {
+        "cuda_async" => "growing takes memory on demand and gives empty regions back",
+        _ => "platform makes one device allocation per buffer",
+    };
+    said.refuse(&format!(
+        "default, bfc, platform, address; pjrt-arena manages the memory itself and has no {allocator} allocator: \
+         {instead} (PJRT_ARENA_STRATEGY)"
+    ))
+}
+
+/// Decides the strategy from everything that was said about it, strongest first.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for a value that cannot be read, for two options that leave no strategy open, and for an allocator
+/// of XLA's that we do not have, unless something stronger has decided already.
+pub(super) fn decide(said: &[Said], notes: &mut Notes) -> Result<Setting<Strategy>> {
+    let mut open = ALL.to_vec();
+    let mut claims: Vec<(&Said, Vec<Strategy>)> = Vec::new();
+    for value in said {
+        let claimed = match claim(value, &mut notes.warnings)? {
+            Claim::Open(claimed) => claimed,
+            Claim::NotOurs(_) if open.len() == 1 => {
+                notes.overridden.push(value.shown());
+                continue;
+            }
+            Claim::NotOurs(error) => return Err(error),
+        };
+        let both: Vec<Strategy> = open.iter().copied().filter(|strategy| claimed.contains(strategy)).collect();
+        if both.is_empty() {
+            // Within a level both come from the same hand, and there is no telling which one is meant.
+            let same_level = claims
+                .iter()
+                .find(|(by, theirs)| by.level() == value.level() && !theirs.iter().any(|s| claimed.contains(s)));
+            match same_level {
+                Some((by, _)) => return Err(contradiction(by, value)),
+                None => notes.overridden.push(value.shown()),
+            }
+        } else {
+            open = both;
+            claims.push((value, claimed));
+        }
+    }
+    // `open` is never empty: it starts full, and is replaced only by what is not.
+    let value = open.first().copied().unwrap_or(Strategy::Preallocate);
+    warn_of_no_effect(value, &claims, notes);
+    // The narrowest claim decided; between equals, one that rules the default out says more, then the strongest.
+    let source = claims
+        .iter()
+        .filter(|(_, claimed)| claimed.len() < ALL.len())
+        .min_by_key(|(_, claimed)| (claimed.len(), claimed.contains(&Strategy::Preallocate)))
+        .map_or(Source::Default, |(by, _)| by.source);
+    Ok(Setting { value, source })
+}
+
+/// Preallocation is asked for, and the strategy has none.
+fn warn_of_no_effect(strategy: Strategy, claims: &[(&Said, Vec<Strategy>)], notes: &mut Notes) {
+    if strategy != Strategy::Platform {
+        return;
+    }
+    let asked = claims.iter().filter(|(_, claimed)| claimed[..] == [Strategy::Preallocate, Strategy::Platform]);
+    for (by, _) in asked {
+        notes.warnings.push(format!("{} has no effect: the strategy platform preallocates nothing", by.shown()));
+    }
+}

@@ -1,0 +1,139 @@
+//! The one table of settings. Whatever reads, explains or lists settings goes through it.
+
+use super::Source::{self, Environment as Var, Option as Opt, XlaFlag};
+use super::{Environment, nearest};
+
+/// One setting.
+#[derive(Debug)]
+pub struct Row {
+    /// Its own name, which is also its client option.
+    pub name: &'static str,
+    /// Every name under which a value may come, strongest first: client options, our variable, XLA's.
+    pub names: &'static [Source],
+    /// The value when nobody says anything.
+    pub default: &'static str,
+    /// What is allowed, under our own names.
+    pub allowed: &'static str,
+    /// One line that explains it.
+    pub doc: &'static str,
+}
+
+/// How the arena obtains space.
+pub static STRATEGY: Row = Row {
+    name: "strategy",
+    names: &[
+        Opt("strategy"),
+        Opt("allocator"),
+        Opt("preallocate"),
+        Var("PJRT_ARENA_STRATEGY"),
+        Var("XLA_PYTHON_CLIENT_ALLOCATOR"),
+        Var("XLA_PYTHON_CLIENT_PREALLOCATE"),
+    ],
+    default: "preallocate",
+    allowed: "preallocate, growing, platform",
+    doc: "One region at the first allocation, regions on demand, or one allocation per buffer.",
+};
+
+/// How much memory one device may use.
+pub static LIMIT: Row = Row {
+    name: "limit",
+    names: &[
+        Opt("limit"),
+        Opt("memory_fraction"),
+        Var("PJRT_ARENA_LIMIT"),
+        Var("XLA_CLIENT_MEM_FRACTION"),
+        Var("XLA_PYTHON_CLIENT_MEM_FRACTION"),
+    ],
+    default: "75%",
+    allowed: "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%",
+    doc: "Memory of one device. CPU devices share the machine: a percentage is divided among them.",
+};
+
+/// Which engine to load.
+pub static ENGINE: Row = Row {
+    name: "engine",
+    names: &[Opt("engine"), Var("PJRT_ARENA_ENGINE")],
+    default: "cpu",
+    allowed: "cpu, cuda, rocm, or the path of a PJRT plugin library",
+    doc: "XLA's own plugin, which compiles and runs programs; a name means the installed wheel.",
+};
+
+/// How many devices a CPU engine shows.
+pub static DEVICES: Row = Row {
+    name: "devices",
+    names: &[
+        Opt("devices"),
+        Opt("cpu_device_count"),
+        Var("PJRT_ARENA_DEVICES"),
+        XlaFlag("xla_force_host_platform_device_count"),
+    ],
+    default: "1",
+    allowed: "a whole number from 1 to 4096",
+    doc: "How many devices a CPU engine shows; engines of real devices count for themselves.",
+};
+
+/// Whether programs are rewritten for destination passing.
+pub static REWRITE: Row = Row {
+    name: "rewrite",
+    names: &[Opt("rewrite"), Var("PJRT_ARENA_REWRITE")],
+    default: "on",
+    allowed: "on, off",
+    doc: "Destination passing: programs are rewritten so that XLA writes results into the arena.",
+};
+
+/// What is logged.
+pub static LOG: Row = Row {
+    name: "log",
+    names: &[Opt("log"), Var("PJRT_ARENA_LOG")],
+    default: "warn",
+    allowed: "off, error, warn, info, debug, trace, or a filter such as warn,pjrt_arena::memory=debug",
+    doc: "What goes to standard error. The first client of a process decides.",
+};
+
+/// All settings, in the order in which they are shown.
+pub static TABLE: [&Row; 6] = [&STRATEGY, &LIMIT, &ENGINE, &DEVICES, &REWRITE, &LOG];
+
+/// Variables that carry our prefix and are read elsewhere: the Python package finds this library by the first.
+const READ_ELSEWHERE: [&str; 1] = ["PJRT_ARENA_LIBRARY_PATH"];
+
+/// What our variables begin with.
+const PREFIX: &str = "PJRT_ARENA_";
+
+/// Every variable with our prefix that means something.
+fn known_variables() -> impl Iterator<Item = &'static str> {
+    let ours = TABLE.iter().flat_map(|row| row.names).filter_map(|name| match name {
+        Var(name) if name.starts_with(PREFIX) => Some(*name),
+        _ => None,
+    });
+    ours.chain(READ_ELSEWHERE)
+}
+
+/// Whether `name` is a client option of ours.
+pub(super) fn is_our_option(name: &str) -> bool {
+    our_options().any(|ours| ours == name)
+}
+
+/// The client options that we read.
+pub(super) fn our_options() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().flat_map(|row| row.names).filter_map(|name| match name {
+        Opt(name) => Some(*name),
+        _ => None,
+    })
+}
+
+/// A warning for each variable with our prefix that means nothing to us.
+pub(super) fn unknown_variables(environment: &Environment) -> Vec<String> {
+    // The prefix is common to all names and would drown the difference.
+    let bare = |name: &'static str| name.trim_start_matches(PREFIX);
+    environment
+        .names()
+        .filter(|name| !known_variables().any(|known| known == *name))
+        .filter_map(|name| Some((name, name.strip_prefix(PREFIX)?)))
+        .map(|(name, rest)| {
+            let hint = nearest(rest, known_variables().map(bare))
+                .map(|known| format!("; did you mean {PREFIX}{known}?"))
+                .unwrap_or_default();
+            format!("the environment variable {name} means nothing to pjrt-arena{hint}")
+        })
+        .collect()
+}

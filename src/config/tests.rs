@@ -1,0 +1,376 @@
+//! Settings as a whole: precedence, contradictions, errors, and what is said about them.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::{prop_assert, proptest};
+
+use super::*;
+
+fn environment(variables: &[(&str, &str)]) -> Environment {
+    variables.iter().copied().collect()
+}
+
+fn options(options: &[(&str, &str)]) -> Vec<(String, OptionValue)> {
+    options.iter().map(|(name, value)| ((*name).to_owned(), OptionValue::String((*value).to_owned()))).collect()
+}
+
+fn read(variables: &[(&str, &str)], given: &[(&str, &str)]) -> Result<Settings> {
+    Settings::read(&environment(variables), &options(given))
+}
+
+fn message(variables: &[(&str, &str)], given: &[(&str, &str)]) -> String {
+    let error = read(variables, given).unwrap_err();
+    assert_eq!(error.code, crate::error::Code::InvalidArgument);
+    error.message
+}
+
+const ALLOCATOR: &str = "XLA_PYTHON_CLIENT_ALLOCATOR";
+const PREALLOCATE: &str = "XLA_PYTHON_CLIENT_PREALLOCATE";
+const OURS: &str = "PJRT_ARENA_STRATEGY";
+
+#[test]
+fn nothing_said_means_the_defaults_of_the_table() {
+    let settings = read(&[], &[]).unwrap();
+    let shown = [
+        strategy_name(settings.strategy.value).to_owned(),
+        settings.limit.value.to_string(),
+        settings.engine.value.to_string(),
+        settings.devices.value.to_string(),
+        settings.rewrite.value.to_string(),
+        settings.log.value.to_string(),
+    ];
+    assert_eq!(shown.as_slice(), TABLE.map(|row| row.default));
+    assert_eq!(settings.strategy.source, Source::Default);
+    assert!(settings.warnings.is_empty() && settings.overridden.is_empty());
+}
+
+#[test]
+fn a_variable_set_to_nothing_is_unset() {
+    let settings = read(&[(OURS, ""), ("XLA_CLIENT_MEM_FRACTION", ""), ("PJRT_ARENA_LIMIT", "")], &[]).unwrap();
+    assert_eq!(settings.strategy.source, Source::Default);
+    assert_eq!(settings.limit.source, Source::Default);
+}
+
+#[test]
+fn the_strategy_out_of_every_name() {
+    use Source::{Default, Environment as Var, Option as Opt};
+    use Strategy::{Growing, Platform, Preallocate};
+    type Pairs = &'static [(&'static str, &'static str)];
+    let cases: &[(Pairs, Pairs, Strategy, Source)] = &[
+        (&[(OURS, "growing")], &[], Growing, Var(OURS)),
+        (&[(OURS, "PLATFORM")], &[], Platform, Var(OURS)),
+        (&[(PREALLOCATE, "false")], &[], Growing, Var(PREALLOCATE)),
+        (&[(PREALLOCATE, "0")], &[], Growing, Var(PREALLOCATE)),
+        (&[(PREALLOCATE, "true")], &[], Preallocate, Var(PREALLOCATE)),
+        (&[(ALLOCATOR, "default")], &[], Preallocate, Default),
+        (&[(ALLOCATOR, "default"), (PREALLOCATE, "False")], &[], Growing, Var(PREALLOCATE)),
+        (&[(ALLOCATOR, "bfc")], &[], Preallocate, Var(ALLOCATOR)),
+        (&[(ALLOCATOR, "BFC"), (PREALLOCATE, "false")], &[], Growing, Var(PREALLOCATE)),
+        (&[(ALLOCATOR, "platform")], &[], Platform, Var(ALLOCATOR)),
+        (&[(ALLOCATOR, "address")], &[], Platform, Var(ALLOCATOR)),
+        (&[(ALLOCATOR, "platform"), (PREALLOCATE, "false")], &[], Platform, Var(ALLOCATOR)),
+        // Ours over XLA's, an option over both.
+        (&[(OURS, "growing"), (ALLOCATOR, "platform")], &[], Growing, Var(OURS)),
+        (&[(OURS, "growing"), (ALLOCATOR, "cuda_async")], &[], Growing, Var(OURS)),
+        (&[(OURS, "growing")], &[("strategy", "platform")], Platform, Opt("strategy")),
+        (&[(OURS, "growing")], &[("preallocate", "true")], Preallocate, Opt("preallocate")),
+        (&[(PREALLOCATE, "false")], &[("allocator", "bfc")], Growing, Var(PREALLOCATE)),
+        // JAX's GPU registration sends `allocator=default` always: no opinion.
+        (&[(OURS, "growing")], &[("allocator", "default")], Growing, Var(OURS)),
+        // A weaker name narrows what a stronger one left open.
+        (&[(ALLOCATOR, "platform")], &[("preallocate", "false")], Platform, Var(ALLOCATOR)),
+    ];
+    for (variables, given, strategy, source) in cases {
+        let settings = read(variables, given).unwrap();
+        assert_eq!(settings.strategy, Setting { value: *strategy, source: *source }, "{variables:?} {given:?}");
+    }
+}
+
+#[test]
+fn what_was_overridden_is_told() {
+    let settings =
+        read(&[(OURS, "growing"), (ALLOCATOR, "platform"), ("PJRT_ARENA_DEVICES", "2")], &[("devices", "3")]);
+    assert_eq!(settings.unwrap().overridden, ["XLA_PYTHON_CLIENT_ALLOCATOR=platform", "PJRT_ARENA_DEVICES=2"]);
+    let settings = read(&[(OURS, "growing"), (PREALLOCATE, "false")], &[]).unwrap();
+    assert!(settings.overridden.is_empty(), "they agree: {:?}", settings.overridden);
+}
+
+#[test]
+fn strategies_that_are_not_valid() {
+    assert_eq!(
+        message(&[(OURS, "platfrom")], &[]),
+        "PJRT_ARENA_STRATEGY=platfrom is not valid; allowed: preallocate, growing, platform; did you mean platform?"
+    );
+    assert!(message(&[(OURS, "fast")], &[]).ends_with("allowed: preallocate, growing, platform"));
+    let text = message(&[(ALLOCATOR, "cuda_async")], &[]);
+    assert!(text.starts_with("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async is not valid; allowed: default, bfc, platform"));
+    assert!(text.contains("PJRT_ARENA_STRATEGY") && text.contains("growing"), "{text}");
+    assert!(message(&[(ALLOCATOR, "vmm")], &[]).contains("platform makes one device allocation per buffer"));
+    assert!(
+        message(&[(ALLOCATOR, "jemalloc"), (OURS, "growing")], &[]).contains("jemalloc"),
+        "even where ours decides"
+    );
+    assert!(message(&[], &[("preallocate", "maybe")]).contains("client option preallocate=maybe"));
+}
+
+#[test]
+fn contradictions_within_a_level() {
+    for (one, other) in [
+        (("strategy", "growing"), ("allocator", "platform")),
+        (("strategy", "growing"), ("preallocate", "true")),
+        (("strategy", "platform"), ("allocator", "bfc")),
+        (("strategy", "growing"), ("strategy", "platform")),
+        (("limit", "50%"), ("memory_fraction", "0.75")),
+        (("devices", "2"), ("cpu_device_count", "4")),
+    ] {
+        assert_eq!(
+            message(&[], &[one, other]),
+            format!(
+                "client option {}={} contradicts client option {}={}; give only one of them",
+                one.0, one.1, other.0, other.1
+            )
+        );
+    }
+    assert!(read(&[], &[("limit", "50%"), ("memory_fraction", "0.5")]).is_ok(), "they agree");
+    assert!(read(&[], &[("strategy", "platform"), ("preallocate", "false")]).is_ok(), "XLA ignores the second");
+}
+
+#[test]
+fn preallocation_without_effect_is_a_warning() {
+    let settings = read(&[(ALLOCATOR, "platform"), (PREALLOCATE, "true")], &[]).unwrap();
+    assert_eq!(settings.strategy.value, Strategy::Platform);
+    assert_eq!(
+        settings.warnings,
+        ["XLA_PYTHON_CLIENT_PREALLOCATE=true has no effect: the strategy platform preallocates nothing"]
+    );
+    let settings = read(&[(PREALLOCATE, "off")], &[]).unwrap();
+    assert_eq!(settings.strategy.value, Strategy::Preallocate, "XLA's meaning");
+    assert!(settings.warnings[0].starts_with("XLA_PYTHON_CLIENT_PREALLOCATE=off counts as true"));
+}
+
+#[test]
+fn fractions() {
+    for name in ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"] {
+        let settings = read(&[(name, " .4 ")], &[]).unwrap();
+        assert_eq!(settings.limit.value, Limit::Fraction(Fraction::new(0.4).unwrap()));
+        assert_eq!(settings.limit.source.name(), name);
+        for value in ["0", "1.5", "abc", "-0.1", "nan", "inf", "100", "40%"] {
+            assert_eq!(
+                message(&[(name, value)], &[]),
+                format!("{name}={value} is not valid; allowed: a number above 0, at most 1")
+            );
+        }
+    }
+    let both = message(&[("XLA_CLIENT_MEM_FRACTION", "0.5"), ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")], &[]);
+    assert!(both.starts_with("XLA_CLIENT_MEM_FRACTION=0.5 and XLA_PYTHON_CLIENT_MEM_FRACTION=0.5 are set together"));
+    let typed = [("memory_fraction".to_owned(), OptionValue::Float(0.4))];
+    let settings = Settings::read(&environment(&[("PJRT_ARENA_LIMIT", "8GiB")]), &typed).unwrap();
+    assert_eq!(settings.limit.to_string(), "40% (client option memory_fraction)");
+    assert_eq!(settings.overridden, ["PJRT_ARENA_LIMIT=8GiB"]);
+}
+
+#[test]
+fn devices_come_from_four_names() {
+    let flags = ("XLA_FLAGS", "--xla_force_host_platform_device_count=8");
+    let devices =
+        |variables: &[(&str, &str)], given: &[(&str, &str)]| read(variables, given).unwrap().devices.to_string();
+    assert_eq!(devices(&[flags], &[]), "8 (XLA_FLAGS --xla_force_host_platform_device_count)");
+    assert_eq!(devices(&[flags, ("PJRT_ARENA_DEVICES", "4")], &[]), "4 (PJRT_ARENA_DEVICES)");
+    assert_eq!(devices(&[flags], &[("cpu_device_count", "2")]), "2 (client option cpu_device_count)");
+    for value in ["0", "-1", "4097", "two", "1.5"] {
+        assert_eq!(
+            message(&[("PJRT_ARENA_DEVICES", value)], &[]),
+            format!("PJRT_ARENA_DEVICES={value} is not valid; allowed: a whole number from 1 to 4096")
+        );
+    }
+    let text = message(&[("XLA_FLAGS", "--xla_force_host_platform_device_count=0")], &[]);
+    assert!(text.starts_with("XLA_FLAGS --xla_force_host_platform_device_count=0 is not valid"), "{text}");
+}
+
+#[test]
+fn engines_are_names_or_paths() {
+    let engine = |value| read(&[("PJRT_ARENA_ENGINE", value)], &[]).map(|settings| settings.engine.value);
+    assert_eq!(engine("CUDA").unwrap(), EngineRequest::Installed(EngineKind::Cuda));
+    assert_eq!(engine("./x").unwrap(), EngineRequest::Path(PathBuf::from("./x")));
+    assert_eq!(engine("libpjrt_cpu.so").unwrap(), EngineRequest::Path(PathBuf::from("libpjrt_cpu.so")));
+    assert_eq!(
+        engine("cdua").unwrap_err().message,
+        "PJRT_ARENA_ENGINE=cdua is not valid; allowed: cpu, cuda, rocm, or the path of a PJRT plugin library; did you mean \
+         cuda?"
+    );
+}
+
+#[test]
+fn a_path_need_not_be_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let path = OsStr::from_bytes(b"/lib/\xff.so");
+    let variables: Environment = [("PJRT_ARENA_ENGINE", path)].into_iter().collect();
+    assert_eq!(Settings::read(&variables, &[]).unwrap().engine.value, EngineRequest::Path(PathBuf::from(path)));
+}
+
+#[test]
+fn log_filters() {
+    for filter in ["info", "OFF", "warn,pjrt_arena::memory=debug", "pjrt_arena"] {
+        assert_eq!(read(&[("PJRT_ARENA_LOG", filter)], &[]).unwrap().log.value.as_str(), filter);
+    }
+    for filter in ["loud", "jax=debug", "pjrt_arena=loud", "warn,", "info/x"] {
+        let text = message(&[("PJRT_ARENA_LOG", filter)], &[]);
+        assert!(text.starts_with(&format!("PJRT_ARENA_LOG={filter} is not valid; allowed: off, error")), "{text}");
+    }
+    assert!(message(&[("PJRT_ARENA_LOG", "wran")], &[]).ends_with("did you mean warn?"));
+}
+
+#[test]
+fn rewriting_is_on_or_off() {
+    assert_eq!(read(&[("PJRT_ARENA_REWRITE", "off")], &[]).unwrap().rewrite.value, Rewrite::Off);
+    let typed = [("rewrite".to_owned(), OptionValue::Bool(false))];
+    assert_eq!(Settings::read(&environment(&[]), &typed).unwrap().rewrite.value, Rewrite::Off);
+    assert!(message(&[("PJRT_ARENA_REWRITE", "never")], &[]).ends_with("allowed: on, off"));
+}
+
+#[test]
+fn every_wrong_setting_is_named_at_once() {
+    let text = message(&[(OURS, "x"), ("PJRT_ARENA_LIMIT", "y"), ("PJRT_ARENA_DEVICES", "z")], &[]);
+    for part in ["PJRT_ARENA_STRATEGY=x", "PJRT_ARENA_LIMIT=y", "PJRT_ARENA_DEVICES=z"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn unknown_names_are_warned_of() {
+    let variables = [("PJRT_ARENA_LIMT", "8GiB"), ("PJRT_ARENA_LIBRARY_PATH", "/x"), ("PJRT_ARENA_", "1")];
+    let settings = read(&variables, &[("stratgey", "growing"), ("num_nodes", "2")]).unwrap();
+    assert_eq!(
+        settings.warnings,
+        [
+            "the environment variable PJRT_ARENA_ means nothing to pjrt-arena",
+            "the environment variable PJRT_ARENA_LIMT means nothing to pjrt-arena; did you mean PJRT_ARENA_LIMIT?",
+            "the client option stratgey=growing means nothing to pjrt-arena and is passed on to the engine; did you mean \
+             strategy?",
+        ]
+    );
+}
+
+#[test]
+fn the_engine_gets_its_own_options_as_they_came() {
+    let given: Vec<(String, OptionValue)> = vec![
+        ("node_id".to_owned(), OptionValue::Int64(1)),
+        ("visible_devices".to_owned(), OptionValue::Int64List(vec![0, 2])),
+        ("limit".to_owned(), OptionValue::Int64(1 << 30)),
+        ("allocator".to_owned(), OptionValue::String("default".to_owned())),
+        ("memory_fraction".to_owned(), OptionValue::Float(0.5)),
+        ("preallocate".to_owned(), OptionValue::Bool(false)),
+    ];
+    let given = &given[..];
+    assert!(Settings::read(&environment(&[]), given).is_err(), "limit and memory_fraction differ");
+    let given: Vec<_> = given.iter().filter(|(name, _)| name != "limit").cloned().collect();
+    let settings = Settings::read(&environment(&[("PJRT_ARENA_DEVICES", "4")]), &given).unwrap();
+    let passed = [given[0].clone(), given[1].clone()];
+    let count = ("cpu_device_count".to_owned(), OptionValue::Int64(4));
+
+    let cpu = settings.engine_options(Some(EngineKind::Cpu)).unwrap();
+    assert_eq!(cpu.values, [passed.to_vec(), vec![count.clone()]].concat());
+    assert!(cpu.warnings.is_empty());
+
+    let cuda = settings.engine_options(Some(EngineKind::Cuda)).unwrap();
+    let pool = [
+        ("allocator".to_owned(), OptionValue::String("cuda_async".to_owned())),
+        ("preallocate".to_owned(), OptionValue::Bool(false)),
+    ];
+    assert_eq!(cuda.values, [passed.to_vec(), pool.to_vec()].concat());
+    assert_eq!(cuda.warnings, ["PJRT_ARENA_DEVICES=4 has no effect: a cuda engine shows the devices of the machine"]);
+
+    assert_eq!(settings.engine_options(None).unwrap().values, [passed.to_vec(), vec![count]].concat());
+    assert!(read(&[], &[]).unwrap().engine_options(None).unwrap().values.is_empty());
+}
+
+#[test]
+fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
+    let settings = read(&[("PJRT_GPU_ENABLE_ASYNC_DISPATCH", "1")], &[]).unwrap();
+    assert!(settings.engine_options(Some(EngineKind::Cpu)).is_ok());
+    let error = settings.engine_options(Some(EngineKind::Cuda)).unwrap_err();
+    assert!(error.message.starts_with("PJRT_GPU_ENABLE_ASYNC_DISPATCH=1 is not valid"), "{error}");
+    for (value, allowed) in [(true, false), (false, true)] {
+        let given = [("use_tfrt_gpu_client".to_owned(), OptionValue::Bool(value))];
+        let settings = Settings::read(&environment(&[]), &given).unwrap();
+        assert_eq!(settings.engine_options(Some(EngineKind::Cuda)).is_ok(), allowed);
+    }
+}
+
+#[test]
+fn one_line_says_it_all() {
+    let settings = read(&[(PREALLOCATE, "false"), ("PJRT_ARENA_DEVICES", "4")], &[("limit", "40%"), ("devices", "2")]);
+    let settings = settings.unwrap();
+    let outcome = Outcome { limit_bytes: 6 << 30, engine: Path::new("/e/cpu.so") };
+    assert_eq!(
+        settings.summary(Some(outcome)),
+        "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.0 GiB per device (client option limit), \
+         engine=cpu = /e/cpu.so (default), devices=2 (client option devices), rewrite=on (default), log=warn (default); \
+         overridden: PJRT_ARENA_DEVICES=4"
+    );
+    assert!(!settings.summary(None).contains("6.0 GiB"));
+}
+
+#[test]
+fn the_table_shows_valid_and_invalid_settings_in_100_columns() {
+    let variables = [
+        (OURS, "fast"),
+        ("PJRT_ARENA_ENGINE", "/a/very/long/path/that/no/column/of/the/table/could/ever/hold/in/one/line/engine.so"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=8"),
+        ("PJRT_ARENA_LIMT", "1"),
+    ];
+    let findings = [
+        Finding { row: &LIMIT, result: Ok("6.4 GiB per device".to_owned()) },
+        Finding { row: &ENGINE, result: Err(Error::not_found("no such file")) },
+    ];
+    let text = doctor(&environment(&variables), &options(&[("limit", "40%")]), &findings);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    for row in TABLE {
+        assert!(text.lines().any(|line| line.starts_with(row.name)), "{}\n{text}", row.name);
+    }
+    let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "ERROR: PJRT_ARENA_STRATEGY=fast is not valid; allowed: preallocate, growing, platform",
+        "40% client option limit",
+        "= 6.4 GiB per device Memory of one device.",
+        "ERROR: no such file XLA's own plugin",
+        "warning: the environment variable PJRT_ARENA_LIMT means nothing",
+        "set by: client option rewrite; PJRT_ARENA_REWRITE",
+        "value: /a/very/long/path",
+    ] {
+        assert!(flat.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn every_row_of_the_table_is_explained() {
+    for row in TABLE {
+        assert!(row.doc.ends_with('.') && !row.allowed.is_empty());
+        assert_eq!(row.names.first(), Some(&Source::Option(row.name)));
+        let level = |source: &Source| claim::Said { source: *source, raw: OsString::new() }.level();
+        assert!(row.names.is_sorted_by_key(level), "{}: strongest first", row.name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_value_makes_reading_panic(index in 0usize..64, text in "\\PC{0,24}", other in "[-a-z0-9_%=.'\" ]{0,24}") {
+        let names: Vec<Source> = TABLE.iter().flat_map(|row| row.names).copied().collect();
+        let source = names[index % names.len()];
+        for text in [&text, &other] {
+            let (variables, given) = match source {
+                Source::Option(name) => (environment(&[]), options(&[(name, text)])),
+                Source::Environment(name) => (environment(&[(name, text)]), Vec::new()),
+                _ => (environment(&[("XLA_FLAGS", text)]), Vec::new()),
+            };
+            let shown = doctor(&variables, &given, &[]);
+            match Settings::read(&variables, &given) {
+                Ok(settings) => prop_assert!(!settings.summary(None).is_empty()),
+                Err(error) => {
+                    prop_assert!(error.message.contains(source.name()) || error.message.contains("XLA_FLAGS"));
+                    prop_assert!(shown.contains("ERROR"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The settings whose names all take the same kind of text: engine, devices, rewriting, log.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::claim::Said;
+use super::{DEVICES, ENGINE, LOG, REWRITE, did_you_mean};
+use crate::error::Result;
+
+/// The kinds of engine that can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// XLA:CPU.
+    Cpu,
+    /// XLA:GPU for CUDA.
+    Cuda,
+    /// XLA:GPU for ROCm.
+    Rocm,
+}
+
+impl EngineKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Cpu, Self::Cuda, Self::Rocm];
+
+    /// The name in settings; also the platform name that such an engine reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+        }
+    }
+
+    /// The kind called `name`, in any case of letters.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(name))
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which engine to load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineRequest {
+    /// The installed engine of this kind.
+    Installed(EngineKind),
+    /// The library at this path.
+    Path(PathBuf),
+}
+
+impl EngineRequest {
+    pub(super) const DEFAULT: Self = Self::Installed(EngineKind::Cpu);
+
+    /// A text with a `/` or with a library's suffix is a path; any other has to be a name.
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        let text = said.text();
+        if let Some(kind) = EngineKind::from_name(&text) {
+            return Ok(Self::Installed(kind));
+        }
+        if text.contains('/') || text.ends_with(".so") {
+            return Ok(Self::Path(PathBuf::from(&said.raw)));
+        }
+        let hint = did_you_mean(&text, EngineKind::ALL.map(EngineKind::name));
+        Err(said.refuse(&format!("{}{hint}", ENGINE.allowed)))
+    }
+}
+
+impl fmt::Display for EngineRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Installed(kind) => write!(f, "{kind}"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Most devices that a CPU engine is asked for: the size of the largest machines that people imitate with them, and far
+/// below what a byte count in the wrong variable would ask for.
+const MOST_DEVICES: u32 = 4096;
+
+pub(super) fn parse_devices(said: &Said) -> Result<NonZeroU32> {
+    let count = said.text().parse::<NonZeroU32>().ok().filter(|count| count.get() <= MOST_DEVICES);
+    count.ok_or_else(|| said.refuse(DEVICES.allowed))
+}
+
+/// Whether programs are rewritten for destination passing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewrite {
+    /// Programs are rewritten where the rules allow.
+    On,
+    /// Every program goes to the engine as it came.
+    Off,
+}
+
+impl Rewrite {
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        match said.text().to_ascii_lowercase().as_str() {
+            "on" | "true" | "1" => Ok(Self::On),
+            "off" | "false" | "0" => Ok(Self::Off),
+            _ => Err(said.refuse(REWRITE.allowed)),
+        }
+    }
+}
+
+impl fmt::Display for Rewrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+/// A filter in env_logger's syntax that has been looked through: `LEVEL`, `TARGET`, `TARGET=LEVEL`, separated by commas.
+///
+/// env_logger itself takes a misspelt level for the name of a module and then logs nothing; here a target has to lie in
+/// this crate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        let text = said.text();
+        match text.split(',').map(str::trim).find(|part| !is_directive(part)) {
+            None => Ok(Self(text)),
+            Some(part) => {
+                const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+                let word = part.rsplit('=').next().unwrap_or(part);
+                Err(said.refuse(&format!("{}{}", LOG.allowed, did_you_mean(word, LEVELS))))
+            }
+        }
+    }
+}
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self("warn".to_owned())
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn is_directive(part: &str) -> bool {
+    let is_level = |text: &str| log::LevelFilter::from_str(text).is_ok();
+    let is_target = |text: &str| text == "pjrt_arena" || text.starts_with("pjrt_arena::");
+    match part.split_once('=') {
+        Some((target, level)) => is_target(target.trim()) && is_level(level.trim()),
+        None => is_level(part) || is_target(part),
+    }
+}
