@@ -94,14 +94,14 @@ fn compiler_includes() -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// One `CStruct` implementation for each pair of constants `X_STRUCT_SIZE`, `X_MIN_SIZE`.
+/// One `CStruct` implementation for each pair of constants `X_STRUCT_SIZE`, `X_MIN_SIZE`, and a list of all of them.
 fn c_struct_implementations(bindings: &str) -> String {
     let names: BTreeSet<&str> = bindings
         .lines()
         .filter_map(|line| line.trim().strip_prefix("pub const "))
         .filter_map(|line| line.split(':').next()?.strip_suffix("_STRUCT_SIZE"))
         .collect();
-    names
+    let implementations: String = names
         .iter()
         .map(|name| {
             format!(
@@ -113,7 +113,13 @@ fn c_struct_implementations(bindings: &str) -> String {
                  const MIN_SIZE: usize = {name}_MIN_SIZE as usize;\n}}\n"
             )
         })
-        .collect()
+        .collect();
+    let rows: String = names.iter().map(|name| format!("    StructSizes::of::<{name}>(),\n")).collect();
+    format!(
+        "{implementations}/// Every struct of the ABI that has sizes.\n\
+         pub const C_STRUCTS: [StructSizes; {}] = [\n{rows}];\n",
+        names.len()
+    )
 }
 
 fn one_line(error: &dyn fmt::Display) -> String {

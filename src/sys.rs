@@ -31,6 +31,21 @@ pub unsafe trait CStruct: Copy + Default {
     const MIN_SIZE: usize;
 }
 
+/// What `CStruct` says about one struct, and its size in Rust, padding included. All in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct StructSizes {
+    pub name: &'static str,
+    pub size_of: usize,
+    pub struct_size: usize,
+    pub min_size: usize,
+}
+
+impl StructSizes {
+    const fn of<T: CStruct>() -> Self {
+        Self { name: T::NAME, size_of: size_of::<T>(), struct_size: T::STRUCT_SIZE, min_size: T::MIN_SIZE }
+    }
+}
+
 /// The slots of `PJRT_Api` that hold functions, in the newest version known here.
 pub const PJRT_API_FUNCTIONS: usize =
     (PJRT_Api_STRUCT_SIZE as usize - core::mem::offset_of!(PJRT_Api, PJRT_Error_Destroy)) / size_of::<usize>();
