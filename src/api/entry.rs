@@ -12,9 +12,9 @@ use std::{
 
 use super::{error, plugin};
 use crate::{
-    engine::{Args, EngineError},
+    engine::{Args, EngineError, set_struct_size},
     error::{Code, Error},
-    sys,
+    sys::{self, CStruct},
 };
 
 /// Why an entry point failed.
@@ -42,7 +42,7 @@ impl From<EngineError> for Failure {
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 /// A PJRT function that we answer ourselves.
-pub trait Entry: Args {
+pub trait Entry: CStruct {
     /// The function's body.
     ///
     /// # Safety
@@ -56,7 +56,7 @@ pub trait Entry: Args {
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
     // SAFETY: the caller's promise, handed on.
-    guard(A::FUNCTION, || unsafe { extended(args, |args| (*args).run()) })
+    guard(function_name::<A>(), || unsafe { extended(args, |args| (*args).run()) })
 }
 
 /// The exported function for a struct that goes to the engine as it is.
@@ -84,13 +84,18 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
     })
 }
 
+/// The function that takes an argument struct.
+fn function_name<A: CStruct>() -> &'static str {
+    A::NAME.strip_suffix("_Args").unwrap_or(A::NAME)
+}
+
 /// Runs `body` on `args`, or on a zero-extended copy of it if the caller's struct is older than ours.
 ///
 /// # Safety
 /// `args` must be NULL or point to a struct of `struct_size` bytes.
-unsafe fn extended<A: Args>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) -> Outcome {
+unsafe fn extended<A: CStruct>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) -> Outcome {
     if args.is_null() {
-        return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", A::FUNCTION)).into());
+        return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", function_name::<A>())).into());
     }
     // SAFETY: every argument struct begins with its size.
     let size = unsafe { ptr::read(args.cast::<usize>()) };
@@ -108,9 +113,9 @@ unsafe fn extended<A: Args>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) 
     let mut copy = A::default();
     // SAFETY: the caller's struct has `size` bytes, fewer than the copy; they do not overlap.
     unsafe { ptr::copy_nonoverlapping(args.cast::<u8>(), (&raw mut copy).cast(), size) };
-    copy.set_struct_size(A::STRUCT_SIZE);
+    set_struct_size(&mut copy, A::STRUCT_SIZE);
     let outcome = body(&raw mut copy);
-    copy.set_struct_size(size);
+    set_struct_size(&mut copy, size);
     // SAFETY: as above, the other way round.
     unsafe { ptr::copy_nonoverlapping((&raw const copy).cast::<u8>(), args.cast(), size) };
     outcome

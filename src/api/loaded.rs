@@ -3,6 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use once_cell::sync::OnceCell;
+use serde::{Deserialize, Serialize};
 
 use super::{
     buffer::{Shape, dense_size},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// Where a result is expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Home {
     /// In the destination with this number.
     Destination(usize),
@@ -27,7 +28,7 @@ pub enum Home {
 }
 
 /// How the user's own arguments may be consumed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Donations {
     /// Only these arguments, in ascending order.
     Only(Vec<usize>),
@@ -36,7 +37,7 @@ pub enum Donations {
 }
 
 /// What a program was given and what it gives.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The user's arguments; `None` if we could not read the program.
     pub arguments: Option<usize>,
@@ -50,6 +51,8 @@ pub struct Plan {
     pub left_alone: Option<String>,
     /// It calls back into the host while it runs.
     pub host_callbacks: bool,
+    /// The compile options as the user gave them, if the program was rewritten.
+    pub user_options: Vec<u8>,
 }
 
 impl Plan {
@@ -62,6 +65,7 @@ impl Plan {
             destinations: Vec::new(),
             left_alone: Some(reason.into()),
             host_callbacks: false,
+            user_options: Vec::new(),
         }
     }
 }
@@ -97,6 +101,25 @@ impl Program {
         // SAFETY: the caller's promise; arrays live as long as the executable.
         let results = unsafe { results(engine, executable)? };
         Ok(Self { client, plan, results, executions: Executions::default(), optimized: OnceCell::new() })
+    }
+
+    /// Why the plan cannot be carried out after all; `None` if it can.
+    pub fn problem(&self, client: &Client) -> Option<String> {
+        if self.plan.left_alone.is_some() {
+            return None;
+        }
+        if self.plan.homes.len() != self.results.len() {
+            return Some(format!("{} results planned, {} compiled", self.plan.homes.len(), self.results.len()));
+        }
+        let unfit = |&&result: &&usize| !client.viewable.contains(self.results[result].element_type);
+        self.plan.destinations.iter().find(unfit).map(|&result| {
+            format!("the engine copies arrays of element type {}", self.results[result].element_type.0)
+        })
+    }
+
+    /// How many of `parameters` are the user's.
+    pub fn visible(&self, parameters: usize) -> usize {
+        self.plan.arguments.map_or(parameters, |arguments| arguments.min(parameters))
     }
 
     /// Bytes of all destinations on one device.

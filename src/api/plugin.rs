@@ -9,38 +9,59 @@ use std::{
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::{
-    entry::{Entry, Outcome},
-};
+use super::entry::{Entry, Outcome};
 use crate::{
-    engine::{Engine, discover},
+    config::{EngineKind, EngineRequest, Environment, Setting, Settings},
+    engine::{
+        Engine,
+        discover::{EngineChoice, Surroundings, discover},
+    },
     error::Result,
-    sys,
+    logging, sys,
 };
 
-static ENGINE: OnceCell<Engine> = OnceCell::new();
+/// The engine, and what discovery knows about it.
+struct Chosen {
+    engine: Engine,
+    kind: Option<EngineKind>,
+}
+
+static CHOSEN: OnceCell<Chosen> = OnceCell::new();
 static SEARCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// The engine; found and loaded by the first call that succeeds, so that a failure can be mended and tried again.
 ///
 /// # Errors
-/// No engine is installed where we look, or the one that was named cannot be used.
+/// A setting is invalid, no engine is installed where we look, or the one that was named cannot be used.
 pub fn engine() -> Result<&'static Engine> {
-    ENGINE.get_or_try_init(|| {
-        let choice = discover::choose(&discover::Surroundings::of_this_process(own_path(), SEARCH.lock().clone()))?;
-        log::info!("engine {} ({})", choice.path.display(), choice.source);
-        Engine::load(&choice.path)
-    })
+    let chosen = CHOSEN.get_or_try_init(|| {
+        let environment = Environment::of_process();
+        let settings = Settings::read(&environment, &[])?;
+        logging::init(&settings.log.value);
+        let choice = choose(&settings.engine, &environment)?;
+        log::info!("engine {}: {}", choice.path.display(), choice.why);
+        Ok(Chosen { engine: Engine::load(&choice.path)?, kind: choice.kind })
+    })?;
+    Ok(&chosen.engine)
 }
 
-/// The engine, if it has been loaded.
-pub fn loaded() -> Option<&'static Engine> {
-    ENGINE.get()
+/// What kind of engine is loaded; `None` if its path does not tell.
+pub fn kind() -> Option<EngineKind> {
+    CHOSEN.get().and_then(|chosen| chosen.kind)
 }
 
-/// The folders named by `pjrt_arena_set_search_path`.
-pub fn search_path() -> Vec<PathBuf> {
-    SEARCH.lock().clone()
+/// Finds the engine that `request` asks for, without loading it.
+///
+/// # Errors
+/// There is none.
+pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Result<EngineChoice> {
+    let search_path = SEARCH.lock().clone();
+    let own_library = own_path();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    discover(
+        request,
+        &Surroundings { search_path: &search_path, environment, own_library: own_library.as_deref(), maps: &maps },
+    )
 }
 
 /// Where this library was loaded from.

@@ -13,8 +13,13 @@ pub unsafe trait Args: sys::CStruct {
     const FUNCTION: &'static str;
     /// Byte offset of the function's slot in `PJRT_Api`.
     const SLOT: usize;
-    /// Sets `struct_size`, in bytes.
-    fn set_struct_size(&mut self, size: usize);
+}
+
+/// Writes `struct_size`, the first field of every struct of the C API that has one.
+pub fn set_struct_size<A: sys::CStruct>(args: &mut A, size: usize) {
+    debug_assert!(size_of::<A>() >= size_of::<usize>());
+    // SAFETY: a `CStruct` begins with its size in bytes, a `usize`, and is at least that long.
+    unsafe { std::ptr::from_mut(args).cast::<usize>().write(size) };
 }
 
 macro_rules! args {
@@ -23,9 +28,6 @@ macro_rules! args {
         unsafe impl Args for sys::$args {
             const FUNCTION: &'static str = stringify!($function);
             const SLOT: usize = offset_of!(sys::PJRT_Api, $function);
-            fn set_struct_size(&mut self, size: usize) {
-                self.struct_size = size;
-            }
         }
     )*};
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    abi::Args,
+    abi::{Args, set_struct_size},
     handles::{EngineError, EngineEvent},
 };
 use crate::{
@@ -125,7 +125,7 @@ impl Engine {
     /// The fields must satisfy the function's contract: handles of this engine that are alive, pointers valid for as
     /// long as the function says.
     pub unsafe fn call<A: Args>(&'static self, mut args: A) -> Result<A, EngineError> {
-        args.set_struct_size(A::STRUCT_SIZE);
+        set_struct_size(&mut args, A::STRUCT_SIZE);
         let Some(function) = self.slot(A::SLOT) else { return Err(EngineError::missing(self, A::FUNCTION)) };
         // SAFETY: the slot belongs to `A`; the fields are the caller's promise.
         let error = unsafe { function((&raw mut args).cast()) };
