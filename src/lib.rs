@@ -17,10 +17,13 @@
 //!
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
+pub mod api;
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod logging;
 pub mod memory;
 pub mod program;
 pub mod sys;
+pub mod units;

@@ -201,6 +201,11 @@ impl<K, V: Clone> Table<K, V> {
         self.write(handle, None)
     }
 
+    /// Everything that is known.
+    pub fn values(&self) -> Vec<V> {
+        self.0.read().values().cloned().collect()
+    }
+
     /// How many handles are known.
     pub fn len(&self) -> usize {
         self.0.read().len()

@@ -1,0 +1,170 @@
+//! `pjrt_arena_*`: what PJRT has no function for. Plain C, for clients in any language.
+//!
+//! Functions that give text write at most `capacity` bytes, the last of them NUL, and return how long the whole text
+//! is without it; a caller with too little room asks again with more. A NULL buffer only asks.
+
+use std::{
+    ffi::{c_char, c_int},
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+    sync::{Arc, atomic::Ordering},
+};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    counters::Tally,
+    entry::panicked,
+    plugin,
+    state::{self, Client},
+};
+use crate::{
+    config::{self, ENGINE, Environment, Finding, LIMIT, Settings},
+    device::host,
+};
+
+/// Writes `text` as the module says.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
+    if !buffer.is_null() && capacity > 0 {
+        let mut length = text.len().min(capacity - 1);
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        // SAFETY: at most `capacity` bytes are written.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length);
+            *buffer.add(length) = 0;
+        }
+    }
+    text.len()
+}
+
+/// The text that `body` makes; a panic becomes text too.
+fn tell(body: impl FnOnce() -> String) -> String {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| format!("panic: {}; this is a bug", panicked(&*panic)))
+}
+
+/// The version of pjrt-arena, as in its package; lives for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjrt_arena_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Whether a client could be created with the present environment, without creating one: an empty text means yes,
+/// anything else is one sentence that says why not. Loads the engine.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) -> usize {
+    let sentence = tell(|| plugin::engine().err().map(|error| error.message).unwrap_or_default());
+    // SAFETY: the caller's promise.
+    unsafe { give(&sentence, buffer, capacity) }
+}
+
+/// Every setting, its value, where it came from and what is allowed; the engine; the memory. Loads nothing.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize) -> usize {
+    let table = tell(doctor);
+    // SAFETY: the caller's promise.
+    unsafe { give(&table, buffer, capacity) }
+}
+
+fn doctor() -> String {
+    let environment = Environment::of_process();
+    let mut findings = Vec::new();
+    // What the table cannot tell, because a setting is invalid, its own row says.
+    if let Ok(settings) = Settings::read(&environment, &[]) {
+        let limit = host::capacity().and_then(|capacity| {
+            let bytes = settings.limit.resolve(capacity.get(), settings.devices.value)?;
+            Ok(format!("{} per device of {capacity} in all", crate::units::Bytes::new(bytes)))
+        });
+        findings.push(Finding { row: &LIMIT, result: limit });
+        let engine = plugin::choose(&settings.engine, &environment)
+            .map(|choice| format!("{} ({})", choice.path.display(), choice.why));
+        findings.push(Finding { row: &ENGINE, result: engine });
+    }
+    config::doctor(&environment, &[], &findings)
+}
+
+/// What was counted so far over all clients alive, as JSON: programs rewritten and left alone, results placed, donated,
+/// missed and skipped, and for each device what the arena and the engine hold, in bytes.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
+    let counters = tell(|| counters(&state::clients()).to_string());
+    // SAFETY: the caller's promise.
+    unsafe { give(&counters, buffer, capacity) }
+}
+
+fn counters(clients: &[Arc<Client>]) -> Value {
+    let mut tally = Tally::default();
+    for client in clients {
+        tally.add(&client.counters.tally());
+    }
+    for program in state::LOADED.values() {
+        tally.add(&program.program.tally());
+    }
+    let reasons = |counts: &std::collections::BTreeMap<String, u64>| -> Map<String, Value> {
+        counts.iter().map(|(reason, count)| (reason.clone(), json!(count))).collect()
+    };
+    let devices: Vec<Value> = clients.iter().flat_map(|client| client.devices.iter()).map(device).collect();
+    json!({
+        "programs": {
+            "rewritten": tally.programs_rewritten,
+            "left_alone": reasons(&tally.programs_left_alone),
+            "executions": tally.executions,
+        },
+        "results": {
+            "placed": tally.results_placed,
+            "donated": tally.results_donated,
+            "missed": reasons(&tally.results_missed),
+            "skipped": reasons(&tally.results_skipped),
+        },
+        "devices": devices,
+    })
+}
+
+fn device(device: &state::Device) -> Value {
+    let engine_bytes = device.engine_bytes.load(Ordering::Relaxed);
+    let Some(arena) = &device.arena else { return json!({ "engine_bytes": engine_bytes }) };
+    let stats = arena.stats();
+    json!({
+        "name": arena.name(),
+        "strategy": config::strategy_name(arena.strategy()),
+        "limit_bytes": stats.limit.get(),
+        "in_use_bytes": stats.bytes_in_use.get(),
+        "pending_bytes": stats.pending_bytes.get(),
+        "slack_bytes": stats.slack_bytes.get(),
+        "free_bytes": stats.free_bytes.get(),
+        "pool_bytes": stats.pool_bytes.get(),
+        "peak_in_use_bytes": stats.peak_bytes_in_use.get(),
+        "peak_pool_bytes": stats.peak_pool_bytes.get(),
+        "largest_free_block_bytes": stats.largest_free_block.get(),
+        "allocations": stats.num_allocs,
+        "live_blocks": stats.live_blocks,
+        "pending_blocks": stats.pending_blocks,
+        "engine_bytes": engine_bytes,
+    })
+}
+
+/// Sets the statistics' peaks to what is in use now, on every device. Returns how many devices have an arena.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
+    let mut count = 0;
+    for client in state::clients() {
+        for arena in client.devices.iter().filter_map(|device| device.arena.as_ref()) {
+            arena.clear_peaks();
+            count += 1;
+        }
+    }
+    count
+}
