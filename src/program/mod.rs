@@ -4,6 +4,12 @@
 //! ```text
 //!  PJRT_Client_Compile(artifact, options)
 //!      rewrite::add_destinations(artifact)   main(a, b) -> (c, d)  becomes  main(a, b, C, D) -> (c @ C, d @ D)
+//!      options::add_parameters(options)      the per-parameter lists grow with it
+//!              |
+//!           engine
+//!              |
+//!  PJRT_Executable_OptimizedProgram
+//!      hlo::hide_parameters(program)         the user is shown main(a, b) again
 //! ```
 //!
 //! A *destination* is an additional donated parameter that one result aliases: at run time the caller passes a view of
@@ -16,11 +22,14 @@
 #![deny(unsafe_code)]
 
 mod bytecode;
+pub mod hlo;
+pub mod options;
 pub mod rewrite;
 mod sharding;
 mod signature;
 mod tie;
 mod vhlo;
+mod wire;
 
 use std::fmt;
 
