@@ -1,3 +1,71 @@
 //! Programs as they travel: the portable StableHLO artifact, compile options and optimised HLO, read and rewritten
 //! as bytes. Safe code that knows no PJRT and no device.
+//!
+//! ```text
+//!  PJRT_Client_Compile(artifact, options)
+//!      rewrite::add_destinations(artifact)   main(a, b) -> (c, d)  becomes  main(a, b, C, D) -> (c @ C, d @ D)
+//!      options::add_parameters(options)      the per-parameter lists grow with it
+//!              |
+//!           engine
+//!              |
+//!  PJRT_Executable_OptimizedProgram
+//!      hlo::hide_parameters(program)         the user is shown main(a, b) again
+//! ```
+//!
+//! A *destination* is an additional donated parameter that one result aliases: at run time the caller passes a view of
+//! memory that it chose, and the engine writes the result there.
+//!
+//! Every edit either succeeds as a whole or returns [`Reject`], and the caller goes on with the bytes it had: a program
+//! that the engine would accept must never fail because of this module. Nothing here panics on any input, recursion is
+//! capped, every count is checked against the bytes that are left before anything is allocated for it, and time is
+//! linear in the input.
 #![deny(unsafe_code)]
+
+mod bytecode;
+pub mod hlo;
+pub mod options;
+pub mod rewrite;
+mod sharding;
+mod signature;
+mod tie;
+mod vhlo;
+mod wire;
+
+use std::fmt;
+
+pub use rewrite::{Placement, Policy, Rewritten, Skip, add_destinations};
+pub use signature::{Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect};
+pub use vhlo::{ElementType, ValueType};
+
+/// Why some bytes were left as they are: a fixed reason and, where one helps, the number that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reject {
+    reason: &'static str,
+    found: Option<u64>,
+}
+
+impl Reject {
+    pub(crate) const fn new(reason: &'static str) -> Self {
+        Self { reason, found: None }
+    }
+
+    pub(crate) const fn found(reason: &'static str, found: u64) -> Self {
+        Self { reason, found: Some(found) }
+    }
+
+    /// The fixed part, for counting how often each reason occurs.
+    pub fn reason(&self) -> &'static str {
+        self.reason
+    }
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.found {
+            Some(found) => write!(f, "{}: found {found}", self.reason),
+            None => f.write_str(self.reason),
+        }
+    }
+}
+
+impl std::error::Error for Reject {}

@@ -1,0 +1,302 @@
+//! Compile options: `xla.CompileOptionsProto` as it goes into `PJRT_Client_Compile`, read and edited on the wire.
+//!
+//! ```text
+//!   CompileOptionsProto
+//!     1  argument_layouts                    JAX leaves it empty
+//!     2  parameter_is_tupled_arguments
+//!     3  executable_build_options
+//!          3  debug_options
+//!               422  xla_cpu_experimental_ynn_fusion_type
+//!          4  num_replicas    5  num_partitions
+//!         15  device_memory_size
+//!         18  allow_spmd_sharding_propagation_to_parameters      one flag for each parameter
+//!         19  use_shardy_partitioner
+//! ```
+//!
+//! Field numbers: `xla/pjrt/proto/compile_options.proto` and `xla/xla.proto`, the same in PJRT 0.81, 0.112 and 0.114.
+//! All other fields pass unchanged, known or not.
+
+use std::borrow::Cow;
+
+use super::{
+    Reject,
+    wire::{fields, put_bytes, put_packed},
+};
+
+const ARGUMENT_LAYOUTS: u32 = 1;
+const TUPLED_ARGUMENTS: u32 = 2;
+const BUILD_OPTIONS: u32 = 3;
+
+const DEBUG_OPTIONS: u32 = 3;
+const REPLICAS: u32 = 4;
+const PARTITIONS: u32 = 5;
+const DEVICE_MEMORY_SIZE: u32 = 15;
+const PROPAGATION_TO_PARAMETERS: u32 = 18;
+const SHARDY: u32 = 19;
+
+const YNN_FUSION_TYPES: u32 = 422;
+
+/// What compile options say that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompileOptions {
+    /// Replicas; absent or 0 is 1, as XLA reads it.
+    pub replicas: u64,
+    /// Partitions of each replica; absent or 0 is 1.
+    pub partitions: u64,
+    /// Which partitioner runs.
+    pub partitioner: Partitioner,
+    /// The memory the compiler may plan with, in bytes, where the caller says so.
+    pub device_memory_size: Option<u64>,
+    /// How arguments are passed.
+    pub arguments: Arguments,
+    /// Layouts given for arguments; JAX gives none.
+    pub argument_layouts: usize,
+    /// Flags in `allow_spmd_sharding_propagation_to_parameters`.
+    pub propagation_flags: usize,
+}
+
+/// Which partitioner splits the program over devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partitioner {
+    /// XLA's older one, which works on HLO.
+    Gspmd,
+    /// Shardy, which works on StableHLO.
+    Shardy,
+}
+
+/// How arguments are passed to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arguments {
+    /// One buffer for each parameter.
+    Flat,
+    /// All in one tuple.
+    Tupled,
+}
+
+impl CompileOptions {
+    /// Reads serialised options. Linear in their size.
+    ///
+    /// # Errors
+    /// [`Reject`] where the bytes are not a protocol buffer, or a field above has another type.
+    pub fn read(options: &[u8]) -> Result<Self, Reject> {
+        let mut read = Self {
+            replicas: 0,
+            partitions: 0,
+            partitioner: Partitioner::Gspmd,
+            device_memory_size: None,
+            arguments: Arguments::Flat,
+            argument_layouts: 0,
+            propagation_flags: 0,
+        };
+        // A message may come in several pieces; those that follow are merged into the first.
+        for field in fields(options) {
+            let field = field?;
+            match field.number {
+                ARGUMENT_LAYOUTS => read.argument_layouts += 1,
+                TUPLED_ARGUMENTS if field.integer()? == 0 => read.arguments = Arguments::Flat,
+                TUPLED_ARGUMENTS => read.arguments = Arguments::Tupled,
+                BUILD_OPTIONS => read.read_build_options(field.bytes()?)?,
+                _ => {}
+            }
+        }
+        read.replicas = read.replicas.max(1);
+        read.partitions = read.partitions.max(1);
+        Ok(read)
+    }
+
+    fn read_build_options(&mut self, options: &[u8]) -> Result<(), Reject> {
+        for field in fields(options) {
+            let field = field?;
+            match field.number {
+                REPLICAS => self.replicas = field.integer()?,
+                PARTITIONS => self.partitions = field.integer()?,
+                DEVICE_MEMORY_SIZE => self.device_memory_size = Some(field.integer()?).filter(|&size| size != 0),
+                SHARDY if field.integer()? == 0 => self.partitioner = Partitioner::Gspmd,
+                SHARDY => self.partitioner = Partitioner::Shardy,
+                PROPAGATION_TO_PARAMETERS => {
+                    let mut flags = Vec::new();
+                    field.integers(&mut flags)?;
+                    self.propagation_flags += flags.len();
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The options for a program of `parameters` parameters to which `added` more were given: the flags that say of each
+/// parameter whether the partitioner may choose its sharding grow by `added` times no. Linear in the options.
+///
+/// # Errors
+/// [`Reject`] where the options describe parameters in a way that cannot be extended: tupled arguments, argument
+/// layouts, or flags of another number than `parameters`, 1 or 0.
+pub fn add_parameters(options: &[u8], parameters: usize, added: usize) -> Result<Cow<'_, [u8]>, Reject> {
+    let read = CompileOptions::read(options)?;
+    if read.arguments == Arguments::Tupled {
+        return Err(Reject::new("arguments are passed in a tuple"));
+    }
+    if read.argument_layouts != 0 {
+        return Err(Reject::found("the options give layouts of arguments", read.argument_layouts as u64));
+    }
+    if added == 0 || read.propagation_flags == 0 {
+        return Ok(Cow::Borrowed(options));
+    }
+    if read.propagation_flags != parameters {
+        // One flag for all parameters is legal, and holds for those added as well.
+        return match read.propagation_flags {
+            1 => Ok(Cow::Borrowed(options)),
+            flags => Err(Reject::found("flags for another number of parameters", flags as u64)),
+        };
+    }
+    edit_build_options(options, |build_options, out| {
+        let mut flags = Vec::with_capacity(parameters + added);
+        for field in fields(build_options) {
+            let field = field?;
+            match field.number {
+                PROPAGATION_TO_PARAMETERS => {
+                    field.integers(&mut flags)?;
+                    // All flags go where the last piece of them was.
+                    if flags.len() == parameters {
+                        flags.resize(parameters + added, 0);
+                        put_packed(out, PROPAGATION_TO_PARAMETERS, &flags);
+                    }
+                }
+                _ => out.extend(field.raw),
+            }
+        }
+        if flags.len() == parameters + added { Ok(()) } else { Err(Reject::new("flags are spread over messages")) }
+    })
+    .map(Cow::Owned)
+}
+
+/// The options without kinds of YNNPACK fusion above `highest`, which the engine does not know: an older XLA logs an
+/// error for each of them with every compilation. Linear in the options.
+///
+/// # Errors
+/// [`Reject`] where the bytes are not a protocol buffer, or a field above has another type.
+pub fn drop_fusion_types_above(options: &[u8], highest: u64) -> Result<Cow<'_, [u8]>, Reject> {
+    let mut dropped = false;
+    let edited = edit_build_options(options, |build_options, out| {
+        for field in fields(build_options) {
+            let field = field?;
+            if field.number != DEBUG_OPTIONS {
+                out.extend(field.raw);
+                continue;
+            }
+            let mut debug_options = Vec::with_capacity(field.raw.len());
+            for field in fields(field.bytes()?) {
+                let field = field?;
+                if field.number != YNN_FUSION_TYPES {
+                    debug_options.extend(field.raw);
+                    continue;
+                }
+                let mut types = Vec::new();
+                field.integers(&mut types)?;
+                let all = types.len();
+                types.retain(|&fusion| fusion <= highest);
+                dropped |= types.len() != all;
+                put_packed(&mut debug_options, YNN_FUSION_TYPES, &types);
+            }
+            put_bytes(out, DEBUG_OPTIONS, &debug_options);
+        }
+        Ok(())
+    })?;
+    Ok(if dropped { Cow::Owned(edited) } else { Cow::Borrowed(options) })
+}
+
+/// Copies the options with `edit` writing the payload of each piece of the build options.
+fn edit_build_options(
+    options: &[u8],
+    mut edit: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), Reject>,
+) -> Result<Vec<u8>, Reject> {
+    let mut out = Vec::with_capacity(options.len() + 64);
+    for field in fields(options) {
+        let field = field?;
+        if field.number == BUILD_OPTIONS {
+            let mut edited = Vec::with_capacity(field.raw.len() + 64);
+            edit(field.bytes()?, &mut edited)?;
+            put_bytes(&mut out, BUILD_OPTIONS, &edited);
+        } else {
+            out.extend(field.raw);
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::wire::tests::{bytes, integer};
+
+    /// Options with `build` as build options, between fields that are not known here.
+    fn options(build: &[Vec<u8>]) -> Vec<u8> {
+        [integer(999, 7), bytes(BUILD_OPTIONS, &build.concat()), bytes(1000, b"kept")].concat()
+    }
+
+    #[test]
+    fn facts_are_read() {
+        let read = CompileOptions::read(&options(&[
+            integer(REPLICAS, 2),
+            integer(PARTITIONS, 4),
+            integer(SHARDY, 1),
+            integer(DEVICE_MEMORY_SIZE, 1 << 34),
+            bytes(PROPAGATION_TO_PARAMETERS, &[0, 1, 0]),
+        ]))
+        .unwrap();
+        assert_eq!(
+            read,
+            CompileOptions {
+                replicas: 2,
+                partitions: 4,
+                partitioner: Partitioner::Shardy,
+                device_memory_size: Some(1 << 34),
+                arguments: Arguments::Flat,
+                argument_layouts: 0,
+                propagation_flags: 3,
+            }
+        );
+        let empty = CompileOptions::read(&[]).unwrap();
+        assert_eq!((empty.replicas, empty.partitions, empty.device_memory_size), (1, 1, None));
+    }
+
+    #[test]
+    fn flags_grow_with_the_parameters() {
+        let flags = |list: &[u8]| options(&[integer(50, 1), bytes(PROPAGATION_TO_PARAMETERS, list), integer(19, 1)]);
+        assert_eq!(add_parameters(&flags(&[1, 0]), 2, 3).unwrap(), flags(&[1, 0, 0, 0, 0]));
+        assert_eq!(add_parameters(&flags(&[1]), 1, 1).unwrap(), flags(&[1, 0]));
+        // One flag for all, no flags, nothing added.
+        for (options, parameters, added) in
+            [(flags(&[1]), 3, 2), (options(&[integer(50, 1)]), 3, 2), (flags(&[1, 1]), 2, 0)]
+        {
+            assert_eq!(add_parameters(&options, parameters, added).unwrap(), options);
+        }
+        // Flags that came unpacked are put together.
+        let unpacked = [integer(18, 1), integer(50, 1), integer(18, 0)];
+        let expected = options(&[integer(50, 1), bytes(PROPAGATION_TO_PARAMETERS, &[1, 0, 0])]);
+        assert_eq!(add_parameters(&options(&unpacked), 2, 1).unwrap(), expected);
+    }
+
+    #[test]
+    fn descriptions_that_cannot_grow_are_refused() {
+        let flags = options(&[bytes(PROPAGATION_TO_PARAMETERS, &[1, 0])]);
+        assert!(add_parameters(&flags, 3, 1).is_err());
+        assert!(add_parameters(&integer(TUPLED_ARGUMENTS, 1), 3, 1).is_err());
+        assert!(add_parameters(&integer(TUPLED_ARGUMENTS, 0), 3, 1).is_ok());
+        assert!(add_parameters(&bytes(ARGUMENT_LAYOUTS, &[]), 1, 1).is_err());
+        let split = [bytes(BUILD_OPTIONS, &integer(18, 1)), bytes(BUILD_OPTIONS, &integer(18, 1))].concat();
+        assert!(add_parameters(&split, 2, 1).is_err());
+    }
+
+    #[test]
+    fn unknown_fusion_types_are_dropped() {
+        let types = |list: &[u8]| {
+            let fusion = if list.is_empty() { vec![] } else { bytes(YNN_FUSION_TYPES, list) };
+            options(&[bytes(DEBUG_OPTIONS, &[integer(60, 1), fusion, integer(500, 2)].concat()), integer(4, 1)])
+        };
+        assert_eq!(drop_fusion_types_above(&types(&[4, 5, 3]), 4).unwrap(), types(&[4, 3]));
+        assert_eq!(drop_fusion_types_above(&types(&[6, 5]), 4).unwrap(), types(&[]));
+        assert!(matches!(drop_fusion_types_above(&types(&[4, 5, 3]), 5).unwrap(), Cow::Borrowed(_)));
+        assert!(matches!(drop_fusion_types_above(&[], 4).unwrap(), Cow::Borrowed(_)));
+    }
+}

@@ -1,0 +1,473 @@
+//! Destination passing: one more donated parameter for each result that has no memory of the caller's yet.
+//!
+//! ```text
+//!   before   main(a, b {jax.buffer_donor}) -> (c, d, e)
+//!   after    main(a, b {jax.buffer_donor}, C {tf.aliasing_output = 0}, E {tf.aliasing_output = 2}) -> (c, d, e)
+//! ```
+//!
+//! Parameters are only appended, so the user's keep their numbers and all results keep their places. In the file,
+//! `main` gets new properties (its type and parameter attributes), new block arguments behind the old ones, and every
+//! operand in its body that named a value behind the arguments moves up by the number of arguments added:
+//!
+//! ```text
+//!   values of main's region     0 .. arguments | arguments .. values | of nested inline regions ..
+//!   after adding n (and 2t)     same           | + n                 | + n + 2t          t results tied (tie.rs)
+//! ```
+//!
+//! Nested isolated regions have their own numbers and are copied as they are.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use super::{
+    Reject,
+    bytecode::{
+        Additions, Artifact, AttrId, Cursor, DialectId, PropertyId, TypeId, ValueId, container,
+        ops::{self, BLOCK_HAS_USE_LISTS, Regions, Sink, UseLists, mask},
+        writer::{flagged, put_list, put_section, put_signed, put_varint, sum, varints},
+    },
+    sharding::{SDY, Shardings},
+    signature::{Donation, Known, ParameterIndex, Program, ResultIndex, Signature},
+    tie::Ties,
+    vhlo::{self, VHLO, ValueType, attribute_code, type_code},
+};
+
+/// What the engine is able to do with destinations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Leaves results of 2 and 4 bit elements alone: XLA:CPU packs them while copying, so a view of our memory never
+    /// becomes the result.
+    pub skip_sub_byte: bool,
+    /// Ties destinations to results whose sharding the Shardy partitioner chooses. Only for programs that are compiled
+    /// with `use_shardy_partitioner`: XLA's older partitioner aborts on such groups.
+    pub tie_unspecified_shardings: bool,
+}
+
+/// Why a result has no destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Skip {
+    /// A token, a tuple, an unranked tensor or one with an encoding.
+    NotATensor,
+    /// A dimension is known at run time only.
+    DynamicDimension,
+    /// `index`, `tf32`, a quantized or an unknown type.
+    ElementType,
+    /// Elements of 2 or 4 bits, where the policy leaves them alone.
+    SubByte,
+    /// It has an explicit layout, or one for the compiler to choose (`mhlo.layout_mode`).
+    Layout,
+    /// It is bound to a kind of memory (`mhlo.memory_kind`).
+    MemoryKind,
+    /// The partitioner chooses its sharding, and no tie is possible.
+    UnspecifiedSharding,
+}
+
+/// Where a result lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// In the argument for this added parameter.
+    Destination(ParameterIndex),
+    /// In the user's argument that aliases it.
+    AliasedBy(ParameterIndex),
+    /// In a donated argument of the same type, if XLA finds it to fit: a destination would make that donation useless.
+    LeftToDonor,
+    /// Wherever the engine puts it.
+    Skipped(Skip),
+}
+
+/// A program with destinations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rewritten<'a> {
+    /// The artifact to compile: borrowed, and the one that was given, where no result takes a destination.
+    pub bytes: Cow<'a, [u8]>,
+    /// What the user's program takes and gives.
+    pub signature: Signature,
+    /// Where each result lands.
+    pub placements: Vec<Placement>,
+    /// Parameters added behind the user's: as many as there are [`Placement::Destination`]s.
+    pub destinations: usize,
+}
+
+impl Rewritten<'_> {
+    /// The number of parameters of the user's program.
+    pub fn parameters(&self) -> usize {
+        self.signature.parameters.len()
+    }
+}
+
+/// Adds a destination for every result that the rules allow one for. Linear in the artifact.
+///
+/// After each run the caller has to compare the address of a result with its destination: XLA treats the aliasing as a
+/// permission.
+///
+/// # Errors
+/// [`Reject`] where the program has to be compiled as it is.
+pub fn add_destinations<'a>(artifact: &'a [u8], policy: &Policy) -> Result<Rewritten<'a>, Reject> {
+    let file = Artifact::parse(artifact)?;
+    let program = Program::find(&file)?;
+    let plan = plan(&file, &program, policy)?;
+    let bytes =
+        if plan.destinations.is_empty() { Cow::Borrowed(artifact) } else { Cow::Owned(emit(&file, &program, &plan)?) };
+    Ok(Rewritten {
+        bytes,
+        signature: program.signature(&file.tables),
+        placements: plan.placements,
+        destinations: plan.destinations.len(),
+    })
+}
+
+/// A result that takes a destination.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destination {
+    pub(super) result: ResultIndex,
+    pub(super) value_type: TypeId,
+    known: Known,
+    pub(super) sharding: Sharding,
+}
+
+/// How a destination comes by the sharding of its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sharding {
+    /// By the same attributes, if any.
+    Same,
+    /// By a sharding group of the two values.
+    Tied,
+}
+
+struct Plan {
+    placements: Vec<Placement>,
+    destinations: Vec<Destination>,
+}
+
+/// Decides where each result lands.
+fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<Plan, Reject> {
+    let tables = &file.tables;
+    let can_tie = policy.tie_unspecified_shardings
+        && tables.dialect(SDY).is_some()
+        && tables.find_op(SDY, b"mesh").is_some()
+        && tables.dialect(vhlo::BUILTIN).is_some();
+    let mut aliased_by = vec![None; program.results.len()];
+    // Donors wait for a result of their type; how many of each type still do.
+    let mut donors: HashMap<&ValueType, usize> = HashMap::new();
+    for (at, parameter) in program.parameters().enumerate() {
+        match parameter.donation {
+            Donation::Kept => {}
+            Donation::Aliases(ResultIndex(result)) => aliased_by[result] = Some(ParameterIndex(at)),
+            Donation::Donor => *donors.entry(&parameter.value_type).or_default() += 1,
+        }
+    }
+    let mut shardings = Shardings::default();
+    let mut plan = Plan { placements: Vec::with_capacity(program.results.len()), destinations: Vec::new() };
+    for (at, (value_type, known)) in program.results.iter().enumerate() {
+        let placement = if let Some(parameter) = aliased_by[at] {
+            Placement::AliasedBy(parameter)
+        } else if let Err(why) = fit(value_type, known, policy) {
+            Placement::Skipped(why)
+        } else {
+            let specified = program.partitions <= 1 || shardings.is_specified(tables, known)?;
+            let sharding = if specified { Sharding::Same } else { Sharding::Tied };
+            if sharding == Sharding::Tied && !(can_tie && Ties::can_tie(value_type)) {
+                Placement::Skipped(Skip::UnspecifiedSharding)
+            } else if let Some(waiting @ 1..) = donors.get_mut(value_type) {
+                *waiting -= 1;
+                Placement::LeftToDonor
+            } else {
+                let parameter = ParameterIndex(program.parameter_types.len() + plan.destinations.len());
+                let value_type = program.result_types[at];
+                plan.destinations.push(Destination { result: ResultIndex(at), value_type, known: *known, sharding });
+                Placement::Destination(parameter)
+            }
+        };
+        plan.placements.push(placement);
+    }
+    Ok(plan)
+}
+
+/// Whether a result can be written to memory of the caller's, sharding apart.
+fn fit(value_type: &ValueType, known: &Known, policy: &Policy) -> Result<(), Skip> {
+    let ValueType::Tensor { dimensions, element } = value_type else { return Err(Skip::NotATensor) };
+    if dimensions.iter().any(|&dimension| dimension < 0) {
+        return Err(Skip::DynamicDimension);
+    }
+    match element {
+        None => return Err(Skip::ElementType),
+        Some(element) if policy.skip_sub_byte && element.is_sub_byte() => return Err(Skip::SubByte),
+        Some(_) => {}
+    }
+    if known.has_own_layout {
+        return Err(Skip::Layout);
+    }
+    if known.has_memory_kind {
+        return Err(Skip::MemoryKind);
+    }
+    Ok(())
+}
+
+/// The file with the destinations of `plan`.
+fn emit(file: &Artifact<'_>, program: &Program<'_>, plan: &Plan) -> Result<Vec<u8>, Reject> {
+    let mut added = Additions::new(&file.tables);
+    let properties = new_properties(file, program, plan, &mut added)?;
+    let main = main(file, program, plan, &mut added, properties)?;
+    let mut region = Vec::with_capacity(program.before.len() + main.len() + program.after.len());
+    region.extend(program.before);
+    region.extend(main);
+    region.extend(program.after);
+    let mut ir = Vec::with_capacity(program.top.len() + region.len() + 16);
+    ir.extend(program.top);
+    put_section(&mut ir, container::id::IR, &region);
+    file.emit(&added, &ir)
+}
+
+/// The properties of `main` with the destinations in its type and its parameter attributes.
+fn new_properties(
+    file: &Artifact<'_>,
+    program: &Program<'_>,
+    plan: &Plan,
+    added: &mut Additions<'_, '_>,
+) -> Result<PropertyId, Reject> {
+    let vhlo = file.tables.dialect(VHLO).ok_or(Reject::new("no VHLO dialect"))?;
+    let si32 = added.r#type(vhlo, varints([type_code::SI32]));
+    let name = added.string(b"tf.aliasing_output");
+    let aliasing = added.attribute(vhlo, varints([attribute_code::STRING, name.0]));
+    let mut dictionaries = program.parameter_dictionaries.clone();
+    if dictionaries.is_empty() {
+        let empty = added.attribute(vhlo, varints([attribute_code::DICTIONARY, 0]));
+        dictionaries.resize(program.parameter_types.len(), empty);
+    }
+    for destination in &plan.destinations {
+        dictionaries.push(dictionary(added, vhlo, si32, aliasing, destination));
+    }
+    let destinations = plan.destinations.iter().map(|destination| destination.value_type);
+    let parameter_types: Vec<TypeId> = program.parameter_types.iter().copied().chain(destinations).collect();
+
+    let mut bytes = varints([type_code::FUNCTION]);
+    put_list(&mut bytes, parameter_types.iter().map(|id| id.0));
+    put_list(&mut bytes, program.result_types.iter().map(|id| id.0));
+    let function_type = added.r#type(vhlo, bytes);
+    let function_type = added.attribute(vhlo, varints([attribute_code::TYPE, function_type.0]));
+    let mut bytes = varints([attribute_code::ARRAY]);
+    put_list(&mut bytes, dictionaries.iter().map(|id| id.0));
+    let parameter_attributes = added.attribute(vhlo, bytes);
+
+    let old = program.properties;
+    let ids = [parameter_attributes, function_type, old.result_attributes, old.name, old.visibility];
+    Ok(added.property(varints(ids.map(|id| id.0))))
+}
+
+/// The attributes of a destination: what it aliases, and its result's sharding and layout. In order of the keys.
+fn dictionary(
+    added: &mut Additions<'_, '_>,
+    vhlo: DialectId,
+    si32: TypeId,
+    aliasing: AttrId,
+    destination: &Destination,
+) -> AttrId {
+    let mut value = varints([attribute_code::INTEGER, si32.0]);
+    put_signed(&mut value, destination.result.0 as i64);
+    let value = added.attribute(vhlo, value);
+    let known = &destination.known;
+    let items = [known.layout_mode, known.mhlo_sharding, known.sdy_sharding, Some((aliasing, value))];
+    let items: Vec<(AttrId, AttrId)> = items.into_iter().flatten().collect();
+    let mut bytes = varints([attribute_code::DICTIONARY, items.len() as u64]);
+    for (key, value) in items {
+        put_varint(&mut bytes, key.0);
+        put_varint(&mut bytes, value.0);
+    }
+    added.attribute(vhlo, bytes)
+}
+
+/// Copies operations, with operands renumbered.
+pub(super) struct Renumber {
+    pub(super) out: Vec<u8>,
+    /// Values below this are arguments that keep their number.
+    arguments: u64,
+    /// Values from here on belong to nested regions.
+    values: u64,
+    new_arguments: u64,
+    new_results: u64,
+    use_lists: UseLists,
+}
+
+impl Renumber {
+    /// The new number of a value.
+    pub(super) fn renumber(&self, value: ValueId) -> Result<ValueId, Reject> {
+        let mut number = value.0;
+        if value.0 >= self.arguments {
+            number = sum(number, self.new_arguments)?;
+        }
+        if value.0 >= self.values {
+            number = sum(number, self.new_results)?;
+        }
+        Ok(ValueId(number))
+    }
+}
+
+impl Sink for Renumber {
+    fn copy(&mut self, raw: &[u8]) {
+        self.out.extend(raw);
+    }
+
+    fn operand(&mut self, value: ValueId) -> Result<(), Reject> {
+        let renumbered = self.renumber(value)?;
+        put_varint(&mut self.out, renumbered.0);
+        Ok(())
+    }
+
+    fn use_lists(&self) -> UseLists {
+        self.use_lists
+    }
+}
+
+/// The operation `main` with the destinations as arguments.
+fn main(
+    file: &Artifact<'_>,
+    program: &Program<'_>,
+    plan: &Plan,
+    added: &mut Additions<'_, '_>,
+    properties: PropertyId,
+) -> Result<Vec<u8>, Reject> {
+    let head = program.head;
+    if head.mask & (mask::RESULTS | mask::OPERANDS | mask::SUCCESSORS | mask::USE_LISTS) != 0 {
+        return Err(Reject::found("main has parts that functions do not have", u64::from(head.mask)));
+    }
+    let mut out = varints([head.name.0]);
+    out.push(head.mask);
+    put_varint(&mut out, head.location.0);
+    if let Some(attributes) = head.attributes {
+        put_varint(&mut out, attributes.0);
+    }
+    put_varint(&mut out, properties.0);
+    // Today's writers isolate every region that uses no value from outside; older ones went by the kind of operation,
+    // and stored functions inline.
+    match head.regions {
+        Regions::Isolated(1) => {
+            let mut cursor = Cursor::new(program.region);
+            let region = body(file, program, plan, added, cursor.section_of(container::id::IR)?)?;
+            put_varint(&mut out, flagged(1, true)?);
+            put_section(&mut out, container::id::IR, &region);
+        }
+        Regions::Inline(1) => {
+            put_varint(&mut out, flagged(1, false)?);
+            out.extend(body(file, program, plan, added, program.region)?);
+        }
+        Regions::Isolated(count) | Regions::Inline(count) => {
+            return Err(Reject::found("main's regions (1 is allowed)", count as u64));
+        }
+    }
+    Ok(out)
+}
+
+/// The region of `main` with the destinations as arguments.
+fn body(
+    file: &Artifact<'_>,
+    program: &Program<'_>,
+    plan: &Plan,
+    added: &mut Additions<'_, '_>,
+    region: &[u8],
+) -> Result<Vec<u8>, Reject> {
+    let tables = &file.tables;
+    let mut cursor = Cursor::new(region);
+    let blocks = cursor.varint()?;
+    if blocks != 1 {
+        return Err(Reject::found("main's blocks (1 is allowed)", blocks));
+    }
+    let values = cursor.varint()?;
+    let block = ops::block_head(&mut cursor)?;
+    if !block.arguments.iter().map(|argument| argument.value_type).eq(program.parameter_types.iter().copied()) {
+        return Err(Reject::new("the block's arguments differ from main's type"));
+    }
+    let Some(before_return) = block.ops.checked_sub(1) else { return Err(Reject::new("main is empty")) };
+
+    let ties = Ties::new(&plan.destinations, block.arguments.len());
+    let new_arguments = plan.destinations.len() as u64;
+    let mut sink = Renumber {
+        out: Vec::with_capacity(region.len() + plan.destinations.len() * 4 + 16),
+        arguments: block.arguments.len() as u64,
+        values,
+        new_arguments,
+        new_results: ties.new_results(),
+        // A list must have as many entries as its value has uses, and ties are uses.
+        use_lists: if ties.is_empty() { UseLists::Keep } else { UseLists::Drop },
+    };
+    let out = &mut sink.out;
+    put_varint(out, blocks);
+    put_varint(out, sum(sum(values, new_arguments)?, ties.new_results())?);
+    put_varint(out, flagged(sum(block.ops as u64, ties.new_ops())?, true)?);
+    put_varint(out, (block.arguments.len() + plan.destinations.len()) as u64);
+    for argument in &block.arguments {
+        put_varint(out, flagged(argument.value_type.0, argument.location.is_some())?);
+        if let Some(location) = argument.location {
+            put_varint(out, location.0);
+        }
+    }
+    for destination in &plan.destinations {
+        put_varint(out, flagged(destination.value_type.0, false)?);
+    }
+    match block.use_lists {
+        Some(lists) if sink.use_lists == UseLists::Keep => {
+            sink.out.push(BLOCK_HAS_USE_LISTS);
+            if block.arguments.len() == 1 {
+                // The only value of its range had neither count nor index; now it is one of several.
+                sink.out.extend(varints([1, 0]));
+            }
+            sink.out.extend(lists);
+        }
+        _ => sink.out.push(0),
+    }
+    ops::operations(tables, &mut cursor, &mut sink, before_return)?;
+    ties.emit(file, program, added, cursor.clone(), sum(values, new_arguments)?, &mut sink)?;
+    ops::operations(tables, &mut cursor, &mut sink, 1)?;
+    cursor.finish("bytes after main")?;
+    Ok(sink.out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_move_by_what_is_added_before_them() {
+        let sink = Renumber {
+            out: Vec::new(),
+            arguments: 2,
+            values: 5,
+            new_arguments: 3,
+            new_results: 4,
+            use_lists: UseLists::Keep,
+        };
+        let moved: Vec<_> = (0..7).map(|value| sink.renumber(ValueId(value)).unwrap().0).collect();
+        assert_eq!(moved, [0, 1, 5, 6, 7, 12, 13]);
+        assert!(sink.renumber(ValueId(u64::MAX)).is_err());
+    }
+
+    /// A writer that isolates operations by their kind only would store `main` inline.
+    #[test]
+    fn an_inline_main_is_rewritten_like_an_isolated_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin_tests/data/artifacts/0018_while_capture.mlir");
+        let bytes = std::fs::read(path).unwrap();
+        let file = Artifact::parse(&bytes).unwrap();
+        let program = Program::find(&file).unwrap();
+        let isolated = |program: &Program<'_>| {
+            assert_eq!(program.head.regions, Regions::Isolated(1));
+            Cursor::new(program.region).section_of(container::id::IR).unwrap().to_vec()
+        };
+        let head = program.head;
+        let mut region = program.before.to_vec();
+        region.extend(varints([head.name.0]));
+        region.push(head.mask);
+        region.extend(varints([head.location.0, head.properties.unwrap().0, 1 << 1]));
+        region.extend(isolated(&program));
+        region.extend(program.after);
+        let mut ir = program.top.to_vec();
+        put_section(&mut ir, container::id::IR, &region);
+        let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
+
+        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true };
+        let (one, other) = (add_destinations(&bytes, &policy).unwrap(), add_destinations(&inline, &policy).unwrap());
+        assert!(one.destinations > 0);
+        assert_eq!(one.placements, other.placements);
+        let (one, other) = (Artifact::parse(&one.bytes).unwrap(), Artifact::parse(&other.bytes).unwrap());
+        let (one, other) = (Program::find(&one).unwrap(), Program::find(&other).unwrap());
+        assert_eq!(other.head.regions, Regions::Inline(1));
+        assert_eq!(isolated(&one), other.region);
+    }
+}

@@ -1,0 +1,336 @@
+//! Finding `main` in a program, and reading what it takes and gives.
+
+use std::collections::HashMap;
+
+use super::{
+    Reject,
+    bytecode::{Artifact, AttrId, Cursor, PropertyId, Tables, TypeId, container, ops, ops::Regions},
+    vhlo::{self, Attribute, VHLO, ValueType},
+};
+
+/// A parameter of the user's program, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParameterIndex(pub usize);
+
+/// A result of the program, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResultIndex(pub usize);
+
+/// What the program may do with the memory of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Donation {
+    /// Read it.
+    Kept,
+    /// Write this result into it (`tf.aliasing_output`).
+    Aliases(ResultIndex),
+    /// Write whichever result XLA finds to fit into it (`jax.buffer_donor`).
+    Donor,
+}
+
+/// A parameter of `main`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its type, before partitioning.
+    pub value_type: ValueType,
+    /// Whether the argument is donated.
+    pub donation: Donation,
+}
+
+/// What a program takes and gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// The user's parameters.
+    pub parameters: Vec<Parameter>,
+    /// The types of the results, before partitioning.
+    pub results: Vec<ValueType>,
+    /// Partitions of one replica (`mhlo.num_partitions`, 1 where absent).
+    pub partitions: u64,
+    /// Replicas (`mhlo.num_replicas`, 1 where absent).
+    pub replicas: u64,
+    /// Whether the program calls Python on the host while it runs; see [`has_host_callbacks`].
+    pub host_callbacks: bool,
+}
+
+/// Reads the signature of a portable artifact. Linear in its size.
+///
+/// # Errors
+/// [`Reject`] where the bytes are not an artifact of a version that is known here.
+pub fn inspect(artifact: &[u8]) -> Result<Signature, Reject> {
+    let artifact = Artifact::parse(artifact)?;
+    let program = Program::find(&artifact)?;
+    Ok(program.signature(&artifact.tables))
+}
+
+/// Whether some bytes name a custom call that enters Python, such as `xla_ffi_python_cpu_callback`: such programs must
+/// run synchronously, which jaxlib asks of its own clients and cannot ask through the C API.
+///
+/// Looks for the target's name anywhere in the bytes, so that it also answers for programs of other formats and for
+/// artifacts that are rejected. A program that merely mentions the name counts too. Linear in the input.
+pub fn has_host_callbacks(program: &[u8]) -> bool {
+    let mut rest = program;
+    while let Some(at) = rest.iter().position(|&byte| byte == b'_') {
+        rest = &rest[at + 1..];
+        if let Some(device) = rest.strip_prefix(b"python_")
+            && ["cpu", "gpu"]
+                .iter()
+                .any(|kind| device.strip_prefix(kind.as_bytes()).is_some_and(|tail| tail.starts_with(b"_callback")))
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// The attributes of a parameter or result that matter here, as pairs of key and value.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Known {
+    pub(super) aliasing_output: Option<i64>,
+    pub(super) is_donor: bool,
+    pub(super) has_memory_kind: bool,
+    pub(super) mhlo_sharding: Option<(AttrId, AttrId)>,
+    pub(super) sdy_sharding: Option<(AttrId, AttrId)>,
+    pub(super) layout_mode: Option<(AttrId, AttrId)>,
+    /// An explicit layout, or one for the compiler to choose.
+    pub(super) has_own_layout: bool,
+}
+
+/// The five properties of `vhlo.func_v1`, in alphabetical order of their names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FunctionProperties {
+    pub(super) parameter_attributes: AttrId,
+    pub(super) function_type: AttrId,
+    pub(super) result_attributes: AttrId,
+    pub(super) name: AttrId,
+    pub(super) visibility: AttrId,
+}
+
+/// The operations of a file, taken apart around `main`.
+#[derive(Debug)]
+pub(super) struct Program<'a> {
+    /// The IR section up to the region of the module.
+    pub(super) top: &'a [u8],
+    /// The region of the module before `main`.
+    pub(super) before: &'a [u8],
+    pub(super) head: ops::Head,
+    /// The region of `main` as it stands in the file.
+    pub(super) region: &'a [u8],
+    /// The region of the module behind `main`.
+    pub(super) after: &'a [u8],
+    pub(super) properties: FunctionProperties,
+    pub(super) parameter_types: Vec<TypeId>,
+    pub(super) result_types: Vec<TypeId>,
+    /// One dictionary for each parameter, or none at all.
+    pub(super) parameter_dictionaries: Vec<AttrId>,
+    parameters: Vec<(Parameter, Known)>,
+    pub(super) results: Vec<(ValueType, Known)>,
+    pub(super) partitions: u64,
+    replicas: u64,
+}
+
+impl<'a> Program<'a> {
+    /// Finds `main` and decodes its signature. Linear in the file.
+    pub(super) fn find(artifact: &Artifact<'a>) -> Result<Self, Reject> {
+        let tables = &artifact.tables;
+        let mut cursor = Cursor::new(artifact.ir);
+        let mark = cursor.mark();
+        let block = ops::block_head(&mut cursor)?;
+        if block.ops != 1 || !block.arguments.is_empty() {
+            return Err(Reject::found("operations at the top (1 is allowed)", block.ops as u64));
+        }
+        let module = ops::head(tables, &mut cursor, &mut ops::Ignore)?;
+        let name = tables.op_name(module.name)?;
+        if (name.dialect, name.name) != (vhlo::BUILTIN, b"module") || module.regions != Regions::Isolated(1) {
+            return Err(Reject::new("the top operation is not an isolated module"));
+        }
+        let top = cursor.since(mark);
+        let region = cursor.section_of(container::id::IR)?;
+        cursor.finish("bytes after the module")?;
+
+        let mut cursor = Cursor::new(region);
+        let start = cursor.mark();
+        let (blocks, values) = (cursor.varint()?, cursor.varint()?);
+        let block = ops::block_head(&mut cursor)?;
+        if blocks != 1 || values != 0 || !block.arguments.is_empty() {
+            return Err(Reject::new("the module is not one block without arguments"));
+        }
+        let mut main = None;
+        for _ in 0..block.ops {
+            let before = cursor.since(start);
+            let head = ops::head(tables, &mut cursor, &mut ops::Ignore)?;
+            let mark = cursor.mark();
+            ops::regions(tables, &mut cursor, &mut ops::Ignore, head.regions)?;
+            let name = tables.op_name(head.name)?;
+            if (name.dialect, name.name) != (VHLO, b"func_v1") {
+                continue;
+            }
+            let properties = function_properties(tables, head.properties)?;
+            if vhlo::attribute(tables, properties.name)? == Attribute::String(b"main")
+                && main.replace((before, head, properties, cursor.since(mark), cursor.rest())).is_some()
+            {
+                return Err(Reject::new("two functions called main"));
+            }
+        }
+        cursor.finish("bytes after the module's operations")?;
+        let (before, head, properties, region, after) = main.ok_or(Reject::new("no function called main"))?;
+
+        let Attribute::Type(function_type) = vhlo::attribute(tables, properties.function_type)? else {
+            return Err(Reject::new("main's type is not a type attribute"));
+        };
+        let (parameter_types, result_types) = vhlo::function_type(tables, function_type)?;
+        let parameter_dictionaries = dictionaries(tables, properties.parameter_attributes, parameter_types.len())?;
+        let result_dictionaries = dictionaries(tables, properties.result_attributes, result_types.len())?;
+
+        let mut seen = HashMap::new();
+        let mut parameters = Vec::with_capacity(parameter_types.len());
+        for (at, &value_type) in parameter_types.iter().enumerate() {
+            let known = known(tables, &mut seen, parameter_dictionaries.get(at).copied())?;
+            let donation = match known.aliasing_output {
+                Some(result) => Donation::Aliases(result_index(result, result_types.len())?),
+                None if known.is_donor => Donation::Donor,
+                None => Donation::Kept,
+            };
+            parameters.push((Parameter { value_type: vhlo::value_type(tables, value_type)?, donation }, known));
+        }
+        let mut results = Vec::with_capacity(result_types.len());
+        for (at, &value_type) in result_types.iter().enumerate() {
+            let known = known(tables, &mut seen, result_dictionaries.get(at).copied())?;
+            results.push((vhlo::value_type(tables, value_type)?, known));
+        }
+        let counts = module_counts(tables, module.attributes)?;
+        Ok(Self {
+            top,
+            before,
+            head,
+            region,
+            after,
+            properties,
+            parameter_types,
+            result_types,
+            parameter_dictionaries,
+            parameters,
+            results,
+            partitions: counts.0,
+            replicas: counts.1,
+        })
+    }
+
+    /// The parameters of `main`.
+    pub(super) fn parameters(&self) -> impl ExactSizeIterator<Item = &Parameter> {
+        self.parameters.iter().map(|(parameter, _)| parameter)
+    }
+
+    pub(super) fn signature(&self, tables: &Tables<'_>) -> Signature {
+        Signature {
+            parameters: self.parameters().cloned().collect(),
+            results: self.results.iter().map(|(value_type, _)| value_type.clone()).collect(),
+            partitions: self.partitions,
+            replicas: self.replicas,
+            host_callbacks: tables.strings().iter().any(|text| has_host_callbacks(text)),
+        }
+    }
+}
+
+fn result_index(result: i64, results: usize) -> Result<ResultIndex, Reject> {
+    match usize::try_from(result) {
+        Ok(index) if index < results => Ok(ResultIndex(index)),
+        _ => Err(Reject::found("a parameter aliases a result that does not exist", result.cast_unsigned())),
+    }
+}
+
+fn function_properties(tables: &Tables<'_>, id: Option<PropertyId>) -> Result<FunctionProperties, Reject> {
+    let mut cursor = Cursor::new(tables.property(id.ok_or(Reject::new("a function without properties"))?)?);
+    let mut next = || cursor.varint().map(AttrId);
+    let properties = FunctionProperties {
+        parameter_attributes: next()?,
+        function_type: next()?,
+        result_attributes: next()?,
+        name: next()?,
+        visibility: next()?,
+    };
+    cursor.finish("bytes after the properties of a function")?;
+    Ok(properties)
+}
+
+fn dictionaries(tables: &Tables<'_>, id: AttrId, values: usize) -> Result<Vec<AttrId>, Reject> {
+    match vhlo::attribute(tables, id)? {
+        Attribute::Array(list) if list.is_empty() || list.len() == values => Ok(list),
+        _ => Err(Reject::new("main's parameter or result attributes do not fit its type")),
+    }
+}
+
+/// Picks the known keys out of a dictionary. Each dictionary is read once, however many values share it.
+fn known(tables: &Tables<'_>, seen: &mut HashMap<AttrId, Known>, id: Option<AttrId>) -> Result<Known, Reject> {
+    let Some(id) = id else { return Ok(Known::default()) };
+    if let Some(&known) = seen.get(&id) {
+        return Ok(known);
+    }
+    let Attribute::Dictionary(items) = vhlo::attribute(tables, id)? else {
+        return Err(Reject::new("attributes of a parameter or result are not a dictionary"));
+    };
+    let mut found = Known::default();
+    for (key, value) in items {
+        let Attribute::String(name) = vhlo::attribute(tables, key)? else {
+            return Err(Reject::new("a dictionary key is not a string"));
+        };
+        match name {
+            b"tf.aliasing_output" => match vhlo::attribute(tables, value)? {
+                Attribute::Integer(result) => found.aliasing_output = Some(result),
+                _ => return Err(Reject::new("tf.aliasing_output is not an integer")),
+            },
+            b"jax.buffer_donor" => found.is_donor = vhlo::attribute(tables, value)? != Attribute::Boolean(false),
+            b"mhlo.memory_kind" => found.has_memory_kind = true,
+            b"mhlo.sharding" => found.mhlo_sharding = Some((key, value)),
+            b"sdy.sharding" => found.sdy_sharding = Some((key, value)),
+            b"mhlo.layout_mode" => {
+                found.layout_mode = Some((key, value));
+                found.has_own_layout = vhlo::attribute(tables, value)? != Attribute::String(b"default");
+            }
+            _ => {}
+        }
+    }
+    seen.insert(id, found);
+    Ok(found)
+}
+
+/// Partitions and replicas, from the attributes of the module.
+fn module_counts(tables: &Tables<'_>, id: Option<AttrId>) -> Result<(u64, u64), Reject> {
+    let mut counts = (1, 1);
+    let Some(id) = id else { return Ok(counts) };
+    let Attribute::Dictionary(items) = vhlo::builtin_attribute(tables, id)? else { return Ok(counts) };
+    for (key, value) in items {
+        let Attribute::String(name) = vhlo::builtin_attribute(tables, key)? else { continue };
+        let count = match name {
+            b"mhlo.num_partitions" => &mut counts.0,
+            b"mhlo.num_replicas" => &mut counts.1,
+            _ => continue,
+        };
+        match vhlo::builtin_attribute(tables, value)? {
+            Attribute::Integer(number @ 0..) => *count = number.cast_unsigned(),
+            _ => return Err(Reject::new("the number of partitions or replicas is not a count")),
+        }
+    }
+    Ok(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callback_targets_are_recognised() {
+        for target in [
+            "xla_python_cpu_callback",
+            "xla_ffi_python_cpu_callback",
+            "xla_ffi_partitioned_python_cpu_callback",
+            "xla_buffer_python_cpu_callback",
+            "xla_python_gpu_callback",
+            "xla_ffi_python_gpu_callback",
+            "\0\x02xla_buffer_python_gpu_callback\0",
+        ] {
+            assert!(has_host_callbacks(target.as_bytes()), "{target}");
+        }
+        for other in ["", "_", "lapack_sgesdd_ffi", "my_python_callback", "x_python_cpu_call", "python_cpu"] {
+            assert!(!has_host_callbacks(other.as_bytes()), "{other}");
+        }
+    }
+}
