@@ -191,7 +191,7 @@ unsafe fn dress(
             None
         } else {
             let name = format!("{platform}:{index}");
-            let backing = Box::new(host::Host::new());
+            let backing = Box::new(host::HostBacking::new());
             Some(Arc::new(Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?))
         };
         let engine_bytes = Arc::new(AtomicI64::new(0));

@@ -70,7 +70,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
             }
             Placement::AliasedBy(parameter) => Home::Argument(parameter.0),
             Placement::LeftToDonor => Home::Anywhere("left to a donated argument".into()),
-            Placement::Skipped(skip) => Home::Anywhere(format!("{skip}")),
+            Placement::Skipped(skip) => Home::Anywhere(skip.reason().into()),
         });
     }
     destinations.sort_unstable();

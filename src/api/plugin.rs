@@ -34,7 +34,7 @@ static SEARCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// # Errors
 /// A setting is invalid, no engine is installed where we look, or the one that was named cannot be used.
 pub fn engine() -> Result<&'static Engine> {
-    let chosen = CHOSEN.get_or_try_init(|| {
+    let chosen = CHOSEN.get_or_try_init(|| -> Result<Chosen> {
         let environment = Environment::of_process();
         let settings = Settings::read(&environment, &[])?;
         logging::init(&settings.log.value);

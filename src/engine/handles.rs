@@ -184,8 +184,16 @@ impl Drop for EngineEvent {
 }
 
 /// A handle of the engine with nothing of ours around it, that may travel between threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Raw<T>(pub *mut T);
+
+// Not derived: the derive would ask the same of `T`, which is only a name.
+impl<T> Clone for Raw<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Raw<T> {}
 
 // SAFETY: PJRT handles may be used from any thread; `Raw` never dereferences one.
 unsafe impl<T> Send for Raw<T> {}

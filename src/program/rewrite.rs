@@ -61,6 +61,21 @@ pub enum Skip {
     UnspecifiedSharding,
 }
 
+impl Skip {
+    /// The reason in words, for counting and for the user.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NotATensor => "not a plain tensor",
+            Self::DynamicDimension => "a dimension known at run time only",
+            Self::ElementType => "an element type without destinations",
+            Self::SubByte => "elements of less than a byte, which the engine packs",
+            Self::Layout => "a layout of its own",
+            Self::MemoryKind => "bound to a kind of memory",
+            Self::UnspecifiedSharding => "a sharding that the partitioner chooses",
+        }
+    }
+}
+
 /// Where a result lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
