@@ -65,8 +65,10 @@ clean: ## remove .venv, target and dist
 target/release/libpjrt_arena.so: setup
 	@$(LIBCLANG) $(CARGO) build --release --locked --lib --package pjrt-arena
 
+# With --tests, because the crates that only tests need turn on features of the others: without it cargo would build
+# the library once for this rule and once for the tests, and again each time.
 target/debug/libpjrt_arena.so: setup
-	@$(LIBCLANG) $(CARGO) build --workspace --locked
+	@$(LIBCLANG) $(CARGO) build --workspace --lib --tests --locked
 
 $(STAMP): python_smoke/requirements.txt pyproject.toml hatch_build.py
 	@command -v $(CARGO) >/dev/null || { \
@@ -76,7 +78,7 @@ $(STAMP): python_smoke/requirements.txt pyproject.toml hatch_build.py
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	  done; \
 	  if [ -z "$$found" ]; then \
-	    echo "make: needs Python 3.11 or newer, and $(or $(PYTHON),python3) is not: say which with PYTHON=/path/to/python" >&2; \
+	    echo "make: needs Python 3.11 or newer, which $(or $(PYTHON),python3) is not: name one with PYTHON=..." >&2; \
 	    exit 1; \
 	  fi; \
 	  echo "make: installing JAX and the engine into .venv"; \

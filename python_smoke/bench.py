@@ -38,7 +38,7 @@ ROWS = {
 def environment(backend: str, folder: Path) -> dict[str, str]:
     """Variables for a process that measures `backend`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PJRT_NAMES", "JAX_", "XLA_"))}
-    # The engine logs a harmless line for each program that a newer JAX compiles; the arena mends that, nothing else does.
+    # The bare engine logs a harmless line for each program that a newer JAX compiles.
     kept["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if backend == "builtin":
         kept["JAX_PLATFORMS"] = "cpu"

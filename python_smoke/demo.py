@@ -53,12 +53,11 @@ def main() -> int:
     took = time.perf_counter() - start
     row("training", f"{STEPS} steps of a network that learns a sine: loss {first:.3f} -> {last:.5f}, {took:.2f} s")
 
-    for device in devices:
-        stats = device.memory_stats()
-        row("memory", f"device {device.id}")
-        for field in sorted(stats):
-            count = stats[field]
-            row("", f"{field:26} {count:>14,}" + ("" if field == "num_allocs" else f"  {size(count):>10}"))
+    every = [device.memory_stats() for device in devices[:4]]
+    row("memory", f"{'of device':26}" + "".join(f"{device.id:>12}" for device in devices[:4]))
+    for field in sorted(every[0]):
+        show = str if field == "num_allocs" else size
+        row("", f"{field:26}" + "".join(f"{show(stats[field]):>12}" for stats in every))
     counters = arena.counters()
     programs, results = counters["programs"], counters["results"]
     row("programs", f"{programs['rewritten']} rewritten, left alone: {reasons(programs['left_alone'])}")

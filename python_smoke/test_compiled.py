@@ -85,8 +85,9 @@ def test_unused_arguments_and_kept_ones():
 def test_serialised_program_runs_again():
     with jax.default_device(arena_device()):
         payload, in_tree, out_tree = serialize_executable.serialize(jax.jit(program).lower(X, X).compile())
-        again = serialize_executable.deserialize_and_load(payload, in_tree, out_tree, backend="arena",
-                                                          execution_devices=[arena_device()])
+        again = serialize_executable.deserialize_and_load(
+            payload, in_tree, out_tree, backend="arena", execution_devices=[arena_device()]
+        )
     product, total = again(X, X)
     np.testing.assert_allclose(product, X @ X.T, rtol=1e-4)
     np.testing.assert_allclose(total, 2 * X.sum(), rtol=1e-4)

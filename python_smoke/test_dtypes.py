@@ -76,7 +76,13 @@ def test_empty_scalar_and_single(shape, name):
 
 @pytest.mark.parametrize(
     "view",
-    [lambda x: x.T, lambda x: x[::2], lambda x: x[:, ::-1], lambda x: x[1:, 2:7], lambda x: np.broadcast_to(x[0], (9, 8))],
+    [
+        lambda x: x.T,
+        lambda x: x[::2],
+        lambda x: x[:, ::-1],
+        lambda x: x[1:, 2:7],
+        lambda x: np.broadcast_to(x[0], (9, 8)),
+    ],
     ids=["transposed", "every second", "reversed", "window", "broadcast"],
 )
 def test_strided_host_arrays(view):

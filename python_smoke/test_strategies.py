@@ -1,4 +1,4 @@
-"""The strategies, by our variables and by XLA's, and what happens when memory is out. Each strategy gets one process."""
+"""The strategies, by our variables and by XLA's, and what happens when memory is out. One process for each."""
 
 import json
 
