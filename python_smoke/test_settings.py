@@ -64,7 +64,7 @@ def errors():
 @pytest.mark.parametrize("case", BAD)
 def test_error_names_variable_value_and_what_is_allowed(errors, case):
     text = errors[case]
-    assert text.startswith("Unable to initialize backend 'arena': INVALID_ARGUMENT")
+    assert text.startswith("Unable to initialize backend 'arena': ")
     for word in BAD[case][1]:
         assert word in text, text
 
