@@ -1,0 +1,89 @@
+# make demo, make test: from a fresh clone with Rust, python3 (3.11 or newer), make and gcc.
+#
+# All that is fetched or built goes to .venv (Python), target (Rust) and dist (wheels). A stamp in .venv remembers
+# what was installed from which lock file, and cargo remembers the rest, so a second run starts at once.
+# Tests, Rust's and JAX's, share cargo's dev profile (overflow checks and debug assertions on); demo, bench and
+# wheel share release. Neither target builds both.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-rust test-jax doc bench soak wheel setup clean
+.NOTPARALLEL:
+
+export CARGO_TARGET_DIR := $(CURDIR)/target
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CARGO   ?= cargo
+VENV    := $(CURDIR)/.venv
+PY      := $(VENV)/bin/python
+STAMP   := $(VENV)/.installed
+# Found when a recipe runs, not when make starts: the first run creates the folder.
+SITE     = $$(echo "$(VENV)"/lib/python3*/site-packages)
+LIBCLANG = LIBCLANG_PATH="$${LIBCLANG_PATH:-$(SITE)/clang/native}"
+ENGINE   = PJRT_ARENA_TEST_ENGINE="$${PJRT_ARENA_TEST_ENGINE:-$(SITE)/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so}"
+RELEASE := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/release/libpjrt_arena.so"
+DEBUG   := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/debug/libpjrt_arena.so"
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: target/release/libpjrt_arena.so ## train a small model with JAX on the arena and show what memory did
+	@$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/demo.py
+
+test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
+	@echo "make test: all passed"
+
+lint: setup ## rustfmt and clippy, warnings are errors
+	$(CARGO) fmt --all --check
+	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# The library is built first: the tests of plugin_tests and python_smoke load it as a file.
+test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
+	$(LIBCLANG) $(ENGINE) $(CARGO) test --workspace --locked
+
+test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
+	$(DEBUG) "$(PY)" -m pytest python_smoke
+
+doc: setup ## API documentation, warnings are errors
+	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+bench: target/release/libpjrt_arena.so ## one table: JAX's CPU backend, the bare engine, pjrt-arena
+	$(RELEASE) "$(PY)" python_smoke/bench.py --json target/bench.json
+
+soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
+	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py
+
+wheel: setup ## dist/pjrt_arena-*-py3-none-linux_*.whl
+	$(LIBCLANG) "$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+setup: $(STAMP)
+
+clean: ## remove .venv, target and dist
+	rm -rf "$(VENV)" "$(CARGO_TARGET_DIR)" dist
+
+# Cargo knows best what is up to date, so it is always asked.
+target/release/libpjrt_arena.so: setup
+	@$(LIBCLANG) $(CARGO) build --release --locked --lib --package pjrt-arena
+
+# With --tests, because the crates that only tests need turn on features of the others: without it cargo would build
+# the library once for this rule and once for the tests, and again each time.
+target/debug/libpjrt_arena.so: setup
+	@$(LIBCLANG) $(CARGO) build --workspace --lib --tests --locked
+
+$(STAMP): python_smoke/requirements.txt pyproject.toml hatch_build.py
+	@command -v $(CARGO) >/dev/null || { \
+	  echo "make: pjrt-arena is built with Rust, and there is no cargo: install it from https://rustup.rs" >&2; exit 1; }
+	@if [ ! -x "$(PY)" ] || ! "$(PY)" -m pip --version >/dev/null 2>&1; then \
+	  for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "make: needs Python 3.11 or newer, which $(or $(PYTHON),python3) is not: name one with PYTHON=..." >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "make: installing JAX and the engine into .venv"; \
+	  rm -rf "$(VENV)" && "$$found" -m venv "$(VENV)"; \
+	fi
+	@"$(PY)" -m pip install --quiet --requirement python_smoke/requirements.txt
+	@"$(PY)" -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch "$@"

@@ -1,0 +1,143 @@
+"""JAX's door to pjrt-arena, the plugin that manages device memory itself.
+
+JAX finds this module by its place in the `jax_plugins` namespace (and by the entry point of the
+same name), imports it in every program and calls `initialize()`:
+
+    arena not in jax_platforms ........ nothing is loaded, nothing is registered
+    arena in jax_platforms, usable .... the library is registered as backend "arena"
+    arena in jax_platforms, unusable .. a backend is registered whose start fails with one sentence;
+                                        the next start looks again, so a notebook can mend it
+    PJRT_NAMES_AND_LIBRARY_PATHS=arena:... JAX loads that library by itself; nothing is done here
+
+The middle case is why a failure is not raised in `initialize()`: JAX would log it with a traceback
+and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as
+"Unable to initialize backend 'arena': <sentence>", from an `import jax` that works.
+
+Nothing of JAX is imported until `initialize()` runs, so `python -m jax_plugins.arena` (a table of every
+setting and where its value came from) starts no JAX.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from jax_plugins.arena import _library
+from jax_plugins.arena._library import ArenaError
+
+if TYPE_CHECKING:
+    __version__: str
+
+__all__ = ["ArenaError", "__version__", "counters", "initialize"]
+
+NAME = "arena"
+
+#: JAX versions [first, end) that pjrt-arena and its engine were tried with; pyproject.toml says the same.
+JAX_TRIED = ((0, 8), (0, 13))
+
+_log = logging.getLogger(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _library.version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def counters() -> dict[str, Any]:
+    """What this process's programs did so far, as the library counts it.
+
+    ``programs`` says how many were compiled with destinations (``rewritten``) and how many were left
+    alone, by reason; ``results`` says how many results were written straight into the arena (``placed``),
+    how many were not although they should have been (``missed``) and how many the rules leave out
+    (``skipped``), by reason.
+
+    Raises:
+      ArenaError: no library can be found, or it is not pjrt-arena's.
+    """
+    return _library.load().counters()
+
+
+def initialize() -> None:
+    """Registers the backend "arena" if ``jax_platforms`` names it. JAX calls this; calling it again is harmless.
+
+    Never raises for a library or an engine that cannot be used: see the module's table.
+    """
+    import jax
+
+    if NAME not in (jax.config.jax_platforms or "").split(","):
+        return
+    if _library.named_by_jax_variable():
+        # JAX registers that library after this function returns, and refuses a second one.
+        return
+    from jax._src import xla_bridge
+
+    if NAME in xla_bridge._backend_factories:
+        return
+    try:
+        path = _usable_library()
+        _warn_of_untried_jax(jax.__version__)
+        c_api = xla_bridge.register_plugin(NAME, library_path=path, factory=_start)
+    except RuntimeError as reason:
+        _log.debug("not usable: %s", reason)
+        xla_bridge.register_backend_factory(NAME, _start_late, fail_quietly=False)
+        return
+    # register_plugin calls every name but "cuda" and "rocm" experimental, which is a warning in each
+    # program. The public jax.extend.backend.register_backend_factory lets a backend speak for itself.
+    xla_bridge.register_backend_factory(NAME, _start, fail_quietly=False, experimental=False, c_api=c_api)
+
+
+def _usable_library() -> str:
+    """The library's path, after its own check that an engine is there and answers."""
+    library = _library.load()
+    library.set_search_path()
+    if reason := library.why_unusable():
+        raise ArenaError(reason)
+    return os.fspath(library.path)
+
+
+def _start() -> Any:
+    """Backend start: JAX's own, with our options."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.make_pjrt_c_api_client(NAME, options=_client_options)
+
+
+def _start_late() -> Any:
+    """Backend start after a failed check: looks again, then starts or raises the sentence."""
+    path = _usable_library()
+    from jax._src.lib import xla_client
+
+    if not xla_client.pjrt_plugin_loaded(NAME):
+        xla_client.load_pjrt_plugin_dynamically(NAME, path)
+    return _start()
+
+
+def _client_options() -> dict[str, int]:
+    """Options for the client, read when it is created; `jax_pjrt_client_create_options` is added by JAX and wins.
+
+    The device count is here because JAX's own setting for it never reaches a plugin. -1 means that it is not set,
+    and then the library's variables and XLA's flag decide.
+    """
+    import jax
+
+    devices = jax.config.jax_num_cpu_devices
+    return {"devices": devices} if devices > 0 else {}
+
+
+def _warn_of_untried_jax(version: str) -> None:
+    first, end = JAX_TRIED
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return
+    if not first <= (major, minor) < end:
+        spell = "{}.{}".format
+        _log.warning(
+            "pjrt-arena %s was tried with jax >=%s,<%s and this is jax %s: install one of those if something fails.",
+            _library.version(),
+            spell(*first),
+            spell(*end),
+            version,
+        )

@@ -1,0 +1,40 @@
+"""`python -m jax_plugins.arena`: what a program started from here would run with. Starts no JAX."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jax_plugins.arena import _library
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table; returns 1, with a sentence on stderr, where a program could not start."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_plugins.arena",
+        description="Prints every setting of pjrt-arena, its value and where that came from, without starting JAX.",
+    )
+    parser.add_argument("--library", action="store_true", help="print only the path of the library")
+    parser.add_argument("--version", action="store_true", help="print only the version")
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.version:
+            print(_library.version())
+            return 0
+        library = _library.load()
+        if chosen.library:
+            print(library.path)
+            return 0
+        library.set_search_path()
+        print(library.doctor().rstrip("\n"))
+        reason = library.why_unusable()
+    except _library.ArenaError as error:
+        reason = str(error)
+    if reason:
+        print(f"pjrt-arena cannot run: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

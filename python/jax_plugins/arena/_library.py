@@ -1,0 +1,152 @@
+"""Finds libpjrt_arena.so and calls what it exports beside PJRT.
+
+Where the library is looked for, first match wins:
+
+1. ``PJRT_ARENA_LIBRARY_PATH``; it must exist
+2. the library that ``PJRT_NAMES_AND_LIBRARY_PATHS=arena:...`` tells JAX to load
+3. beside this file: an installed wheel
+4. ``target/release`` and ``target/debug`` of the source tree this file lies in: an editable install.
+   The one built last is taken, so ``cargo build`` is all that a change needs.
+
+The loader gives one copy of a library per file, so the functions called here see the state of the very
+library that JAX runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "libpjrt_arena.so"
+PATH_VARIABLE = "PJRT_ARENA_LIBRARY_PATH"
+JAX_VARIABLE = "PJRT_NAMES_AND_LIBRARY_PATHS"
+
+
+class ArenaError(RuntimeError):
+    """pjrt-arena cannot be used; the text is one sentence that says why and what to do."""
+
+
+def named_by_jax_variable() -> Path | None:
+    """The library that JAX's own variable names for "arena", if it names one."""
+    for entry in os.environ.get(JAX_VARIABLE, "").split(","):
+        name, colon, path = entry.partition(":")
+        if colon and name == "arena":
+            if path.endswith(".json"):
+                try:
+                    path = json.loads(Path(path).read_text())["library_path"]
+                except (OSError, ValueError, KeyError):
+                    pass  # JAX reports a bad file itself, with its reason
+            return Path(path)
+    return None
+
+
+def locate() -> Path:
+    """Path of the library.
+
+    Raises:
+      ArenaError: none is there; names every place that was looked at.
+    """
+    if named := os.environ.get(PATH_VARIABLE):
+        if not Path(named).is_file():
+            raise ArenaError(f"{PATH_VARIABLE}={named} is not a file; it must be the path of {FILE_NAME}.")
+        return Path(named).resolve()
+    if (named_for_jax := named_by_jax_variable()) is not None:
+        return named_for_jax
+    here = Path(__file__).resolve().parent
+    places = [here]
+    if (here.parents[2] / "Cargo.toml").is_file():
+        places += [here.parents[2] / "target" / profile for profile in ("release", "debug")]
+    found = [place / FILE_NAME for place in places if (place / FILE_NAME).is_file()]
+    if not found:
+        looked = ", ".join(map(str, places))
+        raise ArenaError(
+            f"{FILE_NAME} was not found in {looked}: build it with `cargo build --release`,"
+            f" or set {PATH_VARIABLE} to its path."
+        )
+    if found[0].parent == here:
+        return found[0]
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def load() -> Library:
+    """The library at `locate()`, opened.
+
+    Raises:
+      ArenaError: there is none, or the file is no library.
+    """
+    return _open(os.fspath(locate()))
+
+
+def version() -> str:
+    """Version of the installed distribution; of the library where none is installed."""
+    try:
+        return importlib.metadata.version("pjrt-arena")
+    except importlib.metadata.PackageNotFoundError:
+        return load().version()
+
+
+class Library:
+    """The functions of one opened libpjrt_arena.so. All are callable from any thread."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        try:
+            self._dll = ctypes.CDLL(path)
+        except OSError as error:
+            raise ArenaError(f"{path} cannot be loaded: {error}.") from None
+
+    def set_search_path(self) -> None:
+        """Tells the library in which folders engine wheels may be installed: Python's own search path."""
+        function = self._function("pjrt_arena_set_search_path", ctypes.c_char_p, returns=None)
+        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]
+        function(os.fsencode(":".join(folders)))
+
+    def why_unusable(self) -> str:
+        """One sentence on why no client could be created; empty when one could. Loads the engine."""
+        return self._text("pjrt_arena_check")
+
+    def doctor(self) -> str:
+        """The table of every setting: value, where it came from, what is allowed; the engine; the memory."""
+        return self._text("pjrt_arena_doctor")
+
+    def counters(self) -> dict[str, Any]:
+        """See `jax_plugins.arena.counters`."""
+        return json.loads(self._text("pjrt_arena_counters"))
+
+    def version(self) -> str:
+        """Version of the library itself."""
+        return self._function("pjrt_arena_version", returns=ctypes.c_char_p)().decode()
+
+    def _text(self, name: str) -> str:
+        """Calls a function that writes text: it returns the length needed and cuts at the room given."""
+        function = self._function(name, ctypes.c_char_p, ctypes.c_size_t, returns=ctypes.c_size_t)
+        room = 4096
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            length = function(buffer, room)
+            if length < room:
+                # By length where it is 0: nothing need have been written then.
+                return buffer.value.decode(errors="replace") if length else ""
+            room = length + 1
+
+    def _function(self, name: str, *arguments: Any, returns: Any) -> Any:
+        try:
+            function = getattr(self._dll, name)
+        except AttributeError:
+            raise ArenaError(
+                f"{self.path} has no function {name}: it is not pjrt-arena's library, or one of another version."
+            ) from None
+        function.argtypes = list(arguments)
+        function.restype = returns
+        return function
+
+
+@functools.cache
+def _open(path: str) -> Library:
+    return Library(path)

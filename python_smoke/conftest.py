@@ -1,0 +1,61 @@
+"""Starts JAX on the arena, with four devices, before any test is collected.
+
+`pytest python_smoke --bare` runs the tests that are not marked `arena` on the bare engine instead: what fails there
+too is the engine's or the test's, not ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+DEVICES = 4
+
+
+def pytest_addoption(parser):
+    parser.addoption("--bare", action="store_true", help="run on the bare engine, without the tests marked arena")
+
+
+def pytest_configure(config):
+    # Before harness is imported, because that imports JAX, which reads its variables then.
+    for name in list(os.environ):
+        if name.startswith(("PJRT_", "XLA_", "JAX_", "TF_CPP_")) and name != "PJRT_ARENA_LIBRARY_PATH":
+            del os.environ[name]
+    os.environ["JAX_PLATFORMS"] = "arena,cpu"
+    if config.getoption("--bare"):
+        _name_the_bare_engine(Path(tempfile.mkdtemp()))
+    else:
+        os.environ["PJRT_ARENA_DEVICES"] = str(DEVICES)
+    import harness
+    import jax
+
+    devices = jax.devices("arena")
+    if len(devices) != DEVICES or jax.devices() != devices:
+        raise pytest.UsageError(f"JAX did not start on {DEVICES} devices of the arena: {devices}")
+    if not config.getoption("--bare"):
+        if not harness.library_is_mapped():
+            raise pytest.UsageError("JAX started, but libpjrt_arena.so is not loaded")
+        if devices[0].memory_stats() is None:
+            raise pytest.UsageError("JAX started, but the device has no memory statistics: this is not pjrt-arena")
+
+
+def _name_the_bare_engine(folder: Path) -> None:
+    spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
+    engine = Path(spec.submodule_search_locations[0]) / "xla_cpu_pjrt.so"
+    description = folder / "engine.json"
+    description.write_text(
+        json.dumps({"library_path": str(engine), "create_options": {"cpu_device_count": DEVICES}})
+    )
+    os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"arena:{description}"
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--bare"):
+        dropped = [item for item in items if item.get_closest_marker("arena")]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if not item.get_closest_marker("arena")]

@@ -1,0 +1,70 @@
+"""`make demo`: trains a small model with JAX on the arena and shows, on one screen, what memory did."""
+
+import sys
+import time
+
+import jax
+import model
+
+from jax_plugins import arena
+
+STEPS = 1000
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that keeps them above one."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def reasons(counts: dict[str, int]) -> str:
+    """`3 (2 of one kind, 1 of another)`."""
+    listed = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+    return f"{sum(counts.values())}" + (f" ({listed})" if listed else "")
+
+
+def row(title: str, text: str) -> None:
+    """One line of the screen."""
+    print(f"{title:10} {text}")
+
+
+def main() -> int:
+    try:
+        devices = jax.devices("arena")
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    strategies = sorted({device["strategy"] for device in arena.counters()["devices"]})
+    row("pjrt-arena", f"{arena.__version__} with jax {jax.__version__}")
+    row("strategy", ", ".join(strategies))
+    row("devices", ", ".join(f"{device.id}: {device.device_kind}" for device in devices))
+
+    parameters, state, optimiser = model.initial_state()
+    step = model.make_step(optimiser)
+    key = jax.random.key(1)
+    parameters, state, key, first = step(parameters, state, key)
+    first = float(first)
+    start = time.perf_counter()
+    for _ in range(STEPS - 1):
+        parameters, state, key, last = step(parameters, state, key)
+    last = float(last)
+    took = time.perf_counter() - start
+    row("training", f"{STEPS} steps of a network that learns a sine: loss {first:.3f} -> {last:.5f}, {took:.2f} s")
+
+    every = [device.memory_stats() for device in devices[:4]]
+    row("memory", f"{'of device':26}" + "".join(f"{device.id:>12}" for device in devices[:4]))
+    for field in sorted(every[0]):
+        show = str if field == "num_allocs" else size
+        row("", f"{field:26}" + "".join(f"{show(stats[field]):>12}" for stats in every))
+    counters = arena.counters()
+    programs, results = counters["programs"], counters["results"]
+    row("programs", f"{programs['rewritten']} rewritten, left alone: {reasons(programs['left_alone'])}")
+    row("results", f"{results['placed']} placed in the arena, missed: {reasons(results['missed'])}")
+    row("", f"left out by the rules: {reasons(results['skipped'])}")
+    return 0 if last < 0.1 * first else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The wheel, the table of settings, and that the files which state a version agree."""
+
+import email
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from harness import ROOT, run_python
+
+from jax_plugins import arena
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel around a library that was built already, so that no test waits for cargo."""
+    folder = tmp_path_factory.mktemp("wheel")
+    library = folder / "built" / "libpjrt_arena.so"
+    library.parent.mkdir()
+    library.write_bytes(b"\x7fELF stands for the library")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--wheel-dir", folder, ROOT], env={**os.environ, "PJRT_ARENA_PREBUILT": str(library)}, check=True
+    )
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_wheel_is_for_every_python_and_this_platform(wheel):
+    assert re.fullmatch(rf"pjrt_arena-{re.escape(VERSION)}-py3-none-linux_\w+\.whl", wheel.name)
+
+
+def test_wheel_holds_the_library_beside_the_package(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert archive.read("jax_plugins/arena/libpjrt_arena.so").startswith(b"\x7fELF")
+    # No jax_plugins/__init__.py: the namespace belongs to all plugins.
+    assert files == {
+        "jax_plugins/arena/__init__.py",
+        "jax_plugins/arena/__main__.py",
+        "jax_plugins/arena/_library.py",
+        "jax_plugins/arena/libpjrt_arena.so",
+        "jax_plugins/arena/py.typed",
+    }
+
+
+def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+        entry_points = archive.read(f"{folder}/entry_points.txt").decode()
+        assert any(name.endswith("LICENSE") for name in archive.namelist())
+    needs = metadata.get_all("Requires-Dist")
+    assert any(need.replace(" ", "").startswith("jax<0.13,>=0.8") for need in needs), needs
+    assert any(need.startswith("xla-cpu-pjrt==0.0.1;") and "x86_64" in need for need in needs), needs
+    assert set(metadata.get_all("Provides-Extra")) == {"cpu", "cuda12", "cuda13"}
+    assert entry_points.split() == ["[jax_plugins]", "arena", "=", "jax_plugins.arena"]
+
+
+def test_a_bad_prebuilt_path_is_a_sentence(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, ROOT]
+    run = subprocess.run(
+        command, env={**os.environ, "PJRT_ARENA_PREBUILT": "/no/such.so"}, capture_output=True, text=True
+    )
+    assert run.returncode != 0 and "PJRT_ARENA_PREBUILT=/no/such.so is not a file" in run.stdout + run.stderr
+
+
+def test_versions_agree():
+    assert arena.__version__ == importlib.metadata.version("pjrt-arena") == VERSION
+    first, end = (".".join(map(str, version)) for version in arena.JAX_TRIED)
+    assert f"jax>={first},<{end}" in PROJECT["dependencies"]
+
+
+def test_unknown_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        arena.nonsense  # noqa: B018
+
+
+def test_a_missing_library_is_a_sentence():
+    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_LIBRARY_PATH="/no/such.so")
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr == (
+        "pjrt-arena cannot run: PJRT_ARENA_LIBRARY_PATH=/no/such.so is not a file;"
+        " it must be the path of libpjrt_arena.so.\n"
+    )
+
+
+@pytest.mark.arena
+def test_library_states_the_same_version():
+    assert arena._library.load().version() == VERSION
+    assert run_python("-m", "jax_plugins.arena", "--version").stdout.strip() == VERSION
+
+
+@pytest.mark.arena
+def test_table_of_settings():
+    run = run_python("-m", "jax_plugins.arena", PJRT_ARENA_STRATEGY="growing", XLA_CLIENT_MEM_FRACTION=".25")
+    assert run.stderr == ""
+    for word in ("PJRT_ARENA_STRATEGY", "growing", "PJRT_ARENA_LIMIT", "XLA_CLIENT_MEM_FRACTION", "xla_cpu_pjrt.so"):
+        assert word in run.stdout, run.stdout
+    assert max(map(len, run.stdout.splitlines())) <= 100
+
+
+@pytest.mark.arena
+def test_table_shows_a_bad_setting_in_its_row():
+    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_STRATEGY="fastest")
+    assert "PJRT_ARENA_STRATEGY=fastest is not valid; allowed: preallocate, growing" in " ".join(run.stdout.split())
+    # The other rows are there all the same.
+    assert "PJRT_ARENA_LIMIT" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.arena
+def test_table_without_an_engine_says_so():
+    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE="/no/such/engine.so")
+    assert run.returncode == 1
+    assert "PJRT_ARENA_STRATEGY" in run.stdout
+    (line,) = run.stderr.splitlines()
+    assert "/no/such/engine.so" in line
+
+
+@pytest.mark.arena
+def test_counters():
+    counters = arena.counters()
+    assert set(counters) >= {"programs", "results", "devices"}
+    assert counters["programs"]["rewritten"] >= 0
+    assert isinstance(counters["programs"]["left_alone"], dict)
+    assert len(counters["devices"]) == 4
+    assert Path(arena._library.load().path).name == "libpjrt_arena.so"

@@ -1,0 +1,144 @@
+"""Settings that cannot be: an error when the client is created, that names variable, value and what is allowed.
+
+JAX shows it, the process goes on, and the next start reads the variables anew.
+"""
+
+import json
+
+import pytest
+from harness import run_jax
+
+pytestmark = pytest.mark.arena
+
+#: case -> (variables, words that the error must hold)
+BAD = {
+    "unknown strategy": (
+        {"PJRT_ARENA_STRATEGY": "fastest"},
+        ["PJRT_ARENA_STRATEGY", "fastest", "preallocate", "growing", "platform"],
+    ),
+    "unknown allocator": (
+        {"XLA_PYTHON_CLIENT_ALLOCATOR": "jemalloc"},
+        ["XLA_PYTHON_CLIENT_ALLOCATOR", "jemalloc", "platform"],
+    ),
+    "fraction 0": ({"XLA_CLIENT_MEM_FRACTION": "0"}, ["XLA_CLIENT_MEM_FRACTION=0", "above 0, at most 1"]),
+    "fraction 1.5": ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "1.5"}, ["XLA_PYTHON_CLIENT_MEM_FRACTION=1.5", "at most 1"]),
+    "fraction abc": ({"XLA_CLIENT_MEM_FRACTION": "abc"}, ["XLA_CLIENT_MEM_FRACTION=abc", "at most 1"]),
+    "both fractions": (
+        {"XLA_CLIENT_MEM_FRACTION": ".5", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"},
+        ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"],
+    ),
+    "preallocate neither true nor false": (
+        {"XLA_PYTHON_CLIENT_PREALLOCATE": "maybe"},
+        ["XLA_PYTHON_CLIENT_PREALLOCATE", "maybe", "true", "false"],
+    ),
+    "limit above the machine": ({"PJRT_ARENA_LIMIT": "1000TiB"}, ["PJRT_ARENA_LIMIT=1000TiB", "at most"]),
+    "limit that is no size": ({"PJRT_ARENA_LIMIT": "plenty"}, ["PJRT_ARENA_LIMIT=plenty", "bytes"]),
+    "limit of more than all": ({"PJRT_ARENA_LIMIT": "140%"}, ["PJRT_ARENA_LIMIT=140%", "at most 100%"]),
+    "no devices": ({"PJRT_ARENA_DEVICES": "0"}, ["PJRT_ARENA_DEVICES=0", "from 1"]),
+    "devices not a number": ({"PJRT_ARENA_DEVICES": "two"}, ["PJRT_ARENA_DEVICES=two", "from 1"]),
+}
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """The error of each case, all from one process, which ends by running a program on the arena."""
+    code = """
+        import json, os
+        import jax
+        from harness import bytes_in_use, start_error
+        seen = {}
+        for case, variables in json.loads(os.environ["CASES"]).items():
+            os.environ.update(variables)
+            seen[case] = start_error()
+            for name in variables:
+                del os.environ[name]
+        assert float(jax.numpy.arange(4.0).sum()) == 6
+        assert bytes_in_use() >= 0 and jax.devices() == jax.devices("arena")
+        print(json.dumps(seen))
+    """
+    run = run_jax(code, CASES=json.dumps({case: variables for case, (variables, _) in BAD.items()}))
+    assert "Traceback" not in run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_error_names_variable_value_and_what_is_allowed(errors, case):
+    text = errors[case]
+    assert text.startswith("Unable to initialize backend 'arena': ")
+    for word in BAD[case][1]:
+        assert word in text, text
+
+
+def test_bad_option_through_jax():
+    code = """
+        import jax
+        from harness import start_error
+        jax.config.update("jax_pjrt_client_create_options", "strategy:fastest")
+        print(start_error())
+        jax.config.update("jax_pjrt_client_create_options", "strategy:growing")
+        assert float(jax.numpy.arange(4.0).sum()) == 6
+    """
+    text = run_jax(code).stdout
+    assert "INVALID_ARGUMENT" in text and "strategy" in text and "fastest" in text and "growing" in text
+
+
+def test_another_backend_can_be_used_instead():
+    code = """
+        import jax
+        from harness import start_error
+        start_error()
+        jax.config.update("jax_platforms", "cpu")
+        assert float(jax.numpy.arange(4.0).sum()) == 6
+    """
+    run_jax(code, PJRT_ARENA_STRATEGY="fastest")
+
+
+def test_engine_missing_foreign_and_back():
+    """One process: no such file, a file that is no library, a library that is no plugin, then the right one."""
+    code = """
+        import json, os
+        import jax, _ctypes
+        from harness import start_error
+        seen = {}
+        for case, path in [("missing", "/no/such/engine.so"), ("text", os.path.abspath(os.environ["TEXT"])),
+                           ("foreign", _ctypes.__file__), ("name", "quantum")]:
+            os.environ["PJRT_ARENA_ENGINE"] = path
+            seen[case] = [path, start_error()]
+        del os.environ["PJRT_ARENA_ENGINE"]
+        assert float(jax.numpy.arange(4.0).sum()) == 6
+        assert jax.devices() == jax.devices("arena")
+        print(json.dumps(seen))
+    """
+    run = run_jax(code, TEXT=__file__)
+    assert "Traceback" not in run.stderr
+    for path, text in json.loads(run.stdout).values():
+        assert text.startswith("Unable to initialize backend 'arena': ")
+        assert "PJRT_ARENA_ENGINE" in text and path in text, text
+
+
+def test_unknown_variable_of_ours_is_warned_about():
+    run = run_jax("import jax; jax.devices()", PJRT_ARENA_STRATEGIE="growing")
+    assert "PJRT_ARENA_STRATEGIE" in run.stderr and "PJRT_ARENA_STRATEGY" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_one_line_says_what_was_decided():
+    run = run_jax("import jax; jax.numpy.ones(3)", PJRT_ARENA_LOG="info", PJRT_ARENA_LIMIT="64MiB")
+    (line,) = [line for line in run.stderr.splitlines() if "PJRT_ARENA_LIMIT" in line]
+    assert "preallocate" in line and "64" in line
+
+
+def test_a_normal_program_prints_nothing():
+    code = """
+        import jax, jax.numpy as jnp
+        import model
+        parameters, state, optimiser = model.initial_state()
+        step = model.make_step(optimiser)
+        key = jax.random.key(0)
+        for _ in range(5):
+            parameters, state, key, value = step(parameters, state, key)
+        jnp.sort(jnp.dot(jnp.ones((50, 50)), jnp.ones((50, 50)))).block_until_ready()
+        jax.lax.conv(jnp.ones((1, 1, 8, 8)), jnp.ones((1, 1, 3, 3)), (1, 1), "SAME").block_until_ready()
+    """
+    run = run_jax(code)
+    assert (run.stdout, run.stderr) == ("", "")
