@@ -13,12 +13,13 @@ use crate::sys;
 /// Alignment in bytes that every address given to [`view`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
 pub const ALIGNMENT: usize = 64;
 
-/// Element types that the ABI numbers, with room for newer ones.
-const TYPES: usize = 64;
+/// The newest element type that every supported version knows (0.63). An engine aborts on a number that it does not
+/// know; the types that came later are narrower than a byte and never lie in an arena.
+const NEWEST: u32 = sys::PJRT_Buffer_Type_F4E2M1FN.0;
 
 /// Element types whose arrays the engine can view in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Viewable(u64);
+pub struct Viewable(u32);
 
 impl Viewable {
     /// None: this engine views nothing of ours.
@@ -26,8 +27,7 @@ impl Viewable {
 
     /// Whether arrays of the element type can be viewed.
     pub fn contains(self, element_type: sys::PJRT_Buffer_Type) -> bool {
-        let index = element_type.0 as usize;
-        index < TYPES && self.0 >> index & 1 == 1
+        element_type.0 <= NEWEST && self.0 >> element_type.0 & 1 == 1
     }
 }
 
@@ -101,7 +101,7 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
     let mut scratch = Scratch([0; 64]);
     let here = scratch.0.as_mut_ptr().expose_provenance();
     let mut viewable = 0;
-    for number in 1..TYPES as u32 {
+    for number in 1..=NEWEST {
         let element_type = sys::PJRT_Buffer_Type(number);
         if element_type == sys::PJRT_Buffer_Type_TOKEN {
             continue;
@@ -112,7 +112,7 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
         let aliased = unsafe { address(engine, buffer) }.is_ok_and(|there| there == here);
         // SAFETY: as above.
         unsafe { destroy(engine, buffer) };
-        viewable |= u64::from(aliased) << number;
+        viewable |= u32::from(aliased) << number;
     }
     Viewable(viewable)
 }
