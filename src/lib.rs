@@ -19,3 +19,4 @@ pub mod error;
 pub mod memory;
 pub mod program;
 pub mod sys;
+pub mod units;
