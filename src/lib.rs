@@ -15,6 +15,7 @@
 //!
 //! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
 
+pub mod device;
 pub mod error;
 pub mod memory;
 pub mod program;

@@ -1,0 +1,3 @@
+//! Where bytes live: the devices that give regions to an arena.
+
+pub mod fake;
