@@ -1,3 +1,4 @@
 //! Where bytes live: the devices that give regions to an arena.
 
 pub mod fake;
+pub mod host;
