@@ -204,14 +204,8 @@ impl Buffer {
         handle: *mut sys::PJRT_Buffer,
         storage: Storage,
     ) -> Arc<Self> {
-        let state = State {
-            handle: Raw(handle),
-            life: Life::Live,
-            storage,
-            in_flight: 0,
-            references: 0,
-            address_known: false,
-        };
+        let state =
+            State { handle: Raw(handle), life: Life::Live, storage, in_flight: 0, references: 0, address_known: false };
         Arc::new(Self { client, device, memory, shape, state: Mutex::new(state) })
     }
 
@@ -380,10 +374,8 @@ impl Buffer {
             Ok(())
         } else {
             // SAFETY: the handle lives until we are destroyed; it was not donated, so this does not block.
-            unsafe {
-                self.client.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() })
-            }
-            .map(drop)
+            unsafe { self.client.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
+                .map(drop)
         };
         self.let_go();
         Ok(outcome?)
@@ -420,8 +412,11 @@ impl Buffer {
 
 /// Takes the memory of a buffer that nobody needs any more.
 fn settle(state: &mut State) -> Option<Storage> {
-    (state.life != Life::Live && state.in_flight == 0 && state.references == 0 && !matches!(state.storage, Storage::Gone))
-        .then(|| std::mem::replace(&mut state.storage, Storage::Gone))
+    (state.life != Life::Live
+        && state.in_flight == 0
+        && state.references == 0
+        && !matches!(state.storage, Storage::Gone))
+    .then(|| std::mem::replace(&mut state.storage, Storage::Gone))
 }
 
 /// The device and the memory of a buffer of the engine.

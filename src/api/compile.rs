@@ -161,10 +161,8 @@ pub unsafe fn register(
     let engine = client.engine;
     // SAFETY: the executable is alive, and with it what the getters point to.
     unsafe {
-        let devices = engine.call(sys::PJRT_LoadedExecutable_AddressableDevices_Args {
-            executable,
-            ..Default::default()
-        })?;
+        let devices =
+            engine.call(sys::PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Default::default() })?;
         let devices: Vec<_> =
             slice(devices.addressable_devices, devices.num_addressable_devices).iter().map(|&d| Raw(d)).collect();
         let description = engine.call(sys::PJRT_LoadedExecutable_GetExecutable_Args {
@@ -274,10 +272,9 @@ impl Entry for sys::PJRT_Client_Load_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = state::client(self.client)?;
         let executable = required(self.executable, "PJRT_Client_Load", "executable")?;
-        let plan = state::EXECUTABLES.get(executable).map_or_else(
-            || Plan::unmodified("of unknown origin"),
-            |program| program.plan.clone(),
-        );
+        let plan = state::EXECUTABLES
+            .get(executable)
+            .map_or_else(|| Plan::unmodified("of unknown origin"), |program| program.plan.clone());
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
             let args = client.engine.call(*self)?;

@@ -31,8 +31,7 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
         let Some(from) = buffer.state().storage.address() else { return Ok(None) };
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
         let ready = unsafe {
-            let args =
-                client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
+            let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
             client.engine.own_event(args.event)
         };
         if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
@@ -119,7 +118,9 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
-            None => unsafe { copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)? },
+            None => unsafe {
+                copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+            },
         }
         .into_raw();
         Ok(())
@@ -140,7 +141,9 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
-            None => unsafe { copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)? },
+            None => unsafe {
+                copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+            },
         }
         .into_raw();
         Ok(())

@@ -76,11 +76,7 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
             .into());
         };
         // SAFETY: the caller's promise, handed on; the slot belongs to `A`.
-        unsafe {
-            extended(args, |args| {
-                EngineError::check(engine, function(args.cast())).map_err(Failure::from)
-            })
-        }
+        unsafe { extended(args, |args| EngineError::check(engine, function(args.cast())).map_err(Failure::from)) }
     })
 }
 

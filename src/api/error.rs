@@ -82,11 +82,7 @@ unsafe extern "C" fn get_code(error: *const sys::PJRT_Error) -> sys::PJRT_Error_
     sys::PJRT_Error_Code(unsafe { own(error) }.map_or(Code::Internal, |own| own.error.code) as u32)
 }
 
-unsafe extern "C" fn for_each_payload(
-    _: *const sys::PJRT_Error,
-    _: sys::PJRT_Error_PayloadVisitor,
-    _: *mut c_void,
-) {
+unsafe extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Error_PayloadVisitor, _: *mut c_void) {
     // Our errors carry no payload.
 }
 
@@ -96,7 +92,9 @@ unsafe extern "C" fn for_each_payload(
 /// `args` must be NULL or valid, the error ours or the engine's, alive, and not be used again.
 pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {
     // SAFETY: the caller's promise.
-    let Some(error) = (unsafe { args.as_ref() }).map(|args| args.error).filter(|error| !error.is_null()) else { return };
+    let Some(error) = (unsafe { args.as_ref() }).map(|args| args.error).filter(|error| !error.is_null()) else {
+        return;
+    };
     // SAFETY: the error is alive; each side destroys its own.
     unsafe {
         if own(error).is_some() {

@@ -90,11 +90,8 @@ impl Entry for sys::PJRT_Executable_ParameterMemoryKinds_Args {
 /// `executable` must be alive.
 unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Outcome<(String, Vec<u8>)> {
     let mut program = sys::PJRT_Program { struct_size: size_of::<sys::PJRT_Program>(), ..Default::default() };
-    let args = sys::PJRT_Executable_OptimizedProgram_Args {
-        executable,
-        program: &raw mut program,
-        ..Default::default()
-    };
+    let args =
+        sys::PJRT_Executable_OptimizedProgram_Args { executable, program: &raw mut program, ..Default::default() };
     // SAFETY: without a place for the code the engine only says how long it is.
     unsafe { engine.call(args)? };
     let mut code = vec![0_u8; program.code_size];
@@ -159,7 +156,8 @@ const MAGIC: &[u8; 16] = b"pjrt-arena\0exec1";
 
 /// Wraps the engine's blob with the plan.
 fn seal(plan: &Plan, blob: &[u8]) -> Result<Vec<u8>> {
-    let plan = serde_json::to_vec(plan).map_err(|error| Error::internal(format!("a plan cannot be written: {error}")))?;
+    let plan =
+        serde_json::to_vec(plan).map_err(|error| Error::internal(format!("a plan cannot be written: {error}")))?;
     let mut sealed = Vec::with_capacity(MAGIC.len() + 8 + plan.len() + blob.len());
     sealed.extend_from_slice(MAGIC);
     sealed.extend_from_slice(&(plan.len() as u64).to_le_bytes());
@@ -200,8 +198,7 @@ impl Entry for sys::PJRT_Executable_Serialize_Args {
         };
         // SAFETY: the engine's blob lives until its deleter is called, right after the copy.
         let sealed = unsafe {
-            let sealed =
-                seal(&program.plan, slice(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size));
+            let sealed = seal(&program.plan, slice(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size));
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

@@ -74,9 +74,9 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_LoadedExecutable_Execute";
         let executable = required(self.executable, NAME, "executable")?;
-        let loaded = state::LOADED
-            .get(executable)
-            .ok_or_else(|| Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin")))?;
+        let loaded = state::LOADED.get(executable).ok_or_else(|| {
+            Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin"))
+        })?;
         let client = &*loaded.client;
         let engine = client.engine;
         client.graveyard.tend(engine);
@@ -305,9 +305,8 @@ unsafe fn consumed_arguments(
     let mut check = |index: usize| {
         let Some(buffer) = arguments[index] else { return };
         // SAFETY: the handle is alive; asking does not block, even while the program runs.
-        let gone = unsafe {
-            engine.call(sys::PJRT_Buffer_IsDeleted_Args { buffer: handles[index], ..Default::default() })
-        };
+        let gone =
+            unsafe { engine.call(sys::PJRT_Buffer_IsDeleted_Args { buffer: handles[index], ..Default::default() }) };
         if gone.is_ok_and(|args| args.is_deleted) {
             give(buffer.donate());
         }

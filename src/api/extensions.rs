@@ -167,7 +167,8 @@ unsafe fn call<A: CStruct>(
     function: Option<unsafe extern "C" fn(*mut A) -> *mut sys::PJRT_Error>,
     mut args: A,
 ) -> Outcome<A> {
-    let function = function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
+    let function =
+        function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
     set_struct_size(&mut args, A::STRUCT_SIZE);
     // SAFETY: the caller's promise.
     unsafe { EngineError::check(engine, function(&raw mut args))? };

@@ -99,6 +99,7 @@ impl Grave {
                     // SAFETY: the flight owned the handle; nobody else destroys it.
                     unsafe { views::destroy(engine, handle.0) };
                 }
+                drop(cargo.context);
             }
             Self::Buffer(buffer) => buffer.destroy_handle(),
         }

@@ -68,10 +68,10 @@ impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
     // SAFETY: the handle is alive, and with it what the answer points to.
     unsafe {
-        let args = buffer.client.engine.call(sys::PJRT_Buffer_GetMemoryLayout_Args {
-            buffer: buffer.handle()?,
-            ..Default::default()
-        })?;
+        let args = buffer
+            .client
+            .engine
+            .call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: buffer.handle()?, ..Default::default() })?;
         let tiled = args.layout.__bindgen_anon_1.tiled;
         let tile_dim_sizes = slice(tiled.tile_dim_sizes, tiled.num_tiles).to_vec();
         Ok(Layout {
@@ -178,4 +178,3 @@ impl Entry for sys::PJRT_Buffer_Destroy_Args {
         Ok(())
     }
 }
-

@@ -39,9 +39,8 @@ pub unsafe fn fresh(client: &Arc<Client>, device: &Device, shape: Arc<Shape>) ->
 /// The engine's.
 pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
     // SAFETY: the engine's handle lives as long as the buffer.
-    let args = unsafe {
-        engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: buffer.handle()?, ..Default::default() })?
-    };
+    let args =
+        unsafe { engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: buffer.handle()?, ..Default::default() })? };
     Ok(args.event)
 }
 
@@ -85,7 +84,9 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         let device = destination(&client, self.device, self.memory)
             // SAFETY: the caller's layout is NULL or valid.
-            .filter(|_| !lends && client.viewable.contains(self.type_) && unsafe { is_default_layout(self.device_layout) });
+            .filter(|_| {
+                !lends && client.viewable.contains(self.type_) && unsafe { is_default_layout(self.device_layout) }
+            });
         let Some((device, size)) = device.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
             return unsafe { from_host_by_engine(self, &client, lends) };

@@ -112,9 +112,11 @@ impl Program {
             return Some(format!("{} results planned, {} compiled", self.plan.homes.len(), self.results.len()));
         }
         let unfit = |&&result: &&usize| !client.viewable.contains(self.results[result].element_type);
-        self.plan.destinations.iter().find(unfit).map(|&result| {
-            format!("the engine copies arrays of element type {}", self.results[result].element_type.0)
-        })
+        self.plan
+            .destinations
+            .iter()
+            .find(unfit)
+            .map(|&result| format!("the engine copies arrays of element type {}", self.results[result].element_type.0))
     }
 
     /// How many of `parameters` are the user's.

@@ -39,7 +39,8 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
             .into());
         }
         // SAFETY: the caller's arrays are as long as it says, its layout NULL or valid.
-        let (dims, plain) = unsafe { (slice(self.shape_dims, self.shape_num_dims), is_default_layout(self.shape_layout)) };
+        let (dims, plain) =
+            unsafe { (slice(self.shape_dims, self.shape_num_dims), is_default_layout(self.shape_layout)) };
         let home = destination(&client, self.device, self.memory)
             .filter(|_| plain && client.viewable.contains(self.shape_element_type))
             .zip(dense_size(self.shape_element_type, dims));

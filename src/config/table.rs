@@ -94,7 +94,13 @@ pub static LOG: Row = Row {
 pub static TABLE: [&Row; 6] = [&STRATEGY, &LIMIT, &ENGINE, &DEVICES, &REWRITE, &LOG];
 
 /// Variables that carry our prefix and are read elsewhere: the Python package finds this library by the first.
-const READ_ELSEWHERE: [&str; 1] = ["PJRT_ARENA_LIBRARY_PATH"];
+const READ_ELSEWHERE: [&str; 5] = [
+    "PJRT_ARENA_LIBRARY_PATH",
+    "PJRT_ARENA_PLATFORM_TAG",
+    "PJRT_ARENA_PREBUILT",
+    "PJRT_ARENA_TEST_ENGINE",
+    "PJRT_ARENA_TEST_LIBRARY",
+];
 
 /// What our variables begin with.
 const PREFIX: &str = "PJRT_ARENA_";

@@ -1,0 +1,5 @@
+//! Where bytes live: the devices that give regions to an arena.
+
+pub mod fake;
+pub mod host;
+pub mod strided;

@@ -121,7 +121,9 @@ impl EngineEvent {
     pub fn is_ready(&self) -> bool {
         // SAFETY: the event is alive.
         unsafe {
-            self.engine.call(sys::PJRT_Event_IsReady_Args { event: self.event, ..Default::default() }).is_ok_and(|a| a.is_ready)
+            self.engine
+                .call(sys::PJRT_Event_IsReady_Args { event: self.event, ..Default::default() })
+                .is_ok_and(|a| a.is_ready)
         }
     }
 

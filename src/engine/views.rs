@@ -85,9 +85,8 @@ pub unsafe fn destroy(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
 /// `buffer` must be a live buffer of `engine`.
 pub unsafe fn address(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Result<usize, EngineError> {
     // SAFETY: the caller's promise.
-    let args = unsafe {
-        engine.call(sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args { buffer, ..Default::default() })?
-    };
+    let args =
+        unsafe { engine.call(sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args { buffer, ..Default::default() })? };
     Ok(args.device_memory_ptr.expose_provenance())
 }
 

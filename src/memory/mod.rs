@@ -1,5 +1,46 @@
 //! Device-independent memory management: safe code that knows no PJRT and no device.
+//!
+//! ```text
+//!   Arena  one per device: the lock, ids, counters, waiting, the out-of-memory report
+//!     |-- table      BlockId -> size asked for, address, place, live or retired
+//!     `-- strategy   where blocks go; what is taken from the device and given back
+//!           |-- preallocate, growing     regions, divided by
+//!           |     |-- space              large blocks: best fit, split, coalesced
+//!           |     `-- slab               up to 4 KiB: slots in pages in extents
+//!           `-- platform                 one region per block
+//!                 |
+//!              Backing                   the device: hands out regions (host, fake, ...)
+//! ```
+//!
+//! A *region* is memory that the device gave in one piece. A *block* is what a caller holds; a *hole* is a part of a
+//! region that nobody holds. A *live* block has an owner. A *retired* block's owner let go while the device may
+//! still use its bytes; they are *pending* until it is freed. *Slack* is what a block takes beyond the request.
+//!
+//! What always holds: blocks never overlap; in use + pending + slack + free = pool; a stale id is an error.
 #![deny(unsafe_code)]
+
+mod arena;
+mod oom;
+mod slab;
+mod space;
+mod stats;
+mod strategy;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use self::{
+    arena::{Arena, Block, BlockInfo, BlockState},
+    oom::OutOfMemory,
+    stats::Stats,
+    table::BlockId,
+};
+use crate::{
+    error::Result,
+    units::{Address, Bytes},
+};
 
 /// How an arena obtains the space that it hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,4 +51,53 @@ pub enum Strategy {
     Growing,
     /// One device allocation per buffer, given back on free.
     Platform,
+}
+
+impl fmt::Display for Strategy {
+    /// The name that settings use.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Preallocate => "preallocate",
+            Self::Growing => "growing",
+            Self::Platform => "platform",
+        })
+    }
+}
+
+/// Memory that a device gave in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// The first address.
+    pub address: Address,
+    /// The length.
+    pub bytes: Bytes,
+}
+
+/// A device as the arena sees it: something that gives regions and takes them back.
+///
+/// `reserve` is called while the arena is locked, so it must not call back into the arena. `release` is called without
+/// the lock wherever a block's free is the cause.
+pub trait Backing: Send + Sync + fmt::Debug {
+    /// Takes exactly `bytes`, a multiple of [`Self::granularity`], aligned to 256 bytes at least. The memory need not
+    /// be touched, and should not be: first use pays for its pages.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when the device has no such region, with the device's reason.
+    fn reserve(&self, bytes: Bytes) -> Result<Region>;
+
+    /// Gives a region back, exactly as it was reserved.
+    ///
+    /// # Errors
+    /// The device's reason, when it refuses; the region counts as gone then.
+    fn release(&self, region: Region) -> Result<()>;
+
+    /// The unit of regions: a power of two, 256 bytes or more.
+    fn granularity(&self) -> Bytes;
+}
+
+/// Releases a region where nobody can be told of a failure: it is logged, and the region counts as gone.
+fn give_back(backing: &dyn Backing, region: Region) {
+    if let Err(error) = backing.release(region) {
+        log::error!("region of {} at {} could not be given back: {error}", region.bytes, region.address);
+    }
 }

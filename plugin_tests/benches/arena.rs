@@ -1,0 +1,74 @@
+//! Nanoseconds per operation of the arena: `cargo bench -p plugin_tests --bench arena`.
+//!
+//! Numbers are for reading; nothing fails on time. Each line is the median of 15 rounds on one thread, with the lock
+//! taken and released for every operation and twice the trace's peak as the limit.
+
+use std::{hint::black_box, time::Instant};
+
+use pjrt_arena::{
+    device::{fake::FakeBacking, host::HostBacking},
+    memory::{Arena, Backing, Strategy},
+    units::Bytes,
+};
+use plugin_tests::traces::{ADVERSARIAL, RECORDED, Trace};
+
+const ROUNDS: usize = 15;
+
+fn arena(strategy: Strategy, limit: Bytes, backing: impl Backing + 'static) -> Arena {
+    Arena::new("bench".into(), strategy, limit, Box::new(backing)).expect("a good arena")
+}
+
+/// The median of the rounds' nanoseconds per operation; `round` returns its operations.
+fn median(mut round: impl FnMut() -> usize) -> f64 {
+    round();
+    let mut results: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            let operations = round();
+            start.elapsed().as_nanos() as f64 / operations as f64
+        })
+        .collect();
+    results.sort_by(f64::total_cmp);
+    results[ROUNDS / 2]
+}
+
+fn pairs(arena: &Arena, size: Bytes, count: usize) -> f64 {
+    median(|| {
+        for _ in 0..count {
+            let block = arena.allocate(black_box(size)).expect("room");
+            arena.free(black_box(block).id).expect("live");
+        }
+        2 * count
+    })
+}
+
+fn main() {
+    println!("{:<44} {:>10}", "", "ns per op");
+    for strategy in [Strategy::Preallocate, Strategy::Growing] {
+        for name in RECORDED.iter().chain(&ADVERSARIAL) {
+            let trace = Trace::read(name);
+            let limit = Bytes::new(trace.peak.get() * 2);
+            let arena = arena(strategy, limit, FakeBacking::new(limit, Bytes::new(256)));
+            let nanoseconds = median(|| {
+                (0..20).for_each(|_| trace.replay(&arena).expect("twice the peak is enough"));
+                20 * 2 * trace.blocks
+            });
+            println!("{:<44} {nanoseconds:>10.1}", format!("{strategy}: trace {name}"));
+        }
+    }
+    for (strategy, count) in
+        [(Strategy::Preallocate, 100_000), (Strategy::Growing, 100_000), (Strategy::Platform, 1000)]
+    {
+        let arena = arena(strategy, Bytes::gib(4), HostBacking::new());
+        // Memory that stays in use, so that the pairs do not run in an empty arena.
+        for mib in 1..=32 {
+            let block = arena.allocate(Bytes::mib(mib)).expect("room");
+            if mib % 2 == 0 {
+                arena.free(block.id).expect("live");
+            }
+        }
+        for size in [Bytes::new(4), Bytes::kib(64), Bytes::mib(3), Bytes::mib(256)] {
+            println!("{:<44} {:>10.1}", format!("{strategy}: pair of {size} on the host"), pairs(&arena, size, count));
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! The arena: all memory of one device, behind one lock.
+//!
+//! ```text
+//!              allocate                 retire                    free
+//!   (nothing) ---------->  live block  -------->  retired block  ------>  (nothing)
+//!                               `----------------- free -------------------^
+//! ```
+//!
+//! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory. Nobody
+//! waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
+//! the room), so every function may be called from any thread, the engine's own included.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{
+    Backing, OutOfMemory, Region, Stats, Strategy, give_back,
+    space::{MIN_GRANULE, Tenure},
+    strategy::{Growing, Place, Placement, Platform, Preallocate, Shortage},
+    table::{BlockId, Record, Table},
+};
+use crate::{
+    error::{Error, Result},
+    units::{Address, Bytes},
+};
+
+/// A block that the caller holds: `size` bytes from `address` on, aligned to 256 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its name for [`Arena::retire`] and [`Arena::free`].
+    pub id: BlockId,
+    /// Its first byte.
+    pub address: Address,
+    /// The size asked for.
+    pub size: Bytes,
+}
+
+/// What is known about the bytes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockState {
+    /// Its owner holds it.
+    Live,
+    /// Its owner let go; the device may still use it.
+    Retired,
+}
+
+/// A block as [`Arena::blocks`] lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Id, address and size.
+    pub block: Block,
+    /// What it takes from the pool: its size and its slack.
+    pub held: Bytes,
+    /// Live or retired.
+    pub state: BlockState,
+}
+
+/// All memory of one device. See the module's documentation for a block's life.
+#[derive(Debug)]
+pub struct Arena {
+    name: Arc<str>,
+    strategy: Strategy,
+    limit: Bytes,
+    backing: Box<dyn Backing>,
+    state: Mutex<State>,
+    /// Signalled when memory comes back while somebody waits.
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    placement: Box<dyn Placement>,
+    table: Table,
+    counters: Counters,
+    waiters: u32,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    in_use: Bytes,
+    pending: Bytes,
+    slack: Bytes,
+    pending_blocks: u32,
+    peak_in_use: Bytes,
+    peak_pool: Bytes,
+    num_allocs: u64,
+    largest_alloc: Bytes,
+}
+
+impl Arena {
+    /// An arena called `name` that takes at most `limit` from `backing`; nothing is taken yet.
+    ///
+    /// The limit is rounded down to the device's granularity.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` when nothing remains of the limit, or the granularity is no power of two from 256 bytes on.
+    pub fn new(name: String, strategy: Strategy, limit: Bytes, backing: Box<dyn Backing>) -> Result<Self> {
+        let granularity = backing.granularity();
+        if !granularity.get().is_power_of_two() || granularity < MIN_GRANULE {
+            return Err(Error::invalid_argument(format!(
+                "arena `{name}`: the device's granularity is {} bytes; allowed are powers of two from {MIN_GRANULE} on",
+                granularity.get()
+            )));
+        }
+        let asked = limit;
+        let limit = limit.round_down(granularity);
+        if limit.is_zero() {
+            return Err(Error::invalid_argument(format!(
+                "arena `{name}`: the limit is {} bytes; allowed is {granularity} or more, the device's granularity",
+                asked.get()
+            )));
+        }
+        let placement: Box<dyn Placement> = match strategy {
+            Strategy::Preallocate => Box::new(Preallocate::new(limit)),
+            Strategy::Growing => Box::new(Growing::new(limit, granularity)),
+            Strategy::Platform => Box::new(Platform::new(limit, granularity)),
+        };
+        let state = State { placement, table: Table::default(), counters: Counters::default(), waiters: 0 };
+        Ok(Self { name: name.into(), strategy, limit, backing, state: Mutex::new(state), freed: Condvar::new() })
+    }
+
+    /// The name given to [`Self::new`].
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The strategy given to [`Self::new`].
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// The limit, rounded as [`Self::new`] says.
+    pub fn limit(&self) -> Bytes {
+        self.limit
+    }
+
+    /// Takes `size` bytes; for zero bytes too, the address is the block's own. O(1) but for the device's part.
+    ///
+    /// # Errors
+    /// The numbers of the moment, when there is no room; it does not wait.
+    pub fn allocate(&self, size: Bytes) -> Result<Block, OutOfMemory> {
+        let mut state = self.state.lock();
+        state.attempt(size, &*self.backing).map_err(|shortage| self.out_of_memory(&state, size, shortage))
+    }
+
+    /// Like [`Self::allocate`]; where the room would come from retired blocks, waits for them, at most `patience`.
+    ///
+    /// Whether they would help is computed, not guessed: retired blocks are joined with the holes beside them (and
+    /// whole regions with the limit). If the request does not fit even then, the error comes at once; if it would,
+    /// but another thread takes the room, likewise.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_waiting(&self, size: Bytes, patience: Duration) -> Result<Block, OutOfMemory> {
+        let mut state = self.state.lock();
+        // A patience that the clock cannot hold is no bound at all.
+        let mut deadline = None;
+        loop {
+            let shortage = match state.attempt(size, &*self.backing) {
+                Ok(block) => return Ok(block),
+                Err(shortage) => shortage,
+            };
+            let hopeful = state.placement.fits_after_pending(size, shortage.refusal.is_some());
+            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(patience));
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if !hopeful || late {
+                return Err(self.out_of_memory(&state, size, shortage));
+            }
+            state.waiters += 1;
+            match deadline {
+                Some(deadline) => {
+                    self.freed.wait_until(&mut state, deadline);
+                }
+                None => self.freed.wait(&mut state),
+            }
+            state.waiters -= 1;
+        }
+    }
+
+    /// Notes that the owner of a live block let go while the device may still use its bytes. O(1).
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is retired already.
+    pub fn retire(&self, id: BlockId) -> Result<()> {
+        let state = &mut *self.state.lock();
+        let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
+        if record.tenure == Tenure::Retired {
+            let name = &self.name;
+            return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is retired already")));
+        }
+        record.tenure = Tenure::Retired;
+        state.placement.retire(record.place);
+        state.counters.in_use -= record.requested;
+        state.counters.pending += record.requested;
+        state.counters.pending_blocks += 1;
+        Ok(())
+    }
+
+    /// Gives a live or retired block's room back. O(1) but for the device's part, which runs without the lock.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for a stale or unknown id; nothing changes then.
+    pub fn free(&self, id: BlockId) -> Result<()> {
+        let mut state = self.state.lock();
+        let record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
+        let surplus = state.vacate(&record);
+        match surplus {
+            None => self.wake(&state),
+            Some(region) => {
+                drop(state);
+                self.release(&[region]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every wholly empty region back to the device, and returns their sum. Only `growing` keeps such regions.
+    pub fn trim(&self) -> Bytes {
+        let surplus = self.state.lock().placement.trim();
+        self.release(&surplus);
+        surplus.iter().map(|region| region.bytes).sum()
+    }
+
+    /// The numbers of this instant. O(1) but for the largest hole (see [`Stats::largest_free_block`]), which looks
+    /// through the holes of one size class, and for the regions of `growing`.
+    pub fn stats(&self) -> Stats {
+        self.state.lock().stats(self.limit)
+    }
+
+    /// Starts the peaks over, as XLA's `ClearStats` does: peaks become what is in use, the number of allocations and
+    /// the largest one become zero.
+    pub fn clear_peaks(&self) {
+        let state = &mut *self.state.lock();
+        state.counters.peak_in_use = state.counters.in_use;
+        state.counters.peak_pool = state.placement.pool();
+        state.counters.num_allocs = 0;
+        state.counters.largest_alloc = Bytes::ZERO;
+    }
+
+    /// All blocks, in no order. O(blocks ever held at once).
+    pub fn blocks(&self) -> Vec<BlockInfo> {
+        let state = self.state.lock();
+        let infos = state.table.iter().map(|(id, record)| BlockInfo {
+            block: Block { id, address: record.address, size: record.requested },
+            held: state.placement.held(record.place),
+            state: if record.tenure == Tenure::Retired { BlockState::Retired } else { BlockState::Live },
+        });
+        infos.collect()
+    }
+
+    /// All regions held from the device but those on their way back, in no order. O(regions and blocks).
+    pub fn regions(&self) -> Vec<Region> {
+        let state = self.state.lock();
+        let own = state.table.iter().filter(|(_, record)| matches!(record.place, Place::Mapping { .. }));
+        let own = own.map(|(_, record)| Region { address: record.address, bytes: state.placement.held(record.place) });
+        state.placement.regions().into_iter().chain(own).collect()
+    }
+
+    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused.
+    #[cfg(test)]
+    pub(super) fn fits_after_pending(&self, size: Bytes) -> bool {
+        self.state.lock().placement.fits_after_pending(size, false)
+    }
+
+    fn release(&self, surplus: &[Region]) {
+        for &region in surplus {
+            give_back(&*self.backing, region);
+            let mut state = self.state.lock();
+            state.placement.released(region);
+            self.wake(&state);
+        }
+    }
+
+    fn wake(&self, state: &MutexGuard<'_, State>) {
+        if state.waiters != 0 {
+            self.freed.notify_all();
+        }
+    }
+
+    #[cold]
+    fn unknown(&self, id: BlockId) -> Error {
+        Error::not_found(format!("arena `{}`: block {id} is unknown or was freed before", self.name))
+    }
+
+    #[cold]
+    fn out_of_memory(&self, state: &State, requested: Bytes, shortage: Shortage) -> OutOfMemory {
+        let stats = state.stats(self.limit);
+        OutOfMemory {
+            arena: self.name.clone(),
+            strategy: self.strategy,
+            requested,
+            in_use: stats.bytes_in_use,
+            pending: stats.pending_bytes,
+            slack: stats.slack_bytes,
+            free: stats.free_bytes,
+            largest_hole: stats.largest_free_block,
+            largest_request: stats.largest_request,
+            pool: stats.pool_bytes,
+            limit: self.limit,
+            refusal: shortage.refusal.map(Box::new),
+        }
+    }
+}
+
+impl Drop for Arena {
+    /// Gives everything back, blocks that still live included: nobody can name them any more.
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let own = state.table.iter().filter(|(_, record)| matches!(record.place, Place::Mapping { .. }));
+        let own = own.map(|(_, record)| Region { address: record.address, bytes: state.placement.held(record.place) });
+        let regions: Vec<Region> = own.chain(state.placement.regions()).collect();
+        regions.into_iter().for_each(|region| give_back(&*self.backing, region));
+    }
+}
+
+impl State {
+    fn attempt(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Block, Shortage> {
+        let placed = self.placement.place(size, backing)?;
+        let address = placed.address;
+        let record = Record { requested: size, address, place: placed.place, tenure: Tenure::Live };
+        let id = self.table.insert(record);
+        let counters = &mut self.counters;
+        counters.in_use += size;
+        counters.slack += placed.held - size;
+        counters.num_allocs += 1;
+        counters.peak_in_use = counters.peak_in_use.max(counters.in_use);
+        counters.peak_pool = counters.peak_pool.max(self.placement.pool());
+        counters.largest_alloc = counters.largest_alloc.max(size);
+        Ok(Block { id, address, size })
+    }
+
+    fn vacate(&mut self, record: &Record) -> Option<Region> {
+        let vacated = self.placement.vacate(record.address, record.place, record.tenure);
+        let counters = &mut self.counters;
+        if record.tenure == Tenure::Retired {
+            counters.pending -= record.requested;
+            counters.pending_blocks -= 1;
+        } else {
+            counters.in_use -= record.requested;
+        }
+        counters.slack -= vacated.held - record.requested;
+        vacated.surplus
+    }
+
+    fn stats(&self, limit: Bytes) -> Stats {
+        let counters = &self.counters;
+        Stats {
+            bytes_in_use: counters.in_use,
+            pending_bytes: counters.pending,
+            slack_bytes: counters.slack,
+            free_bytes: self.placement.free(),
+            pool_bytes: self.placement.pool(),
+            peak_bytes_in_use: counters.peak_in_use,
+            peak_pool_bytes: counters.peak_pool,
+            num_allocs: counters.num_allocs,
+            largest_alloc_size: counters.largest_alloc,
+            live_blocks: u64::from(self.table.len() - counters.pending_blocks),
+            pending_blocks: u64::from(counters.pending_blocks),
+            largest_free_block: self.placement.largest_hole(),
+            largest_request: self.placement.largest_request(),
+            limit,
+        }
+    }
+}

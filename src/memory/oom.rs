@@ -1,0 +1,105 @@
+//! The report of a request that found no room.
+
+use std::{fmt, sync::Arc};
+
+use super::Strategy;
+use crate::{
+    error::{Code, Error},
+    units::Bytes,
+};
+
+/// A request found no room. All numbers are of the instant of the failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// The arena's name.
+    pub arena: Arc<str>,
+    /// The arena's strategy.
+    pub strategy: Strategy,
+    /// The size asked for.
+    pub requested: Bytes,
+    /// As in [`super::Stats::bytes_in_use`].
+    pub in_use: Bytes,
+    /// As in [`super::Stats::pending_bytes`].
+    pub pending: Bytes,
+    /// As in [`super::Stats::slack_bytes`].
+    pub slack: Bytes,
+    /// As in [`super::Stats::free_bytes`].
+    pub free: Bytes,
+    /// As in [`super::Stats::largest_free_block`].
+    pub largest_hole: Bytes,
+    /// As in [`super::Stats::largest_request`].
+    pub largest_request: Bytes,
+    /// As in [`super::Stats::pool_bytes`].
+    pub pool: Bytes,
+    /// The arena's limit.
+    pub limit: Bytes,
+    /// What the device said, where it refused memory that the limit allows.
+    pub refusal: Option<Box<Error>>,
+}
+
+impl fmt::Display for OutOfMemory {
+    /// The first line begins with XLA's own words (`tf_allocator_adapter.cc`), which users and scripts search for.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (requested, bytes) = (self.requested, self.requested.get());
+        writeln!(
+            f,
+            "Out of memory while trying to allocate {requested} ({bytes} bytes) on {} [arena, {}].",
+            self.arena, self.strategy
+        )?;
+        write!(
+            f,
+            "  limit {}, pool {} = in use {} + pending {} + slack {} + free {}",
+            self.limit, self.pool, self.in_use, self.pending, self.slack, self.free
+        )?;
+        let (hole, largest) = (self.largest_hole, self.largest_request);
+        write!(f, "\n  largest hole {hole}, largest request that would fit {largest}")?;
+        match &self.refusal {
+            Some(refusal) => write!(f, "\n  the device refused more memory: {}", refusal.message),
+            None if self.requested > self.limit => write!(f, "\n  the request is larger than the limit"),
+            None if self.free >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+impl From<OutOfMemory> for Error {
+    fn from(oom: OutOfMemory) -> Self {
+        Self::new(Code::ResourceExhausted, oom.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_begins_as_xlas_does_and_carries_the_numbers() {
+        let oom = OutOfMemory {
+            arena: "cpu:0".into(),
+            strategy: Strategy::Growing,
+            requested: Bytes::gib(6),
+            in_use: Bytes::gib(2),
+            pending: Bytes::mib(1),
+            slack: Bytes::new(100),
+            free: Bytes::gib(7),
+            largest_hole: Bytes::gib(3),
+            largest_request: Bytes::gib(4),
+            pool: Bytes::gib(9),
+            limit: Bytes::gib(10),
+            refusal: None,
+        };
+        let text = oom.to_string();
+        assert!(text.starts_with("Out of memory while trying to allocate 6.00GiB (6442450944 bytes)"), "{text}");
+        for part in
+            ["cpu:0", "growing", "limit 10.00GiB", "in use 2.00GiB", "pending 1.00MiB", "slack 100B", "hole 3.00GiB"]
+        {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(text.ends_with("enough is free, but not in one piece"), "{text}");
+        let refused = OutOfMemory { refusal: Some(Box::new(Error::internal("no pages"))), ..oom };
+        assert!(refused.to_string().ends_with("refused more memory: no pages"));
+        assert_eq!(Error::from(refused).code, Code::ResourceExhausted);
+    }
+}

@@ -1,0 +1,39 @@
+//! What an arena knows about itself in numbers.
+
+use crate::units::Bytes;
+
+/// Numbers of one arena at one instant; taken together they are consistent.
+///
+/// `bytes_in_use + pending_bytes + slack_bytes + free_bytes == pool_bytes`, always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sizes asked for, summed over live blocks.
+    pub bytes_in_use: Bytes,
+    /// Sizes asked for, summed over retired blocks: they come back when the device has finished with them.
+    pub pending_bytes: Bytes,
+    /// What live and retired blocks take beyond their sizes: rounding to granules, slots or the device's unit.
+    pub slack_bytes: Bytes,
+    /// Bytes of the pool that no block holds, regions on their way back to the device included.
+    pub free_bytes: Bytes,
+    /// Bytes held from the device.
+    pub pool_bytes: Bytes,
+    /// The highest `bytes_in_use` since the start or the last [`super::Arena::clear_peaks`].
+    pub peak_bytes_in_use: Bytes,
+    /// The highest `pool_bytes` since then.
+    pub peak_pool_bytes: Bytes,
+    /// Allocations that succeeded since then.
+    pub num_allocs: u64,
+    /// The largest size asked for and given since then.
+    pub largest_alloc_size: Bytes,
+    /// Blocks that live now.
+    pub live_blocks: u64,
+    /// Blocks that are retired now.
+    pub pending_blocks: u64,
+    /// The largest hole in the pool as it is. Zero for `platform`, whose pool has no holes.
+    pub largest_free_block: Bytes,
+    /// The largest request that would succeed now, holes and growth up to the limit considered. Only the device's own
+    /// refusal, which is not known before it is asked, can make it less.
+    pub largest_request: Bytes,
+    /// What `pool_bytes` never exceeds.
+    pub limit: Bytes,
+}

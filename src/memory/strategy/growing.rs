@@ -1,0 +1,291 @@
+//! Regions on demand: the pool doubles when it must grow, and empty regions go back.
+//!
+//! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
+//! request, at most what the limit leaves. Where the device refuses, the part above the request is halved until
+//! the request alone is refused too. Then, or where the limit is in the way, all empty regions go back first.
+//!
+//! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
+//!
+//! *Giving back*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`.
+//! `keep` starts at 2 MiB. When the pool has to grow within [`REGRET`] allocations of a region's leaving, that
+//! leaving was a mistake, and `keep` rises to what had left and what was empty. So a single large array gives its memory back,
+//! while a loop that takes and frees the same memory pays for one round and runs warm from the second on (fresh
+//! pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts over.
+
+use super::{
+    Place, Placed, Placement, Shortage, Vacated,
+    pool::{Emptied, Pool},
+};
+use crate::{
+    error::Error,
+    memory::{
+        Backing, Region, give_back,
+        slab::{Class, ExtentId, MAX_EXTENT},
+        space::{RegionId, Tenure},
+    },
+    units::{Address, Bytes},
+};
+
+/// The first region, and how many empty bytes stay in any case.
+const FIRST_REGION: Bytes = Bytes::mib(2);
+
+/// How many allocations after a region left its return counts as a mistake: a few steps of a usual model.
+const REGRET: u64 = 1024;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(in crate::memory) struct Growing {
+    limit: Bytes,
+    granularity: Bytes,
+    extent_size: Option<Bytes>,
+    pool: Pool,
+    /// The region of each extent, by the extent's number.
+    extents: Vec<Option<Region>>,
+    /// Bytes held from the device, leaving ones included.
+    reserved: Bytes,
+    leaving: Bytes,
+    /// Bytes of regions of the space in which nothing is taken.
+    empty: Bytes,
+    /// How many empty bytes stay.
+    keep: Bytes,
+    left: Left,
+    /// Counts allocations, as the clock of `left`.
+    clock: u64,
+}
+
+/// The regions that left lately.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    bytes: Bytes,
+    /// When the last of them left.
+    at: u64,
+}
+
+impl Growing {
+    pub(in crate::memory) fn new(limit: Bytes, granularity: Bytes) -> Self {
+        let extent_size = Pool::extent_size(limit).and_then(|size| size.checked_round_up(granularity));
+        Self {
+            limit,
+            granularity,
+            extent_size: extent_size.filter(|&size| size <= MAX_EXTENT),
+            pool: Pool::new(limit),
+            extents: Vec::new(),
+            reserved: Bytes::ZERO,
+            leaving: Bytes::ZERO,
+            empty: Bytes::ZERO,
+            keep: FIRST_REGION,
+            left: Left::default(),
+            clock: 0,
+        }
+    }
+
+    fn room(&self) -> Bytes {
+        self.limit.saturating_sub(self.reserved)
+    }
+
+    fn place_small(&mut self, class: Class, backing: &dyn Backing) -> Option<Placed> {
+        let extent_size = self.extent_size?;
+        self.pool.place_slot(class).or_else(|| {
+            if extent_size > self.room() {
+                return None;
+            }
+            let region = backing.reserve(extent_size).ok()?;
+            let Some(id) = self.pool.slabs.adopt(region.address, region.bytes) else {
+                give_back(backing, region);
+                return None;
+            };
+            self.reserved += region.bytes;
+            if self.extents.len() <= id.index() {
+                self.extents.resize(id.index() + 1, None);
+            }
+            self.extents[id.index()] = Some(region);
+            self.pool.place_slot(class)
+        })
+    }
+
+    fn place_span(&mut self, size: Bytes) -> Option<Placed> {
+        // Empty regions are few; their sum changes only when a block enters or leaves one.
+        let placed = self.pool.place_span(size)?;
+        if let Place::Span(id) = placed.place
+            && let Some(region) = self.pool.space.sole_block_of(id)
+        {
+            self.empty -= region.bytes;
+        }
+        Some(placed)
+    }
+
+    /// Adds a region that holds `size`.
+    fn grow(&mut self, size: Bytes, backing: &dyn Backing) -> Result<(), Shortage> {
+        let short = |refusal| Shortage { refusal };
+        let need = size.max(self.pool.space.granule()).checked_round_up(self.granularity);
+        let need = need.filter(|&need| need <= self.limit).ok_or_else(|| short(None))?;
+        if self.clock - self.left.at < REGRET && !self.left.bytes.is_zero() {
+            self.keep = self.keep.max(self.left.bytes + self.empty);
+            self.left = Left::default();
+        }
+        if need > self.room() {
+            self.give_back_empty(backing);
+        }
+        if need > self.room() {
+            return Err(short(None));
+        }
+        let mut surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need);
+        loop {
+            surplus = surplus.round_down(self.granularity);
+            match self.add_region(need + surplus, backing) {
+                Ok(()) => return Ok(()),
+                Err(_) if !surplus.is_zero() => surplus = Bytes::new(surplus.get() / 2),
+                // Regions are empty but each too small for the request: their memory may be what the device lacks.
+                Err(_) if self.give_back_empty(backing) => {}
+                Err(error) => return Err(short(Some(error))),
+            }
+        }
+    }
+
+    fn add_region(&mut self, bytes: Bytes, backing: &dyn Backing) -> Result<(), Error> {
+        let region = backing.reserve(bytes)?;
+        if let Err(error) = self.pool.space.add_region(region) {
+            give_back(backing, region);
+            return Err(error);
+        }
+        self.reserved += region.bytes;
+        self.empty += region.bytes;
+        Ok(())
+    }
+
+    /// Takes every empty region and the spare extent out of the books, except for `reserved`.
+    fn take_empty(&mut self) -> Vec<Region> {
+        let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
+        let mut regions: Vec<Region> = empty.into_iter().filter_map(|id| self.take_region(id)).collect();
+        let idle: Vec<ExtentId> = self.pool.slabs.idle_extents().collect();
+        regions.extend(idle.into_iter().filter_map(|id| self.take_extent(id)));
+        regions
+    }
+
+    fn take_region(&mut self, id: RegionId) -> Option<Region> {
+        let region = self.pool.space.remove_region(id).ok()?;
+        self.empty -= region.bytes;
+        Some(region)
+    }
+
+    fn take_extent(&mut self, id: ExtentId) -> Option<Region> {
+        if self.pool.slabs.remove(id) { self.extents[id.index()].take() } else { None }
+    }
+
+    /// Gives all empty regions back at once, while a request waits for their room; whether there were any.
+    fn give_back_empty(&mut self, backing: &dyn Backing) -> bool {
+        let regions = self.take_empty();
+        for &region in &regions {
+            give_back(backing, region);
+            self.reserved -= region.bytes;
+        }
+        !regions.is_empty()
+    }
+
+    fn leave(&mut self, region: Option<Region>) -> Option<Region> {
+        self.leaving += region?.bytes;
+        region
+    }
+
+    fn region_emptied(&mut self, id: RegionId, bytes: Bytes) -> Option<Region> {
+        self.empty += bytes;
+        if self.empty <= self.keep {
+            return None;
+        }
+        let region = self.take_region(id)?;
+        if self.clock - self.left.at >= REGRET {
+            self.left.bytes = Bytes::ZERO;
+        }
+        self.left = Left { bytes: self.left.bytes + region.bytes, at: self.clock };
+        self.leave(Some(region))
+    }
+}
+
+impl Placement for Growing {
+    fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage> {
+        self.clock += 1;
+        if let Some(class) = Class::of(size)
+            && let Some(placed) = self.place_small(class, backing)
+        {
+            return Ok(placed);
+        }
+        if let Some(placed) = self.place_span(size) {
+            return Ok(placed);
+        }
+        self.grow(size, backing)?;
+        self.place_span(size).ok_or(Shortage { refusal: None })
+    }
+
+    fn retire(&mut self, place: Place) {
+        self.pool.retire(place);
+    }
+
+    fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
+        let held = self.pool.held(place);
+        let surplus = match self.pool.vacate(place, was) {
+            Emptied::Nothing => None,
+            Emptied::Extent(id) => {
+                let extent = self.take_extent(id);
+                self.leave(extent)
+            }
+            Emptied::Region(id) => {
+                let bytes = self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
+                self.region_emptied(id, bytes)
+            }
+        };
+        Vacated { held, surplus }
+    }
+
+    fn held(&self, place: Place) -> Bytes {
+        self.pool.held(place)
+    }
+
+    fn released(&mut self, region: Region) {
+        self.leaving -= region.bytes;
+        self.reserved -= region.bytes;
+    }
+
+    fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool {
+        if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
+            return true;
+        }
+        let Some(need) = size.max(self.pool.space.granule()).checked_round_up(self.granularity) else { return false };
+        let after = self.pool.after_pending();
+        let extents = self.pool.slabs.extents().filter(|&(.., tenure)| tenure != Tenure::Live);
+        let whole = after.whole_regions + extents.map(|(_, bytes, _)| bytes).sum() + self.leaving;
+        // Of memory that the device refused, no more can come than what goes back to it.
+        let room = if refused { whole } else { self.room() + whole };
+        after.longest_run >= size.max(self.pool.space.granule()) || room >= need
+    }
+
+    fn pool(&self) -> Bytes {
+        self.reserved
+    }
+
+    fn free(&self) -> Bytes {
+        self.pool.space.free_bytes() + self.pool.slabs.free_bytes() + self.leaving
+    }
+
+    fn largest_hole(&self) -> Bytes {
+        self.pool.space.largest_hole()
+    }
+
+    fn largest_request(&self) -> Bytes {
+        let idle = self.pool.slabs.idle_extents().filter_map(|id| self.extents[id.index()]);
+        let growth = self.room() + self.empty + idle.map(|region| region.bytes).sum();
+        let slot = self.extent_size.and_then(|_| self.pool.slabs.largest_vacant()).unwrap_or_default();
+        self.largest_hole().max(growth).max(slot)
+    }
+
+    fn regions(&self) -> Vec<Region> {
+        let extents = self.extents.iter().copied().flatten();
+        self.pool.space.regions().map(|(_, region)| region).chain(extents).collect()
+    }
+
+    fn trim(&mut self) -> Vec<Region> {
+        (self.keep, self.left) = (FIRST_REGION, Left::default());
+        let regions = self.take_empty();
+        self.leaving += regions.iter().map(|region| region.bytes).sum();
+        regions
+    }
+}

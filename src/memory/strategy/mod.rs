@@ -1,0 +1,103 @@
+//! How an arena finds room: one trait, and one file for each strategy.
+//!
+//! A strategy decides and keeps the books of space; [`super::Arena`] keeps the books of blocks, the lock and the
+//! waiting. Regions leave in two steps: the strategy names a surplus region under the lock, the arena gives it back to
+//! the device without the lock (unmapping a touched GiB takes tens of milliseconds), then reports it as
+//! [`Placement::released`]. In between its bytes are *leaving*: still in the pool, in use by nobody, for nobody to take.
+
+mod growing;
+mod platform;
+mod pool;
+mod preallocate;
+
+use std::fmt;
+
+pub(super) use self::{growing::Growing, platform::Platform, preallocate::Preallocate};
+use super::{
+    Backing, Region,
+    slab::SlotId,
+    space::{NodeId, Tenure},
+};
+use crate::{
+    error::Error,
+    units::{Address, Bytes},
+};
+
+/// Where a block lies, as its strategy finds it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A span of the free-space index.
+    Span(NodeId),
+    /// A slot of the slabs.
+    Slot(SlotId),
+    /// A region of its own of so many units of the device's granularity.
+    Mapping {
+        /// Number of units.
+        units: u32,
+    },
+}
+
+/// Room that was found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) place: Place,
+    pub(super) address: Address,
+    /// What the place takes from the pool: the request and its slack.
+    pub(super) held: Bytes,
+}
+
+/// Room that was given back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vacated {
+    /// As in [`Placed`].
+    pub(super) held: Bytes,
+    /// A region that the arena is to give back to the device.
+    pub(super) surplus: Option<Region>,
+}
+
+/// No room was found.
+#[derive(Debug)]
+pub(super) struct Shortage {
+    /// What the device said, where it refused memory that the limit allows.
+    pub(super) refusal: Option<Error>,
+}
+
+/// How space is obtained, divided and given back. All sizes are in bytes of the device's memory.
+pub(super) trait Placement: Send + fmt::Debug {
+    /// Finds room for `size` bytes, with the device's help where the strategy takes memory on demand.
+    fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage>;
+
+    /// Notes that the owner of a live block let go. O(1).
+    fn retire(&mut self, place: Place);
+
+    /// Takes a block's room back; `was` says whether it was live or retired. O(1).
+    fn vacate(&mut self, address: Address, place: Place, was: Tenure) -> Vacated;
+
+    /// Bytes that a place takes from the pool.
+    fn held(&self, place: Place) -> Bytes;
+
+    /// Notes that a surplus region is with the device again.
+    fn released(&mut self, region: Region);
+
+    /// Whether room for `size` comes when all retired blocks are freed and all leaving regions gone, nothing else
+    /// changing. `refused` says that the device refused memory within the limit just now. O(blocks).
+    fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool;
+
+    /// Bytes held from the device.
+    fn pool(&self) -> Bytes;
+
+    /// Bytes of the pool that no block holds, those of leaving regions included.
+    fn free(&self) -> Bytes;
+
+    /// The largest hole.
+    fn largest_hole(&self) -> Bytes;
+
+    /// The largest request that succeeds now, if the device gives what the limit allows.
+    fn largest_request(&self) -> Bytes;
+
+    /// The regions held, without those that are one block's own.
+    fn regions(&self) -> Vec<Region>;
+
+    /// Names every region that can go back to the device.
+    fn trim(&mut self) -> Vec<Region>;
+}

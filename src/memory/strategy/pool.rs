@@ -1,0 +1,97 @@
+//! What the region strategies share: spans for large blocks, slots for small ones.
+
+use super::{Place, Placed};
+use crate::{
+    memory::{
+        slab::{self, Class, ExtentId, Slabs},
+        space::{End, RegionId, Space, Tenure},
+    },
+    units::Bytes,
+};
+
+/// The free-space index and the slabs.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) space: Space,
+    pub(super) slabs: Slabs,
+}
+
+/// What giving a place back left without any block.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Emptied {
+    Nothing,
+    /// An extent, while another idle one is kept already.
+    Extent(ExtentId),
+    Region(RegionId),
+}
+
+impl Pool {
+    pub(super) fn new(limit: Bytes) -> Self {
+        Self { space: Space::new(limit), slabs: Slabs::new() }
+    }
+
+    /// The size of extents below `limit`: 1/1024 of it and 1 MiB at most, so that the room that slabs keep from large
+    /// blocks is below the noise; `None` where that is less than a page, and small blocks get spans like any other.
+    pub(super) fn extent_size(limit: Bytes) -> Option<Bytes> {
+        let size = Bytes::new(limit.get() / 1024).round_down(slab::PAGE).min(Bytes::mib(1));
+        (!size.is_zero()).then_some(size)
+    }
+
+    pub(super) fn place_slot(&mut self, class: Class) -> Option<Placed> {
+        let slot = self.slabs.allocate(class)?;
+        Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: class.size() })
+    }
+
+    pub(super) fn place_span(&mut self, size: Bytes) -> Option<Placed> {
+        let id = self.space.allocate(size, End::Low)?;
+        Some(Placed { place: Place::Span(id), address: self.space.address(id), held: self.space.size(id) })
+    }
+
+    pub(super) fn held(&self, place: Place) -> Bytes {
+        match place {
+            Place::Span(id) => self.space.size(id),
+            Place::Slot(slot) => self.slabs.size(slot),
+            Place::Mapping { .. } => Bytes::ZERO,
+        }
+    }
+
+    pub(super) fn retire(&mut self, place: Place) {
+        match place {
+            Place::Span(id) => self.space.retire(id),
+            Place::Slot(slot) => self.slabs.retire(slot),
+            Place::Mapping { .. } => {}
+        }
+    }
+
+    pub(super) fn vacate(&mut self, place: Place, was: Tenure) -> Emptied {
+        match place {
+            Place::Span(id) => self.space.free(id).map_or(Emptied::Nothing, Emptied::Region),
+            Place::Slot(slot) => self.slabs.free(slot, was).map_or(Emptied::Nothing, Emptied::Extent),
+            Place::Mapping { .. } => Emptied::Nothing,
+        }
+    }
+
+    /// The longest run of one region's spans that are not live, and the sum of the regions without any live span.
+    /// O(spans).
+    pub(super) fn after_pending(&self) -> AfterPending {
+        let mut after = AfterPending { longest_run: Bytes::ZERO, whole_regions: Bytes::ZERO };
+        for (id, region) in self.space.regions() {
+            let mut run = Bytes::ZERO;
+            for span in self.space.spans(id) {
+                run = if span.tenure == Tenure::Live { Bytes::ZERO } else { run + span.size };
+                after.longest_run = after.longest_run.max(run);
+            }
+            if run == region.bytes {
+                after.whole_regions += region.bytes;
+            }
+        }
+        after
+    }
+}
+
+/// What the space looks like once every retired block is freed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AfterPending {
+    pub(super) longest_run: Bytes,
+    pub(super) whole_regions: Bytes,
+}

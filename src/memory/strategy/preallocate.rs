@@ -1,0 +1,169 @@
+//! One region of the whole limit, taken at the first allocation and kept: the strategy of XLA's default.
+//!
+//! ```text
+//!  |  blocks, best fit from the low end  ->      hole      <-  | extent | extent |
+//!                                                                 slots of small blocks
+//! ```
+
+use super::{
+    Place, Placed, Placement, Shortage, Vacated,
+    pool::{Emptied, Pool},
+};
+use crate::{
+    memory::{
+        Backing, Region,
+        slab::{Class, ExtentId},
+        space::{End, NodeId, RegionId, Tenure},
+    },
+    units::{Address, Bytes},
+};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(in crate::memory) struct Preallocate {
+    limit: Bytes,
+    extent_size: Option<Bytes>,
+    region: Option<(RegionId, Region)>,
+    pool: Pool,
+    /// The span that each extent lies in, by the extent's number.
+    extents: Vec<Option<NodeId>>,
+}
+
+impl Preallocate {
+    pub(in crate::memory) fn new(limit: Bytes) -> Self {
+        let extent_size = Pool::extent_size(limit);
+        Self { limit, extent_size, region: None, pool: Pool::new(limit), extents: Vec::new() }
+    }
+
+    fn reserve(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
+        if self.region.is_some() {
+            return Ok(());
+        }
+        let refused = |error| Shortage { refusal: Some(error) };
+        let region = backing.reserve(self.limit).map_err(refused)?;
+        match self.pool.space.add_region(region) {
+            Ok(id) => {
+                self.region = Some((id, region));
+                Ok(())
+            }
+            Err(error) => {
+                crate::memory::give_back(backing, region);
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn place_small(&mut self, class: Class) -> Option<Placed> {
+        let extent_size = self.extent_size?;
+        self.pool.place_slot(class).or_else(|| {
+            let span = self.pool.space.allocate(extent_size, End::High)?;
+            let Some(id) = self.pool.slabs.adopt(self.pool.space.address(span), self.pool.space.size(span)) else {
+                self.pool.space.free(span);
+                return None;
+            };
+            if self.extents.len() <= id.index() {
+                self.extents.resize(id.index() + 1, None);
+            }
+            self.extents[id.index()] = Some(span);
+            self.pool.place_slot(class)
+        })
+    }
+
+    fn drop_extent(&mut self, id: ExtentId) {
+        if self.pool.slabs.remove(id)
+            && let Some(span) = self.extents[id.index()].take()
+        {
+            self.pool.space.free(span);
+        }
+    }
+
+    fn drop_idle_extents(&mut self) -> bool {
+        let idle: Option<ExtentId> = self.pool.slabs.idle_extents().next();
+        idle.map(|id| self.drop_extent(id)).is_some()
+    }
+}
+
+impl Placement for Preallocate {
+    fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage> {
+        if size > self.limit {
+            return Err(Shortage { refusal: None });
+        }
+        self.reserve(backing)?;
+        if let Some(class) = Class::of(size)
+            && let Some(placed) = self.place_small(class)
+        {
+            return Ok(placed);
+        }
+        if let Some(placed) = self.pool.place_span(size) {
+            return Ok(placed);
+        }
+        // The spare extent of the slabs is the one thing that can be given up without waiting.
+        let placed = if self.drop_idle_extents() { self.pool.place_span(size) } else { None };
+        placed.ok_or(Shortage { refusal: None })
+    }
+
+    fn retire(&mut self, place: Place) {
+        self.pool.retire(place);
+    }
+
+    fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
+        let held = self.pool.held(place);
+        if let Emptied::Extent(id) = self.pool.vacate(place, was) {
+            self.drop_extent(id);
+        }
+        Vacated { held, surplus: None }
+    }
+
+    fn held(&self, place: Place) -> Bytes {
+        self.pool.held(place)
+    }
+
+    fn released(&mut self, _: Region) {}
+
+    fn fits_after_pending(&mut self, size: Bytes, _: bool) -> bool {
+        if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
+            return true;
+        }
+        for (id, _, tenure) in self.pool.slabs.extents() {
+            match (self.extents[id.index()], tenure) {
+                (Some(span), Tenure::Live) => self.pool.space.revive(span),
+                (Some(span), _) => self.pool.space.retire(span),
+                (None, _) => {}
+            }
+        }
+        let need = size.max(self.pool.space.granule());
+        self.pool.after_pending().longest_run >= need
+    }
+
+    fn pool(&self) -> Bytes {
+        self.region.map_or(Bytes::ZERO, |(_, region)| region.bytes)
+    }
+
+    fn free(&self) -> Bytes {
+        self.pool.space.free_bytes() + self.pool.slabs.free_bytes()
+    }
+
+    fn largest_hole(&self) -> Bytes {
+        self.pool.space.largest_hole()
+    }
+
+    fn largest_request(&self) -> Bytes {
+        if self.region.is_none() {
+            return self.limit;
+        }
+        let idle = self.pool.slabs.idle_extents().filter_map(|id| self.extents[id.index()]);
+        let with_idle = idle.map(|span| self.pool.space.hole_after_free(span)).max();
+        let slot = self.extent_size.and_then(|_| self.pool.slabs.largest_vacant());
+        [Some(self.largest_hole()), with_idle, slot].into_iter().flatten().max().unwrap_or_default()
+    }
+
+    fn regions(&self) -> Vec<Region> {
+        self.region.iter().map(|&(_, region)| region).collect()
+    }
+
+    /// Only the spare extent goes back into the space: the region is the promise of this strategy.
+    fn trim(&mut self) -> Vec<Region> {
+        self.drop_idle_extents();
+        Vec::new()
+    }
+}

@@ -1,0 +1,263 @@
+//! The arena as a whole, over the fake device: each strategy, refusals, waiting, threads, and random sequences
+//! against a model ([`model`]).
+
+mod model;
+mod threads;
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::{
+    device::fake::FakeBacking,
+    error::{Code, Error},
+};
+
+const PAGE: Bytes = Bytes::kib(4);
+const ALL: [Strategy; 3] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform];
+/// More than any test takes: to wait this long is to fail.
+const LONG: Duration = Duration::from_secs(60);
+
+fn arena(strategy: Strategy, limit: Bytes) -> (Arena, FakeBacking) {
+    let device = FakeBacking::new(Bytes::gib(64), PAGE);
+    let arena = Arena::new("fake:0".into(), strategy, limit, Box::new(device.clone())).expect("a good arena");
+    (arena, device)
+}
+
+fn take(arena: &Arena, size: Bytes) -> Block {
+    arena.allocate(size).unwrap_or_else(|oom| panic!("{oom}"))
+}
+
+fn assert_sums(arena: &Arena) -> Stats {
+    let stats = arena.stats();
+    let parts = [stats.bytes_in_use, stats.pending_bytes, stats.slack_bytes, stats.free_bytes];
+    assert_eq!(parts.into_iter().sum::<Bytes>(), stats.pool_bytes, "{stats:?}");
+    assert!(stats.pool_bytes <= stats.limit && stats.pool_bytes <= stats.peak_pool_bytes, "{stats:?}");
+    stats
+}
+
+#[test]
+fn preallocate_takes_the_whole_limit_at_the_first_allocation() {
+    let (arena, device) = arena(Strategy::Preallocate, Bytes::gib(1) + Bytes::new(100));
+    assert_eq!(arena.stats(), Stats { limit: Bytes::gib(1), largest_request: Bytes::gib(1), ..Stats::default() });
+    let block = take(&arena, Bytes::new(1000));
+    let stats = assert_sums(&arena);
+    assert_eq!((stats.bytes_in_use, stats.slack_bytes), (Bytes::new(1000), Bytes::new(24)));
+    assert_eq!((stats.pool_bytes, device.regions().len()), (Bytes::gib(1), 1));
+    assert_eq!(arena.free(block.id), Ok(()));
+    assert_eq!(arena.trim(), Bytes::ZERO);
+    let whole = take(&arena, Bytes::gib(1));
+    assert_eq!(arena.stats().largest_request, Bytes::ZERO);
+    assert_eq!(arena.free(whole.id), Ok(()));
+    assert_eq!(device.reserves(), 1);
+}
+
+#[test]
+fn growing_doubles_within_the_limit_and_gives_back() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::mib(30));
+    let size = Bytes::mib(1);
+    let mut pools = Vec::new();
+    let mut blocks = Vec::new();
+    while let Ok(block) = arena.allocate(size) {
+        blocks.push(block);
+        pools.push(arena.stats().pool_bytes.get() >> 20);
+    }
+    pools.dedup();
+    assert_eq!((pools, blocks.len()), (vec![2, 4, 8, 16, 30], 30));
+    blocks.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    let stats = assert_sums(&arena);
+    assert_eq!(stats.pool_bytes, Bytes::mib(2), "one small region stays warm");
+    assert_eq!(arena.trim(), Bytes::mib(2));
+    assert!(device.regions().is_empty());
+}
+
+#[test]
+fn growing_stays_warm_once_a_loop_shows_and_trim_starts_over() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
+    let round = || {
+        let blocks = [100, 300, 40].map(|mib| take(&arena, Bytes::mib(mib)));
+        blocks.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    };
+    round();
+    assert!(arena.stats().pool_bytes <= Bytes::mib(2), "a single use gives its memory back");
+    round();
+    let reserves = device.reserves();
+    (0..100).for_each(|_| round());
+    assert!(device.reserves() <= reserves + 3, "{} more reservations", device.reserves() - reserves);
+    assert!(arena.trim() >= Bytes::mib(300));
+    assert_eq!(assert_sums(&arena).pool_bytes, Bytes::ZERO);
+    round();
+    assert!(arena.stats().pool_bytes <= Bytes::mib(2));
+}
+
+#[test]
+fn growing_asks_for_less_when_the_device_refuses() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
+    let first = take(&arena, Bytes::mib(40));
+    // Doubling would take 40 MiB; the device has 25 left.
+    device.set_capacity(Bytes::mib(65));
+    let second = take(&arena, Bytes::mib(20));
+    assert_eq!(assert_sums(&arena).pool_bytes, Bytes::mib(65));
+    // 20 empty MiB are too small and in the way: they go back, and come again as part of a larger region.
+    assert_eq!(arena.free(second.id), Ok(()));
+    let third = take(&arena, Bytes::mib(25));
+    let oom = arena.allocate(Bytes::mib(26)).expect_err("the device is full");
+    assert!(oom.refusal.is_some() && oom.to_string().contains("the device refused"), "{oom}");
+    assert!(oom.to_string().starts_with("Out of memory while trying to allocate 26.00MiB (27262976 bytes)"), "{oom}");
+    [first, third].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    assert_eq!(device.violations(), 0);
+}
+
+#[test]
+fn growing_gives_empty_regions_up_when_the_limit_is_in_the_way() {
+    let (arena, _device) = arena(Strategy::Growing, Bytes::mib(64));
+    let blocks = [2, 2, 4, 8].map(|mib| take(&arena, Bytes::mib(mib)));
+    blocks.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    let whole = take(&arena, Bytes::mib(64));
+    assert_eq!(assert_sums(&arena).free_bytes, Bytes::ZERO);
+    assert_eq!(arena.free(whole.id), Ok(()));
+}
+
+#[test]
+fn platform_maps_each_block_and_unmaps_it() {
+    let (arena, device) = arena(Strategy::Platform, PAGE.checked_add(Bytes::mib(1)).expect("small"));
+    let (nothing, block) = (take(&arena, Bytes::ZERO), take(&arena, Bytes::kib(512) + Bytes::new(1)));
+    assert_eq!(assert_sums(&arena).slack_bytes, PAGE + PAGE - Bytes::new(1));
+    assert_eq!(device.regions().len(), 2);
+    let oom = arena.allocate(Bytes::kib(512)).expect_err("over the limit");
+    assert_eq!((oom.largest_request, oom.largest_hole), (Bytes::kib(508), Bytes::ZERO));
+    [nothing, block].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    assert_eq!((device.regions().len(), arena.stats().pool_bytes), (0, Bytes::ZERO));
+}
+
+#[test]
+fn scalars_share_an_extent_and_leave_the_space_whole() {
+    let limit = Bytes::gib(1);
+    let (arena, _device) = arena(Strategy::Preallocate, limit);
+    let mut large = Vec::new();
+    let mut scalars = Vec::new();
+    for _ in 0..100 {
+        large.push(take(&arena, Bytes::mib(10)));
+        scalars.push(take(&arena, Bytes::new(4)));
+    }
+    large.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    assert_eq!(arena.stats().largest_free_block, limit - Bytes::mib(1), "one hole beside one extent of 1 MiB");
+    assert_sums(&arena);
+    let first = scalars[0].address.get() >> 20;
+    assert!(scalars.iter().all(|scalar| scalar.address.get() >> 20 == first));
+}
+
+#[test]
+fn a_freed_block_comes_back_at_its_address() {
+    for strategy in [Strategy::Preallocate, Strategy::Growing] {
+        let (arena, device) = arena(strategy, Bytes::gib(1));
+        for size in [Bytes::new(4), Bytes::kib(3), Bytes::kib(100), Bytes::mib(256)] {
+            let first = take(&arena, size);
+            assert_eq!(arena.free(first.id), Ok(()));
+            let second = take(&arena, size);
+            assert_eq!(arena.free(second.id), Ok(()));
+            let reserves = device.reserves();
+            let third = take(&arena, size);
+            assert_eq!(arena.free(third.id), Ok(()));
+            assert_eq!((third.address, device.reserves()), (second.address, reserves), "{strategy} {size}");
+        }
+    }
+}
+
+#[test]
+fn a_stale_id_is_an_error_in_every_state() {
+    for strategy in ALL {
+        let (arena, device) = arena(strategy, Bytes::mib(1));
+        let block = take(&arena, Bytes::kib(8));
+        assert_eq!(arena.retire(block.id), Ok(()));
+        assert_eq!(arena.retire(block.id).map_err(|error| error.code), Err(Code::FailedPrecondition));
+        assert_eq!(arena.free(block.id), Ok(()));
+        let again = take(&arena, Bytes::kib(8));
+        for result in [arena.free(block.id), arena.retire(block.id)] {
+            let error = result.expect_err("stale");
+            assert_eq!(error.code, Code::NotFound);
+            assert!(error.message.contains("fake:0") && error.message.contains(&block.id.to_string()), "{error}");
+        }
+        assert_eq!(assert_sums(&arena).live_blocks, 1);
+        drop(arena);
+        assert!(device.regions().is_empty(), "{strategy}: a dropped arena gives all back, {again:?} too");
+        assert_eq!(device.violations(), 0);
+    }
+}
+
+#[test]
+fn a_device_that_refuses_is_an_error_with_its_words_and_not_the_end() {
+    for strategy in ALL {
+        let (arena, device) = arena(strategy, Bytes::mib(4));
+        device.set_capacity(Bytes::ZERO);
+        let oom = arena.allocate(Bytes::mib(1)).expect_err("no memory at all");
+        assert!(oom.refusal.as_ref().is_some_and(|refusal| refusal.message.contains("fake device")), "{oom:?}");
+        assert_eq!(Error::from(oom).code, Code::ResourceExhausted);
+        assert_eq!(arena.stats(), Stats { limit: Bytes::mib(4), largest_request: Bytes::mib(4), ..Stats::default() });
+        device.set_capacity(Bytes::mib(4));
+        take(&arena, Bytes::mib(1));
+        assert_sums(&arena);
+    }
+}
+
+#[test]
+fn clearing_peaks_is_xlas_clear_stats() {
+    let (arena, _device) = arena(Strategy::Platform, Bytes::mib(8));
+    let (large, small) = (take(&arena, Bytes::mib(4)), take(&arena, Bytes::mib(1)));
+    assert_eq!(arena.free(large.id), Ok(()));
+    let stats = arena.stats();
+    assert_eq!((stats.peak_bytes_in_use, stats.peak_pool_bytes), (Bytes::mib(5), Bytes::mib(5)));
+    assert_eq!((stats.largest_alloc_size, stats.num_allocs), (Bytes::mib(4), 2));
+    arena.clear_peaks();
+    let stats = arena.stats();
+    assert_eq!((stats.peak_bytes_in_use, stats.peak_pool_bytes), (Bytes::mib(1), Bytes::mib(1)));
+    assert_eq!((stats.largest_alloc_size, stats.num_allocs, stats.live_blocks), (Bytes::ZERO, 0, 1));
+    assert_eq!(arena.blocks()[0].block, small);
+}
+
+#[test]
+fn limits_and_granularities_that_cannot_work_are_refused() {
+    for strategy in ALL {
+        for (limit, granularity) in [(PAGE - Bytes::new(1), PAGE), (Bytes::ZERO, PAGE), (PAGE, Bytes::new(768))] {
+            let device = FakeBacking::new(Bytes::gib(1), granularity);
+            let error = Arena::new("fake:0".into(), strategy, limit, Box::new(device)).expect_err("no such arena");
+            assert_eq!(error.code, Code::InvalidArgument);
+            assert!(error.message.contains("allowed"), "{error}");
+        }
+        let (arena, _device) = arena(strategy, PAGE);
+        take(&arena, Bytes::ZERO);
+        let oom = arena.allocate(Bytes::MAX).expect_err("more than any limit");
+        assert!(oom.to_string().contains("larger than the limit"), "{oom}");
+    }
+}
+
+#[test]
+fn waiting_is_refused_at_once_when_no_pending_block_would_help() {
+    for strategy in ALL {
+        let (arena, _device) = arena(strategy, Bytes::mib(4));
+        let [a, b, c, d] = [(); 4].map(|()| take(&arena, Bytes::mib(1)));
+        let start = Instant::now();
+        assert!(arena.allocate_waiting(Bytes::mib(1), LONG).is_err(), "nothing pends");
+        [a, c].iter().for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
+        if strategy != Strategy::Platform {
+            assert!(arena.allocate_waiting(Bytes::mib(2), LONG).is_err(), "{strategy}: two of 1 MiB, apart");
+        }
+        assert!(arena.allocate_waiting(Bytes::mib(3), LONG).is_err(), "{strategy}: two pend");
+        assert!(start.elapsed() < LONG / 2, "nothing was waited for");
+        [b, d].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+        // `b` and `d` are holes now, `a` and `c` pend: everything would be one piece.
+        assert!(arena.fits_after_pending(Bytes::mib(4)), "{strategy}");
+        assert!(!arena.fits_after_pending(Bytes::mib(4) + Bytes::new(1)), "{strategy}");
+    }
+}
+
+#[test]
+fn patience_ends() {
+    let (arena, _device) = arena(Strategy::Preallocate, Bytes::mib(1));
+    let block = take(&arena, Bytes::mib(1));
+    assert_eq!(arena.retire(block.id), Ok(()));
+    let patience = Duration::from_millis(5);
+    let start = Instant::now();
+    let oom = arena.allocate_waiting(Bytes::mib(1), patience).expect_err("nobody frees");
+    assert!(start.elapsed() >= patience, "it would have helped, so it was waited for");
+    assert_eq!(oom.pending, Bytes::mib(1));
+}
