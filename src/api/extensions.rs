@@ -135,9 +135,11 @@ unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_B
                 );
             }
             $(
-                // SAFETY: the slot lies within the extension.
                 if base.struct_size >= offset_of!(sys::$table, $slot) + size_of::<usize>() {
-                    unsafe { (*copy.cast::<sys::$table>()).$slot = originals.$kept.$slot.and(Some(entry::<sys::$args>)) };
+                    // A slot that the engine left empty stays so.
+                    let ours = originals.$kept.$slot.is_some();
+                    // SAFETY: the slot lies within the extension.
+                    unsafe { (*copy.cast::<sys::$table>()).$slot = ours.then_some(entry::<sys::$args>) };
                 }
             )*
         }};

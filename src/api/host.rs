@@ -46,11 +46,7 @@ pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys
 
 /// The device whose arena an array goes to: that of `memory`, or else the default one of `device`. `None` when the
 /// array belongs in memory that is not ours: a host memory, or a device without an arena.
-pub fn destination<'a>(
-    client: &'a Client,
-    device: *mut sys::PJRT_Device,
-    memory: *mut sys::PJRT_Memory,
-) -> Option<&'a Device> {
+pub fn destination(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Option<&Device> {
     let device = if memory.is_null() { client.device(device) } else { client.device_of_memory(memory) };
     device.filter(|device| device.arena.is_some())
 }
@@ -82,11 +78,10 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
         // An outsider's memory that may be written to is the outsider's choice: the engine aliases it.
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
+        // SAFETY: the caller's layout is NULL or valid.
+        let plain = unsafe { is_default_layout(self.device_layout) };
         let device = destination(&client, self.device, self.memory)
-            // SAFETY: the caller's layout is NULL or valid.
-            .filter(|_| {
-                !lends && client.viewable.contains(self.type_) && unsafe { is_default_layout(self.device_layout) }
-            });
+            .filter(|_| !lends && plain && client.viewable.contains(self.type_));
         let Some((device, size)) = device.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
             return unsafe { from_host_by_engine(self, &client, lends) };

@@ -81,7 +81,10 @@ unsafe fn walk(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: 
             // SAFETY: each row is dense on both sides.
             return unsafe { rows(from, to, &dimensions[..dimensions.len() - 1], row.count * element) };
         }
-        [single] => return unsafe { line(from, to, *single, element) }, // SAFETY: as the caller's.
+        [single] => {
+            // SAFETY: the one dimension is all of the array.
+            return unsafe { line(from, to, *single, element) };
+        }
         [outer @ .., row] => (outer, *row),
     };
     // Tile the fastest dimension of the destination against the fastest of the source.
