@@ -27,10 +27,6 @@ BAD = {
         {"XLA_CLIENT_MEM_FRACTION": ".5", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"},
         ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"],
     ),
-    "preallocate neither true nor false": (
-        {"XLA_PYTHON_CLIENT_PREALLOCATE": "maybe"},
-        ["XLA_PYTHON_CLIENT_PREALLOCATE", "maybe", "true", "false"],
-    ),
     "limit above the machine": ({"PJRT_ARENA_LIMIT": "1000TiB"}, ["PJRT_ARENA_LIMIT=1000TiB", "at most"]),
     "limit that is no size": ({"PJRT_ARENA_LIMIT": "plenty"}, ["PJRT_ARENA_LIMIT=plenty", "bytes"]),
     "limit of more than all": ({"PJRT_ARENA_LIMIT": "140%"}, ["PJRT_ARENA_LIMIT=140%", "at most 100%"]),

@@ -21,7 +21,7 @@ PROBE = """
     put = lambda mib: jax.block_until_ready(jax.device_put(np.ones(mib << 18, np.float32), arena_device()))
 
     x = step(put(8))
-    assert float(x.sum()) == 2 * x.size
+    assert (np.asarray(x) == 2).all()
     seen["holding"] = stats()
     del x
     gc.collect()
@@ -36,7 +36,7 @@ PROBE = """
             while True:
                 held.append(put(8) if attempt == 0 else jax.block_until_ready(jnp.zeros(2 * MIB, jnp.float32) + 1))
                 assert len(held) < 20, "64 MiB cannot hold this many"
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # jaxlib's fast path of a jitted call raises ValueError
             seen["errors"].append(str(error))
         seen.setdefault("held", []).append(len(held))
         # What was there before the failure is still right, and still usable.
@@ -104,6 +104,7 @@ def test_out_of_memory_names_the_numbers(probed):
 def test_memory_is_used_to_the_end_before_it_is_out(probed):
     _, seen = probed
     # The transfers fill 8 of 8 places. A program's result needs room beside its argument while it runs.
+    # Scalars and constants that JAX keeps take a little, so the last place may be too small.
     assert seen["held"][0] in (7, 8)
     assert all(count in (6, 7, 8) for count in seen["held"])
 

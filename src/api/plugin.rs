@@ -16,7 +16,7 @@ use crate::{
         Engine,
         discover::{EngineChoice, Surroundings, discover},
     },
-    error::Result,
+    error::{Error, Result},
     logging, sys,
 };
 
@@ -40,7 +40,11 @@ pub fn engine() -> Result<&'static Engine> {
         logging::init(&settings.log.value);
         let choice = choose(&settings.engine, &environment)?;
         log::info!("engine {}: {}", choice.path.display(), choice.why);
-        Ok(Chosen { engine: Engine::load(&choice.path)?, kind: choice.kind })
+        let engine = Engine::load(&choice.path).map_err(|error| {
+            let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
+            Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
+        })?;
+        Ok(Chosen { engine, kind: choice.kind })
     })?;
     Ok(&chosen.engine)
 }

@@ -42,8 +42,10 @@ impl Engine {
         let shown = path.display();
         // SAFETY: loading a library runs its initialisers; the user named it (or the installed wheel did) as a PJRT
         // plugin, and that is what they are for.
-        let library = unsafe { libloading::Library::new(path) }
-            .map_err(|e| Error::not_found(format!("the engine {shown} cannot be loaded: {e}")))?;
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+            let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            Error::not_found(format!("the engine {shown} cannot be loaded: {why}"))
+        })?;
         // SAFETY: the type is the one that the PJRT C API gives to this symbol.
         let get = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::PJRT_Api>(b"GetPjrtApi\0") }
             .map_err(|_| Error::invalid_argument(format!("{shown} is no PJRT plugin: it has no symbol GetPjrtApi")))?;
