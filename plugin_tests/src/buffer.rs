@@ -7,7 +7,7 @@ use crate::{
     client::{Client, Device, Memory},
     event::{Event, Signal},
     raw::{Result, slice},
-    sys,
+    sized, sys,
 };
 
 /// An element type, by its number in the ABI.
@@ -38,7 +38,7 @@ impl ElementType {
 
     /// The C value.
     pub fn raw(self) -> sys::PJRT_Buffer_Type {
-        self.0 as _
+        sys::PJRT_Buffer_Type(self.0)
     }
 }
 
@@ -60,10 +60,17 @@ pub struct Bf16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Complex(pub f32, pub f32);
-/// A 4-bit integer, one byte on the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A 4-bit integer, one byte on the host. Only the low four bits count: engines leave the high ones zero on the way back.
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(transparent)]
 pub struct Int4(pub i8);
+
+impl PartialEq for Int4 {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 & 0xF == other.0 & 0xF
+    }
+}
+
 elements!(Bf16 => BF16, Complex => C64, Int4 => S4);
 
 /// What a plugin may do with host memory, by its number in the ABI.
@@ -105,7 +112,14 @@ impl HostArray {
     /// Dense row-major values; a target must be added.
     pub fn of<T: Element>(values: &[T], dims: &[i64]) -> Self {
         assert_eq!(values.len() as i64, dims.iter().product::<i64>(), "as many values as the dimensions say");
-        Self { data: values.as_ptr().cast(), element_type: T::TYPE, dims: dims.to_vec(), strides: None, device: None, memory: None }
+        Self {
+            data: values.as_ptr().cast(),
+            element_type: T::TYPE,
+            dims: dims.to_vec(),
+            strides: None,
+            device: None,
+            memory: None,
+        }
     }
 
     /// With byte strides, starting at `data`.
@@ -139,25 +153,21 @@ pub enum HostLayout<'a> {
 impl HostLayout<'_> {
     /// The C form; it borrows from `self`.
     pub fn raw(&self) -> sys::PJRT_Buffer_MemoryLayout {
-        // SAFETY: zero is a valid layout.
-        let mut layout: sys::PJRT_Buffer_MemoryLayout = unsafe { std::mem::zeroed() };
-        layout.struct_size = sys::PJRT_Buffer_MemoryLayout_STRUCT_SIZE as usize;
+        let mut layout = sized!(PJRT_Buffer_MemoryLayout);
         let union = (&raw mut layout).wrapping_byte_add(UNION_OFFSET);
-        // SAFETY: as above; the union holds either struct, and starts right after the two header words.
+        // SAFETY: the union holds either struct, and starts right after the two header words.
         unsafe {
             match self {
                 Self::MinorToMajor(order) => {
-                    let mut tiled: sys::PJRT_Buffer_MemoryLayout_Tiled = std::mem::zeroed();
-                    tiled.struct_size = sys::PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE as usize;
+                    let mut tiled = sized!(PJRT_Buffer_MemoryLayout_Tiled);
                     (tiled.minor_to_major, tiled.minor_to_major_size) = (order.as_ptr(), order.len());
                     union.cast::<sys::PJRT_Buffer_MemoryLayout_Tiled>().write(tiled);
                 }
                 Self::Strides(steps) => {
-                    let mut strides: sys::PJRT_Buffer_MemoryLayout_Strides = std::mem::zeroed();
-                    strides.struct_size = sys::PJRT_Buffer_MemoryLayout_Strides_STRUCT_SIZE as usize;
+                    let mut strides = sized!(PJRT_Buffer_MemoryLayout_Strides);
                     (strides.byte_strides, strides.num_byte_strides) = (steps.as_ptr(), steps.len());
                     union.cast::<sys::PJRT_Buffer_MemoryLayout_Strides>().write(strides);
-                    layout.type_ = 1 as _;
+                    layout.type_ = sys::PJRT_Buffer_MemoryLayout_Type_Strides;
                 }
             }
         }
@@ -222,13 +232,14 @@ impl Buffer {
 
     /// `PJRT_Buffer_DynamicDimensionIndices`.
     pub fn dynamic_dims(&self) -> Vec<usize> {
-        let args = call!(self.plugin, PJRT_Buffer_DynamicDimensionIndices { buffer: self.raw }).expect("DynamicDimensions");
+        let args =
+            call!(self.plugin, PJRT_Buffer_DynamicDimensionIndices { buffer: self.raw }).expect("DynamicDimensions");
         slice(args.dynamic_dim_indices, args.num_dynamic_dims).to_vec()
     }
 
     /// `PJRT_Buffer_ElementType`.
     pub fn element_type(&self) -> ElementType {
-        ElementType(call!(self.plugin, PJRT_Buffer_ElementType { buffer: self.raw }).expect("ElementType").type_ as u32)
+        ElementType(call!(self.plugin, PJRT_Buffer_ElementType { buffer: self.raw }).expect("ElementType").type_.0)
     }
 
     /// `PJRT_Buffer_OnDeviceSizeInBytes`.
@@ -242,7 +253,7 @@ impl Buffer {
     /// `PJRT_Buffer_GetMemoryLayout`: the minor-to-major order of a tiled layout.
     pub fn minor_to_major(&self) -> Vec<i64> {
         let args = call!(self.plugin, PJRT_Buffer_GetMemoryLayout { buffer: self.raw }).expect("GetMemoryLayout");
-        assert_eq!(args.layout.type_ as u32, 0, "a tiled layout");
+        assert_eq!(args.layout.type_, sys::PJRT_Buffer_MemoryLayout_Type_Tiled);
         // SAFETY: the type says that the layout is tiled, which starts the union after the struct's two header words.
         let tiled = unsafe {
             (&raw const args.layout).byte_add(UNION_OFFSET).cast::<sys::PJRT_Buffer_MemoryLayout_Tiled>().read()
@@ -297,11 +308,10 @@ impl Buffer {
     /// # Errors
     /// The plugin's.
     pub fn to_host(&self, dst: &mut [u8]) -> Result<Event> {
-        let args = call!(self.plugin, PJRT_Buffer_ToHostBuffer {
-            src: self.raw,
-            dst: dst.as_mut_ptr().cast(),
-            dst_size: dst.len(),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Buffer_ToHostBuffer { src: self.raw, dst: dst.as_mut_ptr().cast(), dst_size: dst.len() }
+        )?;
         Ok(Event::own(self.plugin, args.event).expect("PJRT_Buffer_ToHostBuffer always gives an event"))
     }
 
@@ -313,11 +323,14 @@ impl Buffer {
         let size = self.host_size()?;
         assert_eq!(size % size_of::<T>(), 0, "whole elements");
         let mut values = vec![T::default(); size / size_of::<T>()];
-        let args = call!(self.plugin, PJRT_Buffer_ToHostBuffer {
-            src: self.raw,
-            dst: if size == 0 { ptr::dangling_mut::<u64>().cast() } else { values.as_mut_ptr().cast() },
-            dst_size: size,
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Buffer_ToHostBuffer {
+                src: self.raw,
+                dst: if size == 0 { ptr::dangling_mut::<u64>().cast() } else { values.as_mut_ptr().cast() },
+                dst_size: size,
+            }
+        )?;
         Event::own(self.plugin, args.event).expect("PJRT_Buffer_ToHostBuffer always gives an event").wait()?;
         Ok(values)
     }
@@ -328,12 +341,15 @@ impl Buffer {
     /// The plugin's, of the call or of its event.
     pub fn read_raw(&self, offset: i64, len: i64) -> Result<Vec<u8>> {
         let mut bytes = vec![0xAA; usize::try_from(len).unwrap_or(0)];
-        let args = call!(self.plugin, PJRT_Buffer_CopyRawToHost {
-            buffer: self.raw,
-            dst: bytes.as_mut_ptr().cast(),
-            offset: offset,
-            transfer_size: len,
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Buffer_CopyRawToHost {
+                buffer: self.raw,
+                dst: bytes.as_mut_ptr().cast(),
+                offset: offset,
+                transfer_size: len,
+            }
+        )?;
         Event::own(self.plugin, args.event).expect("PJRT_Buffer_CopyRawToHost always gives an event").wait()?;
         Ok(bytes)
     }
@@ -395,12 +411,15 @@ impl Buffer {
     pub fn read_as<T: Element>(&self, layout: &HostLayout) -> Result<Vec<T>> {
         let mut values = vec![T::default(); self.host_size()? / size_of::<T>()];
         let mut layout = layout.raw();
-        let args = call!(self.plugin, PJRT_Buffer_ToHostBuffer {
-            src: self.raw,
-            host_layout: &raw mut layout,
-            dst: values.as_mut_ptr().cast(),
-            dst_size: size_of_val(&values[..]),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Buffer_ToHostBuffer {
+                src: self.raw,
+                host_layout: &raw mut layout,
+                dst: values.as_mut_ptr().cast(),
+                dst_size: size_of_val(&values[..]),
+            }
+        )?;
         Event::own(self.plugin, args.event).expect("PJRT_Buffer_ToHostBuffer always gives an event").wait()?;
         Ok(values)
     }
@@ -421,19 +440,22 @@ impl Buffer {
         let registration = Box::into_raw(Box::new(signal.clone()));
         let order: Vec<i64> = (0..view.dims.len() as i64).rev().collect();
         let mut layout = HostLayout::MinorToMajor(&order).raw();
-        let outcome = call!(client.plugin(), PJRT_Client_CreateViewOfDeviceBuffer {
-            client: client.raw(),
-            device_buffer_ptr: view.address,
-            dims: view.dims.as_ptr(),
-            num_dims: view.dims.len(),
-            element_type: view.element_type.raw(),
-            layout: &raw mut layout,
-            device: view.device.map_or(ptr::null_mut(), |device| device.raw()),
-            memory: view.memory.map_or(ptr::null_mut(), |memory| memory.raw()),
-            on_delete_callback: Some(released),
-            on_delete_callback_arg: registration.cast(),
-            stream: view.stream,
-        });
+        let outcome = call!(
+            client.plugin(),
+            PJRT_Client_CreateViewOfDeviceBuffer {
+                client: client.raw(),
+                device_buffer_ptr: view.address,
+                dims: view.dims.as_ptr(),
+                num_dims: view.dims.len(),
+                element_type: view.element_type.raw(),
+                layout: &raw mut layout,
+                device: view.device.map_or(ptr::null_mut(), |device| device.raw()),
+                memory: view.memory.map_or(ptr::null_mut(), |memory| memory.raw()),
+                on_delete_callback: Some(released),
+                on_delete_callback_arg: registration.cast(),
+                stream: view.stream,
+            }
+        );
         Ok((Self::own(client.plugin(), outcome?.buffer), signal))
     }
 
@@ -442,13 +464,16 @@ impl Buffer {
     /// # Errors
     /// The plugin's.
     pub fn uninitialized(client: &Client, element_type: ElementType, dims: &[i64]) -> Result<Self> {
-        let args = call!(client.plugin(), PJRT_Client_CreateUninitializedBuffer {
-            client: client.raw(),
-            shape_dims: dims.as_ptr(),
-            shape_num_dims: dims.len(),
-            shape_element_type: element_type.raw(),
-            memory: client.device().default_memory().raw(),
-        })?;
+        let args = call!(
+            client.plugin(),
+            PJRT_Client_CreateUninitializedBuffer {
+                client: client.raw(),
+                shape_dims: dims.as_ptr(),
+                shape_num_dims: dims.len(),
+                shape_element_type: element_type.raw(),
+                memory: client.device().default_memory().raw(),
+            }
+        )?;
         Ok(Self::own(client.plugin(), args.buffer))
     }
 }

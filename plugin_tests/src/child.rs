@@ -60,7 +60,11 @@ pub fn run(name: &str, env: &[(&str, &str)], body: impl FnOnce()) -> Option<Stri
         thread::sleep(Duration::from_millis(5));
     };
     let (out, err) = (out.join().expect("reading"), err.join().expect("reading"));
-    assert!(status.success(), "child {name} with {env:?} ended with {status} after {:?}:\n{out}\n{err}", start.elapsed());
+    assert!(
+        status.success(),
+        "child {name} with {env:?} ended with {status} after {:?}:\n{out}\n{err}",
+        start.elapsed()
+    );
     assert!(out.contains("1 passed"), "child {name} ran no test:\n{out}");
     Some(err)
 }

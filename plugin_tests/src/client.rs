@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ffi::c_char, mem::offset_of, ptr};
 
 use crate::{
-    Plugin, args,
+    Plugin,
     buffer::{Buffer, Element, HostArray, Semantics},
     call,
     event::Event,
@@ -11,7 +11,7 @@ use crate::{
     plugin,
     program::Program,
     raw::{Failure, Result, slice, text},
-    sys,
+    sized, sys,
     transfer::Transfer,
 };
 
@@ -51,52 +51,43 @@ impl From<bool> for Value {
     }
 }
 
-// The numbers of PJRT_NamedValue_Type.
-const TEXT: u32 = 0;
-const INTEGER: u32 = 1;
-const INTEGERS: u32 = 2;
-const FLOAT: u32 = 3;
-const BOOL: u32 = 4;
-
 impl Value {
     /// The C form; it borrows from `name` and `self`.
     pub fn named(&self, name: &str) -> sys::PJRT_NamedValue {
-        // SAFETY: zero is a valid named value.
-        let mut named: sys::PJRT_NamedValue = unsafe { std::mem::zeroed() };
-        named.struct_size = sys::PJRT_NamedValue_STRUCT_SIZE as usize;
+        let mut named = sized!(PJRT_NamedValue);
         named.name = name.as_ptr().cast();
         named.name_size = name.len();
         named.value_size = 1;
         // The union's members all start at its first byte, which is `value_size`'s left neighbour.
-        let union = unsafe_union(&mut named);
+        let union = union_of(&mut named);
         // SAFETY: the union holds 8 aligned bytes, enough for every member.
         let kind = unsafe {
             match self {
                 Self::Text(value) => {
                     union.cast::<*const c_char>().write(value.as_ptr().cast());
                     named.value_size = value.len();
-                    TEXT
+                    sys::PJRT_NamedValue_kString
                 }
                 Self::Integer(value) => {
                     union.cast::<i64>().write(*value);
-                    INTEGER
+                    sys::PJRT_NamedValue_kInt64
                 }
                 Self::Integers(value) => {
                     union.cast::<*const i64>().write(value.as_ptr());
                     named.value_size = value.len();
-                    INTEGERS
+                    sys::PJRT_NamedValue_kInt64List
                 }
                 Self::Float(value) => {
                     union.cast::<f32>().write(*value);
-                    FLOAT
+                    sys::PJRT_NamedValue_kFloat
                 }
                 Self::Bool(value) => {
                     union.cast::<bool>().write(*value);
-                    BOOL
+                    sys::PJRT_NamedValue_kBool
                 }
             }
         };
-        named.type_ = kind as _;
+        named.type_ = kind;
         named
     }
 
@@ -104,16 +95,20 @@ impl Value {
     pub fn read_list(list: *const sys::PJRT_NamedValue, len: usize) -> BTreeMap<String, Value> {
         let read = |named: &sys::PJRT_NamedValue| {
             let mut copy = *named;
-            let union = unsafe_union(&mut copy);
+            let union = union_of(&mut copy);
             // SAFETY: the type says which member of the union is set.
             let value = unsafe {
-                match named.type_ as u32 {
-                    TEXT => Self::Text(text(union.cast::<*const c_char>().read(), named.value_size)),
-                    INTEGER => Self::Integer(union.cast::<i64>().read()),
-                    INTEGERS => Self::Integers(slice(union.cast::<*const i64>().read(), named.value_size).to_vec()),
-                    FLOAT => Self::Float(union.cast::<f32>().read()),
-                    BOOL => Self::Bool(union.cast::<bool>().read()),
-                    other => panic!("named value of unknown type {other}"),
+                match named.type_ {
+                    sys::PJRT_NamedValue_kString => {
+                        Self::Text(text(union.cast::<*const c_char>().read(), named.value_size))
+                    }
+                    sys::PJRT_NamedValue_kInt64 => Self::Integer(union.cast::<i64>().read()),
+                    sys::PJRT_NamedValue_kInt64List => {
+                        Self::Integers(slice(union.cast::<*const i64>().read(), named.value_size).to_vec())
+                    }
+                    sys::PJRT_NamedValue_kFloat => Self::Float(union.cast::<f32>().read()),
+                    sys::PJRT_NamedValue_kBool => Self::Bool(union.cast::<bool>().read()),
+                    other => panic!("named value of unknown type {}", other.0),
                 }
             };
             (text(named.name, named.name_size), value)
@@ -123,7 +118,7 @@ impl Value {
 }
 
 /// The address of the union inside a named value (bindgen does not name it).
-fn unsafe_union(named: &mut sys::PJRT_NamedValue) -> *mut u8 {
+fn union_of(named: &mut sys::PJRT_NamedValue) -> *mut u8 {
     let offset = offset_of!(sys::PJRT_NamedValue, value_size) - size_of::<u64>();
     (&raw mut *named).cast::<u8>().wrapping_add(offset)
 }
@@ -246,7 +241,8 @@ impl Client {
 
     /// `PJRT_Client_AddressableMemories`.
     pub fn memories(&self) -> Vec<Memory> {
-        let args = call!(self.plugin, PJRT_Client_AddressableMemories { client: self.raw }).expect("AddressableMemories");
+        let args =
+            call!(self.plugin, PJRT_Client_AddressableMemories { client: self.raw }).expect("AddressableMemories");
         let memories = slice(args.addressable_memories, args.num_addressable_memories);
         memories.iter().map(|&raw| Memory::new(self.plugin, raw)).collect()
     }
@@ -288,18 +284,21 @@ impl Client {
     /// # Errors
     /// The plugin's.
     pub fn from_host(&self, array: &HostArray, semantics: Semantics) -> Result<(Buffer, Event)> {
-        let args = call!(self.plugin, PJRT_Client_BufferFromHostBuffer {
-            client: self.raw,
-            data: array.data,
-            type_: array.element_type.raw(),
-            dims: array.dims.as_ptr(),
-            num_dims: array.dims.len(),
-            byte_strides: array.strides.as_ref().map_or(ptr::null(), |strides| strides.as_ptr()),
-            num_byte_strides: array.strides.as_ref().map_or(0, Vec::len),
-            host_buffer_semantics: semantics as u32 as _,
-            device: array.device.map_or(ptr::null_mut(), |device| device.raw()),
-            memory: array.memory.map_or(ptr::null_mut(), |memory| memory.raw()),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Client_BufferFromHostBuffer {
+                client: self.raw,
+                data: array.data,
+                type_: array.element_type.raw(),
+                dims: array.dims.as_ptr(),
+                num_dims: array.dims.len(),
+                byte_strides: array.strides.as_ref().map_or(ptr::null(), |strides| strides.as_ptr()),
+                num_byte_strides: array.strides.as_ref().map_or(0, Vec::len),
+                host_buffer_semantics: sys::PJRT_HostBufferSemantics(semantics as u32),
+                device: array.device.map_or(ptr::null_mut(), |device| device.raw()),
+                memory: array.memory.map_or(ptr::null_mut(), |memory| memory.raw()),
+            }
+        )?;
         let buffer = Buffer::own(self.plugin, args.buffer);
         let done = Event::own(self.plugin, args.done_with_host_buffer).expect("done_with_host_buffer is never null");
         Ok((buffer, done))
@@ -311,12 +310,15 @@ impl Client {
     /// The plugin's.
     pub fn compile(&self, program: &Program) -> Result<Loaded> {
         let c = program.raw();
-        let args = call!(self.plugin, PJRT_Client_Compile {
-            client: self.raw,
-            program: &raw const c,
-            compile_options: program.options().as_ptr().cast(),
-            compile_options_size: program.options().len(),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Client_Compile {
+                client: self.raw,
+                program: &raw const c,
+                compile_options: program.options().as_ptr().cast(),
+                compile_options_size: program.options().len(),
+            }
+        )?;
         Ok(Loaded::own(self.plugin, args.executable))
     }
 
@@ -325,11 +327,14 @@ impl Client {
     /// # Errors
     /// The plugin's.
     pub fn deserialize(&self, blob: &[u8]) -> Result<Loaded> {
-        let args = call!(self.plugin, PJRT_Executable_DeserializeAndLoad {
-            client: self.raw,
-            serialized_executable: blob.as_ptr().cast(),
-            serialized_executable_size: blob.len(),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Executable_DeserializeAndLoad {
+                client: self.raw,
+                serialized_executable: blob.as_ptr().cast(),
+                serialized_executable_size: blob.len(),
+            }
+        )?;
         Ok(Loaded::own(self.plugin, args.loaded_executable))
     }
 
@@ -368,13 +373,16 @@ impl Device {
 
     /// `PJRT_Device_AddressableMemories`.
     pub fn memories(&self) -> Vec<Memory> {
-        let args = call!(self.plugin.0, PJRT_Device_AddressableMemories { device: self.raw }).expect("AddressableMemories");
+        let args =
+            call!(self.plugin.0, PJRT_Device_AddressableMemories { device: self.raw }).expect("AddressableMemories");
         slice(args.memories, args.num_memories).iter().map(|&raw| Memory::new(self.plugin.0, raw)).collect()
     }
 
     /// `PJRT_Device_LocalHardwareId`.
     pub fn local_hardware_id(&self) -> i32 {
-        call!(self.plugin.0, PJRT_Device_LocalHardwareId { device: self.raw }).expect("LocalHardwareId").local_hardware_id
+        call!(self.plugin.0, PJRT_Device_LocalHardwareId { device: self.raw })
+            .expect("LocalHardwareId")
+            .local_hardware_id
     }
 
     /// `PJRT_Device_IsAddressable`.
@@ -384,7 +392,9 @@ impl Device {
 
     /// `PJRT_Device_GetDescription`.
     pub fn description(&self) -> *mut sys::PJRT_DeviceDescription {
-        call!(self.plugin.0, PJRT_Device_GetDescription { device: self.raw }).expect("GetDescription").device_description
+        call!(self.plugin.0, PJRT_Device_GetDescription { device: self.raw })
+            .expect("GetDescription")
+            .device_description
     }
 
     /// `PJRT_DeviceDescription_Id`.
@@ -442,7 +452,8 @@ impl Memory {
 
     /// `PJRT_Memory_AddressableByDevices`.
     pub fn devices(&self) -> Vec<Device> {
-        let args = call!(self.plugin.0, PJRT_Memory_AddressableByDevices { memory: self.raw }).expect("AddressableByDevices");
+        let args =
+            call!(self.plugin.0, PJRT_Memory_AddressableByDevices { memory: self.raw }).expect("AddressableByDevices");
         slice(args.devices, args.num_devices).iter().map(|&raw| Device::new(self.plugin.0, raw)).collect()
     }
 }
@@ -454,9 +465,4 @@ pub fn refused(options: &[(&str, Value)]) -> Failure {
         Ok(_) => panic!("a client was created with {options:?}"),
         Err(failure) => failure,
     }
-}
-
-/// An empty argument struct for `PJRT_Client_Destroy`, for tests that call the function itself.
-pub fn destroy_args(client: *mut sys::PJRT_Client) -> sys::PJRT_Client_Destroy_Args {
-    args!(PJRT_Client_Destroy { client: client })
 }

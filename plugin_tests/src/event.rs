@@ -67,11 +67,10 @@ impl Event {
         }
         let signal = Signal::default();
         let registration = Box::new(Registration { plugin: self.plugin, signal: signal.clone() });
-        call!(self.plugin, PJRT_Event_OnReady {
-            event: self.raw,
-            callback: Some(ready),
-            user_arg: Box::into_raw(registration).cast(),
-        })
+        call!(
+            self.plugin,
+            PJRT_Event_OnReady { event: self.raw, callback: Some(ready), user_arg: Box::into_raw(registration).cast() }
+        )
         .expect("PJRT_Event_OnReady");
         signal
     }

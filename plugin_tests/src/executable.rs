@@ -1,6 +1,6 @@
 //! Executables: run, inspect, serialise.
 
-use std::ptr;
+use std::{marker::PhantomData, ptr};
 
 use crate::{
     Plugin, args,
@@ -8,7 +8,7 @@ use crate::{
     call,
     event::Event,
     raw::{Result, bytes, slice, text},
-    sys,
+    sized, sys,
 };
 
 /// An owned `PJRT_LoadedExecutable`.
@@ -110,21 +110,22 @@ impl Loaded {
         let mut outputs = vec![vec![ptr::null_mut::<sys::PJRT_Buffer>(); results]; devices];
         let output_lists: Vec<*mut *mut sys::PJRT_Buffer> = outputs.iter_mut().map(Vec::as_mut_ptr).collect();
         let mut complete = vec![ptr::null_mut::<sys::PJRT_Event>(); devices];
-        // SAFETY: zero is a valid option struct.
-        let mut options: sys::PJRT_ExecuteOptions = unsafe { std::mem::zeroed() };
-        options.struct_size = sys::PJRT_ExecuteOptions_STRUCT_SIZE as usize;
+        let mut options = sized!(PJRT_ExecuteOptions);
         options.non_donatable_input_indices = how.keep.as_ptr();
         options.num_non_donatable_input_indices = how.keep.len();
         options.context = how.context;
-        call!(self.plugin, PJRT_LoadedExecutable_Execute {
-            executable: self.raw,
-            options: &raw mut options,
-            argument_lists: argument_lists.as_ptr(),
-            num_devices: devices,
-            num_args: arguments.first().map_or(0, Vec::len),
-            output_lists: output_lists.as_ptr(),
-            device_complete_events: if how.complete { complete.as_mut_ptr() } else { ptr::null_mut() },
-        })?;
+        call!(
+            self.plugin,
+            PJRT_LoadedExecutable_Execute {
+                executable: self.raw,
+                options: &raw mut options,
+                argument_lists: argument_lists.as_ptr(),
+                num_devices: devices,
+                num_args: arguments.first().map_or(0, Vec::len),
+                output_lists: output_lists.as_ptr(),
+                device_complete_events: if how.complete { complete.as_mut_ptr() } else { ptr::null_mut() },
+            }
+        )?;
         let own = |list: Vec<_>| list.into_iter().map(|raw| Buffer::own(self.plugin, raw)).collect();
         Ok(Run {
             outputs: outputs.into_iter().map(own).collect(),
@@ -133,15 +134,17 @@ impl Loaded {
     }
 
     /// `PJRT_LoadedExecutable_GetExecutable`.
-    pub fn executable(&self) -> Executable {
-        let args = call!(self.plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: self.raw }).expect("GetExecutable");
+    pub fn executable(&self) -> Executable<'_> {
+        let args = call!(self.plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: self.raw })
+            .expect("GetExecutable");
         assert!(!args.executable.is_null(), "GetExecutable succeeded without an executable");
-        Executable { plugin: self.plugin, raw: args.executable }
+        Executable { plugin: self.plugin, raw: args.executable, loaded: PhantomData }
     }
 
     /// `PJRT_LoadedExecutable_AddressableDevices`, by address.
     pub fn devices(&self) -> Vec<*mut sys::PJRT_Device> {
-        let args = call!(self.plugin, PJRT_LoadedExecutable_AddressableDevices { executable: self.raw }).expect("AddressableDevices");
+        let args = call!(self.plugin, PJRT_LoadedExecutable_AddressableDevices { executable: self.raw })
+            .expect("AddressableDevices");
         slice(args.addressable_devices, args.num_addressable_devices).to_vec()
     }
 
@@ -170,14 +173,16 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        call!(self.plugin, PJRT_LoadedExecutable_Destroy { executable: self.raw }).expect("PJRT_LoadedExecutable_Destroy");
+        call!(self.plugin, PJRT_LoadedExecutable_Destroy { executable: self.raw })
+            .expect("PJRT_LoadedExecutable_Destroy");
     }
 }
 
-/// An owned `PJRT_Executable`.
-pub struct Executable {
+/// An owned `PJRT_Executable`. Engines of 0.81 keep a bare pointer in it, so it must not outlive the loaded executable.
+pub struct Executable<'a> {
     plugin: &'static Plugin,
     raw: *mut sys::PJRT_Executable,
+    loaded: PhantomData<&'a Loaded>,
 }
 
 /// Sizes of `PJRT_Executable_GetCompiledMemoryStats`, in bytes.
@@ -193,7 +198,7 @@ pub struct CompiledSizes {
     pub temp: i64,
 }
 
-impl Executable {
+impl Executable<'_> {
     /// The handle.
     pub fn raw(&self) -> *mut sys::PJRT_Executable {
         self.raw
@@ -207,7 +212,8 @@ impl Executable {
     /// `PJRT_Executable_NumReplicas` and `PJRT_Executable_NumPartitions`.
     pub fn replicas_and_partitions(&self) -> (usize, usize) {
         let replicas = call!(self.plugin, PJRT_Executable_NumReplicas { executable: self.raw }).expect("NumReplicas");
-        let partitions = call!(self.plugin, PJRT_Executable_NumPartitions { executable: self.raw }).expect("NumPartitions");
+        let partitions =
+            call!(self.plugin, PJRT_Executable_NumPartitions { executable: self.raw }).expect("NumPartitions");
         (replicas.num_replicas, partitions.num_partitions)
     }
 
@@ -228,13 +234,15 @@ impl Executable {
 
     /// `PJRT_Executable_OutputElementTypes`.
     pub fn output_types(&self) -> Vec<ElementType> {
-        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes { executable: self.raw }).expect("OutputElementTypes");
-        slice(args.output_types, args.num_output_types).iter().map(|&raw| ElementType(raw as u32)).collect()
+        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes { executable: self.raw })
+            .expect("OutputElementTypes");
+        slice(args.output_types, args.num_output_types).iter().map(|&raw| ElementType(raw.0)).collect()
     }
 
     /// `PJRT_Executable_OutputDimensions`.
     pub fn output_dims(&self) -> Vec<Vec<i64>> {
-        let args = call!(self.plugin, PJRT_Executable_OutputDimensions { executable: self.raw }).expect("OutputDimensions");
+        let args =
+            call!(self.plugin, PJRT_Executable_OutputDimensions { executable: self.raw }).expect("OutputDimensions");
         let sizes = slice(args.dim_sizes, args.num_outputs);
         let mut rest = slice(args.dims, sizes.iter().sum());
         let mut all = Vec::new();
@@ -247,10 +255,17 @@ impl Executable {
     }
 
     /// `PJRT_Executable_OutputMemoryKinds`.
-    pub fn output_memory_kinds(&self) -> Vec<String> {
-        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds { executable: self.raw }).expect("OutputMemoryKinds");
+    ///
+    /// # Errors
+    /// The plugin's; the CPU engine of 0.81 has no such query.
+    pub fn output_memory_kinds(&self) -> Result<Vec<String>> {
+        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds { executable: self.raw })?;
         let sizes = slice(args.memory_kind_sizes, args.num_outputs);
-        slice(args.memory_kinds, args.num_outputs).iter().zip(sizes).map(|(&kind, &size)| text(kind, size)).collect()
+        Ok(slice(args.memory_kinds, args.num_outputs)
+            .iter()
+            .zip(sizes)
+            .map(|(&kind, &size)| text(kind, size))
+            .collect())
     }
 
     /// `PJRT_Executable_GetCompiledMemoryStats`.
@@ -269,7 +284,8 @@ impl Executable {
 
     /// `PJRT_Executable_GetCostAnalysis`: names and values.
     pub fn cost(&self) -> std::collections::BTreeMap<String, crate::Value> {
-        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis { executable: self.raw }).expect("GetCostAnalysis");
+        let args =
+            call!(self.plugin, PJRT_Executable_GetCostAnalysis { executable: self.raw }).expect("GetCostAnalysis");
         crate::Value::read_list(args.properties, args.num_properties)
     }
 
@@ -278,9 +294,7 @@ impl Executable {
     /// # Errors
     /// The plugin's.
     pub fn optimized(&self) -> Result<(String, Vec<u8>)> {
-        // SAFETY: zero is a valid program.
-        let mut program: sys::PJRT_Program = unsafe { std::mem::zeroed() };
-        program.struct_size = sys::PJRT_Program_STRUCT_SIZE as usize;
+        let mut program = sized!(PJRT_Program);
         call!(self.plugin, PJRT_Executable_OptimizedProgram { executable: self.raw, program: &raw mut program })?;
         let mut code = vec![0u8; program.code_size];
         program.code = code.as_mut_ptr().cast();
@@ -302,7 +316,7 @@ impl Executable {
     }
 }
 
-impl Drop for Executable {
+impl Drop for Executable<'_> {
     fn drop(&mut self) {
         call!(self.plugin, PJRT_Executable_Destroy { executable: self.raw }).expect("PJRT_Executable_Destroy");
     }

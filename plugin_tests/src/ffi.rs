@@ -139,8 +139,12 @@ impl CallFrame {
 
     /// An INTERNAL error with `message`, to be returned from the handler.
     pub fn error(&self, message: &std::ffi::CStr) -> *mut c_void {
-        let mut args =
-            ErrorCreate { struct_size: size_of::<ErrorCreate>(), extension_start: ptr::null_mut(), message: message.as_ptr(), code: 13 };
+        let mut args = ErrorCreate {
+            struct_size: size_of::<ErrorCreate>(),
+            extension_start: ptr::null_mut(),
+            message: message.as_ptr(),
+            code: 13,
+        };
         // SAFETY: the table lives as long as the engine; the message is copied.
         unsafe { ((*self.api).error_create)(&mut args) }
     }
@@ -159,7 +163,8 @@ impl CallFrame {
         if error.is_null() {
             return Some(args.data);
         }
-        let mut destroy = ErrorDestroy { struct_size: size_of::<ErrorDestroy>(), extension_start: ptr::null_mut(), error };
+        let mut destroy =
+            ErrorDestroy { struct_size: size_of::<ErrorDestroy>(), extension_start: ptr::null_mut(), error };
         // SAFETY: the error is ours to destroy.
         unsafe { ((*self.api).error_destroy)(&mut destroy) };
         None
@@ -264,8 +269,13 @@ pub fn register_type(plugin: &Plugin, name: &str) -> Result<i64> {
 /// # Errors
 /// The plugin's.
 pub fn add_user_data(plugin: &Plugin, context: &Context, type_id: i64, data: *mut c_void) -> Result<()> {
-    let mut args =
-        UserDataAdd { struct_size: size_of::<UserDataAdd>(), extension_start: ptr::null_mut(), context: context.raw(), type_id, data };
+    let mut args = UserDataAdd {
+        struct_size: size_of::<UserDataAdd>(),
+        extension_start: ptr::null_mut(),
+        context: context.raw(),
+        type_id,
+        data,
+    };
     // SAFETY: the context is alive; the data's life is the caller's business.
     plugin.check(unsafe { (extension(plugin).user_data_add)(&mut args) })
 }

@@ -42,10 +42,13 @@ impl Gate {
     pub fn closed() -> Self {
         let open = Signal::<()>::default();
         let waiting = open.clone();
-        Self::with(open, Arc::new(move |_| {
-            waiting.wait();
-            Ok(())
-        }))
+        Self::with(
+            open,
+            Arc::new(move |_| {
+                waiting.wait();
+                Ok(())
+            }),
+        )
     }
 
     /// An open gate that runs `action` in the middle of the program; an `Err` fails the program.

@@ -66,7 +66,10 @@ pub fn library_path() -> PathBuf {
     let candidates = [Some(deps), deps.parent()].into_iter().flatten().map(|folder| folder.join("libpjrt_arena.so"));
     let found: Vec<PathBuf> = candidates.filter(|path| path.is_file()).collect();
     found.into_iter().next().unwrap_or_else(|| {
-        panic!("no libpjrt_arena.so beside {}: build it with `cargo build`, or name it in {LIBRARY_VARIABLE}", binary.display())
+        panic!(
+            "no libpjrt_arena.so beside {}: build it with `cargo build`, or name it in {LIBRARY_VARIABLE}",
+            binary.display()
+        )
     })
 }
 
@@ -78,9 +81,10 @@ pub fn engine_path() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace has a root");
     let pythons = std::fs::read_dir(root.join(".venv/lib")).into_iter().flatten().flatten();
     let engines = pythons.map(|python| python.path().join("site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"));
-    engines.into_iter().find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("no engine in .venv: run `make` once, or name xla_cpu_pjrt.so in {ENGINE_VARIABLE}")
-    })
+    engines
+        .into_iter()
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| panic!("no engine in .venv: run `make` once, or name xla_cpu_pjrt.so in {ENGINE_VARIABLE}"))
 }
 
 /// True when the library under test is the arena, not a bare engine.
@@ -105,8 +109,7 @@ impl Plugin {
         if original.is_null() {
             return Err(format!("{}: GetPjrtApi returned null", path.display()));
         }
-        // SAFETY: zero is a valid table: null pointers, absent functions.
-        let mut table: sys::PJRT_Api = unsafe { std::mem::zeroed() };
+        let mut table = sys::PJRT_Api::default();
         // SAFETY: a table is valid for its own struct_size, and the copy is cut at ours.
         unsafe {
             let size = (*original).struct_size.min(size_of::<sys::PJRT_Api>());
@@ -154,7 +157,7 @@ impl Plugin {
         let mut all = Vec::new();
         // SAFETY: the chain ends with null and its nodes live as long as the library.
         while let Some(base) = unsafe { next.as_ref() } {
-            all.push((base.type_ as u32, next));
+            all.push((base.type_.0, next));
             next = base.next;
         }
         all
@@ -187,7 +190,7 @@ impl Plugin {
             self.table.PJRT_Error_Message.expect("every table has it")(&mut message);
             let nested = self.table.PJRT_Error_GetCode.expect("every table has it")(&mut code);
             assert!(nested.is_null(), "PJRT_Error_GetCode failed");
-            let failure = Failure { code: Code(code.code as u32), message: text(message.message, message.message_size) };
+            let failure = Failure { code: Code(code.code.0), message: text(message.message, message.message_size) };
             self.table.PJRT_Error_Destroy.expect("every table has it")(&mut destroy);
             failure
         }

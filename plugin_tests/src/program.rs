@@ -1,6 +1,6 @@
 //! The programs of the tests: portable artifacts as JAX sends them, and StableHLO text for what only text can say.
 
-use crate::sys;
+use crate::{sized, sys};
 
 /// A program with its compile options.
 #[derive(Clone, Debug)]
@@ -116,9 +116,7 @@ impl Program {
 
     /// The C form; it borrows from `self`.
     pub fn raw(&self) -> sys::PJRT_Program {
-        // SAFETY: zero is a valid program.
-        let mut program: sys::PJRT_Program = unsafe { std::mem::zeroed() };
-        program.struct_size = sys::PJRT_Program_STRUCT_SIZE as usize;
+        let mut program = sized!(PJRT_Program);
         program.code = self.code.as_ptr().cast_mut().cast();
         program.code_size = self.code.len();
         program.format = self.format.as_ptr().cast();

@@ -88,14 +88,24 @@ pub(crate) fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(data, len) }
 }
 
+/// A struct of the C API with its size filled in and everything else zero.
+#[macro_export]
+macro_rules! sized {
+    ($name:ident) => {
+        $crate::sys::$name {
+            struct_size: <$crate::sys::$name as $crate::sys::CStruct>::STRUCT_SIZE,
+            ..::std::default::Default::default()
+        }
+    };
+}
+
 /// An argument struct with its size filled in, every named field set and all others zero.
 #[macro_export]
 macro_rules! args {
     ($name:ident { $($field:ident : $value:expr),* $(,)? }) => {
         $crate::pastey::paste! {{
-            // SAFETY: zero is a valid value of every argument struct: integers, bools, C enums, nullable pointers.
-            let mut args: $crate::sys::[<$name _Args>] = unsafe { ::std::mem::zeroed() };
-            args.struct_size = $crate::sys::[<$name _Args_STRUCT_SIZE>] as usize;
+            #[allow(unused_mut, reason = "a call without fields")]
+            let mut args = $crate::sized!([<$name _Args>]);
             $(args.$field = $value;)*
             args
         }}

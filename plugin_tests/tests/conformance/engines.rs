@@ -10,7 +10,8 @@ use plugin_tests::{
 /// The sentence that a framework shows when the library is used with the engine named in the environment.
 fn sentence() -> String {
     let plugin: &'static Plugin = Box::leak(Box::new(Plugin::load(&library_path()).expect("the library itself loads")));
-    let outcome = call!(plugin, PJRT_Plugin_Initialize {}).map(drop).and_then(|()| Client::create_on(plugin, 1, &[]).map(drop));
+    let outcome =
+        call!(plugin, PJRT_Plugin_Initialize {}).map(drop).and_then(|()| Client::create_on(plugin, 1, &[]).map(drop));
     outcome.expect_err("no client without an engine").message
 }
 
@@ -22,7 +23,10 @@ fn names(sentence: &str, parts: &[&str]) {
 
 #[test]
 fn c33_arena_a_missing_engine_is_named() {
-    in_child!(&[("PJRT_ARENA_ENGINE", "/no/such/engine.so")], || names(&sentence(), &["/no/such/engine.so", "PJRT_ARENA_ENGINE"]));
+    in_child!(&[("PJRT_ARENA_ENGINE", "/no/such/engine.so")], || names(
+        &sentence(),
+        &["/no/such/engine.so", "PJRT_ARENA_ENGINE"]
+    ));
 }
 
 #[test]
@@ -38,7 +42,10 @@ fn c33_arena_a_library_that_is_no_engine_is_named() {
 #[test]
 fn c33_arena_a_file_that_is_no_library_is_named() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    in_child!(&[("PJRT_ARENA_ENGINE", file)], || names(&sentence(), &[concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]));
+    in_child!(&[("PJRT_ARENA_ENGINE", file)], || names(
+        &sentence(),
+        &[concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]
+    ));
 }
 
 #[test]
@@ -60,7 +67,8 @@ fn make_engine(name: &str, major: i32, minor: i32) -> String {
          const void* GetPjrtApi(void) {{ return &table; }}\n"
     );
     fs::write(&source, code).unwrap();
-    let made = Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().expect("gcc runs");
+    let made =
+        Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().expect("gcc runs");
     assert!(made.success());
     library.to_str().unwrap().into()
 }

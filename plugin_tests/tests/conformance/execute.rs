@@ -29,7 +29,10 @@ fn c15_results_are_right() {
 fn c15_the_same_argument_may_come_twice() {
     let x = shared().put(&ramp(0.0), &DIMS).unwrap();
     let add = shared().compile(&Program::add()).unwrap();
-    assert_eq!(add.run1(&[&x, &x]).unwrap().read::<f32>().unwrap(), ramp(0.0).iter().map(|v| v * 2.0).collect::<Vec<_>>());
+    assert_eq!(
+        add.run1(&[&x, &x]).unwrap().read::<f32>().unwrap(),
+        ramp(0.0).iter().map(|v| v * 2.0).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -76,7 +79,9 @@ fn c15_arguments_pass_through_into_buffers_of_their_own() {
 #[test]
 fn c15_three_hundred_results() {
     let x = shared().put(&[1f32; 16], &[16]).unwrap();
-    let outputs = shared().compile(&Program::many_results()).unwrap().run(&[&x]).unwrap();
+    let many = shared().compile(&Program::many_results()).unwrap();
+    assert_eq!(many.executable().output_dims(), vec![vec![16]; 300]);
+    let outputs = many.run(&[&x]).unwrap();
     assert_eq!(outputs.len(), 300);
     for (index, output) in outputs.iter().enumerate() {
         assert_eq!(output.read::<f32>().unwrap(), [1.0 + index as f32; 16]);
@@ -165,7 +170,12 @@ fn c15_deleted_arguments_are_refused() {
 #[test]
 fn c15_four_devices_compute_together() {
     let sharded = four().compile(&Program::sharded()).unwrap();
-    let parts: Vec<_> = four().devices().iter().zip([0.0, 1.0, 2.0, 3.0]).map(|(device, value)| four().put_on(*device, &[value; N], &DIMS).unwrap()).collect();
+    let parts: Vec<_> = four()
+        .devices()
+        .iter()
+        .zip([0f32, 1.0, 2.0, 3.0])
+        .map(|(device, value)| four().put_on(*device, &[value; N], &DIMS).unwrap())
+        .collect();
     let arguments: Vec<[&plugin_tests::Buffer; 1]> = parts.iter().map(|part| [part]).collect();
     let arguments: Vec<&[&plugin_tests::Buffer]> = arguments.iter().map(|list| &list[..]).collect();
     for _ in 0..3 {
@@ -268,7 +278,8 @@ fn c21_a_failed_run_poisons_its_results_and_nothing_else() {
     let gated = client.compile(&Program::gate()).unwrap();
     let x = client.put(&ramp(0.0), &DIMS).unwrap();
     let run = gated.execute(&[&[&x, &ticket(&client, &gate)]], WITH_EVENTS).unwrap();
-    for failure in [run.complete[0].wait(), run.outputs[0][0].ready().wait(), run.outputs[0][0].read::<f32>().map(drop)] {
+    for failure in [run.complete[0].wait(), run.outputs[0][0].ready().wait(), run.outputs[0][0].read::<f32>().map(drop)]
+    {
         assert!(failure.as_ref().unwrap_err().message.contains("the gate says no"), "{failure:?}");
     }
     let add_one = client.compile(&Program::add_one()).unwrap();
@@ -283,7 +294,8 @@ fn t21_a_run_that_fails_inside_the_call_leaves_the_client_working() {
     let gate = Gate::running(|_| Err("the gate says no".into()));
     let inline = client.compile(&Program::gate_inline()).unwrap();
     let x = client.put(&ramp(0.0), &DIMS).unwrap();
-    let failure = inline.run1(&[&x, &ticket(&client, &gate)]).and_then(|result| result.read::<f32>().map(drop)).unwrap_err();
+    let failure =
+        inline.run1(&[&x, &ticket(&client, &gate)]).and_then(|result| result.read::<f32>().map(drop)).unwrap_err();
     assert!(failure.message.contains("the gate says no"), "{failure}");
     let open = Gate::running(|_| Ok(()));
     assert_eq!(inline.run1(&[&x, &ticket(&client, &open)]).unwrap().read::<f32>().unwrap(), ramp(0.0));

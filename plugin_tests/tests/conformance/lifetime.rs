@@ -30,7 +30,10 @@ fn c35_t22_arena_buffers_may_outlive_their_client() {
         client.destroy().unwrap();
         assert_eq!(y.dims(), DIMS);
         // The engine is gone for these buffers; they say so instead of touching it.
-        let failure = y.copy_to_memory(plugin_tests::Memory::new(plugin_tests::plugin(), std::ptr::null_mut())).map(drop).unwrap_err();
+        let failure = y
+            .copy_to_memory(plugin_tests::Memory::new(plugin_tests::plugin(), std::ptr::null_mut()))
+            .map(drop)
+            .unwrap_err();
         assert!([Code::INVALID_ARGUMENT, Code::FAILED_PRECONDITION].contains(&failure.code), "{failure}");
         y.delete().unwrap();
         drop((x, y));

@@ -55,7 +55,8 @@ fn four() -> &'static Client {
 /// A client with one device and a small limit, for tests that count.
 fn limited(strategy: &str, limit: i64) -> Client {
     let limit = limit.to_string();
-    Client::create(1, &[("strategy", Value::from(strategy)), ("limit", Value::from(limit.as_str()))]).expect("a client with a limit")
+    Client::create(1, &[("strategy", Value::from(strategy)), ("limit", Value::from(limit.as_str()))])
+        .expect("a client with a limit")
 }
 
 /// The engine itself, loaded without the library under test in front.

@@ -39,7 +39,9 @@ fn c31_arena_every_way_to_allocate_reports_it() {
     let x = client.put(&vec![1f32; 262_144], &[262_144]).unwrap();
     let add_one = client.compile(&Program::add_one_1m()).unwrap();
     let held: Vec<_> = (0..6).map(|_| megabytes(&client, 1).unwrap()).collect();
-    let last = Buffer::uninitialized(&client, ElementType::U8, &[client.stats().unwrap().largest_free_block_bytes.unwrap()]).unwrap();
+    let last =
+        Buffer::uninitialized(&client, ElementType::U8, &[client.stats().unwrap().largest_free_block_bytes.unwrap()])
+            .unwrap();
     let before = client.stats().unwrap().bytes_in_use;
     exhausted(add_one.run1(&[&x]));
     exhausted(client.put(&vec![1f32; 262_144], &[262_144]));
@@ -59,7 +61,11 @@ fn c31_arena_a_refused_donation_consumes_nothing() {
     let x = client.put(&ramp(0.0), &DIMS).unwrap();
     let fill = |client: &Client| {
         let mut held = Vec::new();
-        while let Ok(buffer) = Buffer::uninitialized(client, ElementType::U8, &[client.stats().unwrap().largest_free_block_bytes.unwrap().max(1)]) {
+        while let Ok(buffer) = Buffer::uninitialized(
+            client,
+            ElementType::U8,
+            &[client.stats().unwrap().largest_free_block_bytes.unwrap().max(1)],
+        ) {
             held.push(buffer);
         }
         held

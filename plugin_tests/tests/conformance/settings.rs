@@ -19,16 +19,30 @@ macro_rules! refuses {
     };
 }
 
-refuses!(c33_arena_strategy_unknown, &[("PJRT_ARENA_STRATEGY", "bogus")],
-    &["PJRT_ARENA_STRATEGY", "bogus", "preallocate", "growing", "platform"]);
+refuses!(
+    c33_arena_strategy_unknown,
+    &[("PJRT_ARENA_STRATEGY", "bogus")],
+    &["PJRT_ARENA_STRATEGY", "bogus", "preallocate", "growing", "platform"]
+);
 refuses!(c33_arena_fraction_zero, &[("XLA_PYTHON_CLIENT_MEM_FRACTION", "0")], &["XLA_PYTHON_CLIENT_MEM_FRACTION", "0"]);
-refuses!(c33_arena_fraction_beyond_one, &[("XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5")], &["XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5"]);
+refuses!(
+    c33_arena_fraction_beyond_one,
+    &[("XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5")],
+    &["XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5"]
+);
 refuses!(c33_arena_fraction_no_number, &[("XLA_CLIENT_MEM_FRACTION", "abc")], &["XLA_CLIENT_MEM_FRACTION", "abc"]);
-refuses!(c33_arena_fraction_twice, &[("XLA_CLIENT_MEM_FRACTION", "0.5"), ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")],
-    &["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"]);
+refuses!(
+    c33_arena_fraction_twice,
+    &[("XLA_CLIENT_MEM_FRACTION", "0.5"), ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")],
+    &["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"]
+);
 refuses!(c33_arena_limit_above_the_machine, &[("PJRT_ARENA_LIMIT", "999999GiB")], &["PJRT_ARENA_LIMIT", "999999GiB"]);
 refuses!(c33_arena_limit_no_size, &[("PJRT_ARENA_LIMIT", "much")], &["PJRT_ARENA_LIMIT", "much"]);
-refuses!(c33_arena_allocator_unknown, &[("XLA_PYTHON_CLIENT_ALLOCATOR", "bogus")], &["XLA_PYTHON_CLIENT_ALLOCATOR", "bogus"]);
+refuses!(
+    c33_arena_allocator_unknown,
+    &[("XLA_PYTHON_CLIENT_ALLOCATOR", "bogus")],
+    &["XLA_PYTHON_CLIENT_ALLOCATOR", "bogus"]
+);
 refuses!(c33_arena_devices_no_number, &[("PJRT_ARENA_DEVICES", "many")], &["PJRT_ARENA_DEVICES", "many"]);
 
 #[test]
@@ -54,7 +68,12 @@ fn c33_arena_xlas_variables_keep_their_meaning() {
         let stats = client.stats().unwrap();
         let quarter = stats.bytes_limit.unwrap();
         assert!(stats.pool_bytes.unwrap() < quarter, "{stats:?}");
-        let half = Client::create(1, &[("memory_fraction", Value::from("0.5"))]).unwrap().stats().unwrap().bytes_limit.unwrap();
+        let half = Client::create(1, &[("memory_fraction", Value::from("0.5"))])
+            .unwrap()
+            .stats()
+            .unwrap()
+            .bytes_limit
+            .unwrap();
         // Limits are rounded down to whole granules of at most 4 MiB.
         assert!((half - 2 * quarter).abs() <= 8 << 20, "{half} is twice {quarter}");
     });

@@ -82,7 +82,10 @@ fn c30_arena_largest_free_block_is_what_an_allocation_gets() {
     assert_eq!(client.stats().unwrap().bytes_in_use, MIB + free);
     drop(exact);
     settles_at(&client, MIB);
-    Buffer::uninitialized(&client, ElementType::U8, &[free + 1]).map(drop).unwrap_err().expect(Code::RESOURCE_EXHAUSTED, &[]);
+    Buffer::uninitialized(&client, ElementType::U8, &[free + 1])
+        .map(drop)
+        .unwrap_err()
+        .expect(Code::RESOURCE_EXHAUSTED, &[]);
 }
 
 #[test]

@@ -91,7 +91,11 @@ fn c32_payloads_are_visited_where_the_version_has_them() {
     unsafe {
         let error = plugin().table().PJRT_Client_LookupDevice.expect("every table has it")(&mut lookup);
         let mut visits = 0usize;
-        let mut args = args!(PJRT_Error_ForEachPayload { error: error, visitor: Some(visitor), user_arg: (&raw mut visits).cast() });
+        let mut args = args!(PJRT_Error_ForEachPayload {
+            error: error,
+            visitor: Some(visitor),
+            user_arg: (&raw mut visits).cast()
+        });
         assert!(for_each(&mut args).is_null());
         assert_eq!(visits, 0, "this error has no payload");
         plugin().take(error);
@@ -108,7 +112,8 @@ fn c34_extension_chain_has_layouts_and_ffi_once_each() {
 
 #[test]
 fn c34_arena_extensions_are_the_engines_or_fewer() {
-    let kinds = |plugin: &plugin_tests::Plugin| plugin.extensions().into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    let kinds =
+        |plugin: &plugin_tests::Plugin| plugin.extensions().into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
     let (ours, theirs) = (kinds(plugin()), kinds(engine()));
     let unique: BTreeSet<u32> = ours.iter().copied().collect();
     assert_eq!(unique.len(), ours.len(), "no type twice: {ours:?}");
@@ -168,7 +173,8 @@ fn c34_layouts_extension_describes_a_buffer() {
     // SAFETY: the node's type is known; the structs above are its own.
     unsafe {
         let layouts = &*plugin.extension(LAYOUTS_EXTENSION).cast::<Layouts>();
-        let mut of = OfBuffer { size: size_of::<OfBuffer>(), extension: 0, buffer: buffer.raw(), layout: std::ptr::null_mut() };
+        let mut of =
+            OfBuffer { size: size_of::<OfBuffer>(), extension: 0, buffer: buffer.raw(), layout: std::ptr::null_mut() };
         plugin.check((layouts.of_buffer)(&mut of)).unwrap();
         let mut text = Serialize {
             size: size_of::<Serialize>(),

@@ -41,7 +41,8 @@ fn t23_callbacks_may_drop_the_last_handle() {
     }
     let done = plugin_tests::Signal::<bool>::default();
     let user = Box::into_raw(Box::new((outputs, done.clone())));
-    call!(plugin(), PJRT_Event_OnReady { event: event.raw(), callback: Some(drop_outputs), user_arg: user.cast() }).unwrap();
+    call!(plugin(), PJRT_Event_OnReady { event: event.raw(), callback: Some(drop_outputs), user_arg: user.cast() })
+        .unwrap();
     gate.wait_reached();
     gate.open();
     assert!(done.wait());
@@ -106,12 +107,15 @@ fn t38_completion_is_asked_for_and_given_apart_from_readiness() {
 fn t39_arena_results_land_in_the_arena() {
     // Destination passing: every result of these programs is a block of ours, as the statistics show.
     let client = limited("preallocate", 64 * MIB);
-    for (program, arguments, results) in [(Program::add_one(), 1, 1), (Program::two_results(), 2, 2), (Program::passthrough(), 2, 3)] {
+    for (program, arguments, results) in
+        [(Program::add_one(), 1, 1), (Program::two_results(), 2, 2), (Program::passthrough(), 2, 3)]
+    {
         let loaded = client.compile(&program).unwrap();
         let inputs: Vec<Buffer> = (0..arguments).map(|_| client.put(&ramp(0.0), &DIMS).unwrap()).collect();
         let outputs = loaded.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
         outputs.iter().for_each(|output| output.ready().wait().unwrap());
-        let addresses: std::collections::BTreeSet<usize> = outputs.iter().map(|output| output.address().unwrap()).collect();
+        let addresses: std::collections::BTreeSet<usize> =
+            outputs.iter().map(|output| output.address().unwrap()).collect();
         assert_eq!(addresses.len(), results);
         settles_at(&client, 4096 * (arguments + results) as i64);
         drop((inputs, outputs));
@@ -140,13 +144,16 @@ fn t36_compiling_ahead_of_time_answers() {
     let topology = call!(plugin(), PJRT_Client_TopologyDescription { client: shared().raw() }).unwrap().topology;
     let add_one = Program::add_one();
     let c = add_one.raw();
-    let outcome = call!(plugin(), PJRT_Compile {
-        topology: topology,
-        program: &raw const c,
-        compile_options: add_one.options().as_ptr().cast(),
-        compile_options_size: add_one.options().len(),
-        client: shared().raw(),
-    });
+    let outcome = call!(
+        plugin(),
+        PJRT_Compile {
+            topology: topology,
+            program: &raw const c,
+            compile_options: add_one.options().as_ptr().cast(),
+            compile_options_size: add_one.options().len(),
+            client: shared().raw(),
+        }
+    );
     match outcome {
         Ok(args) => drop(call!(plugin(), PJRT_Executable_Destroy { executable: args.executable }).unwrap()),
         Err(failure) => assert_ne!(failure.code, Code::INTERNAL, "{failure}"),
