@@ -60,6 +60,8 @@ pub struct RunOptions<'a> {
     pub keep: &'a [i64],
     /// An execute context.
     pub context: *mut sys::PJRT_ExecuteContext,
+    /// Pass the option struct of the oldest callers.
+    pub oldest: bool,
 }
 
 impl Loaded {
@@ -111,6 +113,9 @@ impl Loaded {
         let output_lists: Vec<*mut *mut sys::PJRT_Buffer> = outputs.iter_mut().map(Vec::as_mut_ptr).collect();
         let mut complete = vec![ptr::null_mut::<sys::PJRT_Event>(); devices];
         let mut options = sized!(PJRT_ExecuteOptions);
+        if how.oldest {
+            options.struct_size = <sys::PJRT_ExecuteOptions as sys::CStruct>::MIN_SIZE;
+        }
         options.non_donatable_input_indices = how.keep.as_ptr();
         options.num_non_donatable_input_indices = how.keep.len();
         options.context = how.context;
@@ -154,6 +159,20 @@ impl Loaded {
     /// The plugin's.
     pub fn delete(&self) -> Result<()> {
         call!(self.plugin, PJRT_LoadedExecutable_Delete { executable: self.raw }).map(drop)
+    }
+
+    /// `PJRT_LoadedExecutable_IsDeleted`.
+    pub fn is_deleted(&self) -> bool {
+        call!(self.plugin, PJRT_LoadedExecutable_IsDeleted { executable: self.raw }).expect("IsDeleted").is_deleted
+    }
+
+    /// `PJRT_LoadedExecutable_Fingerprint`.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn fingerprint(&self) -> Result<String> {
+        let args = call!(self.plugin, PJRT_LoadedExecutable_Fingerprint { executable: self.raw })?;
+        Ok(text(args.executable_fingerprint, args.executable_fingerprint_size))
     }
 
     /// `PJRT_LoadedExecutable_GetDeviceAssignment`: the serialised assignment.

@@ -18,6 +18,7 @@
 //!
 //! Handles do not borrow from each other: C does not either, and tests must be able to destroy things in a bad order.
 
+pub mod alias;
 pub mod buffer;
 pub mod child;
 pub mod client;

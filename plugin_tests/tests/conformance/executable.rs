@@ -19,6 +19,26 @@ fn c04_text_compiles() {
 }
 
 #[test]
+fn t19_results_of_text_programs_are_buffers_like_any_other() {
+    // A program that is not rewritten gives results that the engine owns; users must not be able to tell.
+    let double = shared().compile(&Program::text(&format!("module @double {{ {TEXT} }}"))).unwrap();
+    let donate = shared().compile(&Program::donate()).unwrap();
+    let x = shared().put(&ramp(0.0), &DIMS).unwrap();
+    let y = double.run1(&[&x]).unwrap();
+    let (copy, address) = (y.copy_to_memory(y.memory()).unwrap(), y.address().unwrap());
+    assert_ne!(copy.address().unwrap(), address);
+    let z = donate.run1(&[&y]).unwrap();
+    assert!(y.is_deleted());
+    let expected: Vec<f32> = ramp(0.0).iter().map(|value| value * 2.0 + 1.0).collect();
+    assert_eq!(z.read::<f32>().unwrap(), expected);
+    assert_eq!(double.run1(&[&copy]).unwrap().read::<f32>().unwrap()[3], 12.0);
+    z.increase().unwrap();
+    z.decrease().unwrap();
+    z.delete().unwrap();
+    assert!(z.read::<f32>().is_err());
+}
+
+#[test]
 fn c04_optimized_programs_compile_again() {
     let (format, code) = shared().compile(&Program::add_one()).unwrap().executable().optimized().unwrap();
     assert_eq!(format, "hlo_with_config");
@@ -244,6 +264,11 @@ fn c28_cost_is_known() {
 #[test]
 fn c28_a_deleted_executable_is_deleted_without_harm() {
     let loaded = shared().compile(&Program::add_one()).unwrap();
+    assert!(!loaded.is_deleted());
+    // The CPU engine of 0.81 has a fingerprint for the executable only.
+    if let Ok(fingerprint) = loaded.fingerprint() {
+        assert_eq!(fingerprint, loaded.executable().fingerprint().unwrap());
+    }
     loaded.delete().unwrap();
     let x = shared().put(&ramp(0.0), &DIMS).unwrap();
     // The CPU engine keeps the program; another may refuse. Neither may crash.

@@ -1,6 +1,6 @@
 //! Views of memory that somebody else owns (dlpack imports).
 
-use plugin_tests::{Buffer, Code, ElementType, Failure, Program, View};
+use plugin_tests::{Buffer, Code, ElementType, Failure, Program, View, alias};
 
 use crate::{DIMS, N, plus, ramp, shared};
 
@@ -105,4 +105,29 @@ fn t26_streams_are_refused_on_the_cpu() {
     let mut memory = foreign(5.0);
     let view = View { stream: 1, ..view_of(&mut memory) };
     assert_eq!(refused(&view).code, Code::UNIMPLEMENTED);
+}
+
+#[test]
+fn c27_an_alias_shows_the_buffer_that_fulfils_it() {
+    let (alias, promise) = alias::create(shared(), ElementType::F32, &DIMS).unwrap();
+    assert_eq!(alias.dims(), DIMS);
+    assert!(!alias.ready().is_ready());
+    let real = shared().put(&ramp(4.0), &DIMS).unwrap();
+    promise.keep(Ok(&real)).unwrap();
+    drop(real);
+    alias.ready().wait().unwrap();
+    assert_eq!(alias.read::<f32>().unwrap(), ramp(4.0));
+    let add_one = shared().compile(&Program::add_one()).unwrap();
+    assert_eq!(add_one.run1(&[&alias]).unwrap().read::<f32>().unwrap(), ramp(5.0));
+}
+
+#[test]
+fn c27_an_alias_shows_the_error_that_fulfils_it() {
+    let (alias, promise) = alias::create(shared(), ElementType::F32, &DIMS).unwrap();
+    let failure = Failure { code: Code::INTERNAL, message: "never arrived".into() };
+    // The CPU engine of 0.81 also returns the error that it was given.
+    if let Err(returned) = promise.keep(Err(&failure)) {
+        assert_eq!(returned, failure);
+    }
+    alias.ready().wait().unwrap_err().expect(Code::INTERNAL, &["never arrived"]);
 }
