@@ -1,6 +1,6 @@
 //! Asynchronous transfers: buffers first, data later, in pieces.
 
-use plugin_tests::{Code, ElementType, Program, Value};
+use plugin_tests::{Code, ElementType, Program, Result, Value, in_child};
 
 use crate::{DIMS, ramp, shared};
 
@@ -70,28 +70,34 @@ fn c26_an_error_poisons_the_buffer() {
 
 #[test]
 fn c26_arena_indices_and_ranges_are_checked() {
-    let manager = shared().transfer(ElementType::F32, &[&DIMS]).unwrap();
-    let data = bytes(&ramp(0.0));
-    for index in [-1, 1, i32::MAX] {
-        let refusals = [
-            manager.size(index).map(drop),
-            manager.retrieve(index).map(drop),
-            manager.send(index, 0, &data, true).map(drop),
-            manager.fail(index, Code::INTERNAL, "no"),
-        ];
-        for refusal in refusals {
-            let failure = refusal.unwrap_err();
+    // In a child: the CPU engine of 0.81 reads past its lists here.
+    in_child!(&[], || {
+        let manager = shared().transfer(ElementType::F32, &[&DIMS]).unwrap();
+        let data = bytes(&ramp(0.0));
+        let refused = |outcome: Result<()>| {
+            let failure = outcome.unwrap_err();
             assert!([Code::INVALID_ARGUMENT, Code::OUT_OF_RANGE].contains(&failure.code), "{failure}");
-            assert!(failure.message.contains(&index.to_string()), "{failure}");
+            failure
+        };
+        for (offset, len) in [(-4, 4), (4096, 4), (4000, 100), (i64::MAX, 4)] {
+            refused(manager.send(0, offset, &data[..len], false).map(drop));
         }
-    }
-    for (offset, len) in [(-4, 4), (4096, 4), (4000, 100), (i64::MAX, 4)] {
-        let failure = manager.send(0, offset, &data[..len], false).map(drop).unwrap_err();
-        assert!([Code::INVALID_ARGUMENT, Code::OUT_OF_RANGE].contains(&failure.code), "{failure}");
-    }
-    let buffer = manager.retrieve(0).unwrap();
-    manager.send(0, 0, &data, true).unwrap().wait().unwrap();
-    assert_eq!(buffer.read::<f32>().unwrap(), ramp(0.0));
+        for index in [-1, 1, i32::MAX] {
+            let outcomes = [
+                manager.size(index).map(drop),
+                manager.retrieve(index).map(drop),
+                manager.send(index, 0, &data, true).map(drop),
+                manager.fail(index, Code::INTERNAL, "no"),
+            ];
+            for outcome in outcomes {
+                let failure = refused(outcome);
+                assert!(failure.message.contains(&index.to_string()), "{failure}");
+            }
+        }
+        let buffer = manager.retrieve(0).unwrap();
+        manager.send(0, 0, &data, true).unwrap().wait().unwrap();
+        assert_eq!(buffer.read::<f32>().unwrap(), ramp(0.0));
+    });
 }
 
 #[test]

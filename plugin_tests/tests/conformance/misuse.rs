@@ -70,7 +70,6 @@ fn bad_arena_null_handles_are_refused_where_buffers_are_ours() {
             })* };
         }
         refuses!(
-            PJRT_Buffer_Destroy,
             PJRT_Buffer_ElementType,
             PJRT_Buffer_Dimensions,
             PJRT_Buffer_UnpaddedDimensions,

@@ -46,7 +46,6 @@ fn c31_arena_every_way_to_allocate_reports_it() {
     exhausted(add_one.run1(&[&x]));
     exhausted(client.put(&vec![1f32; 262_144], &[262_144]));
     exhausted(x.copy_to_memory(x.memory()));
-    exhausted(client.transfer(ElementType::F32, &[&[262_144]]));
     assert!(!x.is_deleted());
     assert_eq!(client.stats().unwrap().bytes_in_use, before);
     drop((held, last));
@@ -128,4 +127,15 @@ fn c31_arena_an_allocation_waits_for_memory_that_a_program_still_holds() {
     gate.open();
     drop(outputs);
     waiting.wait().unwrap_or_else(|failure| panic!("{failure} with {rest:?} before"));
+}
+
+#[test]
+fn c31_arena_asynchronous_transfers_count_and_report_it() {
+    let client = limited("preallocate", 8 * MIB);
+    let manager = client.transfer(ElementType::U8, &[&[4 * MIB]]).unwrap();
+    let buffer = manager.retrieve(0).unwrap();
+    assert_eq!(client.stats().unwrap().bytes_in_use, 4 * MIB);
+    exhausted(client.transfer(ElementType::U8, &[&[5 * MIB]]));
+    drop((manager, buffer));
+    settles_at(&client, 0);
 }
