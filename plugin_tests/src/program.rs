@@ -79,6 +79,8 @@ programs! {
     gate_donate,
     /// `f32[1024], s32[]`: `x` behind a gate, light enough that the calling thread runs it inside of Execute.
     gate_inline,
+    /// `f32[1048576], s32[]` (4 MiB): `x + 1` behind a gate, by the engine's threads.
+    gate_large,
 }
 
 impl Program {

@@ -145,6 +145,12 @@ texts["gate_inline"] = main(
     '%y = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} '
     f": ({F}, tensor<i32>) -> {F}", ["%y"])
 
+LARGE = "tensor<1048576xf32>"
+texts["gate_large"] = main(
+    f"%a: {LARGE}, %t: tensor<i32>", [LARGE],
+    '%g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} '
+    f": ({LARGE}, tensor<i32>) -> {LARGE} %c = stablehlo.constant dense<1.0> : {LARGE} %y = stablehlo.add %g, %c : {LARGE}", ["%y"])
+
 # The engine must know the handler's name to compile the gates: any handler does here, since nothing runs.
 FFI_REGISTER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 
