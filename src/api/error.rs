@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::{Code, Error},
-    sys,
+    sys::{self, CStruct},
 };
 
 /// An error that we made.
@@ -86,6 +86,15 @@ unsafe extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Er
     // Our errors carry no payload.
 }
 
+/// The caller's struct, unless it is NULL or too short to be one: these two functions cannot say that something is wrong.
+///
+/// # Safety
+/// `args` must be NULL or point to a struct of `struct_size` bytes that nobody else uses during the call.
+unsafe fn whole<'a, A: CStruct>(args: *mut A) -> Option<&'a mut A> {
+    // SAFETY: the caller's promise; every struct of the C API begins with its size.
+    unsafe { (!args.is_null() && args.cast::<usize>().read() >= A::STRUCT_SIZE).then(|| &mut *args) }
+}
+
 /// `PJRT_Error_Destroy`; NULL is fine.
 ///
 /// # Safety
@@ -111,7 +120,7 @@ pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) 
 /// `args` must be NULL or valid, the error ours or the engine's, and alive.
 pub unsafe extern "C" fn error_message(args: *mut sys::PJRT_Error_Message_Args) {
     // SAFETY: the caller's promise.
-    let Some(fields) = (unsafe { args.as_mut() }) else { return };
+    let Some(fields) = (unsafe { whole(args) }) else { return };
     // SAFETY: the error is alive.
     if let Some(own) = unsafe { own(fields.error) } {
         fields.message = own.error.message.as_ptr().cast();

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::entry::{Entry, Outcome};
 use crate::{
-    config::{EngineKind, EngineRequest, Environment, Setting, Settings},
+    config::{self, EngineKind, EngineRequest, Environment, Setting},
     engine::{
         Engine,
         discover::{EngineChoice, Surroundings, discover},
@@ -36,9 +36,9 @@ static SEARCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 pub fn engine() -> Result<&'static Engine> {
     let chosen = CHOSEN.get_or_try_init(|| -> Result<Chosen> {
         let environment = Environment::of_process();
-        let settings = Settings::read(&environment, &[])?;
-        logging::init(&settings.log.value);
-        let choice = choose(&settings.engine, &environment)?;
+        let (request, log) = config::before_client(&environment)?;
+        logging::init(&log);
+        let choice = choose(&request, &environment)?;
         log::info!("engine {}: {}", choice.path.display(), choice.why);
         let engine = Engine::load(&choice.path).map_err(|error| {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
@@ -104,8 +104,11 @@ pub unsafe extern "C" fn pjrt_arena_set_search_path(paths: *const c_char) {
 
 impl Entry for sys::PJRT_Plugin_Initialize_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the struct has nothing in it but its head.
-        unsafe { engine()?.call(*self)? };
+        // Without an engine there is nothing to initialise; the creation of a client says why there is none.
+        if let Ok(engine) = engine() {
+            // SAFETY: the struct has nothing in it but its head.
+            unsafe { engine.call(*self)? };
+        }
         Ok(())
     }
 }

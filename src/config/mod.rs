@@ -166,6 +166,16 @@ impl Settings {
     }
 }
 
+/// What is needed before there is a client: which engine to load, and what to log while looking for it. Whatever else is
+/// wrong with the settings is said when a client is created.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for an engine that cannot be read.
+pub fn before_client(environment: &Environment) -> Result<(Setting<EngineRequest>, LogFilter)> {
+    let reading = Reading::new(environment, &[]);
+    Ok((reading.engine?, reading.log.map(|log| log.value).unwrap_or_default()))
+}
+
 /// The settings before it is known whether all of them are valid, for the report that shows the invalid ones too.
 struct Reading {
     strategy: Result<Setting<Strategy>>,

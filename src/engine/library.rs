@@ -19,6 +19,9 @@ use crate::{
 /// Every PJRT function but the two that cannot fail takes one struct and returns an error or NULL.
 pub type Function = unsafe extern "C" fn(*mut c_void) -> *mut sys::PJRT_Error;
 
+/// The oldest minor version of an engine: from here on our `MIN_SIZE`s hold.
+const OLDEST_MINOR: i32 = 70;
+
 /// A loaded engine. It is never unloaded: buffers and threads of it outlive every client.
 pub struct Engine {
     /// The engine's functions. Slots that its version lacks are `None`, whatever lies behind its own, shorter table.
@@ -77,6 +80,11 @@ impl Engine {
         if major != 0 {
             return Err(Error::invalid_argument(format!(
                 "the engine {shown} speaks PJRT C API {major}.{minor}; pjrt-arena speaks major version 0"
+            )));
+        }
+        if minor < OLDEST_MINOR {
+            return Err(Error::invalid_argument(format!(
+                "the engine {shown} speaks PJRT C API 0.{minor}; pjrt-arena speaks 0.{OLDEST_MINOR} and newer"
             )));
         }
         Ok(Self { api, path: path.to_owned() })

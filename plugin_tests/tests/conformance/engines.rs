@@ -1,0 +1,117 @@
+//! Engines that are missing, foreign, too old, ourselves, or newer.
+
+use std::{env, fs, path::Path, process::Command};
+
+use plugin_tests::{
+    Client, Plugin, call, in_child, plugin,
+    plugin::{engine_path, library_path},
+};
+
+/// The sentence that a framework shows when the library is used with the engine named in the environment.
+fn sentence() -> String {
+    let plugin: &'static Plugin = Box::leak(Box::new(Plugin::load(&library_path()).expect("the library itself loads")));
+    let outcome =
+        call!(plugin, PJRT_Plugin_Initialize {}).map(drop).and_then(|()| Client::create_on(plugin, 1, &[]).map(drop));
+    outcome.expect_err("no client without an engine").message
+}
+
+fn names(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "{part:?} is missing in: {sentence}");
+    }
+}
+
+#[test]
+fn c33_arena_a_missing_engine_is_named() {
+    in_child!(&[("PJRT_ARENA_ENGINE", "/no/such/engine.so")], || names(
+        &sentence(),
+        &["/no/such/engine.so", "PJRT_ARENA_ENGINE"]
+    ));
+}
+
+#[test]
+fn c33_arena_a_library_that_is_no_engine_is_named() {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let foreign = maps.split_whitespace().find(|word| word.contains("/libc.so") || word.contains("/libc-")).unwrap();
+    in_child!(&[("PJRT_ARENA_ENGINE", foreign)], || {
+        let path = env::var("PJRT_ARENA_ENGINE").unwrap();
+        names(&sentence(), &[&path, "GetPjrtApi"]);
+    });
+}
+
+#[test]
+fn c33_arena_a_file_that_is_no_library_is_named() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    in_child!(&[("PJRT_ARENA_ENGINE", file)], || names(
+        &sentence(),
+        &[concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]
+    ));
+}
+
+#[test]
+fn c33_arena_the_library_refuses_to_be_its_own_engine() {
+    let library = library_path();
+    in_child!(&[("PJRT_ARENA_ENGINE", library.to_str().unwrap())], || {
+        names(&sentence(), &[library_path().file_name().unwrap().to_str().unwrap()]);
+    });
+}
+
+/// A library whose table says version `major`.`minor` and holds nothing else.
+fn make_engine(name: &str, major: i32, minor: i32) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, library) = (folder.join(format!("{name}.c")), folder.join(format!("lib{name}.so")));
+    let code = format!(
+        "#include <stddef.h>\n\
+         static struct {{ size_t size; void* extensions; size_t version_size; void* more; int major, minor; void* slots[160]; }}\n\
+         table = {{ 984, 0, 24, 0, {major}, {minor}, {{0}} }};\n\
+         const void* GetPjrtApi(void) {{ return &table; }}\n"
+    );
+    fs::write(&source, code).unwrap();
+    let made =
+        Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().expect("gcc runs");
+    assert!(made.success());
+    library.to_str().unwrap().into()
+}
+
+#[test]
+fn c33_arena_an_engine_of_another_major_version_is_refused() {
+    let library = make_engine("other_major", 7, 81);
+    in_child!(&[("PJRT_ARENA_ENGINE", &library)], || names(&sentence(), &["7.81", "other_major"]));
+}
+
+#[test]
+fn c33_arena_an_engine_of_an_ancient_minor_version_is_refused() {
+    let library = make_engine("old_minor", 0, 12);
+    in_child!(&[("PJRT_ARENA_ENGINE", &library)], || names(&sentence(), &["0.12", "old_minor"]));
+}
+
+#[test]
+fn c33_arena_the_engine_is_found_by_path() {
+    in_child!(&[("PJRT_ARENA_ENGINE", engine_path().to_str().unwrap())], || {
+        assert_eq!(plugin().path(), library_path());
+        assert_eq!(Client::one().platform_name(), "cpu");
+    });
+}
+
+/// Names an `xla_cuda_plugin.so`, to check that a newer engine is loaded as far as a machine without a GPU allows.
+const CUDA: &str = "PJRT_ARENA_TEST_CUDA_ENGINE";
+
+#[test]
+fn c33_arena_a_newer_engine_answers_with_its_own_error() {
+    let Ok(engine) = env::var(CUDA) else {
+        eprintln!("not run: {CUDA} does not name a CUDA engine");
+        return;
+    };
+    in_child!(&[("PJRT_ARENA_ENGINE", &engine)], || {
+        let (major, minor) = plugin().version();
+        assert_eq!(major, 0);
+        assert!(minor >= 112, "minor {minor}");
+        if Path::new("/dev/nvidiactl").exists() {
+            assert!(Client::create(1, &[]).is_ok());
+            return;
+        }
+        for _ in 0..2 {
+            assert!(!Client::create(1, &[]).map(drop).unwrap_err().message.is_empty());
+        }
+    });
+}

@@ -1,0 +1,140 @@
+//! Out of memory: an error with numbers, after which everything still works and nothing has leaked.
+
+use std::sync::Arc;
+
+use plugin_tests::{Buffer, Client, Code, ElementType, Failure, Gate, Program, event::elsewhere, gate};
+
+use crate::{DIMS, MIB, limited, ramp, settles_at, ticket};
+
+fn megabytes(client: &Client, count: i64) -> plugin_tests::Result<Buffer> {
+    Buffer::uninitialized(client, ElementType::U8, &[count * MIB])
+}
+
+#[track_caller]
+fn exhausted<T>(outcome: plugin_tests::Result<T>) -> Failure {
+    let failure = outcome.map(drop).unwrap_err();
+    failure.expect(Code::RESOURCE_EXHAUSTED, &["Out of memory while trying to allocate"]);
+    failure
+}
+
+#[test]
+fn c31_arena_requests_beyond_the_limit_fail_with_numbers() {
+    for strategy in ["preallocate", "growing", "platform"] {
+        let client = limited(strategy, 64 * MIB);
+        let _held = megabytes(&client, 10).unwrap();
+        let failure = exhausted(megabytes(&client, 60));
+        for number in ["62914560", "64.00MiB", "10.00MiB"] {
+            assert!(failure.message.contains(number), "{strategy}: {number} in {}", failure.message);
+        }
+        let buffer = client.put(&ramp(0.0), &DIMS).unwrap();
+        assert_eq!(buffer.read::<f32>().unwrap(), ramp(0.0));
+        drop(buffer);
+        settles_at(&client, 10 * MIB);
+    }
+}
+
+#[test]
+fn c31_arena_every_way_to_allocate_reports_it() {
+    let client = limited("preallocate", 8 * MIB);
+    let x = client.put(&vec![1f32; 262_144], &[262_144]).unwrap();
+    let add_one = client.compile(&Program::add_one_1m()).unwrap();
+    let held: Vec<_> = (0..6).map(|_| megabytes(&client, 1).unwrap()).collect();
+    let last =
+        Buffer::uninitialized(&client, ElementType::U8, &[client.stats().unwrap().largest_free_block_bytes.unwrap()])
+            .unwrap();
+    let before = client.stats().unwrap().bytes_in_use;
+    exhausted(add_one.run1(&[&x]));
+    exhausted(client.put(&vec![1f32; 262_144], &[262_144]));
+    exhausted(x.copy_to_memory(x.memory()));
+    assert!(!x.is_deleted());
+    assert_eq!(client.stats().unwrap().bytes_in_use, before);
+    drop((held, last));
+    settles_at(&client, MIB);
+    assert_eq!(add_one.run1(&[&x]).unwrap().read::<f32>().unwrap(), vec![2f32; 262_144]);
+}
+
+#[test]
+fn c31_arena_a_refused_donation_consumes_nothing() {
+    let client = limited("preallocate", 8 * MIB);
+    let both = client.compile(&Program::buffer_donor()).unwrap();
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let fill = |client: &Client| {
+        let mut held = Vec::new();
+        while let Ok(buffer) = Buffer::uninitialized(
+            client,
+            ElementType::U8,
+            &[client.stats().unwrap().largest_free_block_bytes.unwrap().max(1)],
+        ) {
+            held.push(buffer);
+        }
+        held
+    };
+    let held = fill(&client);
+    exhausted(both.run(&[&x]));
+    assert!(!x.is_deleted());
+    drop(held);
+    assert_eq!(both.run(&[&x]).unwrap()[1].read::<f32>().unwrap(), ramp(2.0));
+}
+
+#[test]
+fn c31_arena_it_is_reported_while_a_program_runs() {
+    let client = limited("preallocate", 64 * MIB);
+    gate::prepare();
+    let gated = client.compile(&Program::gate()).unwrap();
+    let gate = Gate::closed();
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let outputs = gated.run(&[&x, &ticket(&client, &gate)]).unwrap();
+    gate.wait_reached();
+    exhausted(megabytes(&client, 100));
+    gate.open();
+    assert_eq!(outputs[0].read::<f32>().unwrap(), ramp(1.0));
+}
+
+#[test]
+fn c31_t09_arena_it_is_reported_inside_a_host_callback() {
+    // The program that would free memory is the one that the callback belongs to: waiting for it would never end.
+    let client = Arc::new(limited("preallocate", 64 * MIB));
+    for program in [Program::gate(), Program::gate_inline()] {
+        let inside = Arc::clone(&client);
+        let gate = Gate::running(move |_| match megabytes(&inside, 100) {
+            Err(failure) if failure.code == Code::RESOURCE_EXHAUSTED => Ok(()),
+            Err(failure) => Err(failure.to_string()),
+            Ok(_) => Err("100 MiB out of 64".into()),
+        });
+        let gated = client.compile(&program).unwrap();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let outputs = gated.run(&[&x, &ticket(&client, &gate)]).unwrap();
+        outputs[0].ready().wait().unwrap();
+    }
+}
+
+#[test]
+fn c31_arena_an_allocation_waits_for_memory_that_a_program_still_holds() {
+    let client = Arc::new(limited("preallocate", 16 * MIB));
+    gate::prepare();
+    let gated = client.compile(&Program::gate_large()).unwrap();
+    let gate = Gate::closed();
+    let x = client.put(&vec![0f32; 1 << 20], &[1 << 20]).unwrap();
+    let outputs = gated.run(&[&x, &ticket(&client, &gate)]).unwrap();
+    gate.wait_reached();
+    // 4 MiB read and 4 MiB written by the program: nobody owns them any more, but they are not free before it ends.
+    drop((x, outputs));
+    let waiting = {
+        let client = Arc::clone(&client);
+        elsewhere(move || megabytes(&client, 12).map(drop))
+    };
+    gate.open();
+    assert_eq!(waiting.wait(), Ok(()));
+    settles_at(&client, 0);
+}
+
+#[test]
+fn c31_arena_asynchronous_transfers_count_and_report_it() {
+    let client = limited("preallocate", 8 * MIB);
+    let manager = client.transfer(ElementType::U8, &[&[4 * MIB]]).unwrap();
+    let buffer = manager.retrieve(0).unwrap();
+    assert_eq!(client.stats().unwrap().bytes_in_use, 4 * MIB);
+    exhausted(client.transfer(ElementType::U8, &[&[5 * MIB]]));
+    drop((manager, buffer));
+    settles_at(&client, 0);
+}

@@ -1,0 +1,133 @@
+//! Views of memory that somebody else owns (dlpack imports).
+
+use plugin_tests::{Buffer, Code, ElementType, Failure, Program, View, alias};
+
+use crate::{DIMS, N, plus, ramp, shared};
+
+/// 64-byte aligned floats.
+#[repr(align(64))]
+struct Aligned([f32; N + 16]);
+
+fn foreign(start: f32) -> Box<Aligned> {
+    let mut memory = Box::new(Aligned([0.0; N + 16]));
+    memory.0[..N].copy_from_slice(&ramp(start));
+    memory
+}
+
+fn view_of(memory: &mut Aligned) -> View<'static> {
+    View {
+        address: memory.0.as_mut_ptr().cast(),
+        element_type: ElementType::F32,
+        dims: &DIMS,
+        device: None,
+        memory: Some(shared().device().default_memory()),
+        stream: 0,
+    }
+}
+
+fn refused(view: &View<'_>) -> Failure {
+    // SAFETY: no view comes about.
+    unsafe { Buffer::view(shared(), view) }.map(drop).unwrap_err()
+}
+
+#[test]
+fn c25_a_view_shows_the_memory_and_lets_go_once() {
+    let mut memory = foreign(5.0);
+    let view = view_of(&mut memory);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view) }.unwrap();
+    buffer.ready().wait().unwrap();
+    assert_eq!(buffer.read::<f32>().unwrap(), ramp(5.0));
+    assert_eq!(buffer.address().unwrap(), view.address as usize);
+    assert_eq!(released.get(), None);
+    drop(buffer);
+    released.wait();
+}
+
+#[test]
+fn c25_a_view_is_an_argument_like_any_other() {
+    let add_one = shared().compile(&Program::add_one()).unwrap();
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    let result = add_one.run1(&[&buffer]).unwrap();
+    drop(buffer);
+    assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+    released.wait();
+}
+
+#[test]
+fn c25_a_view_can_be_copied() {
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    let copy = buffer.copy_to_memory(buffer.memory()).unwrap();
+    drop(buffer);
+    released.wait();
+    memory.0.fill(0.0);
+    assert_eq!(copy.read::<f32>().unwrap(), ramp(5.0));
+}
+
+#[test]
+fn t27_donating_a_view_gives_the_right_values_and_lets_go() {
+    let donate = shared().compile(&Program::donate()).unwrap();
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    let result = donate.run1(&[&buffer]).unwrap();
+    assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+    drop((buffer, result));
+    released.wait();
+}
+
+#[test]
+fn c25_unaligned_memory_is_refused_so_that_callers_copy() {
+    let mut memory = foreign(5.0);
+    let view = View { address: memory.0[1..].as_mut_ptr().cast(), ..view_of(&mut memory) };
+    refused(&view).expect(Code::INVALID_ARGUMENT, &["unaligned data"]);
+}
+
+#[test]
+fn c25_a_device_alone_is_enough_and_nothing_is_not() {
+    let mut memory = foreign(5.0);
+    let by_device = View { memory: None, device: Some(shared().device()), ..view_of(&mut memory) };
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &by_device) }.unwrap();
+    assert_eq!(buffer.memory(), shared().device().default_memory());
+    drop(buffer);
+    released.wait();
+    let nowhere = View { memory: None, ..view_of(&mut memory) };
+    assert_eq!(refused(&nowhere).code, Code::INVALID_ARGUMENT);
+}
+
+#[test]
+fn t26_streams_are_refused_on_the_cpu() {
+    let mut memory = foreign(5.0);
+    let view = View { stream: 1, ..view_of(&mut memory) };
+    assert_eq!(refused(&view).code, Code::UNIMPLEMENTED);
+}
+
+#[test]
+fn c27_an_alias_shows_the_buffer_that_fulfils_it() {
+    let (alias, promise) = alias::create(shared(), ElementType::F32, &DIMS).unwrap();
+    assert_eq!(alias.dims(), DIMS);
+    assert!(!alias.ready().is_ready());
+    let real = shared().put(&ramp(4.0), &DIMS).unwrap();
+    promise.keep(Ok(&real)).unwrap();
+    drop(real);
+    alias.ready().wait().unwrap();
+    assert_eq!(alias.read::<f32>().unwrap(), ramp(4.0));
+    let add_one = shared().compile(&Program::add_one()).unwrap();
+    assert_eq!(add_one.run1(&[&alias]).unwrap().read::<f32>().unwrap(), ramp(5.0));
+}
+
+#[test]
+fn c27_an_alias_shows_the_error_that_fulfils_it() {
+    let (alias, promise) = alias::create(shared(), ElementType::F32, &DIMS).unwrap();
+    let failure = Failure { code: Code::INTERNAL, message: "never arrived".into() };
+    // The CPU engine of 0.81 also returns the error that it was given.
+    if let Err(returned) = promise.keep(Err(&failure)) {
+        assert_eq!(returned, failure);
+    }
+    alias.ready().wait().unwrap_err().expect(Code::INTERNAL, &["never arrived"]);
+}
