@@ -266,6 +266,12 @@ impl Arena {
         self.state.lock().placement.fits_after_pending(size, false)
     }
 
+    /// Threads that wait in [`Self::allocate_waiting`] now.
+    #[cfg(test)]
+    pub(super) fn waiters(&self) -> u32 {
+        self.state.lock().waiters
+    }
+
     fn release(&self, surplus: &[Region]) {
         for &region in surplus {
             give_back(&*self.backing, region);

@@ -16,6 +16,8 @@
 //! *Hysteresis*: a class keeps its last page when that page becomes empty, and the manager keeps one extent without
 //! slots in use. A loop over one scalar therefore touches one bit and no list.
 //!
+//! *Last resort*: when no extent can be had, a small block takes a vacant slot of a larger class.
+//!
 //! All operations are O(1), [`Slabs::adopt`] and [`Slabs::remove`] in the number of an extent's pages (at most 32).
 //! Classes are powers of two: the slack of a slot is below half of it, and a page has no tail.
 
@@ -188,6 +190,17 @@ impl Slabs {
     /// Takes a vacant slot of `class`; `None` when another extent is needed.
     pub(crate) fn allocate(&mut self, class: Class) -> Option<SlotId> {
         let id = self.lists[class.list()].or_else(|| self.classify_page(class))?;
+        self.take_slot(class, id)
+    }
+
+    /// Takes a vacant slot of a class above `class`: when no extent can be had, a larger slot beats none.
+    pub(crate) fn allocate_larger(&mut self, class: Class) -> Option<SlotId> {
+        let larger = (class.0 + 1..CLASSES as u8).map(Class);
+        let (class, id) = larger.into_iter().find_map(|class| Some((class, self.lists[class.list()]?)))?;
+        self.take_slot(class, id)
+    }
+
+    fn take_slot(&mut self, class: Class, id: PageId) -> Option<SlotId> {
         let page = &mut self.pages[id.index()];
         let slot = if page.has(page.warm) { page.warm } else { page.first_vacant()? };
         page.flip(slot);
@@ -302,7 +315,7 @@ impl Slabs {
         })
     }
 
-    /// The largest slot that [`Self::allocate`] has without another extent.
+    /// The largest slot that can be had without another extent.
     pub(crate) fn largest_vacant(&self) -> Option<Bytes> {
         if self.lists[NO_CLASS].is_some() || self.empty_page().is_some() {
             return Some(LARGEST_SLOT);
@@ -311,11 +324,11 @@ impl Slabs {
         classes.into_iter().find(|class| self.lists[class.list()].is_some()).map(Class::size)
     }
 
-    /// Whether a slot of `class` will be vacant when all retired ones have been freed. O(pages).
+    /// Whether a slot of `class` or above will be vacant when all retired ones have been freed. O(pages).
     pub(crate) fn fits_after_pending(&self, class: Class) -> bool {
         self.pages.iter().any(|page| {
             let emptied = page.used != 0 && page.used == page.retired;
-            emptied || (page.retired != 0 && usize::from(page.list) == class.list())
+            emptied || (page.retired != 0 && usize::from(page.list) >= class.list())
         })
     }
 
@@ -445,6 +458,20 @@ mod tests {
         assert!(slabs.fits_after_pending(class(4096)));
         slabs.free(small, Tenure::Retired);
         assert!(slabs.allocate(class(4096)).is_some());
+    }
+
+    #[test]
+    fn a_larger_slot_serves_where_its_own_class_has_none() {
+        let mut slabs = Slabs::new();
+        slabs.adopt(BASE, PAGE).expect("room");
+        let large: Vec<_> = (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
+        assert_eq!(slabs.allocate_larger(class(4)), None);
+        slabs.retire(large[7]);
+        assert!(slabs.fits_after_pending(class(4)));
+        slabs.free(large[7], Tenure::Retired);
+        assert_eq!(slabs.allocate(class(4)), None);
+        assert_eq!(slabs.allocate_larger(class(4)), Some(large[7]));
+        assert_eq!((slabs.size(large[7]), slabs.free_bytes()), (LARGEST_SLOT, Bytes::ZERO));
     }
 
     proptest! {

@@ -105,7 +105,7 @@ impl Growing {
 
     fn place_span(&mut self, size: Bytes) -> Option<Placed> {
         // Empty regions are few; their sum changes only when a block enters or leaves one.
-        let placed = self.pool.place_span(size)?;
+        let placed = self.pool.place_span_or_larger_slot(size)?;
         if let Place::Span(id) = placed.place
             && let Some(region) = self.pool.space.sole_block_of(id)
         {

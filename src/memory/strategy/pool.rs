@@ -42,6 +42,14 @@ impl Pool {
         Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: class.size() })
     }
 
+    /// A span, or where there is none and the block is small, a slot that is larger than it needs.
+    pub(super) fn place_span_or_larger_slot(&mut self, size: Bytes) -> Option<Placed> {
+        self.place_span(size).or_else(|| {
+            let slot = self.slabs.allocate_larger(Class::of(size)?)?;
+            Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: self.slabs.size(slot) })
+        })
+    }
+
     pub(super) fn place_span(&mut self, size: Bytes) -> Option<Placed> {
         let id = self.space.allocate(size, End::Low)?;
         Some(Placed { place: Place::Span(id), address: self.space.address(id), held: self.space.size(id) })

@@ -94,7 +94,7 @@ impl Placement for Preallocate {
         {
             return Ok(placed);
         }
-        if let Some(placed) = self.pool.place_span(size) {
+        if let Some(placed) = self.pool.place_span_or_larger_slot(size) {
             return Ok(placed);
         }
         // The spare extent of the slabs is the one thing that can be given up without waiting.

@@ -92,19 +92,47 @@ fn growing_stays_warm_once_a_loop_shows_and_trim_starts_over() {
 #[test]
 fn growing_asks_for_less_when_the_device_refuses() {
     let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
-    let first = take(&arena, Bytes::mib(40));
-    // Doubling would take 40 MiB; the device has 25 left.
+    take(&arena, Bytes::mib(40));
+    // Doubling would take 40 MiB; the device has 25 left: 20 for the request and a quarter of the other 20.
     device.set_capacity(Bytes::mib(65));
-    let second = take(&arena, Bytes::mib(20));
+    take(&arena, Bytes::mib(20));
     assert_eq!(assert_sums(&arena).pool_bytes, Bytes::mib(65));
-    // 20 empty MiB are too small and in the way: they go back, and come again as part of a larger region.
-    assert_eq!(arena.free(second.id), Ok(()));
-    let third = take(&arena, Bytes::mib(25));
     let oom = arena.allocate(Bytes::mib(26)).expect_err("the device is full");
     assert!(oom.refusal.is_some() && oom.to_string().contains("the device refused"), "{oom}");
     assert!(oom.to_string().starts_with("Out of memory while trying to allocate 26.00MiB (27262976 bytes)"), "{oom}");
-    [first, third].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
-    assert_eq!(device.violations(), 0);
+}
+
+#[test]
+fn growing_gives_empty_regions_up_when_the_device_refuses() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
+    take(&arena, Bytes::mib(40));
+    device.set_capacity(Bytes::mib(42));
+    let small = take(&arena, Bytes::mib(1));
+    assert_eq!(arena.free(small.id), Ok(()));
+    device.set_capacity(Bytes::mib(43));
+    let pool = arena.stats().pool_bytes;
+    assert!(pool > Bytes::mib(40), "{pool}: a small empty region stays");
+    take(&arena, Bytes::mib(3));
+    assert_eq!(assert_sums(&arena).pool_bytes, Bytes::mib(43));
+}
+
+/// Of memory that the device refused, only what goes back to it can come.
+#[test]
+fn waiting_for_a_device_that_refuses_counts_only_what_goes_back() {
+    for strategy in [Strategy::Growing, Strategy::Platform] {
+        let (arena, device) = arena(strategy, Bytes::gib(1));
+        device.set_capacity(Bytes::mib(30));
+        take(&arena, Bytes::mib(10));
+        let pending = take(&arena, Bytes::mib(20));
+        assert_eq!(arena.retire(pending.id), Ok(()));
+        let patience = Duration::from_millis(5);
+        let start = Instant::now();
+        assert!(arena.allocate_waiting(Bytes::mib(20), patience).is_err(), "nobody frees");
+        assert!(start.elapsed() >= patience, "{strategy}: 20 MiB would come");
+        let start = Instant::now();
+        assert!(arena.allocate_waiting(Bytes::mib(21), LONG).is_err(), "the device has 20 MiB at most");
+        assert!(start.elapsed() < LONG / 2, "{strategy}: nothing was waited for");
+    }
 }
 
 #[test]

@@ -12,17 +12,23 @@ use super::*;
 fn a_waiter_gets_the_room_that_another_thread_frees() {
     for strategy in ALL {
         let (arena, _device) = arena(strategy, Bytes::mib(4));
+        let start = Instant::now();
         let blocks = [(); 4].map(|()| take(&arena, Bytes::mib(1)));
         blocks.iter().for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
         thread::scope(|scope| {
             let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(4), LONG));
+            while arena.waiters() == 0 {
+                thread::yield_now();
+            }
             for block in blocks {
                 assert!(!waiter.is_finished(), "{strategy}: it needs all four");
                 assert_eq!(arena.free(block.id), Ok(()));
             }
             let block = waiter.join().expect("no panic").unwrap_or_else(|oom| panic!("{oom}"));
             assert_eq!(block.size, Bytes::mib(4));
+            assert_eq!(arena.waiters(), 0);
         });
+        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its patience did not end");
         assert_sums(&arena);
     }
 }
@@ -34,6 +40,9 @@ fn a_waiter_whose_hope_another_thread_takes_gives_up() {
     assert_eq!(arena.retire(retired.id), Ok(()));
     thread::scope(|scope| {
         let waiters = [(); 2].map(|()| scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), LONG)));
+        while arena.waiters() < 2 {
+            thread::yield_now();
+        }
         assert_eq!(arena.free(retired.id), Ok(()));
         let results = waiters.map(|waiter| waiter.join().expect("no panic"));
         assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
