@@ -167,7 +167,7 @@ fn c13_raw_reads_take_any_range_inside() {
     let buffer = shared().put(&values, &[200]).unwrap();
     assert_eq!(buffer.read_raw(0, 200).unwrap(), values);
     assert_eq!(buffer.read_raw(50, 25).unwrap(), values[50..75]);
-    assert_eq!(buffer.read_raw(200, 0).unwrap(), []);
+    assert_eq!(buffer.read_raw(200, 0).unwrap(), Vec::<u8>::new());
 }
 
 #[test]
