@@ -28,7 +28,6 @@ use smallvec::SmallVec;
 
 use super::{
     entry::{Outcome, required},
-    flight::Grave,
     state::Client,
 };
 use crate::{
@@ -393,7 +392,7 @@ impl Buffer {
         if consumed {
             // Its handle may only be destroyed once the program that consumed it is done.
             let client = Arc::clone(&self.client);
-            client.graveyard.bury(Grave::Buffer(self));
+            client.traffic.adopt_orphan(self);
             return;
         }
         self.destroy_handle();

@@ -5,9 +5,12 @@
 
 use std::sync::Arc;
 
+use smallvec::smallvec;
+
 use super::{
     buffer::Buffer,
     entry::{Entry, Outcome, required},
+    flight::Cargo,
     host::{destination, fresh},
     state::Device,
 };
@@ -88,14 +91,9 @@ unsafe fn copy_by_engine<A: Args>(
         event.ok().and_then(|args| client.engine.own_event(args.event))
     };
     match ready {
-        Some(event) if !event.is_ready() => super::flight::launch(
-            &client.graveyard,
-            &event,
-            vec![Arc::clone(buffer)],
-            Vec::new(),
-            super::flight::Consumed::new(),
-            None,
-        ),
+        Some(event) if !event.is_ready() => {
+            client.traffic.launch(&event, Cargo { buffers: smallvec![Arc::clone(buffer)], ..Cargo::default() });
+        }
         _ => buffer.land(),
     }
     // SAFETY: as above.

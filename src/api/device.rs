@@ -20,6 +20,10 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
             *self = unsafe { plugin::engine()?.call(*self)? };
             return Ok(());
         };
+        // What the engine is done with is free, whether or not a call has noticed.
+        if let Some(client) = &client {
+            client.traffic.sweep(client.engine);
+        }
         let stats = arena.stats();
         // The caller does not clear the struct: every flag is written.
         self.bytes_in_use = signed(stats.bytes_in_use);

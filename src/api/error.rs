@@ -86,6 +86,17 @@ unsafe extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Er
     // Our errors carry no payload.
 }
 
+/// Destroys an error that the engine gave to a callback; NULL is fine.
+pub fn discard(error: *mut sys::PJRT_Error) {
+    let mut args = sys::PJRT_Error_Destroy_Args {
+        struct_size: sys::PJRT_Error_Destroy_Args::STRUCT_SIZE,
+        error,
+        ..Default::default()
+    };
+    // SAFETY: the error is NULL, or alive and the callback's to destroy.
+    unsafe { error_destroy(&raw mut args) };
+}
+
 /// The caller's struct, unless it is NULL or too short to be one: these two functions cannot say that something is wrong.
 ///
 /// # Safety

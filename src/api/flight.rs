@@ -1,19 +1,22 @@
 //! What is under way in the engine, and what it keeps alive.
 //!
 //! ```text
-//!  launch ---- engine runs ---- completion event ---- next call into us
-//!                                 |                     |
-//!                                 buffers land:         graves are opened:
-//!                                 blocks given up       handles that the engine consumed
-//!                                 meanwhile are free    are destroyed, contexts too
+//!  launch ------- engine runs ------- completion event ------ next call into us
+//!                                       |                       |
+//!                                       the flight is done      it lands: blocks given up meanwhile are free,
+//!                                                               consumed handles and contexts are destroyed
 //! ```
 //!
-//! The completion callback runs on a thread of the engine, so it only touches memory of ours. Destroying a handle that
-//! a program was donated blocks until that program is done (trap T3), inside the callback for ever; such handles wait
-//! in the [`Graveyard`] for the next call from outside.
+//! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation is waiting for
+//! memory; then it frees the flight's blocks itself. Landing is left to the next call because it costs the caller less
+//! than it costs two threads to meet, and because destroying a handle that a program was donated blocks until that
+//! program is done (trap T3), inside its own callback for ever.
 
 use std::{
+    collections::VecDeque,
+    ffi::c_void,
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -35,112 +38,162 @@ use crate::{
 /// Handles of the engine that a program consumed: donated, but still to be destroyed.
 pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 
+/// What a flight carries until it lands.
+#[derive(Default)]
+pub struct Cargo {
+    /// Buffers in use, each taken up with [`Buffer::take_up`].
+    pub buffers: SmallVec<[Arc<Buffer>; 4]>,
+    /// Blocks that no buffer took, but that the engine may still use.
+    pub leftovers: SmallVec<[Held; 2]>,
+    /// Handles to destroy.
+    pub consumed: Consumed,
+    /// The execute context.
+    pub context: Option<Arc<Context>>,
+}
+
 /// One execution or transfer on one device.
-pub struct Flight {
+struct Flight {
     done: AtomicBool,
+    waiters: Arc<AtomicUsize>,
     cargo: Mutex<Cargo>,
 }
 
-#[derive(Default)]
-struct Cargo {
-    consumed: Consumed,
-    context: Option<Arc<Context>>,
-}
-
-/// Watches over an execution or transfer that is not done yet.
-///
-/// The buffers must have been taken up with [`Buffer::take_up`]; they land when `event` happens, and `leftovers` (blocks
-/// that no buffer took) are free then. `consumed` and `context` are destroyed by a later call from outside.
-pub fn launch(
-    graveyard: &Graveyard,
-    event: &EngineEvent,
-    buffers: Vec<Arc<Buffer>>,
-    leftovers: Vec<Held>,
-    consumed: Consumed,
-    context: Option<Arc<Context>>,
-) {
-    let buried = !consumed.is_empty() || context.is_some();
-    let flight = Arc::new(Flight { done: AtomicBool::new(false), cargo: Mutex::new(Cargo { consumed, context }) });
-    if buried {
-        graveyard.bury(Grave::Flight(Arc::clone(&flight)));
-    }
-    event.on_ready(move || {
-        flight.done.store(true, Ordering::Release);
+impl Flight {
+    /// Frees the memory that only the flight still held. May run on a thread of the engine.
+    fn unload(&self) {
+        let (buffers, leftovers) = {
+            let mut cargo = self.cargo.lock();
+            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.leftovers))
+        };
         drop(leftovers);
         for buffer in buffers {
             buffer.land();
         }
-    });
-}
-
-/// Something that may be destroyed once the engine is done with it.
-pub enum Grave {
-    /// What a flight consumed.
-    Flight(Arc<Flight>),
-    /// A buffer whose handle the engine consumed and whose owner is gone.
-    Buffer(Arc<Buffer>),
-}
-
-impl Grave {
-    fn is_ripe(&self) -> bool {
-        match self {
-            Self::Flight(flight) => flight.done.load(Ordering::Acquire),
-            Self::Buffer(buffer) => buffer.is_at_rest(),
-        }
     }
 
+    /// Ends the flight. Only from calls from outside.
+    ///
     /// # Safety
     /// The engine's client must be alive.
-    unsafe fn open(self, engine: &'static Engine) {
-        match self {
-            Self::Flight(flight) => {
-                let cargo = mem::take(&mut *flight.cargo.lock());
-                for handle in cargo.consumed {
-                    // SAFETY: the flight owned the handle; nobody else destroys it.
-                    unsafe { views::destroy(engine, handle.0) };
-                }
-                drop(cargo.context);
+    unsafe fn land(&self, engine: &'static Engine) {
+        self.unload();
+        let cargo = mem::take(&mut *self.cargo.lock());
+        for handle in cargo.consumed {
+            // SAFETY: the flight owned the handle; nobody else destroys it.
+            unsafe { views::destroy(engine, handle.0) };
+        }
+        drop(cargo.context);
+    }
+
+    /// The engine says that the flight is done.
+    unsafe extern "C" fn arrived(error: *mut sys::PJRT_Error, flight: *mut c_void) {
+        // SAFETY: the pointer is the share that `launch` gave to the engine, which calls back once.
+        let flight = unsafe { Arc::from_raw(flight.cast::<Self>()) };
+        super::error::discard(error);
+        // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
+        flight.done.store(true, Ordering::SeqCst);
+        if flight.waiters.load(Ordering::SeqCst) != 0 {
+            // A panic must not unwind into the engine's thread.
+            if catch_unwind(AssertUnwindSafe(|| flight.unload())).is_err() {
+                log::error!("a completion callback of pjrt-arena panicked; this is a bug");
             }
-            Self::Buffer(buffer) => buffer.destroy_handle(),
         }
     }
 }
 
-/// Where handles wait until destroying them cannot block.
+/// All that is under way for one client.
 #[derive(Default)]
-pub struct Graveyard {
-    graves: Mutex<Vec<Grave>>,
+pub struct Traffic {
+    flights: Mutex<VecDeque<Arc<Flight>>>,
+    /// Buffers whose handle the engine consumed and whose owner is gone.
+    orphans: Mutex<Vec<Arc<Buffer>>>,
+    /// Flights and orphans.
     count: AtomicUsize,
+    /// Allocations that wait for memory.
+    waiters: Arc<AtomicUsize>,
 }
 
-impl Graveyard {
-    /// Adds a grave.
-    pub fn bury(&self, grave: Grave) {
-        let mut graves = self.graves.lock();
-        graves.push(grave);
-        self.count.store(graves.len(), Ordering::Release);
+impl Traffic {
+    /// Watches over what ends with `event`.
+    pub fn launch(&self, event: &EngineEvent, cargo: Cargo) {
+        let waiters = Arc::clone(&self.waiters);
+        let flight = Arc::new(Flight { done: AtomicBool::new(false), waiters, cargo: Mutex::new(cargo) });
+        self.count.fetch_add(1, Ordering::Release);
+        self.flights.lock().push_back(Arc::clone(&flight));
+        // SAFETY: the callback takes the share back, and touches only memory of ours.
+        unsafe { event.on_ready(Flight::arrived, Arc::into_raw(flight).cast_mut().cast()) };
     }
 
-    /// Destroys what is ripe. One load when there is nothing.
+    /// Keeps a buffer whose handle cannot be destroyed yet.
+    pub fn adopt_orphan(&self, buffer: Arc<Buffer>) {
+        self.count.fetch_add(1, Ordering::Release);
+        self.orphans.lock().push(buffer);
+    }
+
+    /// Lands what is done at the head of the queue: executions of a device end in order. One load if nothing is under
+    /// way.
     pub fn tend(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.clear(engine, Grave::is_ripe);
+            self.land_some(engine, |flights| {
+                let done = flights.iter().take_while(|flight| flight.done.load(Ordering::SeqCst)).count();
+                flights.drain(..done).collect()
+            });
         }
     }
 
-    /// Destroys everything, waiting for what still runs.
+    /// Lands everything that is done.
+    pub fn sweep(&self, engine: &'static Engine) {
+        if self.count.load(Ordering::Acquire) != 0 {
+            self.land_some(engine, |flights| {
+                let mut done = SmallVec::new();
+                flights.retain(|flight| {
+                    let flying = !flight.done.load(Ordering::SeqCst);
+                    if !flying {
+                        done.push(Arc::clone(flight));
+                    }
+                    flying
+                });
+                done
+            });
+        }
+    }
+
+    /// Lands everything, waiting for what still runs.
     pub fn empty(&self, engine: &'static Engine) {
-        self.clear(engine, |_| true);
+        self.land_some(engine, |flights| flights.drain(..).collect());
+        let orphans = mem::take(&mut *self.orphans.lock());
+        self.count.fetch_sub(orphans.len(), Ordering::Release);
+        orphans.iter().for_each(|orphan| orphan.destroy_handle());
     }
 
-    fn clear(&self, engine: &'static Engine, mut ripe: impl FnMut(&Grave) -> bool) {
-        let mut graves = self.graves.lock();
-        let open: SmallVec<[Grave; 8]> = graves.extract_if(.., |grave| ripe(grave)).collect();
-        self.count.store(graves.len(), Ordering::Release);
-        drop(graves);
-        for grave in open {
-            // SAFETY: the graveyard belongs to a client, which tends it only while the engine's client lives.
-            unsafe { grave.open(engine) };
+    /// Runs `wait` while arriving flights free their memory at once.
+    pub fn waiting<T>(&self, engine: &'static Engine, wait: impl FnOnce() -> T) -> T {
+        struct Waiter<'a>(&'a AtomicUsize);
+        impl Drop for Waiter<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
         }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let _waiter = Waiter(&self.waiters);
+        self.sweep(engine);
+        wait()
+    }
+
+    fn land_some(
+        &self,
+        engine: &'static Engine,
+        pick: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> SmallVec<[Arc<Flight>; 8]>,
+    ) {
+        // No lock is held while the engine destroys.
+        let landed = pick(&mut self.flights.lock());
+        for flight in &landed {
+            // SAFETY: the traffic belongs to a client, which calls only while the engine's client lives.
+            unsafe { flight.land(engine) };
+        }
+        let at_rest: SmallVec<[Arc<Buffer>; 4]> =
+            self.orphans.lock().extract_if(.., |orphan| orphan.is_at_rest()).collect();
+        at_rest.iter().for_each(|orphan| orphan.destroy_handle());
+        self.count.fetch_sub(landed.len() + at_rest.len(), Ordering::Release);
     }
 }

@@ -2,10 +2,12 @@
 
 use std::{ptr, sync::Arc};
 
+use smallvec::smallvec;
+
 use super::{
     buffer::{Buffer, Shape, Storage, dense_size},
     entry::{Entry, Outcome, required, slice},
-    flight::{Consumed, launch},
+    flight::Cargo,
     state::{self, Client, Device},
 };
 use crate::{
@@ -72,7 +74,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
         let client = state::client(self.client)?;
-        client.graveyard.tend(client.engine);
+        client.traffic.tend(client.engine);
         // SAFETY: the caller's arrays are as long as it says.
         let (dims, strides) =
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
@@ -150,7 +152,7 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
             if event.is_ready() {
                 buffer.land();
             } else {
-                launch(&client.graveyard, &event, vec![buffer], Vec::new(), Consumed::new(), None);
+                client.traffic.launch(&event, Cargo { buffers: smallvec![buffer], ..Cargo::default() });
             }
             let _caller = event.into_raw();
         }

@@ -1,6 +1,9 @@
 //! What we know about a compiled program, beside what the engine knows.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use once_cell::sync::OnceCell;
 use serde::{Deserialize, Serialize};
@@ -70,6 +73,24 @@ impl Plan {
     }
 }
 
+/// Whose memory a result was seen to lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The destination with this number.
+    Destination(usize),
+    /// The argument with this number, which the engine consumed.
+    Argument(usize),
+}
+
+/// Where the results of a run were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origins {
+    /// The memory that the run consumed.
+    pub consumed: Vec<Origin>,
+    /// For each result which of these it lay in; `None` is memory of the engine.
+    pub results: Vec<Option<usize>>,
+}
+
 /// A compiled program.
 pub struct Program {
     /// Whose it is; `None` if it was compiled without a client.
@@ -80,6 +101,10 @@ pub struct Program {
     pub results: Vec<Arc<Shape>>,
     /// Runs and misses.
     pub executions: Executions,
+    /// Where the results of the first run were.
+    pub origins: OnceCell<Origins>,
+    /// Whether a later run was seen to differ from it.
+    pub differs: AtomicBool,
     /// The optimised program as the user should see it, by format.
     pub optimized: OnceCell<(String, Vec<u8>)>,
 }
@@ -100,7 +125,15 @@ impl Program {
     ) -> Outcome<Self> {
         // SAFETY: the caller's promise; arrays live as long as the executable.
         let results = unsafe { results(engine, executable)? };
-        Ok(Self { client, plan, results, executions: Executions::default(), optimized: OnceCell::new() })
+        Ok(Self {
+            client,
+            plan,
+            results,
+            executions: Executions::default(),
+            origins: OnceCell::new(),
+            differs: AtomicBool::new(false),
+            optimized: OnceCell::new(),
+        })
     }
 
     /// Why the plan cannot be carried out after all; `None` if it can.

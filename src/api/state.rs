@@ -16,7 +16,7 @@ use super::{
     buffer::Held,
     counters::Counters,
     entry::Outcome,
-    flight::Graveyard,
+    flight::Traffic,
     loaded::{Loaded, Program},
 };
 use crate::{
@@ -61,8 +61,8 @@ pub struct Client {
     pub platform_version: CString,
     /// Programs and results, counted.
     pub counters: Counters,
-    /// Handles that cannot be destroyed yet.
-    pub graveyard: Graveyard,
+    /// What is under way.
+    pub traffic: Traffic,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,
     /// Counts what the engine holds for devices that are not ours to address.
@@ -88,7 +88,7 @@ impl Client {
             devices,
             platform_version,
             counters: Counters::default(),
-            graveyard: Graveyard::default(),
+            traffic: Traffic::default(),
             callbacks_under_way: AtomicI64::new(0),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),
@@ -127,11 +127,10 @@ impl Client {
     pub fn allocate(&self, arena: &Arc<Arena>, size: Bytes) -> Result<Held> {
         let block = match arena.allocate(size) {
             Ok(block) => block,
-            Err(_) => {
-                self.graveyard.tend(self.engine);
+            Err(_) => self.traffic.waiting(self.engine, || {
                 let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
-                arena.allocate_waiting(size, if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE })?
-            }
+                arena.allocate_waiting(size, if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE })
+            })?,
         };
         Ok(Held::new(Arc::clone(arena), block))
     }

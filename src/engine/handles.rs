@@ -136,39 +136,27 @@ impl EngineEvent {
         unsafe { self.engine.call(sys::PJRT_Event_Await_Args { event: self.event, ..Default::default() }) }.map(drop)
     }
 
-    /// Runs `then` once the event has happened: now, on this thread, if it has, else later on a thread of the engine.
-    /// The event itself may be destroyed before that.
+    /// Has `callback` called with `arg` once the event has happened: now, on this thread, if it has, else later on a
+    /// thread of the engine. The event itself may be destroyed before that.
     ///
-    /// `then` must neither block nor destroy buffers of the engine (trap T3: an engine calls back while it still holds
-    /// what the destruction waits for).
-    pub fn on_ready(&self, then: impl FnOnce() + Send + 'static) {
-        type Then = Box<dyn FnOnce() + Send>;
-        unsafe extern "C" fn trampoline(error: *mut sys::PJRT_Error, arg: *mut c_void) {
-            // SAFETY: `arg` is the pair boxed below, and the engine calls back exactly once.
-            let (engine, then) = *unsafe { Box::from_raw(arg.cast::<(&'static Engine, Then)>()) };
-            // SAFETY: the error is NULL or ours to destroy.
-            drop(unsafe { EngineError::check(engine, error) });
-            // A panic must not unwind into the engine's thread.
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(then)).is_err() {
-                log::error!("a completion callback of pjrt-arena panicked");
-            }
-        }
-        let then: Then = Box::new(then);
-        let arg = Box::into_raw(Box::new((self.engine, then)));
-        // SAFETY: the event is alive; the callback owns `arg`.
+    /// # Safety
+    /// `callback` is called exactly once, on any thread. It owns the error that it is given, must not unwind, block, or
+    /// destroy buffers of the engine (trap T3: an engine calls back while it still holds what the destruction waits for).
+    pub unsafe fn on_ready(&self, callback: unsafe extern "C" fn(*mut sys::PJRT_Error, *mut c_void), arg: *mut c_void) {
+        // SAFETY: the event is alive; the callback is the caller's promise.
         let registered = unsafe {
             self.engine.call(sys::PJRT_Event_OnReady_Args {
                 event: self.event,
-                callback: Some(trampoline),
-                user_arg: arg.cast(),
+                callback: Some(callback),
+                user_arg: arg,
                 ..Default::default()
             })
         };
         if registered.is_err() {
-            // SAFETY: a refused registration never calls back, so `arg` is still ours.
-            let (_, then) = *unsafe { Box::from_raw(arg) };
+            // A refused registration never calls back.
             drop(self.wait());
-            then();
+            // SAFETY: the caller's promise; there is no error to give.
+            unsafe { callback(ptr::null_mut(), arg) };
         }
     }
 
