@@ -14,7 +14,7 @@
 //! library that cudarc opens itself: it panics where there is none or where a symbol is missing, it prefers another file
 //! name (`libcuda.so`), and tests could not put a library of their own in its place. They also return the driver's
 //! status as a Rust enum, in which the codes that newer drivers added do not exist. Here a status is a number, and
-//! [`functions!`] holds our prototypes against cudarc's when it compiles.
+//! the macro `functions!` holds our prototypes against cudarc's when it compiles.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_int, c_uint},
