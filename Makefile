@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax doc bench soak wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -22,9 +22,10 @@ LIBCLANG = LIBCLANG_PATH="$${LIBCLANG_PATH:-$(SITE)/clang/native}"
 ENGINE   = PJRT_ARENA_TEST_ENGINE="$${PJRT_ARENA_TEST_ENGINE:-$(SITE)/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so}"
 RELEASE := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/release/libpjrt_arena.so"
 DEBUG   := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/debug/libpjrt_arena.so"
+CUDA    := $(CURDIR)/target/cuda-engine
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: target/release/libpjrt_arena.so ## train a small model with JAX on the arena and show what memory did
 	@$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/demo.py
@@ -43,6 +44,12 @@ test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin th
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(DEBUG) "$(PY)" -m pytest python_smoke
 
+# Not part of make test: it downloads 120 MB, unpacks 400, and knows no more on a machine without a GPU than that the
+# engine answers. The wheel is that of the JAX that the lock file names.
+test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## Rust tests of a CUDA engine, GPU or not
+	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
+	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
+
 doc: setup ## API documentation, warnings are errors
 	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
@@ -60,6 +67,12 @@ setup: $(STAMP)
 
 clean: ## remove .venv, target and dist
 	rm -rf "$(VENV)" "$(CARGO_TARGET_DIR)" dist
+
+$(CUDA)/.installed: $(STAMP)
+	@version=$$("$(PY)" -c 'from importlib.metadata import version; print(version("jax"))') && \
+	  echo "make: fetching jax-cuda13-pjrt $$version into $(CUDA)" && \
+	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)" "jax-cuda13-pjrt==$$version"
+	@touch "$@"
 
 # Cargo knows best what is up to date, so it is always asked.
 target/release/libpjrt_arena.so: setup

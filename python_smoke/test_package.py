@@ -106,6 +106,7 @@ def test_table_of_settings():
     assert run.stderr == ""
     for word in ("PJRT_ARENA_STRATEGY", "growing", "PJRT_ARENA_LIMIT", "XLA_CLIENT_MEM_FRACTION", "xla_cpu_pjrt.so"):
         assert word in run.stdout, run.stdout
+    assert "NVIDIA driver" in run.stdout, "with or without a GPU, the table says what there is"
     assert max(map(len, run.stdout.splitlines())) <= 100
 
 

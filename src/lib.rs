@@ -8,7 +8,7 @@
 //!    program/  reads and rewrites the portable StableHLO artifact (destination passing)
 //!    engine/   the inner plugin: libloading, version-checked function table
 //!    memory/   device-independent and safe: strategies, free-space index, block table, statistics
-//!    device/   where bytes live: host (mmap), fake (tests, faults)
+//!    device/   where bytes live: host (mmap), fake (tests, faults); cuda: what the NVIDIA driver offers
 //!         |  PJRT C API (views of our memory)
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```

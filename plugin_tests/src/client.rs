@@ -191,9 +191,19 @@ impl Client {
     /// # Errors
     /// The plugin's.
     pub fn create_on(plugin: &'static Plugin, devices: i64, options: &[(&str, Value)]) -> Result<Self> {
-        let count = Value::Integer(devices);
-        let all = [("cpu_device_count", &count)].into_iter().chain(options.iter().map(|(name, value)| (*name, value)));
-        let named: Vec<_> = all.map(|(name, value)| value.named(name)).collect();
+        let count = [("cpu_device_count", Value::Integer(devices))];
+        Self::create_with(plugin, count.iter().chain(options))
+    }
+
+    /// A client of `plugin` that is given `options` and nothing else: an engine for GPUs refuses `cpu_device_count`.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn create_with<'a>(
+        plugin: &'static Plugin,
+        options: impl IntoIterator<Item = &'a (&'a str, Value)>,
+    ) -> Result<Self> {
+        let named: Vec<_> = options.into_iter().map(|(name, value)| value.named(name)).collect();
         let args = call!(plugin, PJRT_Client_Create { create_options: named.as_ptr(), num_options: named.len() })?;
         assert!(!args.client.is_null(), "PJRT_Client_Create succeeded without a client");
         Ok(Self { plugin, raw: args.client })

@@ -19,8 +19,8 @@ use super::{
     state::{self, Client},
 };
 use crate::{
-    config::{self, ENGINE, Environment, Finding, LIMIT, Settings},
-    device::host,
+    config::{self, ENGINE, Environment, Finding, Found, LIMIT, Settings},
+    device::{cuda, host},
 };
 
 /// Writes `text` as the module says.
@@ -65,7 +65,8 @@ pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) 
     unsafe { give(&sentence, buffer, capacity) }
 }
 
-/// Every setting, its value, where it came from and what is allowed; the engine; the memory. Loads nothing.
+/// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,
+/// but starts the NVIDIA driver where there is one: a process that forks afterwards cannot use CUDA in the child.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -85,11 +86,13 @@ fn doctor() -> String {
             let bytes = settings.limit.resolve(capacity.get(), settings.devices.value)?;
             Ok(format!("{} per device of {capacity} in all", crate::units::Bytes::new(bytes)))
         });
-        findings.push(Finding { row: &LIMIT, result: limit });
+        findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
         let engine = plugin::choose(&settings.engine, &environment)
             .map(|choice| format!("{} ({})", choice.path.display(), choice.why));
-        findings.push(Finding { row: &ENGINE, result: engine });
+        findings.push(Finding { row: &ENGINE, what: Found::Led(engine) });
     }
+    let gpus = cuda::probe().map_or_else(|why| why.to_string(), |driver| driver.to_string());
+    findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
     config::doctor(&environment, &[], &findings)
 }
 

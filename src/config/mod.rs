@@ -45,7 +45,7 @@ use crate::memory::Strategy;
 
 pub use engine_options::{EngineOptions, OptionValue};
 pub use limit::{Fraction, GRANULE_BYTES, Limit};
-pub use report::{Finding, Outcome, doctor};
+pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
 pub use table::{DEVICES, ENGINE, LIMIT, LOG, REWRITE, Row, STRATEGY, TABLE};
 pub use values::{EngineKind, EngineRequest, LogFilter, Rewrite};

@@ -64,13 +64,22 @@ fn clause<T>(row: &Row, value: impl fmt::Display, setting: &Setting<T>, result: 
 const COLUMNS: [(&str, usize); 4] = [("setting", 9), ("value", 15), ("from", 40), ("allowed", 30)];
 const GAP: &str = "  ";
 
-/// What a setting led to on this machine, or why it leads nowhere; the table shows it below the setting.
+/// What was found out about a setting on this machine; the table shows it below the setting.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The setting.
     pub row: &'static Row,
-    /// What it led to, such as `6.4 GiB per device`.
-    pub result: Result<String>,
+    /// What there is to say.
+    pub what: Found,
+}
+
+/// What a [`Finding`] says.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// What the setting led to, such as `6.4 GiB per device`, or why it leads nowhere.
+    Led(Result<String>),
+    /// What the machine offers, whatever the setting says.
+    Offer(String),
 }
 
 /// Every setting with its value, source, allowed values and explanation, as a text of at most 100 columns. A setting
@@ -98,9 +107,10 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
             push_indented(&mut text, "ERROR: ", error);
         }
         for finding in findings.iter().filter(|finding| finding.row.name == row.name) {
-            match &finding.result {
-                Ok(result) => push_indented(&mut text, "= ", result),
-                Err(error) => push_indented(&mut text, "ERROR: ", &error.message),
+            match &finding.what {
+                Found::Led(Ok(result)) => push_indented(&mut text, "= ", result),
+                Found::Led(Err(error)) => push_indented(&mut text, "ERROR: ", &error.message),
+                Found::Offer(offer) => push_indented(&mut text, "here: ", offer),
             }
         }
         push_indented(&mut text, "", row.doc);

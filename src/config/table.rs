@@ -94,10 +94,12 @@ pub static LOG: Row = Row {
 pub static TABLE: [&Row; 6] = [&STRATEGY, &LIMIT, &ENGINE, &DEVICES, &REWRITE, &LOG];
 
 /// Variables that carry our prefix and are read elsewhere: the Python package finds this library by the first.
-const READ_ELSEWHERE: [&str; 5] = [
+const READ_ELSEWHERE: [&str; 7] = [
     "PJRT_ARENA_LIBRARY_PATH",
     "PJRT_ARENA_PLATFORM_TAG",
     "PJRT_ARENA_PREBUILT",
+    "PJRT_ARENA_TEST_CHILD",
+    "PJRT_ARENA_TEST_CUDA_ENGINE",
     "PJRT_ARENA_TEST_ENGINE",
     "PJRT_ARENA_TEST_LIBRARY",
 ];

@@ -320,8 +320,9 @@ fn the_table_shows_valid_and_invalid_settings_in_100_columns() {
         ("PJRT_ARENA_LIMT", "1"),
     ];
     let findings = [
-        Finding { row: &LIMIT, result: Ok("6.4 GiB per device".to_owned()) },
-        Finding { row: &ENGINE, result: Err(Error::not_found("no such file")) },
+        Finding { row: &LIMIT, what: Found::Led(Ok("6.4 GiB per device".to_owned())) },
+        Finding { row: &ENGINE, what: Found::Led(Err(Error::not_found("no such file"))) },
+        Finding { row: &ENGINE, what: Found::Offer("NVIDIA driver for CUDA 13.0: 1 GPU".to_owned()) },
     ];
     let text = doctor(&environment(&variables), &options(&[("limit", "40%")]), &findings);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -333,7 +334,7 @@ fn the_table_shows_valid_and_invalid_settings_in_100_columns() {
         "ERROR: PJRT_ARENA_STRATEGY=fast is not valid; allowed: preallocate, growing, platform",
         "40% client option limit",
         "= 6.4 GiB per device Memory of one device.",
-        "ERROR: no such file XLA's own plugin",
+        "ERROR: no such file here: NVIDIA driver for CUDA 13.0: 1 GPU XLA's own plugin",
         "warning: the environment variable PJRT_ARENA_LIMT means nothing",
         "set by: client option rewrite; PJRT_ARENA_REWRITE",
         "value: /a/very/long/path",

@@ -3,9 +3,11 @@
 use std::{env, fs, path::Path, process::Command};
 
 use plugin_tests::{
-    Client, Plugin, call, in_child, plugin,
+    Client, Code, Plugin, Value, call, in_child, plugin,
     plugin::{engine_path, library_path},
 };
+
+use crate::table;
 
 /// The sentence that a framework shows when the library is used with the engine named in the environment.
 fn sentence() -> String {
@@ -93,25 +95,61 @@ fn c33_arena_the_engine_is_found_by_path() {
     });
 }
 
-/// Names an `xla_cuda_plugin.so`, to check that a newer engine is loaded as far as a machine without a GPU allows.
+/// Names an `xla_cuda_plugin.so`; `make test-cuda-engine` fetches one. A newer engine is checked as far as a machine
+/// without a GPU allows, which is to its refusal of a client.
 const CUDA: &str = "PJRT_ARENA_TEST_CUDA_ENGINE";
 
-#[test]
-fn c33_arena_a_newer_engine_answers_with_its_own_error() {
-    let Ok(engine) = env::var(CUDA) else {
+fn cuda_engine() -> Option<String> {
+    let engine = env::var(CUDA).ok();
+    if engine.is_none() {
         eprintln!("not run: {CUDA} does not name a CUDA engine");
-        return;
-    };
+    }
+    engine
+}
+
+/// In a child: the library under test, and its engine on its own.
+fn both() -> (&'static Plugin, &'static Plugin) {
+    let engine = env::var("PJRT_ARENA_ENGINE").expect("the child's engine");
+    (plugin(), Box::leak(Box::new(Plugin::load(Path::new(&engine)).expect("the engine loads"))))
+}
+
+#[test]
+fn c33_arena_a_cuda_engines_table_is_ours_as_far_as_we_know_it() {
+    let Some(engine) = cuda_engine() else { return };
     in_child!(&[("PJRT_ARENA_ENGINE", &engine)], || {
-        let (major, minor) = plugin().version();
-        assert_eq!(major, 0);
-        assert!(minor >= 112, "minor {minor}");
-        if Path::new("/dev/nvidiactl").exists() {
-            assert!(Client::create(1, &[]).is_ok());
-            return;
+        let (ours, bare) = both();
+        assert!(bare.version().1 >= 112, "the engine of jax 0.10.2 has 112, this one {}", bare.version().1);
+        table::version_and_size_are_the_engines(ours, bare);
+        table::every_function_is_there(ours);
+        table::nothing_follows_the_table(ours);
+        table::extensions_are_known_ones_of_the_engine(ours, bare);
+        table::extensions_are_copies(ours, bare);
+        assert_eq!(ours.attributes(), bare.attributes());
+    });
+}
+
+#[test]
+fn c33_arena_a_cuda_engine_refuses_in_its_own_words() {
+    let Some(engine) = cuda_engine() else { return };
+    in_child!(&[("PJRT_ARENA_ENGINE", &engine)], || {
+        let (ours, bare) = both();
+        let unknown = [("bogus", Value::from("1"))];
+        let refusal = |plugin| Client::create_with(plugin, &unknown).map(drop).unwrap_err();
+        refusal(bare).expect(Code::INVALID_ARGUMENT, &["bogus"]);
+        assert_eq!(refusal(ours), refusal(bare));
+        // Each with the options that this library hands on: they are read before GPUs are looked for, so one that the
+        // engine does not know would be named here instead.
+        let options = [("allocator", Value::from("cuda_async")), ("preallocate", Value::Bool(false))];
+        match Client::create_with(bare, &options) {
+            Ok(_) => assert_eq!(Client::create_with(ours, &[]).expect("a client").platform_name(), "cuda"),
+            Err(reason) => {
+                assert!(!reason.message.contains("option"), "{reason}");
+                for _ in 0..2 {
+                    assert_eq!(Client::create_with(ours, &[]).map(drop), Err(reason.clone()));
+                }
+            }
         }
-        for _ in 0..2 {
-            assert!(!Client::create(1, &[]).map(drop).unwrap_err().message.is_empty());
-        }
+        // The process goes on, and so does the engine.
+        assert_eq!(ours.attributes(), bare.attributes());
     });
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, mem::offset_of};
 
-use plugin_tests::{Code, Value, args, call, ffi::FFI_EXTENSION, plugin, sys};
+use plugin_tests::{Code, Plugin, Value, args, call, ffi::FFI_EXTENSION, plugin, sys};
 
 use crate::{engine, shared};
 
@@ -20,7 +20,12 @@ fn c01_version_is_one_that_jax_accepts() {
 
 #[test]
 fn c01_every_function_inside_the_table_is_there() {
-    let slots = plugin().slots();
+    every_function_is_there(plugin());
+}
+
+/// The table of `plugin` has at least the functions of 0.81, and no hole.
+pub fn every_function_is_there(plugin: &Plugin) {
+    let slots = plugin.slots();
     assert!(slots.len() >= 118, "0.81 has 118 functions, the table has {}", slots.len());
     for (index, slot) in slots.iter().enumerate() {
         assert!(!slot.is_null(), "function {index} is null");
@@ -29,9 +34,13 @@ fn c01_every_function_inside_the_table_is_there() {
 
 #[test]
 fn c01_arena_reports_the_engines_minor_and_table_size() {
-    let ours = plugin();
-    assert_eq!(ours.version(), (0, engine().version().1.min(NEWEST_MINOR)));
-    assert_eq!(ours.slots().len(), engine().slots().len().min(newest_slots()));
+    version_and_size_are_the_engines(plugin(), engine());
+}
+
+/// `ours` is as new as the engine, but no newer than the library knows.
+pub fn version_and_size_are_the_engines(ours: &Plugin, engine: &Plugin) {
+    assert_eq!(ours.version(), (0, engine.version().1.min(NEWEST_MINOR)));
+    assert_eq!(ours.slots().len(), engine.slots().len().min(newest_slots()));
 }
 
 fn newest_slots() -> usize {
@@ -41,7 +50,12 @@ fn newest_slots() -> usize {
 #[test]
 fn t01_arena_newer_clients_read_null_past_the_table() {
     // A newer jaxlib asks some functions for null without looking at struct_size (PJRT_Client_Load, Event_Create ...).
-    let table = plugin().original();
+    nothing_follows_the_table(plugin());
+}
+
+/// Functions past the end of the table read as null.
+pub fn nothing_follows_the_table(plugin: &Plugin) {
+    let table = plugin.original();
     // SAFETY: the promise under test is that 64 words after the reported size belong to the library.
     let words = unsafe { std::slice::from_raw_parts(table.byte_add((*table).struct_size).cast::<usize>(), 64) };
     assert_eq!(words, [0; 64]);
@@ -112,9 +126,13 @@ fn c34_extension_chain_has_layouts_and_ffi_once_each() {
 
 #[test]
 fn c34_arena_extensions_are_the_engines_or_fewer() {
-    let kinds =
-        |plugin: &plugin_tests::Plugin| plugin.extensions().into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
-    let (ours, theirs) = (kinds(plugin()), kinds(engine()));
+    extensions_are_known_ones_of_the_engine(plugin(), engine());
+}
+
+/// The chain of `ours` has each type once, from the engine's chain, and none that the library does not know.
+pub fn extensions_are_known_ones_of_the_engine(ours: &Plugin, engine: &Plugin) {
+    let kinds = |plugin: &Plugin| plugin.extensions().into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    let (ours, theirs) = (kinds(ours), kinds(engine));
     let unique: BTreeSet<u32> = ours.iter().copied().collect();
     assert_eq!(unique.len(), ours.len(), "no type twice: {ours:?}");
     assert!(unique.iter().all(|kind| theirs.contains(kind)), "{ours:?} of {theirs:?}");
@@ -124,8 +142,13 @@ fn c34_arena_extensions_are_the_engines_or_fewer() {
 
 #[test]
 fn t30_arena_extension_nodes_keep_their_size_but_are_ours() {
-    let theirs = engine().extensions();
-    for (kind, node) in plugin().extensions() {
+    extensions_are_copies(plugin(), engine());
+}
+
+/// The nodes of the chain of `ours` are as long as the engine's, but lie elsewhere.
+pub fn extensions_are_copies(ours: &Plugin, engine: &Plugin) {
+    let theirs = engine.extensions();
+    for (kind, node) in ours.extensions() {
         let (_, original) = theirs.iter().find(|(found, _)| *found == kind).expect("the engine's");
         // SAFETY: chain nodes live as long as their libraries.
         let (our_size, their_size) = unsafe { ((*node).struct_size, (**original).struct_size) };
