@@ -120,9 +120,9 @@ fn home(placement: &Placement) -> &'static str {
     }
 }
 
-/// `2 of this, 1 of that`.
+/// `2 of this; 1 of that`.
 fn listed<T: fmt::Display>(counts: &BTreeMap<T, usize>) -> String {
-    counts.iter().map(|(what, count)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+    counts.iter().map(|(what, count)| format!("{count} {what}")).collect::<Vec<_>>().join("; ")
 }
 
 /// An argument on one device.
@@ -287,7 +287,9 @@ fn compare(rewriting: &Ran, plain: &Ran, arguments: &[Vec<Argument>]) -> Result<
         let (on, off) = (&rewriting.results[device], &plain.results[device]);
         same(&format!("number of results on device {device}"), &on.len(), &off.len())?;
         for (number, (on, off)) in on.iter().zip(off).enumerate() {
-            same(&format!("result {number} on device {device}"), on, off)?;
+            let first = on.bytes.iter().zip(&off.bytes).position(|(on, off)| on != off);
+            let at = first.map_or_else(String::new, |byte| format!(", from byte {byte}"));
+            same(&format!("result {number} on device {device}{at}"), on, off)?;
             compared.results += 1;
             compared.bytes += off.bytes.len();
         }
