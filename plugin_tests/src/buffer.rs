@@ -122,6 +122,11 @@ impl HostArray {
         }
     }
 
+    /// Dense row-major elements of any type as bytes; a target must be added.
+    pub fn of_bytes(bytes: &[u8], element_type: ElementType, dims: &[i64]) -> Self {
+        Self { element_type, dims: dims.to_vec(), ..Self::of(bytes, &[bytes.len() as i64]) }
+    }
+
     /// With byte strides, starting at `data`.
     pub fn strided(mut self, data: *const c_void, dims: &[i64], strides: &[i64]) -> Self {
         (self.data, self.dims, self.strides) = (data, dims.to_vec(), Some(strides.to_vec()));

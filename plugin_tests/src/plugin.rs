@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     env,
-    ffi::c_void,
+    ffi::{c_char, c_void},
     path::{Path, PathBuf},
     ptr,
     sync::OnceLock,
@@ -167,6 +167,24 @@ impl Plugin {
     pub fn exports(&self, name: &str) -> bool {
         // SAFETY: only the symbol's presence is asked for.
         unsafe { self.library.get::<*const c_void>(name.as_bytes()) }.is_ok()
+    }
+
+    /// What one of the library's own text functions says, such as `pjrt_arena_counters`; `None` when it is not exported.
+    pub fn text(&self, name: &str) -> Option<String> {
+        // SAFETY: every exported `pjrt_arena_*` function that gives text has this type.
+        let tell = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(name.as_bytes()) };
+        let tell = tell.ok()?;
+        let mut text = vec![0u8; 4096];
+        loop {
+            // SAFETY: the function writes at most as many bytes as it is told there are.
+            let length = unsafe { tell(text.as_mut_ptr().cast(), text.len()) };
+            // The text may have grown since the length was asked for; the last byte is for the NUL.
+            if length < text.len() {
+                text.truncate(length);
+                return Some(String::from_utf8(text).expect("the library's texts are UTF-8"));
+            }
+            text.resize(length + 1, 0);
+        }
     }
 
     /// Turns a returned error into a [`Failure`], destroying it.
