@@ -27,7 +27,7 @@ BAD = {
         {"XLA_CLIENT_MEM_FRACTION": ".5", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"},
         ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"],
     ),
-    "limit above the machine": ({"PJRT_ARENA_LIMIT": "1000TiB"}, ["PJRT_ARENA_LIMIT", "1000.0 TiB", "at most"]),
+    "limit above the machine": ({"PJRT_ARENA_LIMIT": "1000TiB"}, ["PJRT_ARENA_LIMIT", "1000.00TiB", "at most"]),
     "limit that is no size": ({"PJRT_ARENA_LIMIT": "plenty"}, ["PJRT_ARENA_LIMIT=plenty", "bytes"]),
     "limit of more than all": ({"PJRT_ARENA_LIMIT": "140%"}, ["PJRT_ARENA_LIMIT=140%", "at most 100%"]),
     "no devices": ({"PJRT_ARENA_DEVICES": "0"}, ["PJRT_ARENA_DEVICES=0", "from 1"]),

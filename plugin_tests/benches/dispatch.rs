@@ -88,6 +88,9 @@ fn main() {
         ("f32[1024]: two results", Program::two_results(), 2, &[1024]),
         ("f32[1024]: (a, b) -> (b, a, a)", Program::passthrough(), 2, &[1024]),
     ] {
+        if !wanted.iter().all(|word| name.contains(word.as_str())) {
+            continue;
+        }
         let lanes = [Lane::new(bare, &program, arguments, dims), Lane::new(plugin(), &program, arguments, dims)];
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..rounds {

@@ -60,9 +60,16 @@ pub extern "C" fn pjrt_arena_version() -> *const c_char {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) -> usize {
-    let sentence = tell(|| plugin::engine().err().map(|error| error.message).unwrap_or_default());
+    let sentence = tell(|| check().err().map(|error| error.message).unwrap_or_default());
     // SAFETY: the caller's promise.
     unsafe { give(&sentence, buffer, capacity) }
+}
+
+fn check() -> Result<()> {
+    plugin::engine()?;
+    let settings = Settings::read(&Environment::of_process(), &[])?;
+    settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
+    settings.engine_options(plugin::kind()).map(drop)
 }
 
 /// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,

@@ -155,7 +155,7 @@ pub unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
 /// The text that a C pointer and length describe.
 ///
 /// # Safety
-/// As for [`slice`].
+/// As for [`slice()`].
 pub unsafe fn text<'a>(data: *const std::ffi::c_char, len: usize) -> std::borrow::Cow<'a, str> {
     // SAFETY: the caller's promise.
     String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), len) })

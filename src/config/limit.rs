@@ -90,7 +90,7 @@ impl fmt::Display for Limit {
 
 /// `bytes` in the largest fitting power of 1024.
 pub(super) fn show(bytes: Bytes) -> String {
-    ByteSize(bytes).display().iec().to_string()
+    crate::units::Bytes::new(bytes).to_string()
 }
 
 /// XLA refuses its own variable and the deprecated name of it together, even when they agree; so do we.
@@ -197,7 +197,7 @@ mod tests {
             let limit = Limit::from_text(&format!("{percent}%")).unwrap();
             assert_eq!(limit.to_string(), format!("{percent}%"));
         }
-        assert_eq!(Limit::Bytes(8 * GIB).to_string(), "8.0 GiB");
+        assert_eq!(Limit::Bytes(8 * GIB).to_string(), "8.00GiB");
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
         let error = eight.resolve(32 * GIB - 1, count(4)).unwrap_err();
         assert_eq!(
             error.message,
-            "the limit 8.0 GiB (PJRT_ARENA_LIMIT) for each of 4 device(s) is 32.0 GiB in all, but the memory has \
-             32.0 GiB (34359738367 bytes); allowed: at most 8.0 GiB per device"
+            "the limit 8.00GiB (PJRT_ARENA_LIMIT) for each of 4 device(s) is 32.00GiB in all, but the memory has \
+             32.00GiB (34359738367 bytes); allowed: at most 8.00GiB per device"
         );
         assert!(setting(Limit::Bytes(u64::MAX)).resolve(32 * GIB, count(4)).is_err());
     }
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn too_little_is_refused() {
         let error = setting(Limit::DEFAULT).resolve(4 << 20, count(4)).unwrap_err();
-        assert!(error.message.contains("at least 1.0 MiB per device"), "{error}");
+        assert!(error.message.contains("at least 1.00MiB per device"), "{error}");
     }
 
     proptest! {

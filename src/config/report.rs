@@ -23,7 +23,7 @@ impl Settings {
     /// One line: every setting with its source, what it led to, and what was overridden.
     ///
     /// ```text
-    /// strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.4 GiB per device (PJRT_ARENA_LIMIT), ...
+    /// strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.40GiB per device (PJRT_ARENA_LIMIT), ...
     /// ```
     pub fn summary(&self, outcome: Option<Outcome<'_>>) -> String {
         let clauses = [

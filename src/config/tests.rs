@@ -304,11 +304,11 @@ fn one_line_says_it_all() {
     let outcome = Outcome { limit_bytes: 6 << 30, engine: Path::new("/e/cpu.so") };
     assert_eq!(
         settings.summary(Some(outcome)),
-        "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.0 GiB per device (client option limit), \
+        "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
          engine=cpu = /e/cpu.so (default), devices=2 (client option devices), rewrite=on (default), log=warn (default); \
          overridden: PJRT_ARENA_DEVICES=4"
     );
-    assert!(!settings.summary(None).contains("6.0 GiB"));
+    assert!(!settings.summary(None).contains("6.00GiB"));
 }
 
 #[test]

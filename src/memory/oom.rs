@@ -52,17 +52,24 @@ impl fmt::Display for OutOfMemory {
             self.limit, self.pool, self.in_use, self.pending, self.slack, self.free
         )?;
         let (hole, largest) = (self.largest_hole, self.largest_request);
-        write!(f, "\n  largest hole {hole}, largest request that would fit {largest}")?;
+        write!(f, "\n  largest hole {hole}, largest request that would fit {largest} ({} bytes)", largest.get())?;
         match &self.refusal {
             Some(refusal) => write!(f, "\n  the device refused more memory: {}", refusal.message),
             None if self.requested > self.limit => write!(f, "\n  the request is larger than the limit"),
-            None if self.free >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
+            None if self.within_reach() >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
             None => Ok(()),
         }
     }
 }
 
 impl std::error::Error for OutOfMemory {}
+
+impl OutOfMemory {
+    /// What is free, and what the limit still leaves to grow.
+    fn within_reach(&self) -> Bytes {
+        Bytes::new(self.limit.get().saturating_sub(self.in_use.get() + self.pending.get() + self.slack.get()))
+    }
+}
 
 impl From<OutOfMemory> for Error {
     fn from(oom: OutOfMemory) -> Self {

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from jax_plugins.arena import _library
+
+
+def _who_uses_it() -> str:
+    """Whether JAX, started from here, would run on the arena."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    names = [name.strip() for name in platforms.split(",")]
+    if "arena" not in names:
+        said = f"JAX_PLATFORMS={platforms}" if platforms else "JAX_PLATFORMS is not set"
+        return f"JAX would not use the arena: {said}; set JAX_PLATFORMS=arena,cpu"
+    return f"JAX would use the arena: JAX_PLATFORMS={platforms}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         library.set_search_path()
         print(library.doctor().rstrip("\n"))
+        print(f"\n{_who_uses_it()}")
         reason = library.why_unusable()
     except _library.ArenaError as error:
         reason = str(error)
@@ -37,4 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
