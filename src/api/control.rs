@@ -65,7 +65,7 @@ pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) 
     unsafe { give(&sentence, buffer, capacity) }
 }
 
-fn check() -> Result<()> {
+fn check() -> crate::error::Result<()> {
     plugin::engine()?;
     let settings = Settings::read(&Environment::of_process(), &[])?;
     settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
