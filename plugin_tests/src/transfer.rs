@@ -63,6 +63,11 @@ impl Transfer {
         Ok(Self { plugin: client.plugin(), raw: args.transfer_manager })
     }
 
+    /// The handle.
+    pub fn raw(&self) -> *mut sys::PJRT_AsyncHostToDeviceTransferManager {
+        self.raw
+    }
+
     /// `..._BufferCount`.
     pub fn count(&self) -> usize {
         call!(self.plugin, PJRT_AsyncHostToDeviceTransferManager_BufferCount { transfer_manager: self.raw })

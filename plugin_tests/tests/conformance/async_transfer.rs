@@ -1,12 +1,14 @@
 //! Asynchronous transfers: buffers first, data later, in pieces.
 
 use std::{
+    ffi::c_void,
     sync::{Arc, Barrier},
     thread,
 };
 
 use plugin_tests::{
-    Client, Code, ElementType, HostLayout, Program, Result, Transfer, Value, args, event::elsewhere, in_child, plugin,
+    Client, Code, ElementType, Event, HostLayout, Program, Result, Signal, Transfer, Value, args, call,
+    event::elsewhere, in_child, plugin, sys,
 };
 
 use crate::{DIMS, MIB, limited, ramp, settles_at, shared};
@@ -371,7 +373,7 @@ fn c26_a_waiting_buffer_is_copied_read_and_deleted() {
 }
 
 #[test]
-fn c26_a_waiting_buffer_is_donated() {
+fn c26_arena_a_waiting_buffer_is_donated() {
     let client = limited("preallocate", MIB);
     let donate = Arc::new(client.compile(&Program::donate()).unwrap());
     for drop_argument in [false, true] {
@@ -414,14 +416,41 @@ fn c26_a_program_is_started_before_the_bytes_are_sent() {
 }
 
 #[test]
-fn c26_a_callback_destroys_the_manager() {
-    let manager = Arc::new(shared().transfer(ElementType::F32, &[&DIMS]).unwrap());
+fn c26_a_callback_destroys_the_manager_that_runs_it() {
+    extern "C" fn destroy(error: *mut sys::PJRT_Error, user: *mut c_void) {
+        assert!(error.is_null());
+        // SAFETY: `user` is the box below, and an event calls back exactly once.
+        let (manager, destroyed) = *unsafe { Box::from_raw(user.cast::<(Transfer, Signal<()>)>()) };
+        drop(manager);
+        destroyed.set(());
+    }
+    let manager = shared().transfer(ElementType::F32, &[&DIMS]).unwrap();
+    let raw = manager.raw();
     let buffer = manager.retrieve(0).unwrap();
-    let ready = buffer.ready().on_ready();
-    let waiting = elsewhere(move || ready.wait());
-    manager.send(0, 0, &bytes(&ramp(0.0)), true).unwrap().wait().unwrap();
-    drop(manager);
-    assert_eq!(waiting.wait(), Ok(()));
+    let ready = buffer.ready();
+    let destroyed = Signal::<()>::default();
+    call!(
+        plugin(),
+        PJRT_Event_OnReady {
+            event: ready.raw(),
+            callback: Some(destroy),
+            user_arg: Box::into_raw(Box::new((manager, destroyed.clone()))).cast(),
+        }
+    )
+    .unwrap();
+    let data = bytes(&ramp(0.0));
+    let sent = call!(
+        plugin(),
+        PJRT_AsyncHostToDeviceTransferManager_TransferData {
+            transfer_manager: raw,
+            data: data.as_ptr().cast(),
+            transfer_size: data.len() as i64,
+            is_last_transfer: true,
+        }
+    )
+    .unwrap();
+    Event::own(plugin(), sent.done_with_h2d_transfer).unwrap().wait().unwrap();
+    destroyed.wait();
     assert_eq!(buffer.read::<f32>().unwrap(), ramp(0.0));
 }
 

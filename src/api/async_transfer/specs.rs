@@ -184,8 +184,8 @@ mod tests {
     use super::*;
 
     fn layout(order: &[i64], tiles: usize) -> sys::PJRT_Buffer_MemoryLayout {
-        let mut layout = sys::PJRT_Buffer_MemoryLayout::default();
-        layout.type_ = sys::PJRT_Buffer_MemoryLayout_Type_Tiled;
+        let mut layout =
+            sys::PJRT_Buffer_MemoryLayout { type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled, ..Default::default() };
         layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
             minor_to_major: order.as_ptr(),
             minor_to_major_size: order.len(),
