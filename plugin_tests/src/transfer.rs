@@ -2,9 +2,9 @@
 
 use crate::{
     Plugin,
-    buffer::{Buffer, ElementType},
+    buffer::{Buffer, ElementType, HostLayout},
     call,
-    client::{Client, Device, Value},
+    client::{Client, Device, Memory, Value},
     event::Event,
     raw::{Code, Result},
     sized, sys,
@@ -18,6 +18,8 @@ pub struct Transfer {
 
 // SAFETY: managers are thread-safe by contract.
 unsafe impl Send for Transfer {}
+// SAFETY: as above.
+unsafe impl Sync for Transfer {}
 
 impl Transfer {
     /// See [`Client::transfer`].
@@ -25,6 +27,22 @@ impl Transfer {
     /// # Errors
     /// The plugin's.
     pub fn create(client: &Client, element_type: ElementType, shapes: &[&[i64]]) -> Result<Self> {
+        Self::create_in(client, client.device().default_memory(), element_type, shapes, &[])
+    }
+
+    /// In `memory`, with the layouts given.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn create_in(
+        client: &Client,
+        memory: Memory,
+        element_type: ElementType,
+        shapes: &[&[i64]],
+        layouts: &[HostLayout<'_>],
+    ) -> Result<Self> {
+        let mut layouts: Vec<_> = layouts.iter().map(HostLayout::raw).collect();
+        let mut layouts: Vec<_> = layouts.iter_mut().map(std::ptr::from_mut).collect();
         let spec = |dims: &&[i64]| {
             let mut spec = sized!(PJRT_ShapeSpec);
             (spec.dims, spec.num_dims, spec.element_type) = (dims.as_ptr(), dims.len(), element_type.raw());
@@ -37,10 +55,17 @@ impl Transfer {
                 client: client.raw(),
                 shape_specs: specs.as_mut_ptr(),
                 num_shape_specs: specs.len(),
-                memory: client.device().default_memory().raw(),
+                device_layouts: layouts.as_mut_ptr(),
+                num_device_layouts: layouts.len(),
+                memory: memory.raw(),
             }
         )?;
         Ok(Self { plugin: client.plugin(), raw: args.transfer_manager })
+    }
+
+    /// The handle.
+    pub fn raw(&self) -> *mut sys::PJRT_AsyncHostToDeviceTransferManager {
+        self.raw
     }
 
     /// `..._BufferCount`.

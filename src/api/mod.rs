@@ -8,14 +8,16 @@
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  execute.rs     views in, destinations in, results out
+//!  async_transfer.rs  arrays first, their bytes later
 //!  ...            one file for each kind of handle
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
 //! ```
 //!
-//! Handles. `PJRT_Buffer` and `PJRT_ExecuteContext` are ours; clients, devices, memories, events, executables,
-//! topologies and transfer managers are the engine's own pointers, with side tables here; a `PJRT_Error` is whoever's
-//! first word says it is.
+//! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are ours; clients, devices,
+//! memories, events, executables and topologies are the engine's own pointers, with side tables here; a `PJRT_Error` is
+//! whoever's first word says it is.
 
+pub mod async_transfer;
 pub mod buffer;
 pub mod client;
 pub mod compile;

@@ -133,6 +133,15 @@ fill! {
         PJRT_ExecuteContext_Create PJRT_ExecuteContext_Create_Args
         PJRT_ExecuteContext_Destroy PJRT_ExecuteContext_Destroy_Args
         PJRT_Buffer_CopyRawToHost PJRT_Buffer_CopyRawToHost_Args
+        PJRT_Client_CreateBuffersForAsyncHostToDevice PJRT_Client_CreateBuffersForAsyncHostToDevice_Args
+        PJRT_AsyncHostToDeviceTransferManager_Destroy PJRT_AsyncHostToDeviceTransferManager_Destroy_Args
+        PJRT_AsyncHostToDeviceTransferManager_TransferData PJRT_AsyncHostToDeviceTransferManager_TransferData_Args
+        PJRT_AsyncHostToDeviceTransferManager_Device PJRT_AsyncHostToDeviceTransferManager_Device_Args
+        PJRT_AsyncHostToDeviceTransferManager_BufferCount PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args
+        PJRT_AsyncHostToDeviceTransferManager_BufferSize PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args
+        PJRT_AsyncHostToDeviceTransferManager_SetBufferError PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args
+        PJRT_AsyncHostToDeviceTransferManager_AddMetadata PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args
+        PJRT_AsyncHostToDeviceTransferManager_TransferLiteral PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args
         PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args
         PJRT_Client_CreateUninitializedBuffer PJRT_Client_CreateUninitializedBuffer_Args
         PJRT_Client_CreateAliasBuffer PJRT_Client_CreateAliasBuffer_Args
@@ -207,20 +216,11 @@ fill! {
         PJRT_Executable_Fingerprint PJRT_Executable_Fingerprint_Args
         PJRT_Client_TopologyDescription PJRT_Client_TopologyDescription_Args
         PJRT_Memory_Kind_Id PJRT_Memory_Kind_Id_Args
-        PJRT_AsyncHostToDeviceTransferManager_Destroy PJRT_AsyncHostToDeviceTransferManager_Destroy_Args
-        PJRT_AsyncHostToDeviceTransferManager_TransferData PJRT_AsyncHostToDeviceTransferManager_TransferData_Args
-        PJRT_Client_CreateBuffersForAsyncHostToDevice PJRT_Client_CreateBuffersForAsyncHostToDevice_Args
-        PJRT_AsyncHostToDeviceTransferManager_Device PJRT_AsyncHostToDeviceTransferManager_Device_Args
-        PJRT_AsyncHostToDeviceTransferManager_BufferCount PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args
-        PJRT_AsyncHostToDeviceTransferManager_BufferSize PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args
-        PJRT_AsyncHostToDeviceTransferManager_SetBufferError PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args
-        PJRT_AsyncHostToDeviceTransferManager_AddMetadata PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args
         PJRT_Client_DmaMap PJRT_Client_DmaMap_Args
         PJRT_Client_DmaUnmap PJRT_Client_DmaUnmap_Args
         PJRT_Client_UpdateGlobalProcessInfo PJRT_Client_UpdateGlobalProcessInfo_Args
         PJRT_TopologyDescription_Deserialize PJRT_TopologyDescription_Deserialize_Args
         PJRT_LoadedExecutable_GetDeviceAssignment PJRT_LoadedExecutable_GetDeviceAssignment_Args
-        PJRT_AsyncHostToDeviceTransferManager_TransferLiteral PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args
         PJRT_Device_PoisonExecution PJRT_Device_PoisonExecution_Args
         PJRT_Device_CreateAsyncTrackingEvent PJRT_Device_CreateAsyncTrackingEvent_Args
         PJRT_AsyncTrackingEvent_Destroy PJRT_AsyncTrackingEvent_Destroy_Args

@@ -1,13 +1,12 @@
-//! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases,
-//! asynchronous transfers.
+//! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases.
 
 use std::sync::Arc;
 
 use super::{
     buffer::{Buffer, Shape, dense_size},
-    entry::{Entry, Outcome, required, slice},
+    entry::{Entry, Outcome, slice},
     host::{destination, fresh, is_default_layout},
-    plugin, state,
+    state,
 };
 use crate::{error::Error, sys};
 
@@ -105,23 +104,6 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         }
         buffer.land();
         Ok(outcome.map(drop)?)
-    }
-}
-
-impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = plugin::engine()?;
-        required(self.transfer_manager, "PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer", "transfer_manager")?;
-        // SAFETY: the caller's promise, handed on as it is; the buffer is ours from here on.
-        unsafe {
-            let args = engine.call(*self)?;
-            let device =
-                engine.call(sys::PJRT_Buffer_Device_Args { buffer: args.buffer_out, ..Default::default() })?.device;
-            let client = state::client_of_device(device)
-                .ok_or_else(|| Error::internal("a transfer manager gave a buffer of an unknown device"))?;
-            self.buffer_out = Buffer::adopt(&client, args.buffer_out, false)?.into_raw();
-        }
-        Ok(())
     }
 }
 
