@@ -202,7 +202,7 @@ unsafe fn by_engine(client: &Client, index: usize, spec: &Spec<'_>, memory: *mut
 impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = state::client(self.client)?;
-        client.graveyard.tend(client.engine);
+        client.traffic.tend(client.engine);
         // SAFETY: the client is alive.
         let device = unsafe { device_of(&client, self.memory)? };
         // SAFETY: the caller's arrays are as long as it says, its layouts NULL or valid.

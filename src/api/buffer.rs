@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 
 use super::{
     entry::{Outcome, required},
+    spares::{Nest, Spare},
     state::Client,
 };
 use crate::{
@@ -169,11 +170,33 @@ pub struct State {
     in_flight: u32,
     /// External references: outsiders that hold the address until they say otherwise.
     pub references: u32,
+    /// The run that wrote the bytes is done and went well.
+    whole: bool,
     /// The address was given out for good (`PJRT_Buffer_UnsafePointer` has no release).
     pub address_known: bool,
 }
 
 impl State {
+    /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
+    /// bytes, nobody was promised that their address stays, and no error clings to the handle.
+    fn spare(&mut self) -> Option<Spare> {
+        let fit = self.life == Life::Live
+            && self.whole
+            && self.in_flight == 0
+            && !self.address_known
+            && !self.handle.is_null()
+            && matches!(self.storage, Storage::Arena(_));
+        if !fit {
+            return None;
+        }
+        self.life = Life::Deleted;
+        let view = std::mem::replace(&mut self.handle, Raw::NULL);
+        match std::mem::replace(&mut self.storage, Storage::Gone) {
+            Storage::Arena(held) => Some(Spare { held, view }),
+            Storage::Engine(_) | Storage::Foreign | Storage::Gone => None,
+        }
+    }
+
     /// The engine's buffer; NULL once destroyed.
     pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
         self.handle
@@ -190,6 +213,8 @@ pub struct Buffer {
     pub memory: Raw<sys::PJRT_Memory>,
     /// What it holds.
     pub shape: Arc<Shape>,
+    /// Where it goes when its owner destroys it: back to the program that it is a result of.
+    nest: Option<Nest>,
     state: Mutex<State>,
 }
 
@@ -203,9 +228,29 @@ impl Buffer {
         handle: *mut sys::PJRT_Buffer,
         storage: Storage,
     ) -> Arc<Self> {
-        let state =
-            State { handle: Raw(handle), life: Life::Live, storage, in_flight: 0, references: 0, address_known: false };
-        Arc::new(Self { client, device, memory, shape, state: Mutex::new(state) })
+        Self::nested(client, device, memory, shape, handle, storage, None)
+    }
+
+    /// As [`Buffer::new`], for a result that may become a destination again.
+    pub fn nested(
+        client: Arc<Client>,
+        device: Raw<sys::PJRT_Device>,
+        memory: Raw<sys::PJRT_Memory>,
+        shape: Arc<Shape>,
+        handle: *mut sys::PJRT_Buffer,
+        storage: Storage,
+        nest: Option<Nest>,
+    ) -> Arc<Self> {
+        let state = State {
+            handle: Raw(handle),
+            life: Life::Live,
+            storage,
+            in_flight: 0,
+            references: 0,
+            whole: false,
+            address_known: false,
+        };
+        Arc::new(Self { client, device, memory, shape, nest, state: Mutex::new(state) })
     }
 
     /// Wraps a buffer that the engine made in memory of its own, or over an outsider's.
@@ -345,6 +390,11 @@ impl Buffer {
         drop(freed);
     }
 
+    /// Says that the run which wrote the bytes is done and went well.
+    pub fn mark_whole(&self) {
+        self.state.lock().whole = true;
+    }
+
     /// Whether nothing of the engine uses the bytes.
     pub fn is_at_rest(&self) -> bool {
         self.state.lock().in_flight == 0
@@ -384,6 +434,15 @@ impl Buffer {
     pub fn destroy(self: Arc<Self>) {
         let mut state = self.state.lock();
         state.references = 0;
+        if let (Some(nest), Some(spare)) = (&self.nest, state.spare()) {
+            drop(state);
+            if self.client.is_open()
+                && let Err(spare) = nest.spares.put(nest.destination, spare)
+            {
+                spare.discard(&self.client);
+            }
+            return;
+        }
         let consumed = state.life == Life::Donated && state.in_flight > 0;
         if state.life == Life::Live {
             state.life = Life::Deleted;

@@ -216,6 +216,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         };
         // Views first, then the engine's client; the arenas go with the last buffer.
         client.traffic.empty(client.engine);
+        client.spares.clear(&client);
         client.close();
         // SAFETY: the caller gives the client up.
         unsafe { client.engine.call(*self)? };

@@ -175,7 +175,7 @@ pub unsafe fn register(
         if let Some(problem) = program.problem(client) {
             return Ok(Err(problem));
         }
-        let loaded = Loaded { client: Arc::clone(client), program: Arc::new(program), devices };
+        let loaded = Loaded::new(Arc::clone(client), Arc::new(program), devices);
         state::LOADED.insert(executable, Arc::new(loaded));
     }
     Ok(Ok(()))

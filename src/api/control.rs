@@ -118,7 +118,7 @@ pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usiz
 fn counters(clients: &[Arc<Client>]) -> Value {
     let mut tally = Tally::default();
     for client in clients {
-        client.traffic.sweep(client.engine);
+        client.settle();
         tally.add(&client.counters.tally());
     }
     for program in state::LOADED.values() {

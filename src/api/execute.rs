@@ -26,6 +26,7 @@ use super::{
     flight::{Cargo, Consumed},
     loaded::{Donations, Home, Loaded, Origin, Origins},
     plugin,
+    spares::Spare,
     state::{self, Client, Device},
 };
 use crate::{
@@ -62,6 +63,7 @@ struct Destination {
 
 /// What one device runs on.
 struct Lane<'a> {
+    index: usize,
     device: Option<&'a Device>,
     destinations: SmallVec<[Destination; 4]>,
 }
@@ -129,7 +131,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 passengers.seats.push(Some(buffer));
             }
             // 2. Destinations.
-            let mut lane = Lane { device: self.device(&loaded, index), destinations: SmallVec::new() };
+            let mut lane = Lane { index, device: self.device(&loaded, index), destinations: SmallVec::new() };
             // SAFETY: the client is alive while its executable is.
             let outcome = unsafe { lane.prepare(&loaded) };
             handles.extend(lane.destinations.iter().map(|destination| destination.view.0));
@@ -205,7 +207,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 });
             }
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
-            let results = unsafe { results(&loaded, loaded.devices[index], lane.device, outputs, &mut candidates)? };
+            let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
             match &event {
                 Some(event) if !event.is_ready() => {
                     let mut cargo = Cargo { consumed, context: context.clone(), ..Cargo::default() };
@@ -215,12 +217,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                     }
                     for result in &results {
                         result.take_up()?;
-                        cargo.buffers.push(Arc::clone(result));
+                        cargo.results.push(Arc::clone(result));
                     }
                     cargo.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.held));
                     client.traffic.launch(event, cargo);
                 }
-                _ => {
+                done => {
+                    if done.as_ref().is_none_or(|event| event.wait().is_ok()) {
+                        results.iter().for_each(|result| result.mark_whole());
+                    }
                     for view in consumed {
                         // SAFETY: the program is done, so this does not block; nobody else knows the view.
                         unsafe { views::destroy(engine, view.0) };
@@ -273,7 +278,11 @@ impl Lane<'_> {
             .device
             .and_then(|device| Some((device, device.arena.as_ref()?)))
             .ok_or_else(|| Error::internal("a program with destinations runs on a device without an arena"))?;
-        for &result in &plan.destinations {
+        for (number, &result) in plan.destinations.iter().enumerate() {
+            if let Some(Spare { held, view }) = loaded.spares[self.index].take(number) {
+                self.destinations.push(Destination { held, view });
+                continue;
+            }
             let shape = &loaded.program.results[result];
             let held = client.allocate(arena, Bytes::new(shape.size as u64))?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
@@ -347,8 +356,7 @@ unsafe fn consumed_arguments(
 /// The outputs must be live buffers of the engine that nobody else destroys.
 unsafe fn results(
     loaded: &Loaded,
-    on: Raw<sys::PJRT_Device>,
-    device: Option<&Device>,
+    lane: &Lane<'_>,
     outputs: &[*mut sys::PJRT_Buffer],
     candidates: &mut [Candidate],
 ) -> Outcome<SmallVec<[Arc<Buffer>; 4]>> {
@@ -377,10 +385,14 @@ unsafe fn results(
         if held.is_none() && matches!(program.plan.homes.get(index), Some(Home::Destination(_))) {
             program.executions.miss("the engine put the result elsewhere");
         }
-        wrapped.push(match (held, device) {
+        wrapped.push(match (held, lane.device) {
             (Some(held), Some(device)) => {
-                let storage = Storage::Arena(held);
-                Buffer::new(Arc::clone(client), on, device.memory, Arc::clone(shape), output, storage)
+                let nest = match candidates[at.unwrap_or(0)].origin {
+                    Origin::Destination(number) => loaded.nest(lane.index, number),
+                    Origin::Argument(_) => None,
+                };
+                let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
+                Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
             }
             // SAFETY: the output is alive and ours.
             _ => unsafe { Buffer::adopt(client, output, false)? },

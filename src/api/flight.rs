@@ -43,6 +43,8 @@ pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 pub struct Cargo {
     /// Buffers in use, each taken up with [`Buffer::take_up`].
     pub buffers: SmallVec<[Arc<Buffer>; 4]>,
+    /// Buffers that the flight writes, taken up as well.
+    pub results: SmallVec<[Arc<Buffer>; 2]>,
     /// Blocks that no buffer took, but that the engine may still use.
     pub leftovers: SmallVec<[Held; 2]>,
     /// Handles to destroy.
@@ -54,6 +56,7 @@ pub struct Cargo {
 /// One execution or transfer on one device.
 struct Flight {
     done: AtomicBool,
+    succeeded: AtomicBool,
     waiters: Arc<AtomicUsize>,
     cargo: Mutex<Cargo>,
 }
@@ -61,13 +64,19 @@ struct Flight {
 impl Flight {
     /// Frees the memory that only the flight still held. May run on a thread of the engine.
     fn unload(&self) {
-        let (buffers, leftovers) = {
+        let (buffers, results, leftovers) = {
             let mut cargo = self.cargo.lock();
-            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.leftovers))
+            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.results), mem::take(&mut cargo.leftovers))
         };
         drop(leftovers);
         for buffer in buffers {
             buffer.land();
+        }
+        for result in results {
+            if self.succeeded.load(Ordering::Relaxed) {
+                result.mark_whole();
+            }
+            result.land();
         }
     }
 
@@ -89,6 +98,7 @@ impl Flight {
     unsafe extern "C" fn arrived(error: *mut sys::PJRT_Error, flight: *mut c_void) {
         // SAFETY: the pointer is the share that `launch` gave to the engine, which calls back once.
         let flight = unsafe { Arc::from_raw(flight.cast::<Self>()) };
+        flight.succeeded.store(error.is_null(), Ordering::Relaxed);
         super::error::discard(error);
         // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
         flight.done.store(true, Ordering::SeqCst);
@@ -117,7 +127,12 @@ impl Traffic {
     /// Watches over what ends with `event`.
     pub fn launch(&self, event: &EngineEvent, cargo: Cargo) {
         let waiters = Arc::clone(&self.waiters);
-        let flight = Arc::new(Flight { done: AtomicBool::new(false), waiters, cargo: Mutex::new(cargo) });
+        let flight = Arc::new(Flight {
+            done: AtomicBool::new(false),
+            succeeded: AtomicBool::new(false),
+            waiters,
+            cargo: Mutex::new(cargo),
+        });
         self.count.fetch_add(1, Ordering::Release);
         self.flights.lock().push_back(Arc::clone(&flight));
         // SAFETY: the callback takes the share back, and touches only memory of ours.

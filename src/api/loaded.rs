@@ -12,10 +12,12 @@ use super::{
     buffer::{Shape, dense_size},
     counters::{Executions, Tally},
     entry::{Outcome, slice},
+    spares::{self, Nest, Spares},
     state::Client,
 };
 use crate::{
     engine::{Engine, EngineError, Raw},
+    memory::Strategy,
     sys,
 };
 
@@ -232,4 +234,33 @@ pub struct Loaded {
     pub program: Arc<Program>,
     /// The addressable devices that it runs on, in the order of the argument lists.
     pub devices: Vec<Raw<sys::PJRT_Device>>,
+    /// For each of them the destinations that wait for the next run.
+    pub spares: Vec<Arc<Spares>>,
+}
+
+impl Loaded {
+    /// A program on `devices`.
+    pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
+        // What this strategy frees goes back to the device at once.
+        let keeps = client.settings.strategy.value != Strategy::Platform;
+        let count = if keeps { program.plan.destinations.len() } else { 0 };
+        let spares: Vec<_> = devices.iter().map(|_| Spares::new(count)).collect();
+        if count > 0 {
+            spares.iter().for_each(|spares| client.spares.add(spares));
+        }
+        Self { client, program, devices, spares }
+    }
+
+    /// Where a result in the destination with this number goes when it is destroyed.
+    pub fn nest(&self, lane: usize, destination: usize) -> Option<Nest> {
+        let result = *self.program.plan.destinations.get(destination)?;
+        let small = self.program.results[result].size <= spares::LARGEST;
+        small.then(|| Nest { spares: Arc::clone(&self.spares[lane]), destination })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.spares.iter().for_each(|spares| spares.close(&self.client));
+    }
 }

@@ -8,6 +8,7 @@
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  execute.rs     views in, destinations in, results out
+//!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
 //!  ...            one file for each kind of handle
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
@@ -37,6 +38,7 @@ pub mod host;
 pub mod loaded;
 pub mod plugin;
 pub mod references;
+pub mod spares;
 pub mod state;
 pub mod table;
 pub mod transfer;

@@ -18,6 +18,7 @@ use super::{
     entry::Outcome,
     flight::Traffic,
     loaded::{Loaded, Program},
+    spares::AllSpares,
 };
 use crate::{
     config::Settings,
@@ -63,6 +64,8 @@ pub struct Client {
     pub counters: Counters,
     /// What is under way.
     pub traffic: Traffic,
+    /// Destinations that wait for the next run of their program.
+    pub spares: AllSpares,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,
     /// Counts what the engine holds for devices that are not ours to address.
@@ -89,6 +92,7 @@ impl Client {
             platform_version,
             counters: Counters::default(),
             traffic: Traffic::default(),
+            spares: AllSpares::default(),
             callbacks_under_way: AtomicI64::new(0),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),
@@ -120,6 +124,12 @@ impl Client {
         Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.engine_bytes))
     }
 
+    /// Lands all that is done and gives the spares back, so that what is free counts as free.
+    pub fn settle(&self) {
+        self.traffic.sweep(self.engine);
+        self.spares.clear(self);
+    }
+
     /// A block of `arena`. Waits for memory that programs under way will give back, if that would make room.
     ///
     /// # Errors
@@ -128,6 +138,7 @@ impl Client {
         let block = match arena.allocate(size) {
             Ok(block) => block,
             Err(_) => self.traffic.waiting(self.engine, || {
+                self.spares.clear(self);
                 let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
                 arena.allocate_waiting(size, if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE })
             })?,
