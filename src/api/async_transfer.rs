@@ -9,10 +9,6 @@
 //!  Destroy   arrays that are not complete become errors
 //! ```
 //!
-//! Until its bytes are there an alias has no address, and asking the engine for one waits. `Execute` asks for the
-//! addresses of results when it has blocks to match them with, so a program that is donated an alias beside other blocks
-//! starts only when another thread has sent the bytes.
-//!
 //! The manager is ours. The engine of PJRT 0.81 has one too, but it keeps the arrays in memory of its own, and it checks
 //! neither indices nor ranges: it reads past its lists, and a refused range leaves its destructor waiting for ever.
 

@@ -375,6 +375,7 @@ unsafe fn results(
     for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
         let at = match known {
             Some(origins) => origins.results[index],
+            None if is_elsewhere(program.plan.homes.get(index), candidates) => None,
             // SAFETY: the output is alive.
             None => unsafe { find(loaded, output, candidates, &mut next) },
         };
@@ -408,6 +409,13 @@ unsafe fn results(
         }
     }
     Ok(wrapped)
+}
+
+/// Whether a result lies in the memory of an argument that gave no block. It is not asked for its address: the bytes of
+/// an asynchronous transfer have none before they are sent, and the engine would wait for them.
+fn is_elsewhere(home: Option<&Home>, candidates: &[Candidate]) -> bool {
+    let Some(&Home::Argument(argument)) = home else { return false };
+    !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument))
 }
 
 /// The candidate that `output` lies in.

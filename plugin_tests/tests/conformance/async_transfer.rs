@@ -416,6 +416,34 @@ fn c26_a_program_is_started_before_the_bytes_are_sent() {
 }
 
 #[test]
+fn c26_arena_a_program_that_is_donated_bytes_to_come_starts_before_they_are_sent() {
+    // The other argument and the other result lie in blocks, so results are matched with blocks by their addresses; the
+    // address of bytes to come would be waited for.
+    let client = Arc::new(limited("preallocate", MIB));
+    let outcome = {
+        let client = Arc::clone(&client);
+        elsewhere(move || {
+            let donate_both = client.compile(&Program::donate_both()).unwrap();
+            for first in [true, false] {
+                let manager = client.transfer(ElementType::F32, &[&DIMS]).unwrap();
+                let pending = manager.retrieve(0).unwrap();
+                let ready = client.put(&ramp(1.0), &DIMS).unwrap();
+                let arguments = if first { [&pending, &ready] } else { [&ready, &pending] };
+                let results = donate_both.run(&arguments).unwrap();
+                assert!(pending.is_deleted() && ready.is_deleted());
+                manager.send(0, 0, &bytes(&ramp(3.0)), true).unwrap().wait().unwrap();
+                let sum: Vec<f32> = ramp(1.0).iter().zip(ramp(3.0)).map(|(a, b)| a + b).collect();
+                assert_eq!(results[0].read::<f32>().unwrap(), sum);
+                let difference = if first { 2.0 } else { -2.0 };
+                assert_eq!(results[1].read::<f32>().unwrap(), [difference; 1024]);
+            }
+        })
+    };
+    outcome.wait();
+    settles_at(&client, 0);
+}
+
+#[test]
 fn c26_a_callback_destroys_the_manager_that_runs_it() {
     extern "C" fn destroy(error: *mut sys::PJRT_Error, user: *mut c_void) {
         assert!(error.is_null());
