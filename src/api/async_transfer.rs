@@ -22,9 +22,9 @@ use self::{
     specs::{Spec, literal_strides, specs},
 };
 use super::{
-    buffer::{Shape, dense_size, element_bytes},
     entry::{Entry, Outcome, required, slice},
     host::{destination, is_default_layout},
+    shape::{Shape, dense_size, element_bytes},
     state::{self, Client, Device},
 };
 use crate::{

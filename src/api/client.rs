@@ -215,7 +215,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
         // Views first, then the engine's client; the arenas go with the last buffer.
-        client.traffic.empty(client.engine);
+        client.traffic.end(client.engine);
         client.spares.clear(&client);
         client.close();
         // SAFETY: the caller gives the client up.

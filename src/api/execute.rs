@@ -109,6 +109,20 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             ))
             .into());
         }
+        let devices = if self.execute_device.is_null() { loaded.devices.len() } else { 1 };
+        if self.num_devices != devices {
+            return Err(Error::invalid_argument(format!(
+                "{NAME}: num_devices is {}, but the program runs on {devices} addressable device(s)",
+                self.num_devices
+            ))
+            .into());
+        }
+        if self.num_args > 0 {
+            required(self.argument_lists.cast_mut(), NAME, "argument_lists")?;
+        }
+        if !loaded.program.results.is_empty() {
+            required(self.output_lists.cast_mut(), NAME, "output_lists")?;
+        }
         // SAFETY: the options are the caller's, `struct_size` bytes long.
         let mut options = unsafe { copy_options(self.options)? };
         // SAFETY: a context is NULL or one of ours, alive during the call.
@@ -279,7 +293,7 @@ impl Lane<'_> {
             .and_then(|device| Some((device, device.arena.as_ref()?)))
             .ok_or_else(|| Error::internal("a program with destinations runs on a device without an arena"))?;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            if let Some(Spare { held, view }) = loaded.spares[self.index].take(number) {
+            if let Some(Spare { held, view }) = loaded.spares.get(self.index).and_then(|spares| spares.take(number)) {
                 self.destinations.push(Destination { held, view });
                 continue;
             }

@@ -173,12 +173,25 @@ impl Traffic {
         }
     }
 
-    /// Lands everything, waiting for what still runs.
-    pub fn empty(&self, engine: &'static Engine) {
-        self.land_some(engine, |flights| flights.drain(..).collect());
+    /// Ends the watch, because the client ends: destroys every consumed handle, waiting for the programs that hold them.
+    /// What is still under way then frees its memory when it arrives.
+    pub fn end(&self, engine: &'static Engine) {
+        // From here on arriving flights unload by themselves.
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let flights = mem::take(&mut *self.flights.lock());
+        for flight in &flights {
+            let consumed = mem::take(&mut flight.cargo.lock().consumed);
+            for handle in consumed {
+                // SAFETY: the flight owned the handle; the engine's client is still alive.
+                unsafe { views::destroy(engine, handle.0) };
+            }
+            if flight.done.load(Ordering::SeqCst) {
+                flight.unload();
+            }
+        }
         let orphans = mem::take(&mut *self.orphans.lock());
-        self.count.fetch_sub(orphans.len(), Ordering::Release);
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
+        self.count.fetch_sub(flights.len() + orphans.len(), Ordering::Release);
     }
 
     /// Runs `wait` while arriving flights free their memory at once.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    buffer::{Buffer, Layout, Life, Storage},
+    buffer::{Buffer, Life, Storage},
     entry::{Entry, Outcome, slice},
+    shape::Layout,
 };
 use crate::sys;
 

@@ -5,14 +5,15 @@ use std::{ptr, sync::Arc};
 use smallvec::smallvec;
 
 use super::{
-    buffer::{Buffer, Shape, Storage, dense_size},
+    buffer::{Buffer, Storage},
     entry::{Entry, Outcome, required, slice},
     flight::Cargo,
+    shape::{Shape, dense_size},
     state::{self, Client, Device},
 };
 use crate::{
     device::strided,
-    engine::{Engine, views},
+    engine::{Args, Engine, views},
     error::Error,
     sys,
     units::Bytes,
@@ -78,6 +79,14 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         // SAFETY: the caller's arrays are as long as it says.
         let (dims, strides) =
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
+        if !self.byte_strides.is_null() && strides.len() != dims.len() {
+            return Err(Error::invalid_argument(format!(
+                "{NAME}: {} byte strides for {} dimensions",
+                strides.len(),
+                dims.len()
+            ))
+            .into());
+        }
         // An outsider's memory that may be written to is the outsider's choice: the engine aliases it.
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         // SAFETY: the caller's layout is NULL or valid.
@@ -88,14 +97,6 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             // SAFETY: the caller's struct, handed on as it is.
             return unsafe { from_host_by_engine(self, &client, lends) };
         };
-        if !self.byte_strides.is_null() && strides.len() != dims.len() {
-            return Err(Error::invalid_argument(format!(
-                "{NAME}: {} byte strides for {} dimensions",
-                strides.len(),
-                dims.len()
-            ))
-            .into());
-        }
         if size.get() > 0 {
             required(self.data.cast_mut(), NAME, "data")?;
         }
@@ -112,7 +113,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
                 ptr::with_exposed_provenance_mut(to),
                 dims,
                 strides,
-                super::buffer::element_bytes(self.type_).map_or(1, usize::from),
+                super::shape::element_bytes(self.type_).map_or(1, usize::from),
             );
         }
         // The copy is done, so the host array is free again whatever the semantics.
@@ -160,67 +161,63 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
     }
 }
 
+/// Calls a function of the engine that reads a buffer's bytes, with the engine's handle in place of ours, and keeps the
+/// bytes in place until the event that it gives.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a buffer that was deleted or donated, or the engine's.
+///
+/// # Safety
+/// `buffer` must be as for [`Buffer::share`]; `args` must give a struct that satisfies the function's contract.
+unsafe fn read<A: Args>(
+    buffer: *mut sys::PJRT_Buffer,
+    args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
+    event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
+) -> Outcome<A> {
+    // SAFETY: the caller's promise.
+    let buffer = unsafe { Buffer::share(buffer, A::FUNCTION)? };
+    let handle = buffer.take_up()?;
+    // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
+    match unsafe { buffer.client.engine.call(args(handle)) } {
+        Ok(args) => {
+            // SAFETY: the event was just made.
+            unsafe { keep_until(buffer, event(&args)) };
+            Ok(args)
+        }
+        Err(error) => {
+            buffer.land();
+            Err(error.into())
+        }
+    }
+}
+
 impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.src, "PJRT_Buffer_ToHostBuffer")? };
-        let handle = buffer.take_up()?;
-        // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
-        match unsafe { buffer.client.engine.call(Self { src: handle, event: ptr::null_mut(), ..*self }) } {
-            Ok(args) => {
-                (self.dst_size, self.event) = (args.dst_size, args.event);
-                // SAFETY: the event was just made.
-                unsafe { keep_until(buffer, args.event) };
-                Ok(())
-            }
-            Err(error) => {
-                buffer.land();
-                Err(error.into())
-            }
-        }
+        let call = |src| Self { src, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        let args = unsafe { read(self.src, call, |args| args.event)? };
+        (self.dst_size, self.event) = (args.dst_size, args.event);
+        Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_CopyRawToHost")? };
-        let handle = buffer.take_up()?;
-        // SAFETY: as for PJRT_Buffer_ToHostBuffer.
-        match unsafe { buffer.client.engine.call(Self { buffer: handle, event: ptr::null_mut(), ..*self }) } {
-            Ok(args) => {
-                self.event = args.event;
-                // SAFETY: the event was just made.
-                unsafe { keep_until(buffer, args.event) };
-                Ok(())
-            }
-            Err(error) => {
-                buffer.land();
-                Err(error.into())
-            }
-        }
+        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        self.event = unsafe { read(self.buffer, call, |args| args.event)? }.event;
+        Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyRawToHostFuture_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_CopyRawToHostFuture")? };
-        let handle = buffer.take_up()?;
-        // SAFETY: as for PJRT_Buffer_ToHostBuffer.
-        match unsafe { buffer.client.engine.call(Self { buffer: handle, event: ptr::null_mut(), ..*self }) } {
-            Ok(args) => {
-                self.event = args.event;
-                self.callback_data = args.callback_data;
-                self.future_ready_callback = args.future_ready_callback;
-                // SAFETY: the event was just made.
-                unsafe { keep_until(buffer, args.event) };
-                Ok(())
-            }
-            Err(error) => {
-                buffer.land();
-                Err(error.into())
-            }
-        }
+        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        let args = unsafe { read(self.buffer, call, |args| args.event)? };
+        self.event = args.event;
+        self.callback_data = args.callback_data;
+        self.future_ready_callback = args.future_ready_callback;
+        Ok(())
     }
 }

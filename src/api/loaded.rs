@@ -9,9 +9,9 @@ use once_cell::sync::OnceCell;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    buffer::{Shape, dense_size},
     counters::{Executions, Tally},
     entry::{Outcome, slice},
+    shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
     state::Client,
 };
@@ -254,8 +254,10 @@ impl Loaded {
     /// Where a result in the destination with this number goes when it is destroyed.
     pub fn nest(&self, lane: usize, destination: usize) -> Option<Nest> {
         let result = *self.program.plan.destinations.get(destination)?;
-        let small = self.program.results[result].size <= spares::LARGEST;
-        small.then(|| Nest { spares: Arc::clone(&self.spares[lane]), destination })
+        if self.program.results[result].size > spares::LARGEST {
+            return None;
+        }
+        Some(Nest { spares: Arc::clone(self.spares.get(lane)?), destination })
     }
 }
 

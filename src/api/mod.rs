@@ -38,6 +38,7 @@ pub mod host;
 pub mod loaded;
 pub mod plugin;
 pub mod references;
+pub mod shape;
 pub mod spares;
 pub mod state;
 pub mod table;

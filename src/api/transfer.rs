@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    buffer::{Buffer, Shape, dense_size},
+    buffer::Buffer,
     entry::{Entry, Outcome, slice},
     host::{destination, fresh, is_default_layout},
+    shape::{Shape, dense_size},
     state,
 };
 use crate::{error::Error, sys};

@@ -17,8 +17,9 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use super::super::{
-    buffer::{Buffer, EngineBytes, Held, Life, Shape, Storage},
+    buffer::{Buffer, EngineBytes, Held, Life, Storage},
     entry::Outcome,
+    shape::Shape,
     state::Client,
 };
 use crate::{

@@ -6,8 +6,8 @@
 use smallvec::SmallVec;
 
 use super::super::{
-    buffer::{Shape, element_bytes},
     entry::slice,
+    shape::{Shape, element_bytes},
 };
 use crate::{
     error::{Error, Result},
