@@ -142,3 +142,15 @@ def test_each_device_counts_its_own_bytes(mesh):
     del x, only
     gc.collect()
     eventually(lambda: [bytes_in_use(device) for device in devices], before)
+
+
+def test_a_donor_finds_its_result_among_others_of_its_type(mesh):
+    """Of two results with the donor's type XLA gives only one the donor's shape on a device, and chooses which."""
+    replicated = NamedSharding(mesh, P())
+    x = jax.device_put(HOST, NamedSharding(mesh, P("x")))
+    both = jax.jit(lambda x: (jax.lax.with_sharding_constraint(x, replicated), x + 1), donate_argnums=0)
+    whole, split = both(x)
+    assert x.is_deleted()
+    assert whole.sharding.is_equivalent_to(replicated, 2)
+    np.testing.assert_array_equal(np.asarray(whole), HOST)
+    np.testing.assert_array_equal(np.asarray(split), HOST + 1)

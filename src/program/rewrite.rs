@@ -154,6 +154,26 @@ struct Plan {
 }
 
 /// Decides where each result lands.
+/// Where more results have a donor's type than there are donors, none of them takes a destination: XLA matches donors
+/// after partitioning, by the shape on one device, and only it knows which of the results has that. Taking one away could
+/// take the donor's own (JAX's `testBufferDonationWithOutputShardingInference`).
+fn spare_candidates<'a>(
+    program: &'a Program<'_>,
+    policy: &Policy,
+    aliased_by: &[Option<ParameterIndex>],
+    donors: &mut HashMap<&'a ValueType, usize>,
+) {
+    let mut candidates: HashMap<&ValueType, usize> = HashMap::new();
+    for ((value_type, known), aliased) in program.results.iter().zip(aliased_by) {
+        if aliased.is_none() && fit(value_type, known, policy).is_ok() {
+            *candidates.entry(value_type).or_default() += 1;
+        }
+    }
+    for (value_type, waiting) in donors {
+        *waiting = (*waiting).max(candidates.get(value_type).copied().unwrap_or(0));
+    }
+}
+
 fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<Plan, Reject> {
     let tables = &file.tables;
     let can_tie = policy.tie_unspecified_shardings
@@ -169,6 +189,9 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
             Donation::Aliases(ResultIndex(result)) => aliased_by[result] = Some(ParameterIndex(at)),
             Donation::Donor => *donors.entry(&parameter.value_type).or_default() += 1,
         }
+    }
+    if program.partitions > 1 {
+        spare_candidates(program, policy, &aliased_by, &mut donors);
     }
     let mut shardings = Shardings::default();
     let mut plan = Plan { placements: Vec::with_capacity(program.results.len()), destinations: Vec::new() };
