@@ -59,3 +59,22 @@ def pytest_collection_modifyitems(config, items):
         dropped = [item for item in items if item.get_closest_marker("arena")]
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if not item.get_closest_marker("arena")]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Where the results of all programs of this process went: placed in the arena, or why not."""
+    if config.getoption("--bare"):
+        return
+    from jax_plugins import arena
+
+    counters = arena.counters()
+    programs, results = counters["programs"], counters["results"]
+    terminalreporter.section("programs and results on the arena")
+    terminalreporter.line(
+        f"programs: {programs['rewritten']} rewritten, left alone: {programs['left_alone'] or 0}; "
+        f"{programs['executions']} executions"
+    )
+    terminalreporter.line(
+        f"results: {results['placed']} placed, {results['donated']} in donated arguments, "
+        f"missed: {results['missed'] or 0}, left out by the rules: {results['skipped'] or 0}"
+    )

@@ -66,13 +66,34 @@ impl Counters {
     }
 }
 
+/// Why a result lies elsewhere than planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// The engine did not write it into its destination.
+    Destination,
+    /// The engine did not consume the argument: somebody holds its address, or the caller forbade it.
+    Argument,
+}
+
+impl Miss {
+    /// All reasons.
+    pub const ALL: [Self; 2] = [Self::Destination, Self::Argument];
+
+    /// The reason in words.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Destination => "the engine put the result elsewhere",
+            Self::Argument => "the donated argument was not consumed",
+        }
+    }
+}
+
 /// Executions of one program.
 #[derive(Default)]
 pub struct Executions {
     /// Runs, counted per device.
     pub runs: AtomicU64,
-    /// Results that lie elsewhere than planned, by reason.
-    pub missed: Mutex<BTreeMap<&'static str, u64>>,
+    missed: [AtomicU64; Miss::ALL.len()],
 }
 
 impl Executions {
@@ -82,7 +103,12 @@ impl Executions {
     }
 
     /// Counts one result that lies elsewhere than planned.
-    pub fn miss(&self, reason: &'static str) {
-        *self.missed.lock().entry(reason).or_default() += 1;
+    pub fn miss(&self, miss: Miss) {
+        self.missed[miss as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Results that lay elsewhere than planned for this reason.
+    pub fn missed(&self, miss: Miss) -> u64 {
+        self.missed[miss as usize].load(Ordering::Relaxed)
     }
 }

@@ -22,9 +22,10 @@ use smallvec::SmallVec;
 use super::{
     buffer::{Buffer, Held, Storage},
     context::Context,
+    counters::Miss,
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
-    loaded::{Donations, Home, Loaded, Origin, Origins},
+    loaded::{Donations, Home, Loaded, Origin, Origins, Program},
     plugin,
     spares::Spare,
     state::{self, Client, Device},
@@ -78,6 +79,15 @@ struct Candidate {
 impl Candidate {
     fn new(origin: Origin, held: Held) -> Self {
         Self { origin, address: held.address(), held: Some(held) }
+    }
+
+    /// An argument that the engine consumed. Memory of the engine's own goes on in the result without us.
+    fn consumed(argument: usize, storage: Storage) -> Self {
+        let origin = Origin::Argument(argument);
+        match storage {
+            Storage::Arena(held) => Self::new(origin, held),
+            Storage::Engine(_) | Storage::Foreign | Storage::Gone => Self { origin, address: 0, held: None },
+        }
     }
 }
 
@@ -215,9 +225,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             unsafe {
                 let handles = &handles[index * width..];
                 consumed_arguments(&loaded, &passengers.seats[seats.clone()], handles, |argument, storage| {
-                    if let Storage::Arena(held) = storage {
-                        candidates.push(Candidate::new(Origin::Argument(argument), held));
-                    }
+                    candidates.push(Candidate::consumed(argument, storage));
                 });
             }
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
@@ -397,8 +405,8 @@ unsafe fn results(
             learned.push(at);
         }
         let held = at.and_then(|at| candidates[at].held.take());
-        if held.is_none() && matches!(program.plan.homes.get(index), Some(Home::Destination(_))) {
-            program.executions.miss("the engine put the result elsewhere");
+        if held.is_none() {
+            count_miss(program, index, candidates);
         }
         wrapped.push(match (held, lane.device) {
             (Some(held), Some(device)) => {
@@ -425,11 +433,24 @@ unsafe fn results(
     Ok(wrapped)
 }
 
+/// Counts a result that lies elsewhere than planned.
+fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
+    match program.plan.homes.get(result) {
+        Some(Home::Destination(_)) => program.executions.miss(Miss::Destination),
+        Some(&Home::Argument(argument))
+            if !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument)) =>
+        {
+            program.executions.miss(Miss::Argument);
+        }
+        _ => {}
+    }
+}
+
 /// Whether a result lies in the memory of an argument that gave no block. It is not asked for its address: the bytes of
 /// an asynchronous transfer have none before they are sent, and the engine would wait for them.
 fn is_elsewhere(home: Option<&Home>, candidates: &[Candidate]) -> bool {
     let Some(&Home::Argument(argument)) = home else { return false };
-    !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument))
+    !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument) && candidate.held.is_some())
 }
 
 /// The candidate that `output` lies in.

@@ -9,7 +9,7 @@ use once_cell::sync::OnceCell;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    counters::{Executions, Tally},
+    counters::{Executions, Miss, Tally},
     entry::{Outcome, slice},
     shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
@@ -183,9 +183,17 @@ impl Program {
             let reason = self.plan.left_alone.clone().unwrap_or_default();
             *tally.results_skipped.entry(reason).or_default() += runs * self.results.len() as u64;
         }
-        for (reason, count) in &*self.executions.missed.lock() {
-            tally.results_placed = tally.results_placed.saturating_sub(*count);
-            *tally.results_missed.entry((*reason).to_owned()).or_default() += count;
+        for miss in Miss::ALL {
+            // That an argument is not consumed is its holders' right; that a destination is not used is a fault.
+            let (planned, instead) = match miss {
+                Miss::Destination => (&mut tally.results_placed, &mut tally.results_missed),
+                Miss::Argument => (&mut tally.results_donated, &mut tally.results_skipped),
+            };
+            let count = self.executions.missed(miss);
+            *planned = planned.saturating_sub(count);
+            if count > 0 {
+                *instead.entry(miss.reason().to_owned()).or_default() += count;
+            }
         }
         tally
     }
