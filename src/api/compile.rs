@@ -101,7 +101,7 @@ unsafe fn compile<T>(
     program: *const sys::PJRT_Program,
     options: &[u8],
     mut compile: impl FnMut(&sys::PJRT_Program, &[u8]) -> Outcome<T>,
-    done: impl Fn(&Client, T, Plan) -> Outcome<Result<T, String>>,
+    done: impl Fn(T, Plan) -> Outcome<Result<T, String>>,
 ) -> Outcome<T> {
     let program = required(program.cast_mut(), "compilation", "program")?;
     // SAFETY: the caller's promise.
@@ -109,7 +109,7 @@ unsafe fn compile<T>(
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
     };
-    let mut reason = match prepare(client, format, code, options) {
+    let planned = match prepare(client, format, code, options) {
         Ok(prepared) if prepared.plan.left_alone.is_none() => {
             let rewritten = sys::PJRT_Program {
                 code: prepared.code.as_ptr().cast_mut().cast(),
@@ -117,7 +117,7 @@ unsafe fn compile<T>(
                 ..given
             };
             match compile(&rewritten, &prepared.options) {
-                Ok(executable) => match done(client, executable, prepared.plan)? {
+                Ok(executable) => match done(executable, prepared.plan)? {
                     Ok(executable) => return Ok(executable),
                     Err(reason) => Err(reason),
                 },
@@ -132,15 +132,11 @@ unsafe fn compile<T>(
         Err(reason) => Err(reason),
     };
     let executable = compile(&given, &polished(client.engine, options))?;
-    let plan = match &mut reason {
-        Ok(plan) => plan.clone(),
-        Err(reason) => {
-            let mut plan = Plan::unmodified(std::mem::take(reason));
-            plan.host_callbacks = program::has_host_callbacks(code);
-            plan
-        }
-    };
-    match done(client, executable, plan)? {
+    let plan = planned.unwrap_or_else(|reason| Plan {
+        host_callbacks: program::has_host_callbacks(code),
+        ..Plan::unmodified(reason)
+    });
+    match done(executable, plan)? {
         Ok(executable) => Ok(executable),
         Err(reason) => Err(Error::internal(reason).into()),
     }
@@ -202,7 +198,7 @@ impl Entry for sys::PJRT_Client_Compile_Args {
                     })?;
                     Ok(args.executable)
                 },
-                |_, executable, plan| {
+                |executable, plan| {
                     let outcome = register(&client, executable, plan);
                     if !matches!(outcome, Ok(Ok(()))) {
                         engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
@@ -253,7 +249,7 @@ impl Entry for sys::PJRT_Compile_Args {
                     })?;
                     Ok(args.executable)
                 },
-                |_, executable, plan| {
+                |executable, plan| {
                     let program = Program::new(engine, Some(Arc::clone(&client)), executable, plan)?;
                     if let Some(problem) = program.problem(&client) {
                         engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;

@@ -143,21 +143,27 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers.
         let lists = unsafe { slice(self.argument_lists, self.num_devices) };
         let mut passengers = Passengers { seats: SmallVec::with_capacity(self.num_args * self.num_devices) };
-        let width = self.num_args + plan.destinations.len();
-        let mut handles = Handles::with_capacity(width * self.num_devices);
-        let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
-        for (index, &list) in lists.iter().enumerate() {
+        let mut arguments = Handles::with_capacity(self.num_args * self.num_devices);
+        for &list in lists {
             // SAFETY: as above.
             for &argument in unsafe { slice(list, self.num_args) } {
                 // SAFETY: as above.
                 let buffer = unsafe { Buffer::borrow(argument, NAME)? };
-                handles.push(buffer.take_up()?);
+                arguments.push(buffer.take_up()?);
                 passengers.seats.push(Some(buffer));
             }
-            // 2. Destinations.
-            let mut lane = Lane { index, device: self.device(&loaded, index), destinations: SmallVec::new() };
+        }
+
+        // 2. Destinations; from here on a failure has to give them back.
+        let width = self.num_args + plan.destinations.len();
+        let mut handles = Handles::with_capacity(width * self.num_devices);
+        let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
+        for index in 0..self.num_devices {
+            let device = device(&loaded, index, self.execute_device);
+            let mut lane = Lane { index, device, destinations: SmallVec::new() };
             // SAFETY: the client is alive while its executable is.
             let outcome = unsafe { lane.prepare(&loaded) };
+            handles.extend_from_slice(&arguments[index * self.num_args..][..self.num_args]);
             handles.extend(lane.destinations.iter().map(|destination| destination.view.0));
             lanes.push(lane);
             if let Err(failure) = outcome {
@@ -210,11 +216,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             // SAFETY: the engine filled in one event a device, which is ours.
             let event = unsafe { engine.own_event(events[index]) };
             let seats = index * self.num_args..(index + 1) * self.num_args;
-            // SAFETY: the caller passes one list of `num_outputs` places a device, which the engine filled in.
-            let outputs = unsafe {
-                let list = *self.output_lists.add(index);
-                slice(list, loaded.program.results.len())
-            };
+            let count = loaded.program.results.len();
+            // SAFETY: the caller passes one list of places a device, which the engine filled in; none if it expects nothing.
+            let places = if count == 0 { ptr::null_mut() } else { unsafe { *self.output_lists.add(index) } };
+            // SAFETY: as above.
+            let outputs = unsafe { slice(places, count) };
             let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
             let mut consumed = Consumed::new();
             for (number, destination) in lane.destinations.drain(..).enumerate() {
@@ -254,8 +260,6 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                     }
                 }
             }
-            // SAFETY: the places are the caller's.
-            let places = unsafe { *self.output_lists.add(index) };
             for (output, result) in results.into_iter().enumerate() {
                 // SAFETY: there is one place for each output.
                 unsafe { *places.add(output) = result.into_raw() };
@@ -270,16 +274,10 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
     }
 }
 
-trait Devices {
-    fn device<'a>(&self, loaded: &'a Loaded, index: usize) -> Option<&'a Device>;
-}
-
-impl Devices for sys::PJRT_LoadedExecutable_Execute_Args {
-    /// The device that the argument list with this number runs on.
-    fn device<'a>(&self, loaded: &'a Loaded, index: usize) -> Option<&'a Device> {
-        let handle = if self.execute_device.is_null() { loaded.devices.get(index)?.0 } else { self.execute_device };
-        loaded.client.device(handle)
-    }
+/// The device that the argument list with this number runs on.
+fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Option<&Device> {
+    let handle = if asked_for.is_null() { loaded.devices.get(index)?.0 } else { asked_for };
+    loaded.client.device(handle)
 }
 
 impl Lane<'_> {

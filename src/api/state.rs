@@ -188,14 +188,6 @@ pub fn client_of_device(device: *mut sys::PJRT_Device) -> Option<Arc<Client>> {
 pub struct Table<K, V>(RwLock<FxHashMap<usize, V>>, std::marker::PhantomData<fn(*mut K)>);
 
 impl<K, V: Clone> Table<K, V> {
-    fn write(&self, handle: *mut K, value: Option<V>) -> Option<V> {
-        let mut table = self.0.write();
-        match value {
-            Some(value) => table.insert(handle.addr(), value),
-            None => table.remove(&handle.addr()),
-        }
-    }
-
     /// What is known about `handle`.
     pub fn get(&self, handle: *mut K) -> Option<V> {
         self.0.read().get(&handle.addr()).cloned()
@@ -203,27 +195,17 @@ impl<K, V: Clone> Table<K, V> {
 
     /// Remembers `value` for `handle`.
     pub fn insert(&self, handle: *mut K, value: V) {
-        self.write(handle, Some(value));
+        self.0.write().insert(handle.addr(), value);
     }
 
     /// Forgets `handle`.
     pub fn remove(&self, handle: *mut K) -> Option<V> {
-        self.write(handle, None)
+        self.0.write().remove(&handle.addr())
     }
 
     /// Everything that is known.
     pub fn values(&self) -> Vec<V> {
         self.0.read().values().cloned().collect()
-    }
-
-    /// How many handles are known.
-    pub fn len(&self) -> usize {
-        self.0.read().len()
-    }
-
-    /// Whether no handle is known.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

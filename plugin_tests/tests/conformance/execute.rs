@@ -3,8 +3,9 @@
 use plugin_tests::{
     Client, Code, Gate, Program, RunOptions, Semantics,
     buffer::{Bf16, Complex, Int4},
+    call,
     executable::Context,
-    ffi, gate, plugin,
+    ffi, gate, plugin, sized,
 };
 
 use crate::{DIMS, N, four, plus, ramp, shared, ticket};
@@ -60,6 +61,42 @@ fn c15_zero_results_still_complete() {
     let run = nothing.execute(&[&[&x]], WITH_EVENTS).unwrap();
     assert!(run.outputs[0].is_empty());
     run.complete[0].wait().unwrap();
+}
+
+#[test]
+fn c15_zero_results_need_no_places_for_them() {
+    let nothing = shared().compile(&Program::no_results()).unwrap();
+    let x = shared().put(&ramp(0.0), &DIMS).unwrap();
+    let (arguments, mut options) = ([x.raw()], sized!(PJRT_ExecuteOptions));
+    let list = arguments.as_ptr();
+    call!(
+        plugin(),
+        PJRT_LoadedExecutable_Execute {
+            executable: nothing.raw(),
+            options: &raw mut options,
+            argument_lists: &raw const list,
+            num_devices: 1,
+            num_args: 1,
+        }
+    )
+    .unwrap();
+}
+
+#[test]
+fn c15_arena_a_deleted_argument_on_the_last_device_gives_every_destination_back() {
+    let client = Client::create(4, &[]).unwrap();
+    let sharded = client.compile(&Program::sharded()).unwrap();
+    let devices = client.addressable_devices();
+    let shards: Vec<_> = devices.iter().map(|&d| client.put_on(d, &ramp(0.0), &DIMS).unwrap()).collect();
+    shards[3].delete().unwrap();
+    let before: Vec<_> = devices.iter().map(|device| device.stats().unwrap().bytes_in_use).collect();
+    let arguments: Vec<Vec<_>> = shards.iter().map(|shard| vec![shard.raw()]).collect();
+    let failure = sharded.execute_raw(&arguments, WITH_EVENTS).expect_err("one argument is gone");
+    failure.expect(Code::INVALID_ARGUMENT, &["deleted or donated"]);
+    let failure = sharded.execute_raw(&arguments[..2], WITH_EVENTS).expect_err("two lists for four devices");
+    failure.expect(Code::INVALID_ARGUMENT, &["num_devices is 2", "4 addressable"]);
+    let after: Vec<_> = devices.iter().map(|device| device.stats().unwrap().bytes_in_use).collect();
+    assert_eq!(before, after);
 }
 
 #[test]
