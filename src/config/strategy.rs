@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::memory::Strategy;
 
 /// All strategies; of those left open, the first is taken.
-const ALL: [Strategy; 3] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform];
+const ALL: [Strategy; 4] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform, Strategy::Tpu];
 
 /// The name of `strategy` in settings and reports.
 pub fn strategy_name(strategy: Strategy) -> &'static str {
@@ -34,6 +34,7 @@ pub fn strategy_name(strategy: Strategy) -> &'static str {
         Strategy::Preallocate => "preallocate",
         Strategy::Growing => "growing",
         Strategy::Platform => "platform",
+        Strategy::Tpu => "tpu",
     }
 }
 

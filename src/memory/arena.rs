@@ -115,7 +115,7 @@ impl Arena {
             )));
         }
         let placement: Box<dyn Placement> = match strategy {
-            Strategy::Preallocate => Box::new(Preallocate::new(limit)),
+            Strategy::Preallocate | Strategy::Tpu => Box::new(Preallocate::new(limit)),
             Strategy::Growing => Box::new(Growing::new(limit, granularity)),
             Strategy::Platform => Box::new(Platform::new(limit, granularity)),
         };

@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+pub mod compaction;
 mod oom;
 mod slab;
 mod space;
@@ -51,6 +52,8 @@ pub enum Strategy {
     Growing,
     /// One device allocation per buffer, given back on free.
     Platform,
+    /// As a TPU: all memory up front, programs' scratch reserved at the bottom while they run, compaction on failure.
+    Tpu,
 }
 
 impl fmt::Display for Strategy {
@@ -60,6 +63,7 @@ impl fmt::Display for Strategy {
             Self::Preallocate => "preallocate",
             Self::Growing => "growing",
             Self::Platform => "platform",
+            Self::Tpu => "tpu",
         })
     }
 }

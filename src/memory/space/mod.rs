@@ -47,7 +47,7 @@ pub(crate) struct NodeId(NonZeroU32);
 
 /// A region's number in its space; numbers are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct RegionId(u16);
+pub(crate) struct RegionId(pub(super) u16);
 
 /// What is known about the bytes of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

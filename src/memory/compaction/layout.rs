@@ -1,0 +1,39 @@
+//! The picture that a plan is made from.
+
+use crate::memory::space::RegionId;
+
+/// What a plan may do with a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nobody uses it.
+    Hole,
+    /// A block that may move.
+    Movable,
+    /// A block that stays: pinned, in use, or retired.
+    Fixed,
+}
+
+/// A part of a region. Offsets and sizes count granules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) region: RegionId,
+    pub(crate) offset: u32,
+    pub(crate) size: u32,
+    pub(crate) kind: Kind,
+}
+
+/// All spans, by region and offset. They cover each region without a gap; two holes of a region never touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) spans: Vec<Span>,
+    /// A granule is `1 << granule_shift` bytes. Regions begin at page boundaries.
+    pub(crate) granule_shift: u32,
+}
+
+/// A place in a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) region: RegionId,
+    pub(crate) offset: u32,
+    pub(crate) size: u32,
+}
