@@ -191,6 +191,15 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A size as the TPU runtime writes it: `31.06M`, `29.49G`, `0B`; two decimals.
+pub fn short(bytes: Bytes) -> String {
+    let unit = [("T", 40), ("G", 30), ("M", 20), ("K", 10)].into_iter().find(|(_, shift)| bytes.0 >> shift != 0);
+    match unit {
+        Some((name, shift)) => format!("{:.2}{name}", bytes.0 as f64 / (1u64 << shift) as f64),
+        None => format!("{}B", bytes.0),
+    }
+}
+
 impl FromStr for Bytes {
     type Err = Error;
 
@@ -254,6 +263,13 @@ mod tests {
             assert_eq!(Bytes::new(bytes).to_string(), text);
         }
         assert_eq!(format!("{:>8}", Bytes::kib(1)), "  1.0KiB");
+    }
+
+    #[test]
+    fn a_tpu_prints_sizes_shorter() {
+        for (bytes, text) in [(0, "0B"), (1536, "1.50K"), (32_568_770, "31.06M"), (31_664_648_028, "29.49G")] {
+            assert_eq!(short(Bytes::new(bytes)), text);
+        }
     }
 
     #[test]

@@ -33,7 +33,9 @@ mod tests;
 use std::fmt;
 
 pub use self::{
-    arena::{Arena, Block, BlockInfo, BlockState},
+    arena::{
+        Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle,
+    },
     oom::OutOfMemory,
     stats::Stats,
     table::BlockId,

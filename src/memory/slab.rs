@@ -297,6 +297,30 @@ impl Slabs {
         true
     }
 
+    /// Forgets an extent with all its slots: their bytes stay, as blocks of another kind.
+    pub(crate) fn dissolve(&mut self, id: ExtentId) {
+        let Some(extent) = self.extents[id.index()].take() else { return };
+        for number in 0..(extent.bytes.get() / PAGE.get()) as usize {
+            let id = PageId::new(id, number);
+            let page = &self.pages[id.index()];
+            let class = (usize::from(page.list) < CLASSES).then_some(Class(page.list));
+            self.held -= class.map_or(Bytes::ZERO, |class| Bytes::new(class.size().get() * u64::from(page.used)));
+            // A full page is in no list.
+            if class.is_none_or(|class| page.used < class.slots()) {
+                self.unlink(id);
+            }
+            self.pages[id.index()] = Page::unclassed();
+        }
+        self.idle -= u32::from(extent.used == 0);
+        self.extent_bytes -= extent.bytes;
+    }
+
+    /// The extent that a slot lies in, and where.
+    pub(crate) fn position(&self, slot: SlotId) -> (ExtentId, Bytes) {
+        let base = self.extents[slot.extent.index()].map_or(Address::new(0), |extent| extent.address);
+        (slot.extent, self.address(slot) - base)
+    }
+
     /// The extents without slots in use: at most one between two operations.
     pub(crate) fn idle_extents(&self) -> impl Iterator<Item = ExtentId> {
         let idle = |extent: &Option<Extent>| extent.is_some_and(|extent| extent.used == 0);

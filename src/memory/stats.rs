@@ -1,10 +1,12 @@
 //! What an arena knows about itself in numbers.
 
+use std::time::Duration;
+
 use crate::units::Bytes;
 
 /// Numbers of one arena at one instant; taken together they are consistent.
 ///
-/// `bytes_in_use + pending_bytes + slack_bytes + free_bytes == pool_bytes`, always.
+/// `bytes_in_use + pending_bytes + slack_bytes + reserved_bytes + free_bytes == pool_bytes`, always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Sizes asked for, summed over live blocks.
@@ -34,6 +36,22 @@ pub struct Stats {
     /// The largest request that would succeed now, holes and growth up to the limit considered. Only the device's own
     /// refusal, which is not known before it is asked, can make it less.
     pub largest_request: Bytes,
+    /// What is kept at the bottom of the pool for programs' scratch.
+    pub reserved_bytes: Bytes,
+    /// The highest `reserved_bytes` since the start or the last [`super::Arena::clear_peaks`].
+    pub peak_reserved_bytes: Bytes,
+    /// Sizes asked for, summed over blocks whose address an outsider holds; part of `bytes_in_use`.
+    pub pinned_bytes: Bytes,
+    /// Blocks that are pinned now.
+    pub pinned_blocks: u64,
+    /// Compactions that moved a block.
+    pub compactions: u64,
+    /// Blocks moved, each time that one was.
+    pub moves: u64,
+    /// Their sizes asked for, summed.
+    pub moved_bytes: Bytes,
+    /// The longest time that planning a compaction took: the arena is locked meanwhile.
+    pub longest_plan: Duration,
     /// What `pool_bytes` never exceeds.
     pub limit: Bytes,
 }

@@ -20,6 +20,13 @@ pub struct BlockId {
     generation: u32,
 }
 
+impl BlockId {
+    /// The number of its entry, for tables beside the arena's: small, and used again after the block.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
 impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index, self.generation)
@@ -95,6 +102,22 @@ impl Table {
             self.vacant = Some(id.index);
         }
         Some(record)
+    }
+
+    /// The record of `id`, unless it is stale or unknown.
+    pub(super) fn get(&self, id: BlockId) -> Option<&Record> {
+        match self.entries.get(id.index as usize) {
+            Some(Entry::Taken { generation, record }) if *generation == id.generation => Some(record),
+            _ => None,
+        }
+    }
+
+    /// As [`Self::iter`], to change them.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Record> {
+        self.entries.iter_mut().filter_map(|entry| match entry {
+            Entry::Taken { record, .. } => Some(record),
+            Entry::Vacant { .. } => None,
+        })
     }
 
     /// All blocks, by index. O(entries ever used at once).

@@ -22,12 +22,14 @@
 //! through the whole own bin before it gives up.
 
 mod bins;
+mod moves;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU32;
 
 use self::bins::{Bin, Bins};
+pub(crate) use self::moves::Holds;
 use super::Region;
 use crate::{
     error::{Error, Result},
@@ -56,8 +58,12 @@ pub(crate) enum Tenure {
     Hole,
     /// A block owns them.
     Live,
+    /// A block owns them, and an outsider holds their address: they stay where they are.
+    Pinned,
     /// Their owner let go; the device may still use them.
     Retired,
+    /// A compaction keeps them out of circulation: no block owns them, none is placed there. They count as free.
+    Reserved,
     /// The node describes nothing and waits for reuse.
     Vacant,
 }
@@ -101,7 +107,9 @@ struct RegionRecord {
     region: Region,
     /// The span of the lowest address: splitting and coalescing both keep the lower node.
     first: NodeId,
-    /// Live and retired spans.
+    /// The span of the highest address.
+    last: NodeId,
+    /// Spans other than holes.
     taken: u32,
 }
 
@@ -115,7 +123,10 @@ pub(crate) struct Space {
     vacant: Option<NodeId>,
     regions: Vec<Option<RegionRecord>>,
     bins: Bins<NodeId>,
+    /// Bytes in holes.
     free: Bytes,
+    /// Bytes in reserved spans.
+    reserved: Bytes,
 }
 
 impl NodeId {
@@ -150,6 +161,7 @@ impl Space {
             regions: Vec::new(),
             bins: Bins::new(),
             free: Bytes::ZERO,
+            reserved: Bytes::ZERO,
         }
     }
 
@@ -158,9 +170,9 @@ impl Space {
         Bytes::new(1 << self.granule_shift)
     }
 
-    /// Bytes in holes. O(1).
+    /// Bytes that no block owns. O(1).
     pub(crate) fn free_bytes(&self) -> Bytes {
-        self.free
+        self.free + self.reserved
     }
 
     /// The first address of a span.
@@ -204,7 +216,7 @@ impl Space {
             region: id,
             tenure: Tenure::Hole,
         });
-        let record = Some(RegionRecord { region, first, taken: 0 });
+        let record = Some(RegionRecord { region, first, last: first, taken: 0 });
         match self.regions.get_mut(slot) {
             Some(place) => *place = record,
             None => self.regions.push(record),
@@ -263,8 +275,13 @@ impl Space {
         self.nodes[id.index()].tenure = Tenure::Retired;
     }
 
-    /// Takes back what [`Self::retire`] said: something in the span lives on. O(1).
-    pub(crate) fn revive(&mut self, id: NodeId) {
+    /// Marks a taken span as one that stays where it is, whatever was said of it before. O(1).
+    pub(crate) fn pin(&mut self, id: NodeId) {
+        self.nodes[id.index()].tenure = Tenure::Pinned;
+    }
+
+    /// Takes back what [`Self::pin`] said. O(1).
+    pub(crate) fn unpin(&mut self, id: NodeId) {
         self.nodes[id.index()].tenure = Tenure::Live;
     }
 
@@ -444,8 +461,9 @@ impl Space {
             region: node.region,
             tenure: Tenure::Hole,
         });
-        if let Some(after) = node.next {
-            self.nodes[after.index()].prev = Some(upper);
+        match node.next {
+            Some(after) => self.nodes[after.index()].prev = Some(upper),
+            None => self.record_mut(node.region).last = upper,
         }
         let lower = &mut self.nodes[id.index()];
         lower.size = keep;
@@ -456,12 +474,13 @@ impl Space {
     /// Joins a span with the one above it; both are in no bin.
     fn absorb_next(&mut self, id: NodeId) {
         let Some(upper) = self.nodes[id.index()].next else { return };
-        let Node { size, next, .. } = self.nodes[upper.index()];
+        let Node { size, next, region, .. } = self.nodes[upper.index()];
         let lower = &mut self.nodes[id.index()];
         lower.size += size;
         lower.next = next;
-        if let Some(after) = next {
-            self.nodes[after.index()].prev = Some(id);
+        match next {
+            Some(after) => self.nodes[after.index()].prev = Some(id),
+            None => self.record_mut(region).last = id,
         }
         self.forget_node(upper);
     }

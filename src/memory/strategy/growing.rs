@@ -21,7 +21,7 @@ use crate::{
     memory::{
         Backing, Region, give_back,
         slab::{Class, ExtentId, MAX_EXTENT},
-        space::{RegionId, Tenure},
+        space::{RegionId, Space, Tenure},
     },
     units::{Address, Bytes},
 };
@@ -228,10 +228,7 @@ impl Placement for Growing {
                 let extent = self.take_extent(id);
                 self.leave(extent)
             }
-            Emptied::Region(id) => {
-                let bytes = self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
-                self.region_emptied(id, bytes)
-            }
+            Emptied::Region(id) => self.emptied(id),
         };
         Vacated { held, surplus }
     }
@@ -287,5 +284,18 @@ impl Placement for Growing {
         let regions = self.take_empty();
         self.leaving += regions.iter().map(|region| region.bytes).sum();
         regions
+    }
+
+    fn space(&self) -> Option<&Space> {
+        Some(&self.pool.space)
+    }
+
+    fn space_mut(&mut self) -> Option<&mut Space> {
+        Some(&mut self.pool.space)
+    }
+
+    fn emptied(&mut self, id: RegionId) -> Option<Region> {
+        let bytes = self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
+        self.region_emptied(id, bytes)
     }
 }

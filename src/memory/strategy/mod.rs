@@ -16,7 +16,7 @@ pub(super) use self::{growing::Growing, platform::Platform, preallocate::Preallo
 use super::{
     Backing, Region,
     slab::SlotId,
-    space::{NodeId, Tenure},
+    space::{NodeId, RegionId, Space, Tenure},
 };
 use crate::{
     error::Error,
@@ -100,4 +100,44 @@ pub(super) trait Placement: Send + fmt::Debug {
 
     /// Names every region that can go back to the device.
     fn trim(&mut self) -> Vec<Region>;
+
+    /// Takes from the device now what the first allocation would take.
+    fn take_up_front(&mut self, _: &dyn Backing) -> Result<(), Shortage> {
+        Ok(())
+    }
+
+    /// The index, where blocks can be given another place in it.
+    fn space(&self) -> Option<&Space> {
+        None
+    }
+
+    /// As [`Self::space`], to give them one.
+    fn space_mut(&mut self) -> Option<&mut Space> {
+        None
+    }
+
+    /// The region whose low end is kept for programs' scratch.
+    fn bottom(&self) -> Option<RegionId> {
+        None
+    }
+
+    /// Notes that the last block of a region was moved away; a region to give back to the device.
+    fn emptied(&mut self, _: RegionId) -> Option<Region> {
+        None
+    }
+
+    /// Makes spans of the index out of all slots, which the caller lists completely, where they lie: then they can move
+    /// like other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do
+    /// not lie in the index. O(slots).
+    fn dissolve(&mut self, _: &[SmallBlock]) -> Option<Vec<NodeId>> {
+        None
+    }
+}
+
+/// A block in a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SmallBlock {
+    pub(super) slot: SlotId,
+    pub(super) requested: Bytes,
+    pub(super) tenure: Tenure,
 }

@@ -86,7 +86,8 @@ impl Pool {
         for (id, region) in self.space.regions() {
             let mut run = Bytes::ZERO;
             for span in self.space.spans(id) {
-                run = if span.tenure == Tenure::Live { Bytes::ZERO } else { run + span.size };
+                let stays = matches!(span.tenure, Tenure::Live | Tenure::Pinned);
+                run = if stays { Bytes::ZERO } else { run + span.size };
                 after.longest_run = after.longest_run.max(run);
             }
             if run == region.bytes {

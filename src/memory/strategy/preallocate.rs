@@ -6,14 +6,14 @@
 //! ```
 
 use super::{
-    Place, Placed, Placement, Shortage, Vacated,
+    Place, Placed, Placement, Shortage, SmallBlock, Vacated,
     pool::{Emptied, Pool},
 };
 use crate::{
     memory::{
         Backing, Region,
         slab::{Class, ExtentId},
-        space::{End, NodeId, RegionId, Tenure},
+        space::{End, MIN_GRANULE, NodeId, RegionId, Space, Tenure},
     },
     units::{Address, Bytes},
 };
@@ -61,6 +61,8 @@ impl Preallocate {
                 self.pool.space.free(span);
                 return None;
             };
+            // An extent does not move; [`Self::dissolve`] makes ordinary blocks of its slots.
+            self.pool.space.pin(span);
             if self.extents.len() <= id.index() {
                 self.extents.resize(id.index() + 1, None);
             }
@@ -126,7 +128,7 @@ impl Placement for Preallocate {
         }
         for (id, _, tenure) in self.pool.slabs.extents() {
             match (self.extents[id.index()], tenure) {
-                (Some(span), Tenure::Live) => self.pool.space.revive(span),
+                (Some(span), Tenure::Live) => self.pool.space.pin(span),
                 (Some(span), _) => self.pool.space.retire(span),
                 (None, _) => {}
             }
@@ -165,5 +167,52 @@ impl Placement for Preallocate {
     fn trim(&mut self) -> Vec<Region> {
         self.drop_idle_extents();
         Vec::new()
+    }
+
+    fn take_up_front(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
+        self.reserve(backing)
+    }
+
+    fn space(&self) -> Option<&Space> {
+        Some(&self.pool.space)
+    }
+
+    fn space_mut(&mut self) -> Option<&mut Space> {
+        Some(&mut self.pool.space)
+    }
+
+    fn bottom(&self) -> Option<RegionId> {
+        self.region.map(|(id, _)| id)
+    }
+
+    fn dissolve(&mut self, blocks: &[SmallBlock]) -> Option<Vec<NodeId>> {
+        let space = &mut self.pool.space;
+        // Slots lie at multiples of 256 bytes, which larger granules do not describe.
+        if space.granule() != MIN_GRANULE {
+            return None;
+        }
+        let mut parts = Vec::with_capacity(blocks.len());
+        for (number, block) in blocks.iter().enumerate() {
+            let (extent, offset) = self.pool.slabs.position(block.slot);
+            let offset = u32::try_from(offset.get() / MIN_GRANULE.get()).ok()?;
+            parts.push((extent.index(), (offset, space.need(block.requested)?, block.tenure), number));
+        }
+        parts.sort_unstable_by_key(|&(extent, (offset, ..), _)| (extent, offset));
+        let mut spans: Vec<Option<NodeId>> = vec![None; blocks.len()];
+        for group in parts.chunk_by(|one, other| one.0 == other.0) {
+            let Some(whole) = group.first().and_then(|part| self.extents[part.0].take()) else { continue };
+            let cuts: Vec<_> = group.iter().map(|&(_, cut, _)| cut).collect();
+            for (&(.., number), id) in group.iter().zip(space.shatter(whole, &cuts)) {
+                spans[number] = Some(id);
+            }
+        }
+        let extents: Vec<ExtentId> = self.pool.slabs.extents().map(|(id, ..)| id).collect();
+        for id in extents {
+            self.pool.slabs.dissolve(id);
+            if let Some(unused) = self.extents[id.index()].take() {
+                self.pool.space.free(unused);
+            }
+        }
+        spans.into_iter().collect()
     }
 }

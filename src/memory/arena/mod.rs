@@ -10,6 +10,9 @@
 //! waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
 //! the room), so every function may be called from any thread, the engine's own included.
 
+mod compaction;
+mod scratch;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -17,6 +20,10 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+pub use self::{
+    compaction::{Compaction, Goal, Move, Obstacle},
+    scratch::NoScratch,
+};
 use super::{
     Backing, OutOfMemory, Region, Stats, Strategy, give_back,
     space::{MIN_GRANULE, Tenure},
@@ -76,6 +83,9 @@ struct State {
     placement: Box<dyn Placement>,
     table: Table,
     counters: Counters,
+    scratch: scratch::Floor,
+    /// A compaction is under way: one at a time.
+    compacting: bool,
     waiters: u32,
 }
 
@@ -89,6 +99,20 @@ struct Counters {
     peak_pool: Bytes,
     num_allocs: u64,
     largest_alloc: Bytes,
+    peak_reserved: Bytes,
+    compactions: u64,
+    moves: u64,
+    moved: Bytes,
+    longest_plan: Duration,
+    pinned: Bytes,
+    pinned_blocks: u32,
+}
+
+impl Counters {
+    fn unpin(&mut self, requested: Bytes) {
+        self.pinned -= requested;
+        self.pinned_blocks -= 1;
+    }
 }
 
 impl Arena {
@@ -119,7 +143,19 @@ impl Arena {
             Strategy::Growing => Box::new(Growing::new(limit, granularity)),
             Strategy::Platform => Box::new(Platform::new(limit, granularity)),
         };
-        let state = State { placement, table: Table::default(), counters: Counters::default(), waiters: 0 };
+        let mut state = State {
+            placement,
+            table: Table::default(),
+            counters: Counters::default(),
+            scratch: scratch::Floor::default(),
+            compacting: false,
+            waiters: 0,
+        };
+        if strategy == Strategy::Tpu {
+            let refused = |shortage: Shortage| shortage.refusal.unwrap_or_else(|| Error::internal("no region"));
+            state.placement.take_up_front(&*backing).map_err(refused)?;
+            state.counters.peak_pool = state.placement.pool();
+        }
         Ok(Self { name: name.into(), strategy, limit, backing, state: Mutex::new(state), freed: Condvar::new() })
     }
 
@@ -192,6 +228,9 @@ impl Arena {
             let name = &self.name;
             return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is retired already")));
         }
+        if record.tenure == Tenure::Pinned {
+            state.counters.unpin(record.requested);
+        }
         record.tenure = Tenure::Retired;
         state.placement.retire(record.place);
         state.counters.in_use -= record.requested;
@@ -239,6 +278,7 @@ impl Arena {
         state.counters.peak_pool = state.placement.pool();
         state.counters.num_allocs = 0;
         state.counters.largest_alloc = Bytes::ZERO;
+        state.counters.peak_reserved = state.scratch.bytes();
     }
 
     /// All blocks, in no order. O(blocks ever held at once).
@@ -294,7 +334,10 @@ impl Arena {
 
     #[cold]
     fn out_of_memory(&self, state: &State, requested: Bytes, shortage: Shortage) -> OutOfMemory {
-        let stats = state.stats(self.limit);
+        self.out_of_memory_from(state.stats(self.limit), requested, shortage)
+    }
+
+    fn out_of_memory_from(&self, stats: Stats, requested: Bytes, shortage: Shortage) -> OutOfMemory {
         OutOfMemory {
             arena: self.name.clone(),
             strategy: self.strategy,
@@ -325,7 +368,10 @@ impl Drop for Arena {
 
 impl State {
     fn attempt(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Block, Shortage> {
-        let placed = self.placement.place(size, backing)?;
+        let placed = match self.placement.place(size, backing) {
+            Err(_) if self.lower_floor() => self.placement.place(size, backing)?,
+            placed => placed?,
+        };
         let address = placed.address;
         let record = Record { requested: size, address, place: placed.place, tenure: Tenure::Live };
         let id = self.table.insert(record);
@@ -347,6 +393,9 @@ impl State {
             counters.pending_blocks -= 1;
         } else {
             counters.in_use -= record.requested;
+            if record.tenure == Tenure::Pinned {
+                counters.unpin(record.requested);
+            }
         }
         counters.slack -= vacated.held - record.requested;
         vacated.surplus
@@ -368,6 +417,14 @@ impl State {
             pending_blocks: u64::from(counters.pending_blocks),
             largest_free_block: self.placement.largest_hole(),
             largest_request: self.placement.largest_request(),
+            reserved_bytes: self.scratch.bytes(),
+            peak_reserved_bytes: counters.peak_reserved,
+            compactions: counters.compactions,
+            pinned_bytes: counters.pinned,
+            pinned_blocks: u64::from(counters.pinned_blocks),
+            moves: counters.moves,
+            moved_bytes: counters.moved,
+            longest_plan: counters.longest_plan,
             limit,
         }
     }

@@ -1,0 +1,399 @@
+//! Carrying a plan out.
+//!
+//! ```text
+//!  plan     under the lock: picture -> plan; the holes that it needs leave circulation
+//!  move     without the lock: the caller copies the bytes of one move
+//!  commit   under the lock: the block is at its new place, its old one is kept out of circulation too
+//!  end      under the lock: all that was kept is free again, and the request that asked for it is served
+//! ```
+//!
+//! What a plan moves must not change meanwhile: the caller sees to it that nobody uses or frees the blocks between plan and
+//! commit, or drops the compaction, which undoes nothing and loses nothing. Other blocks come and go as ever, in the
+//! holes that the plan does not need.
+
+use std::{fmt, time::Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::{Arena, Block, OutOfMemory, State};
+use crate::{
+    error::{Error, Result},
+    memory::{
+        Region,
+        compaction::{self, Costs, Kind, Layout, Plan, Run},
+        space::{Holds, NodeId, Tenure},
+        strategy::{Place, SmallBlock},
+        table::BlockId,
+    },
+    units::{Address, Bytes},
+};
+
+/// What a compaction is to achieve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// A hole of so many bytes.
+    Hole(Bytes),
+    /// Nothing but scratch in the lowest so many bytes.
+    Bottom(Bytes),
+    /// As few holes as possible.
+    Pack,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Less is free than was asked for.
+    TooLittle {
+        /// Bytes free.
+        free: Bytes,
+    },
+    /// Enough is free, but blocks that cannot move divide it.
+    Barriers {
+        /// Bytes free.
+        free: Bytes,
+    },
+    /// There is nothing to do: the block lies well, or the strategy does not move blocks.
+    Nothing,
+    /// Another compaction of this arena is under way; [`Arena::wait_for_compaction`] waits for its end.
+    UnderWay,
+}
+
+/// One block to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The block.
+    pub block: BlockId,
+    /// Where its bytes are.
+    pub from: Address,
+    /// Where they go; the two places may overlap.
+    pub to: Address,
+    /// How many.
+    pub size: Bytes,
+}
+
+/// A plan that is being carried out. Dropping it gives back what it kept out of circulation; what was committed stays.
+#[must_use = "dropping a compaction ends it"]
+#[derive(Debug)]
+pub struct Compaction<'a> {
+    arena: &'a Arena,
+    moves: Vec<Move>,
+    places: Vec<Run>,
+    committed: usize,
+    holds: Holds,
+    ended: bool,
+}
+
+/// What a picture shows, span by span.
+struct Picture {
+    layout: Layout,
+    nodes: Vec<NodeId>,
+    blocks: FxHashMap<NodeId, BlockId>,
+}
+
+impl Arena {
+    /// Plans how to reach `goal` by moving blocks that are live and `movable`, and keeps the holes for it out of
+    /// circulation. O(n log n) in the number of blocks, with the lock.
+    ///
+    /// # Errors
+    /// Why there is no plan; nothing changed then.
+    pub fn plan(
+        &self,
+        goal: Goal,
+        costs: &Costs,
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> Result<Compaction<'_>, Obstacle> {
+        let mut state = self.state.lock();
+        if state.compacting {
+            return Err(Obstacle::UnderWay);
+        }
+        let start = Instant::now();
+        let planned = state.plan(goal, costs, movable);
+        let counters = &mut state.counters;
+        counters.longest_plan = counters.longest_plan.max(start.elapsed());
+        let (picture, plan) = planned?;
+        let mut compaction = Compaction::new(self);
+        state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing)?;
+        compaction.ended = false;
+        state.compacting = true;
+        Ok(compaction)
+    }
+
+    /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
+    /// to be pinned. O(1): only the region's highest spans are looked at.
+    ///
+    /// # Errors
+    /// [`Obstacle::Nothing`] when it lies well, or no better place was found.
+    pub fn plan_pin(&self, id: BlockId) -> Result<Compaction<'_>, Obstacle> {
+        let mut state = self.state.lock();
+        if state.compacting {
+            return Err(Obstacle::UnderWay);
+        }
+        let mut compaction = Compaction::new(self);
+        state.prepare_pin(&mut compaction, id).ok_or(Obstacle::Nothing)?;
+        compaction.ended = false;
+        state.compacting = true;
+        Ok(compaction)
+    }
+
+    /// Says that an outsider holds the address of a live block: it does not move until [`Self::unpin`]. O(1).
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for a stale or unknown id.
+    pub fn pin(&self, id: BlockId) -> Result<()> {
+        self.set_pinned(id, Tenure::Live, Tenure::Pinned)
+    }
+
+    /// Takes back what [`Self::pin`] said. O(1).
+    ///
+    /// # Errors
+    /// As [`Self::pin`].
+    pub fn unpin(&self, id: BlockId) -> Result<()> {
+        self.set_pinned(id, Tenure::Pinned, Tenure::Live)
+    }
+
+    fn set_pinned(&self, id: BlockId, from: Tenure, to: Tenure) -> Result<()> {
+        let state = &mut *self.state.lock();
+        let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
+        if record.tenure != from {
+            return Ok(());
+        }
+        record.tenure = to;
+        let counters = &mut state.counters;
+        if to == Tenure::Pinned {
+            counters.pinned += record.requested;
+            counters.pinned_blocks += 1;
+        } else {
+            counters.unpin(record.requested);
+        }
+        if let (Place::Span(span), Some(space)) = (record.place, state.placement.space_mut()) {
+            if to == Tenure::Pinned { space.pin(span) } else { space.unpin(span) }
+        }
+        Ok(())
+    }
+
+    /// Waits until no compaction is under way, or `deadline`.
+    pub fn wait_for_compaction(&self, deadline: Instant) {
+        let mut state = self.state.lock();
+        while state.compacting {
+            state.waiters += 1;
+            let late = self.freed.wait_until(&mut state, deadline).timed_out();
+            state.waiters -= 1;
+            if late {
+                return;
+            }
+        }
+    }
+}
+
+impl<'a> Compaction<'a> {
+    /// An empty one. Until it is prepared there is nothing to give back, and giving back takes the lock.
+    fn new(arena: &'a Arena) -> Self {
+        Self { arena, moves: Vec::new(), places: Vec::new(), committed: 0, holds: Holds::default(), ended: true }
+    }
+
+    /// The moves, in the order in which they are to be made.
+    pub fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    /// Says that the bytes of the next move have been moved.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the block is no longer where the plan found it; the compaction cannot go on then.
+    pub fn commit(&mut self) -> Result<()> {
+        let (Some(&next), Some(&place)) = (self.moves.get(self.committed), self.places.get(self.committed)) else {
+            return Err(Error::internal("a compaction has no move left to commit"));
+        };
+        let state = &mut *self.arena.state.lock();
+        let stale = || Error::internal(format!("block {} changed while it was moved", next.block));
+        let record = state.table.get_mut(next.block).ok_or_else(stale)?;
+        let (Place::Span(id), true) = (record.place, record.address == next.from) else { return Err(stale()) };
+        let space = state.placement.space_mut().ok_or_else(stale)?;
+        let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
+        (record.place, record.address) = (Place::Span(moved), next.to);
+        self.committed += 1;
+        state.counters.compactions += u64::from(self.committed == 1);
+        state.counters.moves += 1;
+        state.counters.moved += next.size;
+        Ok(())
+    }
+
+    /// Ends the compaction, and takes `size` bytes before anybody else can.
+    ///
+    /// # Errors
+    /// As [`Arena::allocate`].
+    pub fn allocate(self, size: Bytes) -> Result<Block, OutOfMemory> {
+        let arena = self.arena;
+        self.finish(|state, arena| state.attempt(size, &*arena.backing).map_err(|shortage| (shortage, state.stats(arena.limit))))
+            .map_err(|(shortage, stats)| arena.out_of_memory_from(stats, size, shortage))
+    }
+
+    /// Ends the compaction, and does `then` before anybody else can use the room.
+    pub(super) fn finish<T>(mut self, then: impl FnOnce(&mut State, &'a Arena) -> T) -> T {
+        let (result, surplus) = {
+            let mut state = self.arena.state.lock();
+            let surplus = self.give_back(&mut state);
+            let result = then(&mut state, self.arena);
+            self.arena.wake(&state);
+            (result, surplus)
+        };
+        self.arena.release(&surplus);
+        result
+    }
+
+    fn give_back(&mut self, state: &mut State) -> Vec<Region> {
+        self.ended = true;
+        state.compacting = false;
+        let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
+        emptied.into_iter().filter_map(|region| state.placement.emptied(region)).collect()
+    }
+}
+
+impl Drop for Compaction<'_> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let surplus = {
+            let mut state = self.arena.state.lock();
+            let surplus = self.give_back(&mut state);
+            self.arena.wake(&state);
+            surplus
+        };
+        self.arena.release(&surplus);
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLittle { free } => write!(f, "only {free} is free"),
+            Self::Barriers { free } => write!(f, "{free} is free, divided by blocks that cannot move"),
+            Self::Nothing => write!(f, "there is nothing to move"),
+            Self::UnderWay => write!(f, "another compaction is under way"),
+        }
+    }
+}
+
+impl State {
+    fn plan(
+        &mut self,
+        goal: Goal,
+        costs: &Costs,
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> Result<(Picture, Plan), Obstacle> {
+        let free = self.placement.free();
+        if self.placement.space().is_none() {
+            return Err(Obstacle::Nothing);
+        }
+        match goal {
+            Goal::Hole(size) if size > free => return Err(Obstacle::TooLittle { free }),
+            Goal::Bottom(size) if size > free + self.scratch.bytes() => return Err(Obstacle::TooLittle { free }),
+            _ => {}
+        }
+        let mut picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
+        let mut plan = self.plan_on(&picture, goal, costs);
+        if plan.is_none() && self.dissolve_slots() {
+            picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
+            plan = self.plan_on(&picture, goal, costs);
+        }
+        plan.map(|plan| (picture, plan)).ok_or(Obstacle::Barriers { free })
+    }
+
+    fn picture(&self, movable: &dyn Fn(BlockId) -> bool) -> Option<Picture> {
+        let space = self.placement.space()?;
+        let mut blocks = FxHashMap::default();
+        for (id, record) in self.table.iter() {
+            if let Place::Span(node) = record.place
+                && record.tenure == Tenure::Live
+                && movable(id)
+            {
+                blocks.insert(node, id);
+            }
+        }
+        let (layout, nodes) = space.picture(|node| blocks.contains_key(&node));
+        Some(Picture { layout, nodes, blocks })
+    }
+
+    fn plan_on(&self, picture: &Picture, goal: Goal, costs: &Costs) -> Option<Plan> {
+        let (layout, space) = (&picture.layout, self.placement.space()?);
+        match goal {
+            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs),
+            Goal::Pack => Some(compaction::pack(layout, costs)),
+            Goal::Bottom(size) => {
+                let bottom = space.bottom(self.placement.bottom()?, size)?;
+                let taken = self.scratch.span().map_or(0, |span| space.run(span).size);
+                let window = Run { offset: taken, size: bottom.size.checked_sub(taken)?, ..bottom };
+                compaction::clear(layout, window, costs)
+            }
+        }
+    }
+
+    /// Makes ordinary blocks of those in slots, so that they can move too; whether there were any.
+    fn dissolve_slots(&mut self) -> bool {
+        let small = |place: Place, requested, tenure| match place {
+            Place::Slot(slot) => Some(SmallBlock { slot, requested, tenure }),
+            Place::Span(_) | Place::Mapping { .. } => None,
+        };
+        let records = self.table.iter().map(|(_, record)| record);
+        let blocks: Vec<_> =
+            records.filter_map(|record| small(record.place, record.requested, record.tenure)).collect();
+        let held: Bytes = blocks.iter().map(|block| self.placement.held(Place::Slot(block.slot))).sum();
+        let extents = self.placement.free();
+        let Some(spans) = self.placement.dissolve(&blocks) else { return false };
+        let mut spans = spans.into_iter();
+        for record in self.table.iter_mut().filter(|record| matches!(record.place, Place::Slot(_))) {
+            if let Some(span) = spans.next() {
+                record.place = Place::Span(span);
+                self.counters.slack += self.placement.held(record.place);
+            }
+        }
+        self.counters.slack -= held;
+        !blocks.is_empty() || self.placement.free() != extents
+    }
+
+    /// Keeps out of circulation what `plan` needs, and writes its moves down.
+    fn prepare(&mut self, compaction: &mut Compaction<'_>, picture: &Picture, plan: &Plan) -> Option<()> {
+        let spans = &picture.layout.spans;
+        let space = self.placement.space_mut()?;
+        for step in &plan.steps {
+            let span = spans.get(step.span)?;
+            let place = Run { region: step.region, offset: step.to, size: span.size };
+            let node = picture.nodes[step.span];
+            let block = *picture.blocks.get(&node)?;
+            let requested = self.table.get(block)?.requested;
+            let (from, to) = (space.address(node), space.start(place));
+            compaction.moves.push(Move { block, from, to, size: requested });
+            compaction.places.push(place);
+        }
+        let touched = compaction.places.iter().chain(plan.hole.as_ref());
+        for place in touched {
+            let first = spans.partition_point(|span| {
+                (span.region, span.offset.saturating_add(span.size)) <= (place.region, place.offset)
+            });
+            let covered = spans[first..]
+                .iter()
+                .zip(&picture.nodes[first..])
+                .take_while(|(span, _)| span.region == place.region && span.offset < place.offset + place.size);
+            for (span, &node) in covered {
+                if span.kind == Kind::Hole {
+                    space.hold(node, &mut compaction.holds);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {
+        let record = *self.table.get(id)?;
+        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
+        let space = self.placement.space_mut()?;
+        let place = space.pinned_end(span)?;
+        let hole = space.high_hole_at(place)?;
+        space.hold(hole, &mut compaction.holds);
+        let to = space.start(place);
+        compaction.moves.push(Move { block: id, from: record.address, to, size: record.requested });
+        compaction.places.push(place);
+        Some(())
+    }
+}

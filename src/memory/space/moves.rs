@@ -1,0 +1,263 @@
+//! What compaction asks of the index: a picture, holes kept out of circulation, blocks at another place.
+//!
+//! ```text
+//!  hold       |   hole   |                          -> |  reserved  |
+//!  relocate   | reserved |  block  | reserved |     -> |  block  |        reserved        |
+//!  let go     |  block   |     reserved       | hole | -> |  block  |          hole          |
+//! ```
+//!
+//! Reserved spans that touch are one span, as holes are. All of it is for the cold path: O(log n) a call at best.
+
+use std::collections::BTreeMap;
+
+use super::{Node, NodeId, RegionId, Space, Tenure};
+use crate::{
+    memory::compaction::{Kind, Layout, Run, Span},
+    units::Bytes,
+};
+
+/// Spans looked at to find a pinned block a place.
+const PIN_PROBES: usize = 64;
+
+/// The reserved spans of one compaction, by place.
+#[derive(Debug, Default)]
+pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
+
+impl Space {
+    /// A picture of all regions that hold a block, and the node of each of its spans. O(spans).
+    pub(crate) fn picture(&self, movable: impl Fn(NodeId) -> bool) -> (Layout, Vec<NodeId>) {
+        let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
+        let mut ids = Vec::with_capacity(self.nodes.len());
+        for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
+            let mut next = Some(record.first);
+            while let Some(id) = next {
+                let node = &self.nodes[id.index()];
+                let kind = match node.tenure {
+                    Tenure::Hole => Kind::Hole,
+                    Tenure::Live if movable(id) => Kind::Movable,
+                    _ => Kind::Fixed,
+                };
+                layout.spans.push(Span { region: node.region, offset: node.offset, size: node.size, kind });
+                ids.push(id);
+                next = node.next;
+            }
+        }
+        (layout, ids)
+    }
+
+    /// Takes a hole out of circulation. O(log holds).
+    pub(crate) fn hold(&mut self, id: NodeId, holds: &mut Holds) {
+        if !self.is_hole(id) {
+            return;
+        }
+        self.unfile(id);
+        let node = &mut self.nodes[id.index()];
+        node.tenure = Tenure::Reserved;
+        let (region, offset, size) = (node.region, node.offset, node.size);
+        self.reserved += self.bytes(size);
+        self.record_mut(region).taken += 1;
+        holds.0.insert((region, offset), id);
+    }
+
+    /// Gives a live span another place: afterwards `to` is live and the old place reserved; the span's node, or `None`
+    /// (and nothing changes) when `to` is not covered by reserved granules and the span's own. O(log holds).
+    pub(crate) fn relocate(&mut self, id: NodeId, to: Run, holds: &mut Holds) -> Option<NodeId> {
+        let Node { offset, size, region, tenure, .. } = self.nodes[id.index()];
+        if tenure != Tenure::Live || to.size != size || !self.is_clear(id, to, holds) {
+            return None;
+        }
+        // Vacated first, so that a place that overlaps the old one is one reserved span.
+        self.nodes[id.index()].tenure = Tenure::Reserved;
+        self.reserved += self.bytes(size);
+        holds.0.insert((region, offset), id);
+        self.join_reserved(id, holds);
+        self.carve(to, holds)
+    }
+
+    /// Gives everything held back into circulation; the regions in which nothing is taken then. O(holds).
+    pub(crate) fn let_go(&mut self, holds: &mut Holds) -> Vec<RegionId> {
+        let ids = std::mem::take(&mut holds.0).into_values();
+        ids.filter_map(|id| {
+            self.reserved -= self.size(id);
+            self.free(id)
+        })
+        .collect()
+    }
+
+    /// Cuts a taken span into `parts` (offset within it, size, tenure; in ascending order) and holes between them; the
+    /// parts' nodes. O(parts).
+    pub(crate) fn shatter(&mut self, id: NodeId, parts: &[(u32, u32, Tenure)]) -> Vec<NodeId> {
+        let region = self.nodes[id.index()].region;
+        let start = self.nodes[id.index()].offset;
+        let (mut rest, mut gaps) = (Some(id), Vec::new());
+        let mut nodes = Vec::with_capacity(parts.len());
+        for &(offset, size, tenure) in parts {
+            let Some(mut current) = rest else { break };
+            let before = start + offset - self.nodes[current.index()].offset;
+            if before > 0 {
+                gaps.push(current);
+                current = self.split_taken(current, before, region);
+            }
+            rest = (self.nodes[current.index()].size > size).then(|| self.split_taken(current, size, region));
+            self.nodes[current.index()].tenure = tenure;
+            nodes.push(current);
+        }
+        gaps.extend(rest);
+        // Parts keep the region in the table, so that no gap is its last taken span.
+        gaps.into_iter().for_each(|gap| {
+            self.free(gap);
+        });
+        nodes
+    }
+
+    /// Makes the lowest `bytes` of a region taken, `floor` being what is taken there already; the span's node, or `None`
+    /// (and nothing changes) when a block is in the way. O(1).
+    pub(crate) fn raise_floor(&mut self, region: RegionId, floor: Option<NodeId>, bytes: Bytes) -> Option<NodeId> {
+        let need = self.granules(bytes)?;
+        let Some(floor) = floor else {
+            let first = self.regions.get(usize::from(region.0)).copied().flatten()?.first;
+            if !self.is_hole(first) || self.nodes[first.index()].size < need {
+                return None;
+            }
+            self.unfile(first);
+            if self.nodes[first.index()].size > need {
+                let upper = self.split(first, need);
+                self.file(upper);
+            }
+            self.nodes[first.index()].tenure = Tenure::Live;
+            self.record_mut(region).taken += 1;
+            return Some(first);
+        };
+        let extra = need.checked_sub(self.nodes[floor.index()].size)?;
+        let above = self.nodes[floor.index()].next.filter(|&above| self.is_hole(above))?;
+        if self.nodes[above.index()].size < extra {
+            return None;
+        }
+        self.unfile(above);
+        if self.nodes[above.index()].size > extra {
+            let upper = self.split(above, extra);
+            self.file(upper);
+        }
+        self.absorb_next(floor);
+        Some(floor)
+    }
+
+    /// Gives back what a taken span has above `bytes`. O(1).
+    pub(crate) fn shrink(&mut self, id: NodeId, bytes: Bytes) {
+        let Node { size, region, .. } = self.nodes[id.index()];
+        if let Some(keep) = self.granules(bytes).filter(|&keep| keep < size) {
+            let upper = self.split_taken(id, keep, region);
+            self.free(upper);
+        }
+    }
+
+    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it, if
+    /// something that can move lies between. Looks at [`PIN_PROBES`] spans from the region's upper end down.
+    pub(crate) fn pinned_end(&self, id: NodeId) -> Option<Run> {
+        let Node { size, region, .. } = self.nodes[id.index()];
+        let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
+        let down = std::iter::successors(Some(last), |id| self.nodes[id.index()].prev);
+        let mut place = None;
+        for at in down.take(PIN_PROBES).take_while(|&at| at != id) {
+            let node = &self.nodes[at.index()];
+            match node.tenure {
+                Tenure::Hole if place.is_none() && node.size >= size => {
+                    place = Some(Run { region, offset: node.offset + node.size - size, size });
+                }
+                Tenure::Live if place.is_some() => return place,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The hole that a granule lies in, if it is one of the [`PIN_PROBES`] highest spans of its region.
+    pub(crate) fn high_hole_at(&self, place: Run) -> Option<NodeId> {
+        let last = self.regions.get(usize::from(place.region.0)).copied().flatten()?.last;
+        let mut down = std::iter::successors(Some(last), |id| self.nodes[id.index()].prev).take(PIN_PROBES);
+        down.find(|id| self.nodes[id.index()].offset <= place.offset).filter(|&id| self.is_hole(id))
+    }
+
+    /// A place as a range of a region, from its first granule on.
+    pub(crate) fn run(&self, id: NodeId) -> Run {
+        let Node { region, offset, size, .. } = self.nodes[id.index()];
+        Run { region, offset, size }
+    }
+
+    /// The run of `bytes` from the start of `region` on; `None` for more than a region can have.
+    pub(crate) fn bottom(&self, region: RegionId, bytes: Bytes) -> Option<Run> {
+        Some(Run { region, offset: 0, size: self.granules(bytes)? })
+    }
+
+    /// A size in granules, as [`Self::allocate`] counts it.
+    pub(crate) fn need(&self, size: Bytes) -> Option<u32> {
+        self.granules(size)
+    }
+
+    /// The first address of a run.
+    pub(crate) fn start(&self, run: Run) -> crate::units::Address {
+        self.base(run.region) + self.bytes(run.offset)
+    }
+
+    /// Whether `to` is covered by one reserved span, or by the span `id` with the reserved ones beside it.
+    fn is_clear(&self, id: NodeId, to: Run, holds: &Holds) -> bool {
+        let Some(end) = to.offset.checked_add(to.size) else { return false };
+        let Node { offset, size, region, prev, next, .. } = self.nodes[id.index()];
+        let reserved = |id: Option<NodeId>| {
+            id.map(|id| &self.nodes[id.index()]).filter(|node| node.tenure == Tenure::Reserved)
+        };
+        let low = reserved(prev).map_or(offset, |below| below.offset);
+        let high = offset + size + reserved(next).map_or(0, |above| above.size);
+        if region == to.region && low <= to.offset && end <= high {
+            return true;
+        }
+        let held = holds.0.range(..=(to.region, to.offset)).next_back().map(|(_, id)| &self.nodes[id.index()]);
+        held.is_some_and(|held| held.region == to.region && end <= held.offset + held.size)
+    }
+
+    fn split_taken(&mut self, id: NodeId, keep: u32, region: RegionId) -> NodeId {
+        let upper = self.split(id, keep);
+        self.nodes[upper.index()].tenure = self.nodes[id.index()].tenure;
+        self.record_mut(region).taken += 1;
+        upper
+    }
+
+    /// Joins a reserved span with those beside it.
+    fn join_reserved(&mut self, id: NodeId, holds: &mut Holds) {
+        let Node { region, prev, next, .. } = self.nodes[id.index()];
+        let reserved = |space: &Self, id: &NodeId| space.nodes[id.index()].tenure == Tenure::Reserved;
+        if let Some(next) = next.filter(|next| reserved(self, next)) {
+            holds.0.remove(&(region, self.nodes[next.index()].offset));
+            self.absorb_next(id);
+            self.record_mut(region).taken -= 1;
+        }
+        if let Some(prev) = prev.filter(|prev| reserved(self, prev)) {
+            holds.0.remove(&(region, self.nodes[id.index()].offset));
+            self.absorb_next(prev);
+            self.record_mut(region).taken -= 1;
+        }
+    }
+
+    /// Makes `to`, which lies in one reserved span, live.
+    fn carve(&mut self, to: Run, holds: &mut Holds) -> Option<NodeId> {
+        let (_, &id) = holds.0.range(..=(to.region, to.offset)).next_back()?;
+        let Node { offset, size, region, .. } = self.nodes[id.index()];
+        let before = to.offset.checked_sub(offset)?;
+        if region != to.region || before.checked_add(to.size).is_none_or(|end| end > size) {
+            return None;
+        }
+        let mut taken = id;
+        if before > 0 {
+            taken = self.split_taken(id, before, region);
+        } else {
+            holds.0.remove(&(region, offset));
+        }
+        if before + to.size < size {
+            let above = self.split_taken(taken, to.size, region);
+            holds.0.insert((region, to.offset + to.size), above);
+        }
+        self.nodes[taken.index()].tenure = Tenure::Live;
+        self.reserved -= self.bytes(to.size);
+        Some(taken)
+    }
+}
