@@ -64,6 +64,12 @@ impl Error {
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(Code::NotFound, message)
     }
+
+    /// The same error, said of `what`.
+    pub fn context(mut self, what: &str) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
 }
 
 impl fmt::Display for Error {

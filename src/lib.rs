@@ -25,5 +25,6 @@ pub mod error;
 pub mod logging;
 pub mod memory;
 pub mod program;
+mod sync;
 pub mod sys;
 pub mod units;

@@ -222,8 +222,8 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 let view = unsafe { views::view(client.engine, client.handle.0, device.memory.0, address, kind, &[])? };
                 manager.ready = Raw(view);
             }
-            let block = client.allocate(arena, size)?;
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
+            let block = client.allocate(arena, &shape)?;
             manager.slots.push(Slot::in_arena(index, shape, device.handle, device.memory, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();

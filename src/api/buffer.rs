@@ -22,9 +22,11 @@ use std::{
     },
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
 use super::{
+    custody::{Custody, Life, State},
+    device_memory::Held,
     entry::{Outcome, required},
     shape::Shape,
     spares::{Nest, Spare},
@@ -33,45 +35,11 @@ use super::{
 use crate::{
     engine::{EngineError, Raw, views},
     error::{Error, Result},
-    memory::{Arena, Block},
     sys,
 };
 
 /// XLA's words for using a buffer that is no more; JAX's users and tests know them.
 const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
-
-/// A block of an arena; freed when dropped.
-pub struct Held {
-    arena: Arc<Arena>,
-    block: Block,
-}
-
-impl Held {
-    /// Takes `block` of `arena` in hand.
-    pub fn new(arena: Arc<Arena>, block: Block) -> Self {
-        Self { arena, block }
-    }
-
-    /// Where the block begins.
-    pub fn address(&self) -> usize {
-        self.block.address.get() as usize
-    }
-
-    /// Its owner let go; the engine still uses it.
-    fn retire(&self) {
-        if let Err(error) = self.arena.retire(self.block.id) {
-            log::error!("{error}");
-        }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Err(error) = self.arena.free(self.block.id) {
-            log::error!("{error}");
-        }
-    }
-}
 
 /// Bytes that the engine holds for one buffer, counted on its device for as long as this lives.
 pub struct EngineBytes {
@@ -116,49 +84,42 @@ impl Storage {
     }
 }
 
-/// What became of a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    /// Usable.
-    Live,
-    /// Its owner deleted it.
-    Deleted,
-    /// A program took its memory over; the engine consumed its handle.
-    Donated,
-}
-
-/// What changes over a buffer's life.
-pub struct State {
+/// The engine's buffer and the memory behind it.
+pub struct Body {
     /// The engine's buffer; NULL once destroyed.
     handle: Raw<sys::PJRT_Buffer>,
-    /// What became of the buffer.
-    pub life: Life,
     /// Where the bytes are.
     pub storage: Storage,
-    /// Executions and transfers that use the bytes.
-    in_flight: u32,
-    /// External references: outsiders that hold the address until they say otherwise.
-    pub references: u32,
-    /// The run that wrote the bytes is done and went well.
-    whole: bool,
-    /// The address was given out for good (`PJRT_Buffer_UnsafePointer` has no release).
-    pub address_known: bool,
 }
 
-impl State {
+impl Body {
+    /// The engine's buffer.
+    pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
+        self.handle
+    }
+
+    /// Puts another buffer of the engine in its place, which is not destroyed.
+    pub fn set_handle(&mut self, handle: Raw<sys::PJRT_Buffer>) {
+        self.handle = handle;
+    }
+
+    /// The block, if it is one of ours.
+    pub fn held(&self) -> Option<&Held> {
+        match &self.storage {
+            Storage::Arena(held) => Some(held),
+            Storage::Engine(_) | Storage::Foreign | Storage::Gone => None,
+        }
+    }
+}
+
+impl State<Body> {
     /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
     /// bytes, nobody was promised that their address stays, and no error clings to the handle.
     fn spare(&mut self) -> Option<Spare> {
-        let fit = self.life == Life::Live
-            && self.whole
-            && self.in_flight == 0
-            && !self.address_known
-            && !self.handle.is_null()
-            && matches!(self.storage, Storage::Arena(_));
-        if !fit {
+        if self.stay().is_some() || self.handle.is_null() || !matches!(self.storage, Storage::Arena(_)) {
             return None;
         }
-        self.life = Life::Deleted;
+        self.end(Life::Deleted);
         let view = std::mem::replace(&mut self.handle, Raw::NULL);
         match std::mem::replace(&mut self.storage, Storage::Gone) {
             Storage::Arena(held) => Some(Spare { held, view }),
@@ -166,9 +127,29 @@ impl State {
         }
     }
 
-    /// The engine's buffer; NULL once destroyed.
-    pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
+    /// Takes the memory of a buffer that nobody needs any more.
+    fn settle(&mut self) -> Option<Storage> {
+        (self.is_free() && !matches!(self.storage, Storage::Gone))
+            .then(|| std::mem::replace(&mut self.storage, Storage::Gone))
+    }
+}
+
+/// Keeps a buffer's handle and bytes in place while we talk to the engine about them.
+pub struct Hold<'a> {
+    buffer: &'a Buffer,
+    handle: *mut sys::PJRT_Buffer,
+}
+
+impl Hold<'_> {
+    /// The engine's buffer.
+    pub fn handle(&self) -> *mut sys::PJRT_Buffer {
         self.handle
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.buffer.land();
     }
 }
 
@@ -184,7 +165,7 @@ pub struct Buffer {
     pub shape: Arc<Shape>,
     /// Where it goes when its owner destroys it: back to the program that it is a result of.
     nest: Option<Nest>,
-    state: Mutex<State>,
+    custody: Custody<Body>,
 }
 
 impl Buffer {
@@ -210,16 +191,18 @@ impl Buffer {
         storage: Storage,
         nest: Option<Nest>,
     ) -> Arc<Self> {
-        let state = State {
-            handle: Raw(handle),
-            life: Life::Live,
-            storage,
-            in_flight: 0,
-            references: 0,
-            whole: false,
-            address_known: false,
-        };
-        Arc::new(Self { client, device, memory, shape, nest, state: Mutex::new(state) })
+        let custody = Custody::new(Body { handle: Raw(handle), storage });
+        let buffer = Arc::new(Self { client, device, memory, shape, nest, custody });
+        buffer.move_in();
+        buffer
+    }
+
+    /// Says on the roster whose block it is; from then on a buffer whose contents are good may move.
+    pub fn move_in(self: &Arc<Self>) {
+        let state = self.custody.lock();
+        if let Some(held) = state.held() {
+            held.home().roster.enter(held.block().id, self);
+        }
     }
 
     /// Wraps a buffer that the engine made in memory of its own, or over an outsider's.
@@ -296,20 +279,31 @@ impl Buffer {
     }
 
     /// Everything that changes.
-    pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    pub fn state(&self) -> MutexGuard<'_, State<Body>> {
+        self.custody.lock()
     }
 
-    /// The engine's buffer, for questions that do not touch the bytes.
+    /// Who uses and holds the bytes.
+    pub fn custody(&self) -> &Custody<Body> {
+        &self.custody
+    }
+
+    /// The engine's buffer, for a question about it: whether the buffer is alive or not, it stays in place meanwhile.
     ///
     /// # Errors
     /// FAILED_PRECONDITION once the client is destroyed.
-    pub fn handle(&self) -> Result<*mut sys::PJRT_Buffer> {
-        let handle = self.state.lock().handle;
-        if handle.is_null() || !self.client.is_open() {
+    pub fn hold(&self) -> Result<Hold<'_>> {
+        let mut state = self.state();
+        let handle = self.open_handle(&state)?;
+        state.begin_use();
+        Ok(Hold { buffer: self, handle })
+    }
+
+    fn open_handle(&self, body: &Body) -> Result<*mut sys::PJRT_Buffer> {
+        if body.handle.is_null() || !self.client.is_open() {
             return Err(Error::failed_precondition("the buffer's client has been destroyed"));
         }
-        Ok(handle.0)
+        Ok(body.handle.0)
     }
 
     /// Begins a use of the bytes by the engine: until [`Buffer::land`] they neither move nor go back to the arena.
@@ -317,24 +311,21 @@ impl Buffer {
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated.
     pub fn take_up(&self) -> Result<*mut sys::PJRT_Buffer> {
-        let mut state = self.state.lock();
-        if state.life != Life::Live {
+        let mut state = self.state();
+        if state.life() != Life::Live {
             return Err(Error::invalid_argument(GONE));
         }
-        if state.handle.is_null() || !self.client.is_open() {
-            return Err(Error::failed_precondition("the buffer's client has been destroyed"));
-        }
-        state.in_flight += 1;
-        Ok(state.handle.0)
+        let handle = self.open_handle(&state)?;
+        state.begin_use();
+        Ok(handle)
     }
 
     /// Ends a use of the bytes.
     pub fn land(&self) {
         let freed = {
-            let mut state = self.state.lock();
-            debug_assert!(state.in_flight > 0, "landed more often than taken up");
-            state.in_flight -= 1;
-            settle(&mut state)
+            let mut state = self.state();
+            state.end_use();
+            state.settle()
         };
         // The arena has a lock of its own: free after giving up ours.
         drop(freed);
@@ -343,9 +334,9 @@ impl Buffer {
     /// After the owner let go: frees the memory, or says that it is pending.
     fn let_go(&self) {
         let freed = {
-            let mut state = self.state.lock();
-            let freed = settle(&mut state);
-            if let Storage::Arena(held) = &state.storage {
+            let mut state = self.state();
+            let freed = state.settle();
+            if let Some(held) = state.held() {
                 held.retire();
             }
             freed
@@ -355,24 +346,24 @@ impl Buffer {
 
     /// Frees the memory of a buffer that its owner let go, if nothing needs it any more.
     pub fn release_if_unused(&self) {
-        let freed = settle(&mut self.state.lock());
+        let freed = self.state().settle();
         drop(freed);
     }
 
     /// Says that the run which wrote the bytes is done and went well.
     pub fn mark_whole(&self) {
-        self.state.lock().whole = true;
+        self.state().mark_whole();
     }
 
     /// Whether nothing of the engine uses the bytes.
     pub fn is_at_rest(&self) -> bool {
-        self.state.lock().in_flight == 0
+        self.state().is_at_rest()
     }
 
     /// A program consumed the handle and took the memory over: gives the memory up.
     pub fn donate(&self) -> Storage {
-        let mut state = self.state.lock();
-        state.life = Life::Donated;
+        let mut state = self.state();
+        state.donate();
         std::mem::replace(&mut state.storage, Storage::Gone)
     }
 
@@ -381,11 +372,10 @@ impl Buffer {
     /// # Errors
     /// The engine's.
     pub fn delete(&self) -> Outcome {
-        let mut state = self.state.lock();
-        if state.life != Life::Live {
+        let mut state = self.state();
+        if !state.end(Life::Deleted) {
             return Ok(());
         }
-        state.life = Life::Deleted;
         let handle = state.handle;
         drop(state);
         let outcome = if handle.is_null() || !self.client.is_open() {
@@ -401,8 +391,12 @@ impl Buffer {
 
     /// `PJRT_Buffer_Destroy`: ends the caller's share.
     pub fn destroy(self: Arc<Self>) {
-        let mut state = self.state.lock();
-        state.references = 0;
+        let mut state = self.state();
+        if state.forget_references()
+            && let Some(held) = state.held()
+        {
+            held.unpin();
+        }
         if let (Some(nest), Some(spare)) = (&self.nest, state.spare()) {
             drop(state);
             if self.client.is_open()
@@ -412,10 +406,8 @@ impl Buffer {
             }
             return;
         }
-        let consumed = state.life == Life::Donated && state.in_flight > 0;
-        if state.life == Life::Live {
-            state.life = Life::Deleted;
-        }
+        let consumed = state.life() == Life::Donated && !state.is_at_rest();
+        state.end(Life::Deleted);
         drop(state);
         if consumed {
             // Its handle may only be destroyed once the program that consumed it is done.
@@ -429,21 +421,12 @@ impl Buffer {
 
     /// Destroys the engine's buffer, if there still is one.
     pub fn destroy_handle(&self) {
-        let handle = std::mem::replace(&mut self.state.lock().handle, Raw::NULL);
+        let handle = std::mem::replace(&mut self.state().handle, Raw::NULL);
         if !handle.is_null() && self.client.is_open() {
             // SAFETY: the handle was ours, and was taken out under the lock: nobody destroys it twice.
             unsafe { views::destroy(self.client.engine, handle.0) };
         }
     }
-}
-
-/// Takes the memory of a buffer that nobody needs any more.
-fn settle(state: &mut State) -> Option<Storage> {
-    (state.life != Life::Live
-        && state.in_flight == 0
-        && state.references == 0
-        && !matches!(state.storage, Storage::Gone))
-    .then(|| std::mem::replace(&mut state.storage, Storage::Gone))
 }
 
 /// The device and the memory of a buffer of the engine.

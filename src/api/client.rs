@@ -3,6 +3,7 @@
 use std::{ffi::CString, num::NonZeroU32, sync::Arc, sync::atomic::AtomicI64};
 
 use super::{
+    device_memory::DeviceMemory,
     entry::{Entry, Outcome, required, slice, text},
     plugin,
     state::{self, Client, Device},
@@ -192,7 +193,8 @@ unsafe fn dress(
         } else {
             let name = format!("{platform}:{index}");
             let backing = Box::new(host::HostBacking::new());
-            Some(Arc::new(Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?))
+            let arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
+            Some(DeviceMemory::new(arena, Box::new(host::HostBacking::new())))
         };
         let engine_bytes = Arc::new(AtomicI64::new(0));
         devices.push(Device { handle: Raw(device), memory: Raw(memory), arena, engine_bytes });

@@ -58,6 +58,7 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
                 buffer.shape.size,
             );
         }
+        copy.mark_whole();
         Ok(Some(copy))
     })();
     buffer.land();

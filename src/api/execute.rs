@@ -1,15 +1,16 @@
 //! `PJRT_LoadedExecutable_Execute`: the hot path.
 //!
 //! ```text
-//!  1 take up     each argument: alive? then nobody moves or frees its bytes from here on
-//!  2 allocate    a block for each destination of each device, and a view of it
+//!  1 allocate    the program's scratch (strategy tpu), a block for each destination of each device, and a view of it
+//!  2 take up     each argument: alive? then nobody moves or frees its bytes from here on
 //!  3 execute     the engine runs on the views; no lock of ours is held
 //!  4 settle      consumed arguments give up their memory; each result is matched by address with a destination or a
 //!                consumed argument, and what matches nothing is the engine's own
 //!  5 launch      what is not done yet is watched; done programs, the usual case for small ones, need no watch
 //! ```
 //!
-//! Every failure before 4 leaves all arguments as they were, unless the engine itself consumed them.
+//! Allocation comes first so that the program's own arguments may be moved to make room for its results. Every failure
+//! before 4 leaves all arguments as they were, unless the engine itself consumed them.
 
 use std::{
     mem::size_of,
@@ -20,13 +21,15 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    buffer::{Buffer, Held, Storage},
+    buffer::{Buffer, Storage},
     context::Context,
     counters::Miss,
+    device_memory::{DeviceMemory, Held},
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
     loaded::{Donations, Home, Loaded, Origin, Origins, Program},
     plugin,
+    room::{CallbackRun, Scratch},
     spares::Spare,
     state::{self, Client, Device},
 };
@@ -48,6 +51,25 @@ struct Passengers<'a> {
     seats: SmallVec<[Option<&'a Buffer>; 16]>,
 }
 
+impl Passengers<'_> {
+    /// Takes up one device's arguments and adds their handles.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for one that was deleted or donated.
+    ///
+    /// # Safety
+    /// The arguments must be buffers of ours that live as long as the passengers.
+    unsafe fn board(&mut self, arguments: &[*mut sys::PJRT_Buffer], handles: &mut Handles) -> Outcome {
+        for &argument in arguments {
+            // SAFETY: the caller's promise.
+            let buffer = unsafe { Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")? };
+            handles.push(buffer.take_up()?);
+            self.seats.push(Some(buffer));
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Passengers<'_> {
     fn drop(&mut self) {
         for buffer in self.seats.iter().flatten() {
@@ -66,6 +88,7 @@ struct Destination {
 struct Lane<'a> {
     index: usize,
     device: Option<&'a Device>,
+    scratch: Option<Scratch>,
     destinations: SmallVec<[Destination; 4]>,
 }
 
@@ -139,32 +162,13 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         let context = unsafe { Context::share(options.known.context) };
         options.known.context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
 
-        // 1. Arguments.
-        // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers.
-        let lists = unsafe { slice(self.argument_lists, self.num_devices) };
-        let mut passengers = Passengers { seats: SmallVec::with_capacity(self.num_args * self.num_devices) };
-        let mut arguments = Handles::with_capacity(self.num_args * self.num_devices);
-        for &list in lists {
-            // SAFETY: as above.
-            for &argument in unsafe { slice(list, self.num_args) } {
-                // SAFETY: as above.
-                let buffer = unsafe { Buffer::borrow(argument, NAME)? };
-                arguments.push(buffer.take_up()?);
-                passengers.seats.push(Some(buffer));
-            }
-        }
-
-        // 2. Destinations; from here on a failure has to give them back.
-        let width = self.num_args + plan.destinations.len();
-        let mut handles = Handles::with_capacity(width * self.num_devices);
+        // 1. Scratch and destinations; from here on a failure has to give them back.
         let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
         for index in 0..self.num_devices {
             let device = device(&loaded, index, self.execute_device);
-            let mut lane = Lane { index, device, destinations: SmallVec::new() };
+            let mut lane = Lane { index, device, scratch: None, destinations: SmallVec::new() };
             // SAFETY: the client is alive while its executable is.
             let outcome = unsafe { lane.prepare(&loaded) };
-            handles.extend_from_slice(&arguments[index * self.num_args..][..self.num_args]);
-            handles.extend(lane.destinations.iter().map(|destination| destination.view.0));
             lanes.push(lane);
             if let Err(failure) = outcome {
                 // SAFETY: the views were never shown to a program.
@@ -173,13 +177,29 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             }
         }
 
+        // 2. Arguments.
+        let width = self.num_args + plan.destinations.len();
+        let mut handles = Handles::with_capacity(width * self.num_devices);
+        let mut passengers = Passengers { seats: SmallVec::with_capacity(self.num_args * self.num_devices) };
+        // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers.
+        let lists = unsafe { slice(self.argument_lists, self.num_devices) };
+        for index in 0..self.num_devices {
+            let list = lists.get(index).copied().unwrap_or(ptr::null());
+            // SAFETY: as above.
+            let boarded = unsafe { passengers.board(slice(list, self.num_args), &mut handles) };
+            if let Err(failure) = boarded {
+                // SAFETY: the views were never shown to a program.
+                unsafe { abandon(client, &mut lanes) };
+                return Err(failure);
+            }
+            handles.extend(lanes[index].destinations.iter().map(|destination| destination.view.0));
+        }
+
         // 3. The engine.
         let argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> =
             (0..self.num_devices).map(|index| handles[index * width..].as_ptr()).collect();
         let mut events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::from_elem(ptr::null_mut(), self.num_devices);
-        if plan.host_callbacks {
-            client.callbacks_under_way.fetch_add(1, Ordering::Relaxed);
-        }
+        let callbacks = plan.host_callbacks.then(|| CallbackRun::begin(&loaded.client));
         // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
         let outcome = unsafe {
             engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
@@ -195,9 +215,6 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 ..Default::default()
             })
         };
-        if plan.host_callbacks {
-            client.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
-        }
         if let Err(error) = outcome {
             // SAFETY: as above; the engine gave up on the programs, or will be waited for.
             unsafe {
@@ -238,7 +255,13 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
             match &event {
                 Some(event) if !event.is_ready() => {
-                    let mut cargo = Cargo { consumed, context: context.clone(), ..Cargo::default() };
+                    let mut cargo = Cargo {
+                        consumed,
+                        context: context.clone(),
+                        scratch: lane.scratch.take(),
+                        callbacks: callbacks.clone(),
+                        ..Cargo::default()
+                    };
                     for seat in &mut passengers.seats[seats] {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));
@@ -281,7 +304,7 @@ fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Op
 }
 
 impl Lane<'_> {
-    /// Allocates and views every destination.
+    /// Keeps the program's scratch, and allocates and views every destination.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; what was made so far stays for the caller to abandon.
@@ -289,22 +312,70 @@ impl Lane<'_> {
     /// # Safety
     /// The client must be alive.
     unsafe fn prepare(&mut self, loaded: &Loaded) -> Outcome {
-        let plan = &loaded.program.plan;
-        if plan.destinations.is_empty() {
+        let program = &*loaded.program;
+        if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO {
             return Ok(());
         }
+        let Some((device, memory)) = self.device.and_then(|device| Some((device, device.arena.as_ref()?))) else {
+            return if program.plan.destinations.is_empty() {
+                Ok(())
+            } else {
+                Err(Error::internal("a program with destinations runs on a device without an arena").into())
+            };
+        };
+        if program.scratch != Bytes::ZERO {
+            self.scratch = Some(loaded.client.scratch(memory, program.scratch).map_err(|shortage| {
+                Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
+            })?);
+        }
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.place(loaded, device, memory) };
+        match outcome {
+            Err(failure) if self.destinations.len() < program.plan.destinations.len() && failure.is_exhausted() => {
+                // One by one they found no room. Room for all in one piece may be had still, once those made so far,
+                // which hold nothing yet, are out of the way.
+                // SAFETY: the views were never shown to a program.
+                unsafe { self.clear(&loaded.client) };
+                let shapes = program.plan.destinations.iter().map(|&result| &*program.results[result]);
+                if !loaded.client.open_hole(memory, shapes) {
+                    return Err(failure);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { self.place(loaded, device, memory) }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Gives the destinations back.
+    ///
+    /// # Safety
+    /// The client must be alive; the views are not used again.
+    unsafe fn clear(&mut self, client: &Client) {
+        for destination in self.destinations.drain(..) {
+            // SAFETY: the view is ours.
+            unsafe { views::destroy(client.engine, destination.view.0) };
+            drop(destination.held);
+        }
+    }
+
+    /// Allocates and views every destination.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    ///
+    /// # Safety
+    /// The client must be alive.
+    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Outcome {
+        let plan = &loaded.program.plan;
         let client = &*loaded.client;
-        let (device, arena) = self
-            .device
-            .and_then(|device| Some((device, device.arena.as_ref()?)))
-            .ok_or_else(|| Error::internal("a program with destinations runs on a device without an arena"))?;
         for (number, &result) in plan.destinations.iter().enumerate() {
             if let Some(Spare { held, view }) = loaded.spares.get(self.index).and_then(|spares| spares.take(number)) {
                 self.destinations.push(Destination { held, view });
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let held = client.allocate(arena, Bytes::new(shape.size as u64))?;
+            let held = client.allocate(memory, shape)?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
             let view = unsafe {
                 views::view(
@@ -329,11 +400,8 @@ impl Lane<'_> {
 /// The client must be alive; the views are not used again.
 unsafe fn abandon(client: &Client, lanes: &mut [Lane<'_>]) {
     for lane in lanes {
-        for destination in lane.destinations.drain(..) {
-            // SAFETY: the view is ours.
-            unsafe { views::destroy(client.engine, destination.view.0) };
-            drop(destination.held);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { lane.clear(client) };
     }
 }
 

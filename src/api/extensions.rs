@@ -186,7 +186,7 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
             let args = call(
                 originals.engine,
                 originals.layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout,
-                Self { buffer: buffer.handle()?, ..*self },
+                Self { buffer: buffer.hold()?.handle(), ..*self },
             )?;
             self.layout = args.layout;
         }
@@ -228,7 +228,7 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
-            call(originals.engine, originals.stream.wait_stream, Self { buffer: buffer.handle()?, ..*self })?;
+            call(originals.engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
         }
         Ok(())
     }

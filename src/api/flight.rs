@@ -21,14 +21,17 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Instant,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::{
-    buffer::{Buffer, Held},
+    buffer::Buffer,
     context::Context,
+    device_memory::Held,
+    room::{CallbackRun, Scratch},
 };
 use crate::{
     engine::{Engine, EngineEvent, Raw, views},
@@ -47,6 +50,10 @@ pub struct Cargo {
     pub results: SmallVec<[Arc<Buffer>; 2]>,
     /// Blocks that no buffer took, but that the engine may still use.
     pub leftovers: SmallVec<[Held; 2]>,
+    /// What the arena keeps for its scratch.
+    pub scratch: Option<Scratch>,
+    /// The program calls back into the host.
+    pub callbacks: Option<CallbackRun>,
     /// Handles to destroy.
     pub consumed: Consumed,
     /// The execute context.
@@ -58,17 +65,26 @@ struct Flight {
     done: AtomicBool,
     succeeded: AtomicBool,
     waiters: Arc<AtomicUsize>,
+    bell: Arc<Bell>,
     cargo: Mutex<Cargo>,
+}
+
+/// Rings when a flight arrives while somebody waits for memory.
+#[derive(Default)]
+struct Bell {
+    arrivals: Mutex<u64>,
+    rung: Condvar,
 }
 
 impl Flight {
     /// Frees the memory that only the flight still held. May run on a thread of the engine.
     fn unload(&self) {
-        let (buffers, results, leftovers) = {
+        let (buffers, results, leftovers, scratch) = {
             let mut cargo = self.cargo.lock();
-            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.results), mem::take(&mut cargo.leftovers))
+            let cargo = &mut *cargo;
+            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.results), mem::take(&mut cargo.leftovers), cargo.scratch.take())
         };
-        drop(leftovers);
+        drop((leftovers, scratch));
         for buffer in buffers {
             buffer.land();
         }
@@ -107,6 +123,8 @@ impl Flight {
             if catch_unwind(AssertUnwindSafe(|| flight.unload())).is_err() {
                 log::error!("a completion callback of pjrt-arena panicked; this is a bug");
             }
+            *flight.bell.arrivals.lock() += 1;
+            flight.bell.rung.notify_all();
         }
     }
 }
@@ -121,16 +139,17 @@ pub struct Traffic {
     count: AtomicUsize,
     /// Allocations that wait for memory.
     waiters: Arc<AtomicUsize>,
+    bell: Arc<Bell>,
 }
 
 impl Traffic {
     /// Watches over what ends with `event`.
     pub fn launch(&self, event: &EngineEvent, cargo: Cargo) {
-        let waiters = Arc::clone(&self.waiters);
         let flight = Arc::new(Flight {
             done: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
-            waiters,
+            waiters: Arc::clone(&self.waiters),
+            bell: Arc::clone(&self.bell),
             cargo: Mutex::new(cargo),
         });
         self.count.fetch_add(1, Ordering::Release);
@@ -192,6 +211,24 @@ impl Traffic {
         let orphans = mem::take(&mut *self.orphans.lock());
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
         self.count.fetch_sub(flights.len() + orphans.len(), Ordering::Release);
+    }
+
+    /// How many flights have arrived while somebody waited: to be asked before looking for room.
+    pub fn arrivals(&self) -> u64 {
+        *self.bell.arrivals.lock()
+    }
+
+    /// Waits for one more arrival than `seen`, at most until `deadline`; whether there was one, or may have been. Only
+    /// inside [`Self::waiting`].
+    pub fn wait_for_arrival(&self, seen: u64, deadline: Instant) -> bool {
+        let flying = self.flights.lock().iter().any(|flight| !flight.done.load(Ordering::SeqCst));
+        let mut arrivals = self.bell.arrivals.lock();
+        while *arrivals == seen {
+            if !flying || self.bell.rung.wait_until(&mut arrivals, deadline).timed_out() {
+                return *arrivals != seen;
+            }
+        }
+        Instant::now() < deadline
     }
 
     /// Runs `wait` while arriving flights free their memory at once.

@@ -1,9 +1,10 @@
 //! What a `PJRT_Buffer` says about itself. All answers outlive deletion and donation.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use super::{
-    buffer::{Buffer, Life, Storage},
+    buffer::{Buffer, Storage},
+    custody::Life,
     entry::{Entry, Outcome, slice},
     shape::Layout,
 };
@@ -37,7 +38,9 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
         }
         // A buffer of the engine may have dynamic dimensions.
         // SAFETY: the handle is alive, and with it what the answer points to.
-        let args = unsafe { buffer.client.engine.call(Self { buffer: buffer.handle()?, ..*self })? };
+        let hold = buffer.hold()?;
+        // SAFETY: as above.
+        let args = unsafe { buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })? };
         (self.unpadded_dims, self.num_dims) = (args.unpadded_dims, args.num_dims);
         Ok(())
     }
@@ -48,7 +51,13 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
-            buffer.client.engine.call(Self { buffer: buffer.handle()?, ..*self })?
+            if buffer.state().held().is_some() {
+                // A view has none, and what the engine would point to may go with the view when the block moves.
+                (self.dynamic_dim_indices, self.num_dynamic_dims) = (ptr::null_mut(), 0);
+                return Ok(());
+            }
+            let hold = buffer.hold()?;
+            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         (self.dynamic_dim_indices, self.num_dynamic_dims) = (args.dynamic_dim_indices, args.num_dynamic_dims);
         Ok(())
@@ -67,12 +76,13 @@ impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
 
 /// Asks the engine how the array is laid out.
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
-    // SAFETY: the handle is alive, and with it what the answer points to.
+    let hold = buffer.hold()?;
+    // SAFETY: the handle is alive while it is held, and with it what the answer points to.
     unsafe {
         let args = buffer
             .client
             .engine
-            .call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: buffer.handle()?, ..Default::default() })?;
+            .call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: hold.handle(), ..Default::default() })?;
         let tiled = args.layout.__bindgen_anon_1.tiled;
         let tile_dim_sizes = slice(tiled.tile_dim_sizes, tiled.num_tiles).to_vec();
         Ok(Layout {
@@ -134,7 +144,7 @@ impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_IsDeleted")? };
-        self.is_deleted = buffer.state().life != Life::Live;
+        self.is_deleted = buffer.state().life() != Life::Live;
         Ok(())
     }
 }
@@ -144,7 +154,8 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
-            buffer.client.engine.call(Self { buffer: buffer.handle()?, ..*self })?
+            let hold = buffer.hold()?;
+            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.is_on_cpu = args.is_on_cpu;
         Ok(())
@@ -156,7 +167,8 @@ impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
-            buffer.client.engine.call(Self { buffer: buffer.handle()?, ..*self })?
+            let hold = buffer.hold()?;
+            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.event = args.event;
         Ok(())

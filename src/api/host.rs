@@ -16,7 +16,6 @@ use crate::{
     engine::{Args, Engine, views},
     error::Error,
     sys,
-    units::Bytes,
 };
 
 /// A block of the device, viewed: what an array from outside is copied into.
@@ -28,7 +27,7 @@ use crate::{
 /// The client must be alive; the element type must be viewable.
 pub unsafe fn fresh(client: &Arc<Client>, device: &Device, shape: Arc<Shape>) -> Outcome<Arc<Buffer>> {
     let arena = device.arena.as_ref().ok_or_else(|| Error::internal("the device has no arena"))?;
-    let held = client.allocate(arena, Bytes::new(shape.size as u64))?;
+    let held = client.allocate(arena, &shape)?;
     // SAFETY: the block is aligned, holds the array, and is freed only after the view.
     let view = unsafe {
         views::view(client.engine, client.handle.0, device.memory.0, held.address(), shape.element_type, &shape.dims)?
@@ -41,9 +40,10 @@ pub unsafe fn fresh(client: &Arc<Client>, device: &Device, shape: Arc<Shape>) ->
 /// # Errors
 /// The engine's.
 pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
-    // SAFETY: the engine's handle lives as long as the buffer.
+    let hold = buffer.hold()?;
+    // SAFETY: the engine's handle stays while it is held.
     let args =
-        unsafe { engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: buffer.handle()?, ..Default::default() })? };
+        unsafe { engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: hold.handle(), ..Default::default() })? };
     Ok(args.event)
 }
 
@@ -116,6 +116,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
                 super::shape::element_bytes(self.type_).map_or(1, usize::from),
             );
         }
+        buffer.mark_whole();
         // The copy is done, so the host array is free again whatever the semantics.
         self.done_with_host_buffer = ready_event(client.engine, &buffer)?;
         self.buffer = buffer.into_raw();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     counters::{Executions, Miss, Tally},
-    entry::{Outcome, slice},
+    entry::{Outcome, slice, text},
     shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
     state::Client,
@@ -19,6 +19,7 @@ use crate::{
     engine::{Engine, EngineError, Raw},
     memory::Strategy,
     sys,
+    units::Bytes,
 };
 
 /// Where a result is expected.
@@ -101,6 +102,10 @@ pub struct Program {
     pub plan: Plan,
     /// Its results on one device.
     pub results: Vec<Arc<Shape>>,
+    /// Its name, for messages.
+    pub name: String,
+    /// What it takes beside arguments and results while it runs, where the strategy sets that aside.
+    pub scratch: Bytes,
     /// Runs and misses.
     pub executions: Executions,
     /// Where the results of the first run were.
@@ -127,10 +132,15 @@ impl Program {
     ) -> Outcome<Self> {
         // SAFETY: the caller's promise; arrays live as long as the executable.
         let results = unsafe { results(engine, executable)? };
+        let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
+        // SAFETY: as above.
+        let (name, scratch) = if sets_aside { unsafe { scratch(engine, executable) } } else { Default::default() };
         Ok(Self {
             client,
             plan,
             results,
+            name,
+            scratch,
             executions: Executions::default(),
             origins: OnceCell::new(),
             differs: AtomicBool::new(false),
@@ -204,6 +214,22 @@ impl Drop for Program {
         if let Some(client) = &self.client {
             client.counters.add(&self.tally());
         }
+    }
+}
+
+/// A program's name and its scratch (`temp_size_in_bytes` of its statistics), as far as the engine says.
+///
+/// # Safety
+/// `executable` must be alive.
+unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> (String, Bytes) {
+    // SAFETY: the caller's promise; the name lives as long as the executable.
+    unsafe {
+        let name = engine.call(sys::PJRT_Executable_Name_Args { executable, ..Default::default() });
+        let name = name.map(|args| text(args.executable_name, args.executable_name_size).into_owned());
+        let stats =
+            engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() });
+        let scratch = stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0);
+        (name.unwrap_or_default(), Bytes::new(scratch))
     }
 }
 

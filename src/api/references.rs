@@ -2,11 +2,15 @@
 //!
 //! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy, and
 //! it must know of the reference to do so (trap T11).
+//!
+//! A block is pinned in its arena from the first outsider to the last. Before the first gets the address, a small block
+//! that lies amid those that move goes out of their way.
 
 use std::ptr;
 
 use super::{
     buffer::Buffer,
+    compaction,
     entry::{Entry, Outcome},
 };
 use crate::{engine::views, error::Error, sys};
@@ -24,6 +28,20 @@ impl<'a> Hold<'a> {
         // SAFETY: the caller's promise.
         let buffer = unsafe { Buffer::borrow(buffer, function)? };
         Ok(Self { buffer, handle: buffer.take_up()? })
+    }
+
+    /// As [`Hold::new`], of bytes whose address is about to be given out.
+    ///
+    /// # Safety
+    /// As for [`Buffer::borrow`].
+    unsafe fn to_pin(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
+        // SAFETY: the caller's promise.
+        let share = unsafe { Buffer::share(buffer, function)? };
+        if share.client.compacts {
+            compaction::migrate(&share.client, &share);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::new(buffer, function) }
     }
 
     /// Where the bytes are.
@@ -46,9 +64,13 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
-            let hold = Hold::new(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")?;
+            let hold = Hold::to_pin(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")?;
             hold.buffer.client.engine.call(Self { buffer: hold.handle, ..*self })?;
-            hold.buffer.state().references += 1;
+            let mut state = hold.buffer.state();
+            let first = state.add_reference();
+            if let Some(held) = state.held().filter(|_| first) {
+                held.pin();
+            }
         }
         Ok(())
     }
@@ -58,21 +80,24 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
-        let handle = {
+        // Without the client there is no engine's buffer to tell.
+        let hold = buffer.hold().ok();
+        {
             let mut state = buffer.state();
-            if state.references == 0 {
-                return Err(Error::invalid_argument(
+            let last = state.drop_reference().ok_or_else(|| {
+                Error::invalid_argument(
                     "Attempting to decrease reference on a buffer with zero reference count.",
                 )
-                .into());
+            })?;
+            if let Some(held) = state.held().filter(|_| last) {
+                held.unpin();
             }
-            state.references -= 1;
-            state.handle()
-        };
-        if buffer.client.is_open() && !handle.is_null() {
-            // SAFETY: the engine's handle lives as long as ours.
-            unsafe { buffer.client.engine.call(Self { buffer: handle.0, ..*self })? };
         }
+        if let Some(hold) = &hold {
+            // SAFETY: the engine's handle stays while it is held.
+            unsafe { buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })? };
+        }
+        drop(hold);
         buffer.release_if_unused();
         Ok(())
     }
@@ -81,16 +106,20 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
 impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let hold = unsafe { Hold::new(self.buffer, "PJRT_Buffer_UnsafePointer")? };
+        let hold = unsafe { Hold::to_pin(self.buffer, "PJRT_Buffer_UnsafePointer")? };
         self.buffer_pointer = hold.address()?;
-        hold.buffer.state().address_known = true;
+        let mut state = hold.buffer.state();
+        let first = state.give_address();
+        if let Some(held) = state.held().filter(|_| first) {
+            held.pin();
+        }
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is alive. Whoever wants the address to stay holds a reference already.
         let hold = unsafe { Hold::new(self.buffer, "PJRT_Buffer_OpaqueDeviceMemoryDataPointer")? };
         self.device_memory_ptr = ptr::with_exposed_provenance_mut(hold.address()?);
         Ok(())

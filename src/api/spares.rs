@@ -17,7 +17,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{buffer::Held, state::Client};
+use super::{device_memory::Held, state::Client};
 use crate::{
     engine::{Raw, views},
     sys,

@@ -6,15 +6,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
-    time::Duration,
 };
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use super::{
-    buffer::Held,
     counters::Counters,
+    device_memory::DeviceMemory,
     entry::Outcome,
     flight::Traffic,
     loaded::{Loaded, Program},
@@ -23,16 +22,9 @@ use super::{
 use crate::{
     config::Settings,
     engine::{Engine, Raw, views::Viewable},
-    error::{Error, Result},
-    memory::Arena,
+    error::Error,
     sys,
-    units::Bytes,
 };
-
-/// How long an allocation waits for memory that programs under way will free, before it gives up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same while a program with host callbacks runs: it may be waiting for the very thread that waits here (trap T9).
-const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
 
 /// One addressable device and the arena of its memory.
 pub struct Device {
@@ -41,7 +33,7 @@ pub struct Device {
     /// The engine's default memory of the device: the one that the arena stands for.
     pub memory: Raw<sys::PJRT_Memory>,
     /// Ours; `None` when this engine's memory cannot be viewed, so that everything stays with the engine.
-    pub arena: Option<Arc<Arena>>,
+    pub arena: Option<Arc<DeviceMemory>>,
     /// Bytes of buffers that the engine holds itself.
     pub engine_bytes: Arc<AtomicI64>,
 }
@@ -54,6 +46,8 @@ pub struct Client {
     pub handle: Raw<sys::PJRT_Client>,
     /// What was decided when it was created.
     pub settings: Settings,
+    /// Whether live buffers are moved when there is no room.
+    pub compacts: bool,
     /// Element types whose arrays can lie in the arena.
     pub viewable: Viewable,
     /// The addressable devices, in the engine's order.
@@ -86,6 +80,7 @@ impl Client {
         Self {
             engine,
             handle,
+            compacts: settings.strategy.value == crate::memory::Strategy::Tpu,
             settings,
             viewable,
             devices,
@@ -128,22 +123,6 @@ impl Client {
     pub fn settle(&self) {
         self.traffic.sweep(self.engine);
         self.spares.clear(self);
-    }
-
-    /// A block of `arena`. Waits for memory that programs under way will give back, if that would make room.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED with the numbers.
-    pub fn allocate(&self, arena: &Arc<Arena>, size: Bytes) -> Result<Held> {
-        let block = match arena.allocate(size) {
-            Ok(block) => block,
-            Err(_) => self.traffic.waiting(self.engine, || {
-                self.spares.clear(self);
-                let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
-                arena.allocate_waiting(size, if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE })
-            })?,
-        };
-        Ok(Held::new(Arc::clone(arena), block))
     }
 }
 

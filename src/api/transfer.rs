@@ -48,7 +48,13 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         self.buffer = unsafe {
             match home {
                 Some((device, size)) => {
-                    fresh(&client, device, Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize)))?
+                    {
+                        let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
+                        let buffer = fresh(&client, device, shape)?;
+                        // Whatever the bytes are, they are what was asked for.
+                        buffer.mark_whole();
+                        buffer
+                    }
                 }
                 None => {
                     let args = client.engine.call(*self)?;

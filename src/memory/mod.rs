@@ -36,7 +36,7 @@ pub use self::{
     arena::{
         Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle,
     },
-    oom::OutOfMemory,
+    oom::{OutOfMemory, Pinned},
     stats::Stats,
     table::BlockId,
 };

@@ -33,8 +33,21 @@ pub struct OutOfMemory {
     pub pool: Bytes,
     /// The arena's limit.
     pub limit: Bytes,
+    /// What a compaction could not move, where there was one; the largest sum first.
+    pub pinned: Vec<Pinned>,
     /// What the device said, where it refused memory that the limit allows.
     pub refusal: Option<Box<Error>>,
+}
+
+/// Blocks that could not move, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pinned {
+    /// The reason, in words.
+    pub why: &'static str,
+    /// How many.
+    pub blocks: u64,
+    /// Their sizes asked for, summed.
+    pub bytes: Bytes,
 }
 
 impl fmt::Display for OutOfMemory {
@@ -95,6 +108,7 @@ mod tests {
             largest_request: Bytes::gib(4),
             pool: Bytes::gib(9),
             limit: Bytes::gib(10),
+            pinned: Vec::new(),
             refusal: None,
         };
         let text = oom.to_string();

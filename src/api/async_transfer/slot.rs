@@ -17,7 +17,9 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use super::super::{
-    buffer::{Buffer, EngineBytes, Held, Life, Storage},
+    buffer::{Buffer, EngineBytes, Storage},
+    custody::Life,
+    device_memory::Held,
     entry::Outcome,
     shape::Shape,
     state::Client,
@@ -236,7 +238,9 @@ impl Slot {
             match unsafe { show(client, memory, shape, address, Showing::View) } {
                 Ok(view) => {
                     state.receiver = Receiver::Served;
-                    return Ok(wrap(view, Storage::Arena(block)));
+                    let buffer = wrap(view, Storage::Arena(block));
+                    buffer.mark_whole();
+                    return Ok(buffer);
                 }
                 Err(error) => {
                     state.block = Some(block);
@@ -368,7 +372,7 @@ impl Promise {
         let address = block.address();
         let unclaimed = {
             let mut state = self.buffer.state();
-            if state.life == Life::Donated {
+            if state.life() == Life::Donated {
                 Some(block)
             } else {
                 state.storage = Storage::Arena(block);
@@ -416,8 +420,13 @@ impl Promise {
                 })
             };
             // XLA returns the very error that an alias is given, so only a refused array is news.
-            if let (Ok(_), Err(error)) = (outcome, kept) {
-                log::error!("the engine refused the bytes of a transfer: {}", error.message());
+            match (outcome, kept) {
+                (Ok(_), Err(error)) => log::error!("the engine refused the bytes of a transfer: {}", error.message()),
+                (Ok(_), Ok(_)) => {
+                    self.buffer.mark_whole();
+                    self.buffer.move_in();
+                }
+                (Err(_), _) => {}
             }
         }
         self.buffer.land();

@@ -350,6 +350,7 @@ impl Arena {
             largest_request: stats.largest_request,
             pool: stats.pool_bytes,
             limit: self.limit,
+            pinned: Vec::new(),
             refusal: shortage.refusal.map(Box::new),
         }
     }

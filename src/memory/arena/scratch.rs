@@ -84,20 +84,22 @@ impl Arena {
         self.state.lock().begin_scratch(bytes)
     }
 
-    /// As [`Self::begin_scratch`], with what `compaction` opened.
-    ///
-    /// # Errors
-    /// As [`Self::begin_scratch`].
-    pub fn begin_scratch_in(&self, compaction: Compaction<'_>, bytes: Bytes) -> Result<(), NoScratch> {
-        compaction.finish(|state, _| state.begin_scratch(bytes))
-    }
-
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.
     pub fn end_scratch(&self, bytes: Bytes) {
         let under_way = &mut self.state.lock().scratch.under_way;
         if let Some(index) = under_way.iter().position(|&other| other == bytes) {
             under_way.swap_remove(index);
         }
+    }
+}
+
+impl Compaction<'_> {
+    /// Ends the compaction, and keeps the low end that it emptied before anybody else can use it.
+    ///
+    /// # Errors
+    /// As [`Arena::begin_scratch`].
+    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), NoScratch> {
+        self.finish(|state, _| state.begin_scratch(bytes))
     }
 }
 

@@ -1,0 +1,287 @@
+//! The mover: carries an arena's plan out on live buffers.
+//!
+//! ```text
+//!  look     which buffers may move (nobody uses them, nobody outside holds their address, their contents are good)
+//!  plan     the arena: which of them to move where; what the plan needs leaves circulation
+//!  seize    the buffers of the plan: from here on others wait for them; one that got busy means a new plan without it
+//!  move     one after the other: bytes, a new view of them, the arena's books, the buffer's; the old view ends
+//!  end      what was opened is free
+//! ```
+//!
+//! No lock is held while bytes move or the engine is called, and nothing is waited for.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{
+    buffer::{Body, Buffer, Storage},
+    custody::Stay,
+    device_memory::DeviceMemory,
+    state::Client,
+};
+use crate::{
+    engine::{EngineError, Raw, views},
+    error::{Error, Result},
+    memory::{BlockId, Compaction, Goal, Move, Obstacle, Pinned},
+    sys,
+    units::Bytes,
+};
+
+/// How often a plan is made anew because a buffer of it got busy. Each new plan leaves one more buffer alone.
+const ATTEMPTS: usize = 16;
+
+/// How long moving a block out of the way may take before its address is given out, at 20 GB/s: about 4 MiB.
+const PIN_BYTES: Bytes = Bytes::mib(4);
+
+/// A plan that was carried out; the room that it made is still out of circulation.
+pub struct Opened<'a> {
+    compaction: Compaction<'a>,
+    /// Buffers moved.
+    pub buffers: u64,
+    /// Their sizes, summed.
+    pub bytes: Bytes,
+}
+
+impl Opened<'_> {
+    /// Takes a block in the room that was made.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Arena::allocate`].
+    pub fn allocate(self, size: Bytes) -> Result<crate::memory::Block, crate::memory::OutOfMemory> {
+        self.compaction.allocate(size)
+    }
+
+    /// Keeps the low end that was emptied.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Arena::begin_scratch`].
+    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), crate::memory::NoScratch> {
+        self.compaction.begin_scratch(bytes)
+    }
+}
+
+/// What [`compact`] did on one device.
+pub struct Report {
+    /// Buffers moved.
+    pub buffers: u64,
+    /// Their sizes, summed.
+    pub bytes: Bytes,
+    /// From begin to end.
+    pub time: Duration,
+    /// The largest hole before.
+    pub hole_before: Bytes,
+    /// The largest hole after.
+    pub hole_after: Bytes,
+    /// What could not move, and why.
+    pub pinned: Vec<Pinned>,
+}
+
+/// A buffer in the mover's hands.
+struct Seized {
+    buffer: Arc<Buffer>,
+    view: Raw<sys::PJRT_Buffer>,
+}
+
+/// What could not move at this instant, by reason.
+pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
+    let mut sums: FxHashMap<Stay, Pinned> = FxHashMap::default();
+    for buffer in memory.roster.buffers() {
+        let Some(stay) = buffer.custody().stay() else { continue };
+        let Some(size) = buffer.custody().peek(|body| body.held().map(|held| held.size())) else { continue };
+        let sum = sums.entry(stay).or_insert(Pinned { why: stay.reason(), blocks: 0, bytes: Bytes::ZERO });
+        sum.blocks += 1;
+        sum.bytes += size;
+    }
+    let mut pinned: Vec<Pinned> = sums.into_values().collect();
+    pinned.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.why.cmp(other.why)));
+    pinned
+}
+
+/// Moves buffers of `memory` until `goal` is reached.
+///
+/// # Errors
+/// Why it cannot be. A move that fails ends the work early; what was moved stays moved.
+pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> Result<Opened<'a>, Obstacle> {
+    let mut busy: FxHashSet<BlockId> = FxHashSet::default();
+    let mut outcome = Err(Obstacle::Nothing);
+    for _ in 0..ATTEMPTS {
+        let movable = movable(memory, &busy);
+        let costs = memory.mover.costs();
+        let compaction = memory.plan(goal, &costs, &|block| movable.contains_key(&block))?;
+        let free: Bytes = memory.stats().free_bytes;
+        match seize(client, compaction.moves(), &movable) {
+            Ok(seized) => return Ok(perform(client, memory, compaction, seized)),
+            Err(block) => {
+                busy.insert(block);
+                outcome = Err(Obstacle::Barriers { free });
+            }
+        }
+    }
+    outcome
+}
+
+/// The buffers that may move, by block.
+fn movable(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> FxHashMap<BlockId, Arc<Buffer>> {
+    let mut movable = FxHashMap::default();
+    for buffer in memory.roster.buffers() {
+        let block = buffer.custody().peek(|body| body.held().map(|held| held.block().id));
+        if let Some(block) = block.filter(|block| !busy.contains(block))
+            && buffer.custody().stay().is_none()
+        {
+            movable.insert(block, buffer);
+        }
+    }
+    movable
+}
+
+/// Takes the buffers of all moves in hand, or none of them.
+///
+/// # Errors
+/// The block whose buffer is in use now.
+fn seize(
+    client: &Client,
+    moves: &[Move],
+    movable: &FxHashMap<BlockId, Arc<Buffer>>,
+) -> Result<Vec<Seized>, BlockId> {
+    let mut seized: Vec<Seized> = Vec::with_capacity(moves.len());
+    for step in moves {
+        let look = |body: &Body| {
+            let held = body.held()?;
+            (held.block().id == step.block && client.is_open()).then(|| body.handle())
+        };
+        let taken = movable.get(&step.block).and_then(|buffer| {
+            let view = buffer.custody().seize(look)?;
+            Some(Seized { buffer: Arc::clone(buffer), view })
+        });
+        match taken {
+            Some(taken) => seized.push(taken),
+            None => {
+                seized.into_iter().for_each(|other| other.buffer.custody().release(|_| ()));
+                return Err(step.block);
+            }
+        }
+    }
+    Ok(seized)
+}
+
+/// Makes the moves, in order. The first that fails ends the work.
+fn perform<'a>(
+    client: &Client,
+    memory: &DeviceMemory,
+    mut compaction: Compaction<'a>,
+    seized: Vec<Seized>,
+) -> Opened<'a> {
+    let moves = compaction.moves().to_vec();
+    let (mut buffers, mut bytes) = (0, Bytes::ZERO);
+    let mut seized = seized.into_iter();
+    for (step, Seized { buffer, view }) in moves.into_iter().zip(&mut seized) {
+        // SAFETY: the buffer is seized and the destination out of circulation: nobody uses the bytes of either.
+        let outcome = unsafe { relocate(client, memory, &mut compaction, &buffer, step) };
+        match outcome {
+            Ok(fresh) => {
+                buffer.custody().release(|body| body.move_to(Raw(fresh), step.to));
+                // SAFETY: the old view was the buffer's, which has the new one; nothing uses it.
+                unsafe { views::destroy(client.engine, view.0) };
+                buffers += 1;
+                bytes += step.size;
+            }
+            Err(error) => {
+                buffer.custody().release(|_| ());
+                log::warn!("a compaction of {} ends early: {error}", memory.name());
+                break;
+            }
+        }
+    }
+    seized.for_each(|other| other.buffer.custody().release(|_| ()));
+    Opened { compaction, buffers, bytes }
+}
+
+/// Moves one buffer's bytes; its view at the new place.
+///
+/// # Errors
+/// The device's, the engine's or the arena's; the bytes are where they were then.
+///
+/// # Safety
+/// The buffer must be seized, and the destination be out of circulation.
+unsafe fn relocate(
+    client: &Client,
+    memory: &DeviceMemory,
+    compaction: &mut Compaction<'_>,
+    buffer: &Buffer,
+    step: Move,
+) -> Result<*mut sys::PJRT_Buffer> {
+    // SAFETY: both places are blocks of the arena of this device, and nobody uses them: the caller's promise.
+    unsafe { memory.mover.relocate(step.from, step.to, step.size)? };
+    let shape = &buffer.shape;
+    let to = step.to.get() as usize;
+    // SAFETY: the new place is aligned and as large as the old one; it is freed after the view, as the old one was.
+    let view = unsafe {
+        views::view(client.engine, client.handle.0, buffer.memory.0, to, shape.element_type, &shape.dims)
+    };
+    let view = view.map_err(|error: EngineError| Error::internal(error.message()));
+    let committed = view.and_then(|view| match compaction.commit() {
+        Ok(()) => Ok(view),
+        Err(error) => {
+            // SAFETY: the view was just made and nobody has seen it.
+            unsafe { views::destroy(client.engine, view) };
+            Err(error)
+        }
+    });
+    if committed.is_err() {
+        // SAFETY: as above, the other way round.
+        unsafe { memory.mover.relocate(step.to, step.from, step.size)? };
+    }
+    committed
+}
+
+/// Moves everything that can move, so that what is free is in as few pieces as possible.
+pub fn compact(client: &Client, memory: &DeviceMemory) -> Report {
+    let start = Instant::now();
+    client.settle();
+    let hole_before = memory.stats().largest_free_block;
+    let deadline = start + Duration::from_secs(10);
+    let (buffers, bytes) = loop {
+        match carry_out(client, memory, Goal::Pack) {
+            Ok(opened) => break (opened.buffers, opened.bytes),
+            Err(Obstacle::UnderWay) if Instant::now() < deadline => memory.wait_for_compaction(deadline),
+            Err(_) => break (0, Bytes::ZERO),
+        }
+    };
+    Report {
+        buffers,
+        bytes,
+        time: start.elapsed(),
+        hole_before,
+        hole_after: memory.stats().largest_free_block,
+        pinned: pinned(memory),
+    }
+}
+
+/// *Migrate on pin*: before the address of an idle buffer is given to an outsider, moves it out of the way of those that
+/// move, if it is small enough for nobody to notice. Otherwise pinned blocks divide the memory for as long as they
+/// live.
+pub fn migrate(client: &Client, buffer: &Arc<Buffer>) {
+    let idle = buffer.custody().stay().is_none();
+    let place = buffer.custody().peek(|body| body.held().map(|held| (Arc::clone(held.home()), held.block())));
+    let Some((memory, block)) = place.filter(|(_, block)| idle && block.size <= PIN_BYTES) else { return };
+    let Ok(compaction) = memory.plan_pin(block.id) else { return };
+    let mut movable = FxHashMap::default();
+    movable.insert(block.id, Arc::clone(buffer));
+    if let Ok(seized) = seize(client, compaction.moves(), &movable) {
+        drop(perform(client, &memory, compaction, seized));
+    }
+}
+
+impl Body {
+    /// The buffer lies elsewhere now, and this is its view.
+    fn move_to(&mut self, view: Raw<sys::PJRT_Buffer>, address: crate::units::Address) {
+        self.set_handle(view);
+        if let Storage::Arena(held) = &mut self.storage {
+            held.moved_to(address);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Who uses, holds, frees and moves the bytes of one buffer.
+//!
+//! ```text
+//!   users > 0      executions and transfers under way: the bytes stay where they are
+//!   references > 0 outsiders hold the address until they say otherwise: likewise
+//!   given for good an outsider holds the address for ever: likewise
+//!   not whole      nobody knows whether the bytes are good: likewise
+//!   moving         the mover has them; everybody else waits, for as long as one compaction takes
+//!
+//!   owner let go, no user, no reference: the bytes are free
+//! ```
+//!
+//! The mover holds no lock while it moves: `moving` keeps the others out. It waits for nobody, so whoever waits for it,
+//! a host callback included, waits for copies and no longer (trap T9).
+
+use std::ops::{Deref, DerefMut};
+
+use crate::sync::{Condvar, Mutex, MutexGuard};
+
+/// What became of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Usable.
+    Live,
+    /// Its owner deleted it.
+    Deleted,
+    /// A program took its memory over; the engine consumed its handle.
+    Donated,
+}
+
+/// Why bytes stay where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stay {
+    /// An outsider holds the address and will say when no longer: a NumPy view, dlpack.
+    Referenced,
+    /// The address was given out for good (`PJRT_Buffer_UnsafePointer` has no release).
+    AddressKnown,
+    /// An execution or a transfer uses them.
+    InUse,
+    /// They are being written, or hold an error.
+    NotWhole,
+    /// Nobody owns them any more.
+    Gone,
+}
+
+impl Stay {
+    /// In words, for reports.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Referenced => "external references (NumPy views, dlpack)",
+            Self::AddressKnown => "address given out for good (unsafe pointer)",
+            Self::InUse => "in use by a program or transfer",
+            Self::NotWhole => "being written, or holding an error",
+            Self::Gone => "deleted, not yet free",
+        }
+    }
+}
+
+/// What is known about the bytes, and `body`, which says where they are.
+pub struct State<T> {
+    life: Life,
+    users: u32,
+    references: u32,
+    address_known: bool,
+    whole: bool,
+    moving: bool,
+    body: T,
+}
+
+impl<T> Deref for State<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.body
+    }
+}
+
+impl<T> DerefMut for State<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.body
+    }
+}
+
+impl<T> State<T> {
+    /// What became of the buffer.
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    /// The owner lets go; whether it was the owner's still.
+    pub fn end(&mut self, life: Life) -> bool {
+        let was_live = self.life == Life::Live;
+        if was_live {
+            self.life = life;
+        }
+        was_live
+    }
+
+    /// A program took the bytes over.
+    pub fn donate(&mut self) {
+        self.life = Life::Donated;
+    }
+
+    /// Begins a use of the bytes.
+    pub fn begin_use(&mut self) {
+        self.users += 1;
+    }
+
+    /// Ends a use of the bytes.
+    pub fn end_use(&mut self) {
+        debug_assert!(self.users > 0, "landed more often than taken up");
+        self.users -= 1;
+    }
+
+    /// Whether no execution or transfer uses the bytes.
+    pub fn is_at_rest(&self) -> bool {
+        self.users == 0
+    }
+
+    /// One more outsider holds the address; whether it is the first that does.
+    pub fn add_reference(&mut self) -> bool {
+        self.references += 1;
+        self.references == 1 && !self.address_known
+    }
+
+    /// One less; whether nobody outside holds the address now. `None` if there was none.
+    pub fn drop_reference(&mut self) -> Option<bool> {
+        self.references = self.references.checked_sub(1)?;
+        Some(self.references == 0 && !self.address_known)
+    }
+
+    /// Nobody outside refers to the buffer any more, whatever they said; whether somebody did.
+    pub fn forget_references(&mut self) -> bool {
+        std::mem::take(&mut self.references) > 0 && !self.address_known
+    }
+
+    /// The address was given out for good; whether nobody held it before.
+    pub fn give_address(&mut self) -> bool {
+        let first = self.references == 0 && !self.address_known;
+        self.address_known = true;
+        first
+    }
+
+    /// The bytes are written and good.
+    pub fn mark_whole(&mut self) {
+        self.whole = true;
+    }
+
+    /// Whether the bytes are free to go.
+    pub fn is_free(&self) -> bool {
+        self.life != Life::Live && self.users == 0 && self.references == 0
+    }
+
+    /// Why the bytes stay where they are; `None` if they may move.
+    pub fn stay(&self) -> Option<Stay> {
+        if self.address_known {
+            Some(Stay::AddressKnown)
+        } else if self.references > 0 {
+            Some(Stay::Referenced)
+        } else if self.life != Life::Live {
+            Some(Stay::Gone)
+        } else if self.users > 0 {
+            Some(Stay::InUse)
+        } else if !self.whole {
+            Some(Stay::NotWhole)
+        } else {
+            None
+        }
+    }
+}
+
+/// See the module's documentation.
+pub struct Custody<T> {
+    state: Mutex<State<T>>,
+    moved: Condvar,
+}
+
+impl<T> Custody<T> {
+    /// Of a live buffer that is still to be written.
+    pub fn new(body: T) -> Self {
+        let state = State {
+            life: Life::Live,
+            users: 0,
+            references: 0,
+            address_known: false,
+            whole: false,
+            moving: false,
+            body,
+        };
+        Self { state: Mutex::new(state), moved: Condvar::new() }
+    }
+
+    /// Everything that changes. Waits while the bytes are being moved.
+    pub fn lock(&self) -> MutexGuard<'_, State<T>> {
+        let mut state = self.state.lock();
+        while state.moving {
+            self.moved.wait(&mut state);
+        }
+        state
+    }
+
+    /// A look at where the bytes are, whoever has them in hand.
+    pub fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.state.lock().body)
+    }
+
+    /// What keeps the bytes where they are at this instant; nobody waits. A buffer that is being moved may move.
+    pub fn stay(&self) -> Option<Stay> {
+        self.state.lock().stay()
+    }
+
+    /// Takes the bytes in hand to move them, if they may move and `look` finds what it wants: from then on everybody
+    /// else waits for [`Self::release`].
+    pub fn seize<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
+        let mut state = self.state.lock();
+        if state.moving || state.stay().is_some() {
+            return None;
+        }
+        let found = look(&state.body)?;
+        state.moving = true;
+        Some(found)
+    }
+
+    /// Ends what [`Self::seize`] began, after `change` has said where the bytes are now.
+    pub fn release<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let mut state = self.state.lock();
+        let result = change(&mut state.body);
+        state.moving = false;
+        drop(state);
+        self.moved.notify_all();
+        result
+    }
+}
