@@ -7,6 +7,7 @@
 //!    api/      exported entry points; panics never cross it
 //!    program/  reads and rewrites the portable StableHLO artifact (destination passing)
 //!    engine/   the inner plugin: libloading, version-checked function table
+//!    report/   what an arena looks like, as text for people
 //!    memory/   device-independent and safe: strategies, free-space index, block table, statistics
 //!    device/   where bytes live: host (mmap), fake (tests, faults); cuda: what the NVIDIA driver offers
 //!         |  PJRT C API (views of our memory)
@@ -15,7 +16,7 @@
 //!
 //! Beside them stand `config` (the settings) and `logging`.
 //!
-//! Dependencies point one way: `api -> {engine, program, device} -> memory -> {error, units}`.
+//! Dependencies point one way: `api -> {engine, program, report, device} -> memory -> {error, units}`.
 
 pub mod api;
 pub mod config;
@@ -25,6 +26,7 @@ pub mod error;
 pub mod logging;
 pub mod memory;
 pub mod program;
+pub mod report;
 mod sync;
 pub mod sys;
 pub mod units;

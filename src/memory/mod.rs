@@ -29,6 +29,7 @@ mod strategy;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod tiles;
 
 use std::fmt;
 
