@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::Strategy;
 use crate::{
     error::{Code, Error},
-    units::Bytes,
+    units::{Bytes, short},
 };
 
 /// A request found no room. All numbers are of the instant of the failure.
@@ -53,6 +53,9 @@ pub struct Pinned {
 impl fmt::Display for OutOfMemory {
     /// The first line begins with XLA's own words (`tf_allocator_adapter.cc`), which users and scripts search for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.strategy == Strategy::Tpu {
+            self.write_as_a_tpu(f)?;
+        }
         let (requested, bytes) = (self.requested, self.requested.get());
         writeln!(
             f,
@@ -71,13 +74,26 @@ impl fmt::Display for OutOfMemory {
             None if self.requested > self.limit => write!(f, "\n  the request is larger than the limit"),
             None if self.within_reach() >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
             None => Ok(()),
-        }
+        }?;
+        self.pinned.iter().try_for_each(|pinned| {
+            write!(f, "\n  could not move {} in {} block(s): {}", pinned.bytes, pinned.blocks, pinned.why)
+        })
     }
 }
 
 impl std::error::Error for OutOfMemory {}
 
 impl OutOfMemory {
+    /// The TPU runtime's own sentence, which its users and their scripts know (google/trax#431).
+    fn write_as_a_tpu(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (asked, free, hole) = (short(self.requested), short(self.free), short(self.largest_hole));
+        write!(f, "Attempting to allocate {asked}. That was not possible. There are {free} free.")?;
+        if self.free >= self.requested {
+            write!(f, " Due to fragmentation, the largest contiguous region of free memory is {hole}.")?;
+        }
+        writeln!(f, "; ({})", self.arena)
+    }
+
     /// What is free, and what the limit still leaves to grow.
     fn within_reach(&self) -> Bytes {
         Bytes::new(self.limit.get().saturating_sub(self.in_use.get() + self.pending.get() + self.slack.get()))
@@ -119,6 +135,16 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert!(text.ends_with("enough is free, but not in one piece"), "{text}");
+        let pinned = vec![Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }];
+        let tpu = OutOfMemory { strategy: Strategy::Tpu, pinned, ..oom.clone() }.to_string();
+        assert!(
+            tpu.starts_with(
+                "Attempting to allocate 6.00G. That was not possible. There are 7.00G free. Due to fragmentation, the \
+                 largest contiguous region of free memory is 3.00G.; (cpu:0)\nOut of memory while trying"
+            ),
+            "{tpu}"
+        );
+        assert!(tpu.ends_with("could not move 5.00MiB in 3 block(s): external references"), "{tpu}");
         let refused = OutOfMemory { refusal: Some(Box::new(Error::internal("no pages"))), ..oom };
         assert!(refused.to_string().ends_with("refused more memory: no pages"));
         assert_eq!(Error::from(refused).code, Code::ResourceExhausted);

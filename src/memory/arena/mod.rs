@@ -51,6 +51,8 @@ pub struct Block {
 pub enum BlockState {
     /// Its owner holds it.
     Live,
+    /// Its owner holds it, and an outsider its address.
+    Pinned,
     /// Its owner let go; the device may still use it.
     Retired,
 }
@@ -62,7 +64,7 @@ pub struct BlockInfo {
     pub block: Block,
     /// What it takes from the pool: its size and its slack.
     pub held: Bytes,
-    /// Live or retired.
+    /// Live, pinned or retired.
     pub state: BlockState,
 }
 
@@ -264,6 +266,29 @@ impl Arena {
         surplus.iter().map(|region| region.bytes).sum()
     }
 
+    /// Gives the memory behind the holes to `discard`, piece by piece, and returns the sum of what it says. Pieces have at most
+    /// 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them. O(blocks) a piece.
+    pub fn discard_holes(&self, mut discard: impl FnMut(Region) -> Bytes) -> Bytes {
+        const PIECE: Bytes = Bytes::mib(64);
+        let (mut from, mut discarded) = (Address::new(0), Bytes::ZERO);
+        loop {
+            let state = self.state.lock();
+            let Some(hole) = state.placement.space().and_then(|space| space.hole_from(from)) else { return discarded };
+            // Pieces end where pages do, so that none is cut in two.
+            let end = Bytes::new(hole.address.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
+            let bytes = hole.bytes.min(end - Bytes::new(hole.address.get()));
+            discarded += discard(Region { address: hole.address, bytes });
+            from = hole.address + bytes;
+        }
+    }
+
+    /// Where programs' scratch is kept.
+    pub fn scratch(&self) -> Option<Region> {
+        let state = self.state.lock();
+        let (space, span) = (state.placement.space()?, state.scratch.span()?);
+        Some(Region { address: space.address(span), bytes: space.size(span) })
+    }
+
     /// The numbers of this instant. O(1) but for the largest hole (see [`Stats::largest_free_block`]), which looks
     /// through the holes of one size class, and for the regions of `growing`.
     pub fn stats(&self) -> Stats {
@@ -287,7 +312,11 @@ impl Arena {
         let infos = state.table.iter().map(|(id, record)| BlockInfo {
             block: Block { id, address: record.address, size: record.requested },
             held: state.placement.held(record.place),
-            state: if record.tenure == Tenure::Retired { BlockState::Retired } else { BlockState::Live },
+            state: match record.tenure {
+                Tenure::Retired => BlockState::Retired,
+                Tenure::Pinned => BlockState::Pinned,
+                _ => BlockState::Live,
+            },
         });
         infos.collect()
     }

@@ -12,8 +12,11 @@ use std::collections::BTreeMap;
 
 use super::{Node, NodeId, RegionId, Space, Tenure};
 use crate::{
-    memory::compaction::{Kind, Layout, Run, Span},
-    units::Bytes,
+    memory::{
+        Region,
+        compaction::{Kind, Layout, Run, Span},
+    },
+    units::{Address, Bytes},
 };
 
 /// Spans looked at to find a pinned block a place.
@@ -178,6 +181,17 @@ impl Space {
         down.find(|id| self.nodes[id.index()].offset <= place.offset).filter(|&id| self.is_hole(id))
     }
 
+    /// What is left from `from` on of the first hole that reaches beyond it, by address. O(spans).
+    pub(crate) fn hole_from(&self, from: Address) -> Option<Region> {
+        let holes = self.regions().flat_map(|(id, _)| self.spans(id)).filter(|span| span.tenure == Tenure::Hole);
+        let ahead = holes.filter_map(|span| {
+            let end = span.address + span.size;
+            let start = span.address.max(from);
+            (start < end).then(|| Region { address: start, bytes: end - start })
+        });
+        ahead.min_by_key(|hole| hole.address)
+    }
+
     /// A place as a range of a region, from its first granule on.
     pub(crate) fn run(&self, id: NodeId) -> Run {
         let Node { region, offset, size, .. } = self.nodes[id.index()];
@@ -195,7 +209,7 @@ impl Space {
     }
 
     /// The first address of a run.
-    pub(crate) fn start(&self, run: Run) -> crate::units::Address {
+    pub(crate) fn start(&self, run: Run) -> Address {
         self.base(run.region) + self.bytes(run.offset)
     }
 

@@ -177,7 +177,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
                 }
                 for (block, state) in std::mem::take(&mut model.blocks) {
                     match state {
-                        BlockState::Live => model.blocks.push((block, state)),
+                        BlockState::Live | BlockState::Pinned => model.blocks.push((block, state)),
                         BlockState::Retired => assert_eq!(arena.free(block.id), Ok(())),
                     }
                 }
