@@ -37,3 +37,30 @@ pub(crate) struct Run {
     pub(crate) offset: u32,
     pub(crate) size: u32,
 }
+
+/// Where something begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) region: RegionId,
+    pub(super) offset: u32,
+}
+
+impl Span {
+    /// Where it begins.
+    pub(super) fn spot(&self) -> Spot {
+        Spot { region: self.region, offset: self.offset }
+    }
+
+    /// The first granule behind it. A region has fewer than 2^32 granules.
+    pub(super) fn end(&self) -> u32 {
+        self.offset.saturating_add(self.size)
+    }
+
+    pub(super) fn is_hole(&self) -> bool {
+        self.kind == Kind::Hole
+    }
+
+    pub(super) fn is_movable(&self) -> bool {
+        self.kind == Kind::Movable
+    }
+}

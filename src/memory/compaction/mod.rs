@@ -14,6 +14,7 @@ mod costs;
 mod layout;
 mod plan;
 
+use self::{costs::Tariff, layout::Spot};
 pub use self::costs::{Costs, Remap};
 pub(crate) use self::{
     layout::{Kind, Layout, Run, Span},

@@ -1,0 +1,216 @@
+//! Evacuating a window: its blocks go into holes elsewhere, largest first, best fit.
+//!
+//! ```text
+//!  before   | a a . . b b b b c . . . | d d d d . . e .      a window of eight: from `b` on
+//!  after    | a a c . . . . . . . . . | d d d d . . e .      if `b` fits elsewhere, and `c` into the hole before it
+//! ```
+//!
+//! A block too large for every hole elsewhere slides within the window instead, and the window is longer by it.
+//! Evacuations never overlap and go to what was free from the start, so their order is free.
+
+use std::{cmp::Reverse, ops::Range};
+
+use smallvec::SmallVec;
+
+use super::{
+    Plan,
+    fit::{BestFit, Place},
+    picture::{Draft, Extent, Picture},
+    slide::Slider,
+    windows::{self, KEEP, Window},
+};
+use crate::memory::compaction::Spot;
+
+/// Blocks that the trials of one plan may look at: bounds a plan whose windows hold thousands of blocks each. The first
+/// trial is always made.
+const BLOCKS: usize = 16_384;
+
+/// One plan's trials: the holes as places to go (the owner is the span's index), and scratch space.
+#[derive(Debug)]
+pub(super) struct Evacuation<'a> {
+    picture: &'a Picture<'a>,
+    slider: &'a mut Slider,
+    fit: BestFit,
+    leaving: Vec<usize>,
+    sliding: Vec<usize>,
+    draft: Draft,
+}
+
+impl<'a> Evacuation<'a> {
+    pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
+        let movable = picture.spans.iter().filter(|span| span.is_movable());
+        let least = movable.map(|span| span.size).min().unwrap_or(u32::MAX);
+        let holes = picture.spans.iter().zip(0..).filter(|(span, _)| span.is_hole() && span.size >= least);
+        let places = holes.map(|(span, owner)| Place { size: span.size, owner, offset: span.offset }).collect();
+        let fit = BestFit::new(places);
+        Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
+    }
+
+    /// Leaves in `best` the cheapest evacuation that opens a hole of `need` granules, if that costs less than what is
+    /// there. O(n log n).
+    pub(super) fn improve(&mut self, need: u32, best: &mut Option<Plan>) {
+        let mut looked_at = 0;
+        for threshold in thresholds(self.fit.shelf()) {
+            let before = best.as_ref().map_or(u64::MAX, |best| best.cost);
+            for window in windows::cheapest(self.picture, need.into(), threshold, before, KEEP) {
+                if best.as_ref().is_some_and(|best| window.floor >= best.cost) {
+                    break;
+                }
+                if looked_at != 0 && looked_at + window.spans.len() > BLOCKS {
+                    break;
+                }
+                looked_at += window.spans.len();
+                for (spans, extent) in trims(self.picture, &window, need).into_iter().flatten() {
+                    if self.open(&spans, extent, need, threshold).is_some() {
+                        self.draft.offer(best);
+                        break;
+                    }
+                }
+            }
+            if best.as_ref().is_some_and(|best| best.cost < before) {
+                break;
+            }
+        }
+    }
+
+    /// Drafts the opening of `need` granules in the part `extent` of the window `spans`.
+    fn open(&mut self, spans: &Range<usize>, extent: Extent, need: u32, threshold: u32) -> Option<()> {
+        self.evacuate(spans, extent, None, threshold);
+        let free = self.slider.slide(self.picture, &self.sliding, extent, need, &mut self.draft)?;
+        let region = self.picture.spans.get(spans.start)?.region;
+        self.draft.finish(Spot { region, offset: free.low }, free.size());
+        Some(())
+    }
+
+    /// Drafts the emptying of the part `extent` of the window `spans`, but uses no hole of the run `avoid`. Returns the
+    /// blocks that found no place, ascending, and the draft.
+    pub(super) fn empty(
+        &mut self,
+        spans: &Range<usize>,
+        extent: Extent,
+        avoid: Option<&Range<usize>>,
+    ) -> (&[usize], &mut Draft) {
+        self.evacuate(spans, extent, avoid, u32::MAX);
+        (&self.sliding, &mut self.draft)
+    }
+
+    /// Drafts the moves of the blocks of up to `threshold` granules; `self.sliding` is what remains, ascending.
+    fn evacuate(&mut self, spans: &Range<usize>, extent: Extent, avoid: Option<&Range<usize>>, threshold: u32) {
+        let picture = self.picture;
+        self.draft.clear();
+        split_by_size(picture, spans, threshold, &mut self.leaving, &mut self.sliding);
+        let owner = |span| u32::try_from(span).unwrap_or(u32::MAX);
+        let barred = avoid.unwrap_or(spans);
+        self.fit.begin(owner(barred.start)..owner(barred.end));
+        if avoid.is_none() {
+            leftovers(picture, spans, extent).into_iter().for_each(|place| self.fit.add(place));
+        }
+        for &block in &self.leaving {
+            match settle(picture, &mut self.fit, block) {
+                Some(to) => self.draft.push(picture, block, to),
+                None => self.sliding.push(block),
+            }
+        }
+        self.sliding.sort_unstable();
+    }
+}
+
+/// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned by
+/// holes.
+pub(super) fn settle(picture: &Picture, fit: &mut BestFit, block: usize) -> Option<Spot> {
+    let span = &picture.spans[block];
+    let page = picture.tariff.page();
+    // From the place's first granule to the first that lies in its page as the block does.
+    let gap = |place: Place| match span.offset.checked_sub(place.offset) {
+        Some(distance) => distance % page,
+        None => (page - (place.offset - span.offset) % page) % page,
+    };
+    let alike = |place: Place| u64::from(gap(place)) + u64::from(span.size) <= place.size.into();
+    let mut exchanged = None;
+    if picture.exchangeable(block) {
+        exchanged = fit.take_accepted(span.size, span.size.saturating_add(page - 1), alike);
+    }
+    let place = match exchanged {
+        Some(place) => place,
+        None => fit.take(span.size)?,
+    };
+    let gap = if exchanged.is_some() { gap(place) } else { 0 };
+    let to = place.offset.saturating_add(gap);
+    fit.add(Place { size: gap, ..place });
+    fit.add(Place { size: place.size - gap - span.size, offset: to.saturating_add(span.size), ..place });
+    let region = picture.spans.get(place.owner as usize)?.region;
+    Some(Spot { region, offset: to })
+}
+
+/// Parts the blocks of `spans` into those of up to `threshold` granules, largest first, and the others.
+pub(super) fn split_by_size(
+    picture: &Picture,
+    spans: &Range<usize>,
+    threshold: u32,
+    leaving: &mut Vec<usize>,
+    sliding: &mut Vec<usize>,
+) {
+    leaving.clear();
+    sliding.clear();
+    for block in picture.blocks(spans.clone()) {
+        if picture.spans[block].size <= threshold { leaving.push(block) } else { sliding.push(block) }
+    }
+    leaving.sort_unstable_by_key(|&block| (Reverse(picture.spans[block].size), block));
+}
+
+/// Sizes up to which blocks leave rather than slide, in the order in which they are tried: none above the largest place
+/// can leave, and fewer should where large places are few.
+pub(super) fn thresholds(shelf: &[Place]) -> SmallVec<[u32; 3]> {
+    let count = shelf.len();
+    let picks = [count.checked_sub(1), count.checked_sub(1 + count / 8), Some(count / 2)];
+    let mut sizes: SmallVec<_> = picks.into_iter().flatten().filter_map(|pick| shelf.get(pick)).map(|p| p.size).collect();
+    sizes.dedup();
+    sizes
+}
+
+/// The places where the blocks of `window` and no others are in the way of `need` granules, and the spans that they touch
+/// with the holes beside them. What is not needed of those holes can take blocks; so there are two: as far up, and as far
+/// down as the holes reach.
+pub(super) fn trims(picture: &Picture, window: &Window, need: u32) -> [Option<(Range<usize>, Extent)>; 2] {
+    let hole = |span: usize| picture.spans[span].is_hole();
+    let mut spans = window.spans.clone();
+    let staying = u64::from(picture.extent(&spans).size()).saturating_sub(window.gain);
+    while spans.start < spans.end && hole(spans.start) {
+        spans.start += 1;
+    }
+    while spans.start < spans.end && hole(spans.end - 1) {
+        spans.end -= 1;
+    }
+    let core = picture.extent(&spans);
+    let Some(run) = picture.runs.get(window.run).filter(|_| !spans.is_empty()) else { return [None, None] };
+    if run.start < spans.start && hole(spans.start - 1) {
+        spans.start -= 1;
+    }
+    if spans.end < run.end && hole(spans.end) {
+        spans.end += 1;
+    }
+    let whole = picture.extent(&spans);
+    let (below, above) = (core.low.saturating_sub(whole.low), whole.high.saturating_sub(core.high));
+    let missing = (u64::from(need) + staying).saturating_sub(core.size().into());
+    let missing = u32::try_from(missing).unwrap_or(u32::MAX);
+    // Beyond the holes lies nothing: a window that yields enough never needs more.
+    let reach = |low: u32, high: u32| Extent { low: core.low.saturating_sub(low), high: core.high.saturating_add(high) };
+    let up = reach(missing.saturating_sub(above).min(below), missing.min(above));
+    let down = reach(missing.min(below), missing.saturating_sub(below).min(above));
+    [Some((spans.clone(), up)), (down != up).then_some((spans, down))]
+}
+
+/// What of the holes at the ends of `spans` lies outside of `extent`.
+fn leftovers(picture: &Picture, spans: &Range<usize>, extent: Extent) -> SmallVec<[Place; 2]> {
+    let mut places = SmallVec::new();
+    if let Some(hole) = picture.spans.get(spans.start).filter(|span| span.is_hole()) {
+        let owner = u32::try_from(spans.start).unwrap_or(u32::MAX);
+        places.push(Place { size: extent.low.saturating_sub(hole.offset), owner, offset: hole.offset });
+    }
+    let last = spans.end.saturating_sub(1);
+    if let Some(hole) = picture.spans.get(last).filter(|span| span.is_hole()) {
+        let owner = u32::try_from(last).unwrap_or(u32::MAX);
+        places.push(Place { size: hole.end().saturating_sub(extent.high), owner, offset: extent.high });
+    }
+    places
+}
