@@ -324,6 +324,7 @@ impl Drop for Arena {
 }
 
 impl State {
+    #[inline(always)]
     fn attempt(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Block, Shortage> {
         let placed = self.placement.place(size, backing)?;
         let address = placed.address;
