@@ -1,22 +1,17 @@
-//! Nanoseconds per operation of the arena: `cargo bench -p plugin_tests --bench arena`.
+//! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`.
 //!
 //! Numbers are for reading; nothing fails on time. Each line is the median of 15 rounds on one thread, with the lock
-//! taken and released for every operation and twice the trace's peak as the limit.
+//! taken and released for every operation. Whole traces are timed by `arena-replay`.
 
 use std::{hint::black_box, time::Instant};
 
 use pjrt_arena::{
-    device::{fake::FakeBacking, host::HostBacking},
-    memory::{Arena, Backing, Strategy},
+    device::host::HostBacking,
+    memory::{Arena, Strategy},
     units::Bytes,
 };
-use plugin_tests::traces::{ADVERSARIAL, RECORDED, Trace};
 
 const ROUNDS: usize = 15;
-
-fn arena(strategy: Strategy, limit: Bytes, backing: impl Backing + 'static) -> Arena {
-    Arena::new("bench".into(), strategy, limit, Box::new(backing)).expect("a good arena")
-}
 
 /// The median of the rounds' nanoseconds per operation; `round` returns its operations.
 fn median(mut round: impl FnMut() -> usize) -> f64 {
@@ -44,22 +39,11 @@ fn pairs(arena: &Arena, size: Bytes, count: usize) -> f64 {
 
 fn main() {
     println!("{:<44} {:>10}", "", "ns per op");
-    for strategy in [Strategy::Preallocate, Strategy::Growing] {
-        for name in RECORDED.iter().chain(&ADVERSARIAL) {
-            let trace = Trace::read(name);
-            let limit = Bytes::new(trace.peak.get() * 2);
-            let arena = arena(strategy, limit, FakeBacking::new(limit, Bytes::new(256)));
-            let nanoseconds = median(|| {
-                (0..20).for_each(|_| trace.replay(&arena).expect("twice the peak is enough"));
-                20 * 2 * trace.blocks
-            });
-            println!("{:<44} {nanoseconds:>10.1}", format!("{strategy}: trace {name}"));
-        }
-    }
     for (strategy, count) in
         [(Strategy::Preallocate, 100_000), (Strategy::Growing, 100_000), (Strategy::Platform, 1000)]
     {
-        let arena = arena(strategy, Bytes::gib(4), HostBacking::new());
+        let arena = Arena::new("bench".into(), strategy, Bytes::gib(4), Box::new(HostBacking::new()));
+        let arena = arena.expect("a good arena");
         // Memory that stays in use, so that the pairs do not run in an empty arena.
         for mib in 1..=32 {
             let block = arena.allocate(Bytes::mib(mib)).expect("room");

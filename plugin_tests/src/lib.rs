@@ -29,7 +29,6 @@ pub mod gate;
 pub mod plugin;
 pub mod program;
 pub mod raw;
-pub mod traces;
 pub mod transfer;
 
 pub use buffer::{Buffer, Element, ElementType, HostArray, HostLayout, Semantics, View};

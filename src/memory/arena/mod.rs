@@ -397,6 +397,7 @@ impl Drop for Arena {
 }
 
 impl State {
+    #[inline(always)]
     fn attempt(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Block, Shortage> {
         let placed = match self.placement.place(size, backing) {
             Err(_) if self.lower_floor() => self.placement.place(size, backing)?,

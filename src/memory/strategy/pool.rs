@@ -37,24 +37,35 @@ impl Pool {
         (!size.is_zero()).then_some(size)
     }
 
+    #[inline(always)]
     pub(super) fn place_slot(&mut self, class: Class) -> Option<Placed> {
         let slot = self.slabs.allocate(class)?;
         Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: class.size() })
     }
 
     /// A span, or where there is none and the block is small, a slot that is larger than it needs.
+    #[inline(always)]
     pub(super) fn place_span_or_larger_slot(&mut self, size: Bytes) -> Option<Placed> {
-        self.place_span(size).or_else(|| {
-            let slot = self.slabs.allocate_larger(Class::of(size)?)?;
-            Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: self.slabs.size(slot) })
-        })
+        // Not `or_else`: the detour of the result through its closure's memory costs 2 ns.
+        match self.place_span(size) {
+            Some(placed) => Some(placed),
+            None => self.place_larger_slot(size),
+        }
     }
 
+    #[cold]
+    fn place_larger_slot(&mut self, size: Bytes) -> Option<Placed> {
+        let slot = self.slabs.allocate_larger(Class::of(size)?)?;
+        Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: self.slabs.size(slot) })
+    }
+
+    #[inline(always)]
     pub(super) fn place_span(&mut self, size: Bytes) -> Option<Placed> {
         let id = self.space.allocate(size, End::Low)?;
         Some(Placed { place: Place::Span(id), address: self.space.address(id), held: self.space.size(id) })
     }
 
+    #[inline(always)]
     pub(super) fn held(&self, place: Place) -> Bytes {
         match place {
             Place::Span(id) => self.space.size(id),
@@ -71,6 +82,7 @@ impl Pool {
         }
     }
 
+    #[inline(always)]
     pub(super) fn vacate(&mut self, place: Place, was: Tenure) -> Emptied {
         match place {
             Place::Span(id) => self.space.free(id).map_or(Emptied::Nothing, Emptied::Region),

@@ -35,10 +35,13 @@ impl Preallocate {
         Self { limit, extent_size, region: None, pool: Pool::new(limit), extents: Vec::new() }
     }
 
+    #[inline(always)]
     fn reserve(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
-        if self.region.is_some() {
-            return Ok(());
-        }
+        if self.region.is_some() { Ok(()) } else { self.reserve_now(backing) }
+    }
+
+    #[cold]
+    fn reserve_now(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
         let refused = |error| Shortage { refusal: Some(error) };
         let region = backing.reserve(self.limit).map_err(refused)?;
         match self.pool.space.add_region(region) {
@@ -53,22 +56,29 @@ impl Preallocate {
         }
     }
 
+    #[inline(always)]
     fn place_small(&mut self, class: Class) -> Option<Placed> {
         let extent_size = self.extent_size?;
-        self.pool.place_slot(class).or_else(|| {
-            let span = self.pool.space.allocate(extent_size, End::High)?;
-            let Some(id) = self.pool.slabs.adopt(self.pool.space.address(span), self.pool.space.size(span)) else {
-                self.pool.space.free(span);
-                return None;
-            };
-            // An extent does not move; [`Self::dissolve`] makes ordinary blocks of its slots.
-            self.pool.space.pin(span);
-            if self.extents.len() <= id.index() {
-                self.extents.resize(id.index() + 1, None);
-            }
-            self.extents[id.index()] = Some(span);
-            self.pool.place_slot(class)
-        })
+        match self.pool.place_slot(class) {
+            Some(placed) => Some(placed),
+            None => self.place_in_new_extent(class, extent_size),
+        }
+    }
+
+    #[cold]
+    fn place_in_new_extent(&mut self, class: Class, extent_size: Bytes) -> Option<Placed> {
+        let span = self.pool.space.allocate(extent_size, End::High)?;
+        let Some(id) = self.pool.slabs.adopt(self.pool.space.address(span), self.pool.space.size(span)) else {
+            self.pool.space.free(span);
+            return None;
+        };
+        // An extent does not move; [`Self::dissolve`] makes ordinary blocks of its slots.
+        self.pool.space.pin(span);
+        if self.extents.len() <= id.index() {
+            self.extents.resize(id.index() + 1, None);
+        }
+        self.extents[id.index()] = Some(span);
+        self.pool.place_slot(class)
     }
 
     fn drop_extent(&mut self, id: ExtentId) {

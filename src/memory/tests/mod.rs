@@ -2,6 +2,7 @@
 //! against a model ([`model`]).
 
 mod model;
+mod moves;
 mod threads;
 
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::{
 };
 
 const PAGE: Bytes = Bytes::kib(4);
-const ALL: [Strategy; 3] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform];
+const ALL: [Strategy; 4] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform, Strategy::Tpu];
 /// More than any test takes: to wait this long is to fail.
 const LONG: Duration = Duration::from_secs(60);
 

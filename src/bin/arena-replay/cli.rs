@@ -1,0 +1,285 @@
+//! The command line.
+
+use std::{ffi::OsString, num::NonZeroU64, path::PathBuf, str::FromStr};
+
+use lexopt::prelude::*;
+use pjrt_arena::units::Bytes;
+
+use crate::{policy::PolicyName, synthetic::Workload, trace::UNIT};
+
+const HELP: &str = "\
+arena-replay: replays allocation traces against a memory manager's policy, without any device
+
+Usage:
+  arena-replay --policy POLICY [OPTIONS] FILE...
+  arena-replay --generate WORKLOAD [--seed N]
+
+A trace has a line `a ID BYTES` for each block that is taken and `f ID` for each that is freed; lines that begin with #
+and blank ones are passed over. `-` reads standard input.
+
+Options:
+  --policy POLICY     preallocate  pjrt-arena, all memory in one region
+                      growing      pjrt-arena, regions on demand
+                      bfc          XLA's BFC allocator, all memory in one region
+  --capacity C        bytes (8GiB) or a multiple of the trace's peak (1.01x), rounded up to 256 bytes; default 2x
+  --min-capacity      also search the smallest capacity that replays without failure, in steps of 0.05 % of the peak
+  --pin-every K       an outsider holds the address of every Kth block until it is freed, so that it cannot move
+  --json              one object of JSON a trace and line instead of a table
+  --generate WORKLOAD write a synthetic trace to standard output; WORKLOAD is one of
+";
+
+const AFTER_WORKLOADS: &str = "  --seed N            of the synthetic trace; default 0
+  -h, --help          this text
+
+Figures (keys of --json; null: not asked for, or nothing to tell):
+  peak_live_bytes     the most bytes held at once, each block rounded up to 256 bytes
+  capacity_bytes      what the policy had to do with
+  min_capacity_bytes  see --min-capacity
+  failed              blocks that found no room; the replay goes on without them
+  moves, moved_bytes, compactions, plan_ns_max
+                      blocks moved, their bytes, how often, and the longest planning in nanoseconds
+  ns_per_op           nanoseconds to take or free one block, with the lock and without pins: median of several rounds
+";
+
+/// The text of `--help`.
+pub(crate) fn help() -> String {
+    let workloads = Workload::ALL.map(|workload| format!("{:22}{:<14}{}\n", "", workload.name(), workload.about()));
+    format!("{HELP}{}{AFTER_WORKLOADS}", workloads.concat())
+}
+
+/// How much memory the policy gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capacity {
+    /// So many bytes.
+    Bytes(Bytes),
+    /// So many billionths of the trace's peak.
+    Peaks(u64),
+}
+
+/// One, as [`Capacity::Peaks`] counts.
+const ONE: u64 = 1_000_000_000;
+/// Larger ones need larger addresses than a policy has.
+const MOST_PEAKS: u64 = 1000;
+const MOST_BYTES: Bytes = Bytes::gib(1 << 30);
+
+impl Capacity {
+    /// The capacity for a trace of this peak, in whole units and at least one.
+    pub(crate) fn of(self, peak: Bytes) -> Result<Bytes, String> {
+        let bytes = match self {
+            Self::Bytes(bytes) => u128::from(bytes.get()),
+            Self::Peaks(billionths) => (u128::from(peak.get()) * u128::from(billionths)).div_ceil(u128::from(ONE)),
+        };
+        let rounded = u64::try_from(bytes).ok().and_then(|bytes| Bytes::new(bytes).max(UNIT).checked_round_up(UNIT));
+        rounded
+            .filter(|&rounded| rounded <= MOST_BYTES)
+            .ok_or_else(|| format!("a capacity of {bytes} bytes; allowed are at most {MOST_BYTES}"))
+    }
+}
+
+impl FromStr for Capacity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || {
+            format!(
+                "--capacity `{text}`: allowed are bytes, such as 8GiB, and multiples of the peak up to {MOST_PEAKS}x, such as 1.01x"
+            )
+        };
+        let Some(number) = text.strip_suffix(['x', 'X']) else {
+            let bytes: Bytes = text.parse().map_err(|error: pjrt_arena::error::Error| error.message)?;
+            return Ok(Self::Bytes(bytes));
+        };
+        // Decimal digits as they stand: a factor such as 1.01 has no exact binary form, and 1.000x is to be the peak.
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 9 || number.ends_with('.') {
+            return Err(refused());
+        }
+        let whole: u64 = whole.parse().map_err(|_| refused())?;
+        let fraction: u64 = format!("{fraction:0<9}").parse().map_err(|_| refused())?;
+        let billionths = whole.checked_mul(ONE).and_then(|whole| whole.checked_add(fraction));
+        billionths.filter(|&all| all != 0 && all <= MOST_PEAKS * ONE).map(Self::Peaks).ok_or_else(refused)
+    }
+}
+
+/// What to replay, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) policy: PolicyName,
+    pub(crate) capacity: Capacity,
+    pub(crate) pin_every: Option<NonZeroU64>,
+    pub(crate) min_capacity: bool,
+    pub(crate) json: bool,
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Help,
+    Generate { workload: Workload, seed: u64 },
+    Replay(Options),
+}
+
+/// Reads the arguments behind the program's name.
+///
+/// # Errors
+/// A sentence that names the argument and what is allowed.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
+    let mut parser = lexopt::Parser::from_args(arguments);
+    let (mut policy, mut capacity, mut pin_every, mut generate) = (None, Capacity::Peaks(2 * ONE), None, None);
+    let (mut min_capacity, mut json, mut seed) = (false, false, None);
+    let mut files = Vec::new();
+    while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
+        match argument {
+            Short('h') | Long("help") => return Ok(Command::Help),
+            Long("json") => json = true,
+            Long("min-capacity") => min_capacity = true,
+            Long("policy") => {
+                let name = text(&mut parser)?;
+                policy = Some(PolicyName::from_name(&name).ok_or_else(|| {
+                    format!(
+                        "--policy `{name}`: allowed are {}",
+                        PolicyName::ALL.map(|name| name.to_string()).join(", ")
+                    )
+                })?);
+            }
+            Long("capacity") => capacity = text(&mut parser)?.parse()?,
+            Long("pin-every") => {
+                let every = text(&mut parser)?;
+                let refused = |_| format!("--pin-every `{every}`: allowed are whole numbers from 1 on");
+                pin_every = Some(every.parse().map_err(refused)?);
+            }
+            Long("generate") => {
+                let name = text(&mut parser)?;
+                generate = Some(Workload::from_name(&name).ok_or_else(|| {
+                    format!("--generate `{name}`: allowed are {}", Workload::ALL.map(Workload::name).join(", "))
+                })?);
+            }
+            Long("seed") => {
+                let number = text(&mut parser)?;
+                seed = Some(
+                    number.parse().map_err(|_| format!("--seed `{number}`: allowed are whole numbers from 0 on"))?,
+                );
+            }
+            Value(file) => files.push(PathBuf::from(file)),
+            _ => return Err(argument.unexpected().to_string()),
+        }
+    }
+    match (generate, policy) {
+        (Some(_), Some(_)) => Err("--generate writes a trace and --policy replays one: give one of them".into()),
+        (Some(_), _) if !files.is_empty() => Err(format!("--generate reads no file, such as `{}`", files[0].display())),
+        (Some(workload), None) => Ok(Command::Generate { workload, seed: seed.unwrap_or(0) }),
+        (None, _) if seed.is_some() => Err("--seed belongs to --generate, which is not there".into()),
+        (None, _) if files.is_empty() => Err("no trace to replay: name a FILE, or `-` for standard input".into()),
+        (None, None) => {
+            Err(format!("no --policy: name one of {}", PolicyName::ALL.map(|name| name.to_string()).join(", ")))
+        }
+        (None, Some(policy)) => Ok(Command::Replay(Options { policy, capacity, pin_every, min_capacity, json, files })),
+    }
+}
+
+fn text(parser: &mut lexopt::Parser) -> Result<String, String> {
+    parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &str) -> Result<Command, String> {
+        parse(arguments.split_whitespace().map(OsString::from))
+    }
+
+    fn options() -> Options {
+        Options {
+            policy: PolicyName::Bfc,
+            capacity: Capacity::Peaks(2 * ONE),
+            pin_every: None,
+            min_capacity: false,
+            json: false,
+            files: vec!["t.ev".into()],
+        }
+    }
+
+    #[test]
+    fn arguments_are_read_in_any_order() {
+        assert_eq!(read("--policy bfc t.ev"), Ok(Command::Replay(options())));
+        let all = Options {
+            policy: PolicyName::Preallocate,
+            capacity: Capacity::Peaks(1_010_000_000),
+            pin_every: NonZeroU64::new(20),
+            min_capacity: true,
+            json: true,
+            files: vec!["t.ev".into(), "-".into()],
+        };
+        let line = "t.ev --json --capacity=1.01x --pin-every 20 --min-capacity - --policy Preallocate";
+        assert_eq!(read(line), Ok(Command::Replay(all)));
+        let files = vec!["--json".into()];
+        assert_eq!(read("--policy=bfc -- --json"), Ok(Command::Replay(Options { files, ..options() })));
+        assert_eq!(read("x --help --nonsense"), Ok(Command::Help));
+        let workload = Workload::from_name("serving").expect("a workload");
+        assert_eq!(read("--generate serving --seed 7"), Ok(Command::Generate { workload, seed: 7 }));
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_told() {
+        for (line, message) in [
+            ("", "no trace to replay: name a FILE"),
+            ("t.ev", "no --policy: name one of preallocate, growing, bfc"),
+            ("--policy best t.ev", "--policy `best`: allowed are preallocate, growing, bfc"),
+            ("--policy bfc t.ev --pin-every 0", "--pin-every `0`: allowed are whole numbers from 1 on"),
+            ("--policy bfc t.ev --nonsense", "--nonsense"),
+            ("--policy bfc --json=yes t.ev", "--json"),
+            ("t.ev --policy", "--policy"),
+            ("--policy bfc --seed 1 t.ev", "--seed belongs to --generate"),
+            ("--generate serving t.ev", "--generate reads no file, such as `t.ev`"),
+            ("--generate serving --policy bfc", "give one of them"),
+            ("--generate nothing", "--generate `nothing`: allowed are serving, "),
+            ("--generate serving --seed x", "--seed `x`: allowed are whole numbers"),
+        ] {
+            let error = read(line).expect_err(line);
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn capacities_are_bytes_or_exact_multiples_of_the_peak() {
+        let peak = Bytes::new(256 * 1000);
+        for (text, bytes) in [
+            ("1.000x", 256_000),
+            ("1x", 256_000),
+            ("1.01x", 258_560),
+            ("1.0001X", 256_256),
+            ("0.5x", 128_000),
+            ("4KiB", 4096),
+            ("1000", 1024),
+            ("0", 256),
+        ] {
+            assert_eq!(
+                text.parse::<Capacity>().and_then(|capacity| capacity.of(peak)),
+                Ok(Bytes::new(bytes)),
+                "{text}"
+            );
+        }
+        assert_eq!(Capacity::Peaks(ONE).of(Bytes::ZERO), Ok(UNIT));
+        for text in
+            ["x", "0x", "1.x", ".5x", "-1x", "1e3x", "1.0000000001x", "1001x", "99999999999999999999x", "8GB", ""]
+        {
+            assert!(text.parse::<Capacity>().is_err_and(|error| error.contains(&format!("`{text}`"))), "{text}");
+        }
+        assert!(Capacity::Bytes(Bytes::MAX).of(peak).is_err());
+    }
+
+    #[test]
+    fn the_help_names_everything() {
+        let help = help();
+        for name in Workload::ALL.map(Workload::name) {
+            assert!(help.contains(name), "{name}");
+        }
+        for policy in PolicyName::ALL {
+            assert!(help.contains(&policy.to_string()), "{policy}");
+        }
+        assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
+    }
+}
