@@ -64,12 +64,16 @@ fn c33_arena_tpu_by_its_own_name_only() {
         let add_one = client.compile(&Program::add_one()).unwrap();
         assert_eq!(add_one.run1(&[&x]).unwrap().read::<f32>().unwrap(), ramp(1.0));
     });
+    refused(&[("strategy", "tpu".into()), ("preallocate", false.into())])
+        .expect(Code::INVALID_ARGUMENT, &["strategy=tpu", "preallocate=false"]);
+}
+
+#[test]
+fn c33_arena_xlas_variables_never_mean_tpu() {
     in_child!(&[("XLA_PYTHON_CLIENT_ALLOCATOR", "bfc"), ("XLA_PYTHON_CLIENT_PREALLOCATE", "true")], || {
         let _client = Client::create(1, &[("limit", Value::from("64MiB"))]).unwrap();
         assert_eq!(strategies(), ["preallocate"]);
     });
-    refused(&[("strategy", "tpu".into()), ("preallocate", false.into())])
-        .expect(Code::INVALID_ARGUMENT, &["strategy=tpu", "preallocate=false"]);
 }
 
 /// The strategy of each device that there is.
