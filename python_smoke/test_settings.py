@@ -140,7 +140,8 @@ def test_what_has_no_effect_is_warned_about(variables, words):
 
 
 def test_one_line_shows_what_follows_from_the_strategy():
-    run = run_jax("import jax; jax.numpy.ones(3)", PJRT_ARENA_LOG="info", PJRT_ARENA_STRATEGY="tpu", PJRT_ARENA_LIMIT="64MiB")
+    variables = {"PJRT_ARENA_LOG": "info", "PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_LIMIT": "64MiB"}
+    run = run_jax("import jax; jax.numpy.ones(3)", **variables)
     assert "strategy=tpu (PJRT_ARENA_STRATEGY)" in run.stderr
     assert "compact=on (default), tpu_tiles=off (default)" in run.stderr
 
