@@ -48,6 +48,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "jax_plugins/arena/__main__.py",
         "jax_plugins/arena/_library.py",
         "jax_plugins/arena/libpjrt_arena.so",
+        "jax_plugins/arena/memory.py",
         "jax_plugins/arena/py.typed",
     }
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.arena
 BAD = {
     "unknown strategy": (
         {"PJRT_ARENA_STRATEGY": "fastest"},
-        ["PJRT_ARENA_STRATEGY", "fastest", "preallocate", "growing", "platform"],
+        ["PJRT_ARENA_STRATEGY", "fastest", "preallocate", "growing", "platform", "tpu"],
     ),
     "unknown allocator": (
         {"XLA_PYTHON_CLIENT_ALLOCATOR": "jemalloc"},
@@ -31,6 +31,8 @@ BAD = {
     "limit that is no size": ({"PJRT_ARENA_LIMIT": "plenty"}, ["PJRT_ARENA_LIMIT=plenty", "bytes"]),
     "limit of more than all": ({"PJRT_ARENA_LIMIT": "140%"}, ["PJRT_ARENA_LIMIT=140%", "at most 100%"]),
     "no devices": ({"PJRT_ARENA_DEVICES": "0"}, ["PJRT_ARENA_DEVICES=0", "from 1"]),
+    "compact sometimes": ({"PJRT_ARENA_COMPACT": "sometimes"}, ["PJRT_ARENA_COMPACT=sometimes", "on, off"]),
+    "tiles of a size": ({"PJRT_ARENA_TPU_TILES": "8x128"}, ["PJRT_ARENA_TPU_TILES=8x128", "on, off"]),
     "devices not a number": ({"PJRT_ARENA_DEVICES": "two"}, ["PJRT_ARENA_DEVICES=two", "from 1"]),
 }
 
@@ -116,6 +118,32 @@ def test_unknown_variable_of_ours_is_warned_about():
     run = run_jax("import jax; jax.devices()", PJRT_ARENA_STRATEGIE="growing")
     assert "PJRT_ARENA_STRATEGIE" in run.stderr and "PJRT_ARENA_STRATEGY" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"PJRT_ARENA_STRATEGY": "platform", "PJRT_ARENA_COMPACT": "on"}, ["PJRT_ARENA_COMPACT=on", "platform"]),
+        ({"PJRT_ARENA_STRATEGY": "growing", "PJRT_ARENA_TPU_TILES": "1"}, ["PJRT_ARENA_TPU_TILES=1", "growing"]),
+        ({"PJRT_ARENA_TPU_TILE": "on"}, ["PJRT_ARENA_TPU_TILE means nothing", "PJRT_ARENA_TPU_TILES"]),
+        ({"PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_TPU_TILES": "on"}, []),
+        ({"PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_COMPACT": "off"}, []),
+        ({"PJRT_ARENA_STRATEGY": "growing", "PJRT_ARENA_COMPACT": "on"}, []),
+    ],
+)
+def test_what_has_no_effect_is_warned_about(variables, words):
+    run = run_jax("import jax; jax.devices()", **variables)
+    if words:
+        assert all(word in run.stderr for word in words), run.stderr
+    else:
+        assert run.stderr == ""
+
+
+def test_one_line_shows_what_follows_from_the_strategy():
+    variables = {"PJRT_ARENA_LOG": "info", "PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_LIMIT": "64MiB"}
+    run = run_jax("import jax; jax.numpy.ones(3)", **variables)
+    assert "strategy=tpu (PJRT_ARENA_STRATEGY)" in run.stderr
+    assert "compact=on (default), tpu_tiles=off (default)" in run.stderr
 
 
 def test_one_line_says_what_was_decided():

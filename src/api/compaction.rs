@@ -142,11 +142,7 @@ fn movable(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> FxHashMap<BlockI
 ///
 /// # Errors
 /// The block whose buffer is in use now.
-fn seize(
-    client: &Client,
-    moves: &[Move],
-    movable: &FxHashMap<BlockId, Arc<Buffer>>,
-) -> Result<Vec<Seized>, BlockId> {
+fn seize(client: &Client, moves: &[Move], movable: &FxHashMap<BlockId, Arc<Buffer>>) -> Result<Vec<Seized>, BlockId> {
     let mut seized: Vec<Seized> = Vec::with_capacity(moves.len());
     for step in moves {
         let look = |body: &Body| {
@@ -214,14 +210,15 @@ unsafe fn relocate(
     buffer: &Buffer,
     step: Move,
 ) -> Result<*mut sys::PJRT_Buffer> {
-    // SAFETY: both places are blocks of the arena of this device, and nobody uses them: the caller's promise.
-    unsafe { memory.mover.relocate(step.from, step.to, step.size)? };
     let shape = &buffer.shape;
+    // Padding need not travel.
+    let bytes = step.size.min(Bytes::new(shape.size as u64));
+    // SAFETY: both places are blocks of the arena of this device, and nobody uses them: the caller's promise.
+    unsafe { memory.mover.relocate(step.from, step.to, bytes)? };
     let to = step.to.get() as usize;
     // SAFETY: the new place is aligned and as large as the old one; it is freed after the view, as the old one was.
-    let view = unsafe {
-        views::view(client.engine, client.handle.0, buffer.memory.0, to, shape.element_type, &shape.dims)
-    };
+    let view =
+        unsafe { views::view(client.engine, client.handle.0, buffer.memory.0, to, shape.element_type, &shape.dims) };
     let view = view.map_err(|error: EngineError| Error::internal(error.message()));
     let committed = view.and_then(|view| match compaction.commit() {
         Ok(()) => Ok(view),
@@ -233,7 +230,7 @@ unsafe fn relocate(
     });
     if committed.is_err() {
         // SAFETY: as above, the other way round.
-        unsafe { memory.mover.relocate(step.to, step.from, step.size)? };
+        unsafe { memory.mover.relocate(step.to, step.from, bytes)? };
     }
     committed
 }

@@ -3,20 +3,19 @@
 //! Functions that give text write at most `capacity` bytes, the last of them NUL, and return how long the whole text
 //! is without it; a caller with too little room asks again with more. A NULL buffer only asks.
 
+mod memory;
+
 use std::{
     ffi::{c_char, c_int},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
 };
 
 use serde_json::{Map, Value, json};
 
 use super::{
-    compaction,
     counters::Tally,
-    device_memory::DeviceMemory,
     entry::panicked,
     plugin,
     state::{self, Client},
@@ -24,9 +23,6 @@ use super::{
 use crate::{
     config::{self, ENGINE, Environment, Finding, Found, LIMIT, Settings},
     device::{cuda, host},
-    memory::{BlockState, Pinned},
-    report::{MapBlock, MapKind, Screen, map},
-    units::Bytes,
 };
 
 /// Writes `text` as the module says.
@@ -167,6 +163,7 @@ fn device(device: &state::Device) -> Value {
         "peak_pool_bytes": stats.peak_pool_bytes.get(),
         "reserved_bytes": stats.reserved_bytes.get(),
         "peak_reserved_bytes": stats.peak_reserved_bytes.get(),
+        "padding_bytes": arena.padding().get(),
         "pinned_bytes": stats.pinned_bytes.get(),
         "pinned_blocks": stats.pinned_blocks,
         "compactions": stats.compactions,
@@ -192,112 +189,4 @@ pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
         }
     }
     count
-}
-
-/// The clients that have memory of ours, each with the memories of its devices.
-fn memories() -> impl Iterator<Item = (Arc<Client>, Arc<DeviceMemory>)> {
-    state::clients().into_iter().flat_map(|client| {
-        let memories: Vec<_> = client.devices.iter().filter_map(|device| device.arena.clone()).collect();
-        memories.into_iter().map(move |memory| (Arc::clone(&client), memory))
-    })
-}
-
-/// Moves arrays on every device until what is free is in as few pieces as possible; an array for each device, as JSON:
-/// buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
-///
-/// It acts at each call, so the caller gives room for the text at once: 1 KiB for each device is plenty.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| compacted(&client, &memory)).collect::<Value>().to_string());
-    // SAFETY: the caller's promise.
-    unsafe { give(&text, buffer, capacity) }
-}
-
-fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
-    let report = compaction::compact(client, memory);
-    let sum = |count: fn(&Pinned) -> u64| report.pinned.iter().map(count).sum::<u64>();
-    let why: Map<String, Value> =
-        report.pinned.iter().map(|pinned| (pinned.why.to_owned(), json!(pinned.blocks))).collect();
-    json!({
-        "device": memory.name(),
-        "buffers_moved": report.buffers,
-        "bytes_moved": report.bytes.get(),
-        "seconds": report.time.as_secs_f64(),
-        "largest_free_before": report.hole_before.get(),
-        "largest_free_after": report.hole_after.get(),
-        "pinned_buffers": sum(|pinned| pinned.blocks),
-        "pinned_bytes": sum(|pinned| pinned.bytes.get()),
-        "pinned_why": why,
-    })
-}
-
-/// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An array
-/// for each device, as JSON: bytes and regions given back, seconds. Acts at each call, as [`pjrt_arena_compact`] does.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| trimmed(&client, &memory)).collect::<Value>().to_string());
-    // SAFETY: the caller's promise.
-    unsafe { give(&text, buffer, capacity) }
-}
-
-fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
-    let start = Instant::now();
-    client.settle();
-    let regions = memory.regions().len();
-    let whole = memory.trim();
-    let regions = regions.saturating_sub(memory.regions().len());
-    let pages = memory.discard_holes(|hole| {
-        // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
-        unsafe { memory.mover.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
-            log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
-            Bytes::ZERO
-        })
-    });
-    json!({
-        "device": memory.name(),
-        "bytes_returned": (whole + pages).get(),
-        "regions_returned": regions,
-        "seconds": start.elapsed().as_secs_f64(),
-    })
-}
-
-/// A picture of every device's memory in characters, `columns` wide and `rows` high for each.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| {
-        let draw = |(client, memory): (Arc<Client>, Arc<DeviceMemory>)| {
-            client.settle();
-            drawn(&memory, Screen { columns, rows })
-        };
-        memories().map(draw).collect::<Vec<_>>().join("\n")
-    });
-    // SAFETY: the caller's promise.
-    unsafe { give(&text, buffer, capacity) }
-}
-
-fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
-    let kind = |state| match state {
-        BlockState::Live => MapKind::Live,
-        BlockState::Pinned => MapKind::Pinned,
-        BlockState::Retired => MapKind::Pending,
-    };
-    let blocks = memory.blocks();
-    let blocks = blocks.iter().map(|info| MapBlock {
-        address: info.block.address,
-        held: info.held,
-        kind: kind(info.state),
-    });
-    let scratch =
-        memory.scratch().map(|kept| MapBlock { address: kept.address, held: kept.bytes, kind: MapKind::Scratch });
-    let blocks: Vec<MapBlock> = blocks.chain(scratch).collect();
-    map(memory.name(), &memory.regions(), &blocks, screen)
 }

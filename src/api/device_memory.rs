@@ -2,7 +2,10 @@
 
 use std::{
     ops::Deref,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -21,12 +24,21 @@ pub struct DeviceMemory {
     pub mover: Box<dyn Mover>,
     /// Who lies in which block.
     pub roster: Roster,
+    /// Bytes in use that hold no element: the padding of a TPU's tiles.
+    padding: AtomicU64,
 }
 
 impl DeviceMemory {
     /// The memory of `arena`, whose bytes `mover` moves.
     pub fn new(arena: Arena, mover: Box<dyn Mover>) -> Arc<Self> {
-        Arc::new(Self { arena, mover, roster: Roster::default() })
+        Arc::new(Self { arena, mover, roster: Roster::default(), padding: AtomicU64::new(0) })
+    }
+}
+
+impl DeviceMemory {
+    /// Bytes in use that hold no element.
+    pub fn padding(&self) -> Bytes {
+        Bytes::new(self.padding.load(Ordering::Relaxed))
     }
 }
 
@@ -68,12 +80,16 @@ impl Roster {
 pub struct Held {
     home: Arc<DeviceMemory>,
     block: Block,
+    padding: Bytes,
 }
 
 impl Held {
-    /// Takes `block` of `home` in hand.
-    pub fn new(home: Arc<DeviceMemory>, block: Block) -> Self {
-        Self { home, block }
+    /// Takes `block` of `home` in hand, `padding` of whose bytes hold no element.
+    pub fn new(home: Arc<DeviceMemory>, block: Block, padding: Bytes) -> Self {
+        if !padding.is_zero() {
+            home.padding.fetch_add(padding.get(), Ordering::Relaxed);
+        }
+        Self { home, block, padding }
     }
 
     /// Where the block begins.
@@ -126,6 +142,9 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        if !self.padding.is_zero() {
+            self.home.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
+        }
         self.report(self.home.free(self.block.id));
     }
 }

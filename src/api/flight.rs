@@ -82,7 +82,12 @@ impl Flight {
         let (buffers, results, leftovers, scratch) = {
             let mut cargo = self.cargo.lock();
             let cargo = &mut *cargo;
-            (mem::take(&mut cargo.buffers), mem::take(&mut cargo.results), mem::take(&mut cargo.leftovers), cargo.scratch.take())
+            (
+                mem::take(&mut cargo.buffers),
+                mem::take(&mut cargo.results),
+                mem::take(&mut cargo.leftovers),
+                cargo.scratch.take(),
+            )
         };
         drop((leftovers, scratch));
         for buffer in buffers {

@@ -226,8 +226,7 @@ unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable
     unsafe {
         let name = engine.call(sys::PJRT_Executable_Name_Args { executable, ..Default::default() });
         let name = name.map(|args| text(args.executable_name, args.executable_name_size).into_owned());
-        let stats =
-            engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() });
+        let stats = engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() });
         let scratch = stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0);
         (name.unwrap_or_default(), Bytes::new(scratch))
     }

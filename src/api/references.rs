@@ -85,9 +85,7 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
         {
             let mut state = buffer.state();
             let last = state.drop_reference().ok_or_else(|| {
-                Error::invalid_argument(
-                    "Attempting to decrease reference on a buffer with zero reference count.",
-                )
+                Error::invalid_argument("Attempting to decrease reference on a buffer with zero reference count.")
             })?;
             if let Some(held) = state.held().filter(|_| last) {
                 held.unpin();

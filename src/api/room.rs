@@ -20,12 +20,15 @@ use std::{
 use super::{
     compaction,
     device_memory::{DeviceMemory, Held},
-    shape::Shape,
+    shape::{Shape, element_bytes},
     state::Client,
 };
 use crate::{
     error::Result,
-    memory::{Block, Goal, NoScratch, Obstacle, OutOfMemory},
+    memory::{
+        Block, Goal, NoScratch, Obstacle, OutOfMemory,
+        tiles::{self, Element},
+    },
     units::Bytes,
 };
 
@@ -75,7 +78,14 @@ impl Drop for CallbackRun {
 impl Client {
     /// What an array of this shape takes from the arena.
     pub fn footprint(&self, shape: &Shape) -> Bytes {
-        Bytes::new(shape.size as u64)
+        let dense = Bytes::new(shape.size as u64);
+        if !self.counts_tiles {
+            return dense;
+        }
+        let bits = element_bytes(shape.element_type).map(|bytes| 8 * u32::from(bytes));
+        let tiled = bits.and_then(Element::of_bits).and_then(|element| tiles::footprint(element, &shape.dims));
+        // What has no footprint on a TPU takes what it takes here.
+        tiled.map_or(dense, |tiled| tiled.bytes.max(dense))
     }
 
     /// A block for an array of this shape.
@@ -88,7 +98,7 @@ impl Client {
             Ok(block) => block,
             Err(_) => self.find_room(memory, size)?,
         };
-        Ok(Held::new(Arc::clone(memory), block))
+        Ok(Held::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64)))
     }
 
     /// Opens one hole for several arrays that do not fit into the holes as they are. Whether it did.

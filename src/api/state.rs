@@ -48,6 +48,8 @@ pub struct Client {
     pub settings: Settings,
     /// Whether live buffers are moved when there is no room.
     pub compacts: bool,
+    /// Whether arrays take what a TPU's tiles take.
+    pub counts_tiles: bool,
     /// Element types whose arrays can lie in the arena.
     pub viewable: Viewable,
     /// The addressable devices, in the engine's order.
@@ -80,7 +82,8 @@ impl Client {
         Self {
             engine,
             handle,
-            compacts: settings.strategy.value == crate::memory::Strategy::Tpu,
+            compacts: settings.compacts(),
+            counts_tiles: settings.counts_tiles(),
             settings,
             viewable,
             devices,

@@ -39,6 +39,13 @@ pub(super) struct Notes {
     pub overridden: Vec<String>,
 }
 
+impl Notes {
+    /// The strongest of `said` decided, and `why` that changes nothing.
+    pub fn no_effect(&mut self, said: &[Said], why: &str) {
+        self.warnings.extend(said.first().map(|by| format!("{} has no effect: {why}", by.shown())));
+    }
+}
+
 impl Said {
     /// The value without surrounding white space; what is not UTF-8 shows as U+FFFD and fits no parser.
     pub fn text(&self) -> String {

@@ -47,8 +47,8 @@ pub use engine_options::{EngineOptions, OptionValue};
 pub use limit::{Fraction, GRANULE_BYTES, Limit};
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
-pub use table::{DEVICES, ENGINE, LIMIT, LOG, REWRITE, Row, STRATEGY, TABLE};
-pub use values::{EngineKind, EngineRequest, LogFilter, Rewrite};
+pub use table::{COMPACT, DEVICES, ENGINE, LIMIT, LOG, REWRITE, Row, STRATEGY, TABLE, TPU_TILES};
+pub use values::{Compact, EngineKind, EngineRequest, LogFilter, Rewrite, TpuTiles};
 
 /// A count of bytes.
 type Bytes = u64;
@@ -137,6 +137,10 @@ pub struct Settings {
     pub strategy: Setting<Strategy>,
     /// How much memory one device may use; [`Setting::resolve`] turns it into bytes.
     pub limit: Setting<Limit>,
+    /// Whether live buffers are moved to make room, as it was said; [`Settings::compacts`] is what that comes to.
+    pub compact: Setting<Compact>,
+    /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].
+    pub tpu_tiles: Setting<TpuTiles>,
     /// Which engine to load.
     pub engine: Setting<EngineRequest>,
     /// How many devices a CPU engine shows. Engines of real devices count for themselves.
@@ -164,6 +168,16 @@ impl Settings {
     pub fn read(environment: &Environment, options: &[(String, OptionValue)]) -> Result<Self> {
         Reading::new(environment, options).settings()
     }
+
+    /// Whether live buffers may be moved. Never under `platform`, whose buffers lie in no common region.
+    pub fn compacts(&self) -> bool {
+        self.compact.value == Compact::On && self.strategy.value != Strategy::Platform
+    }
+
+    /// Whether an array takes what it would take on a TPU. Only under `tpu`.
+    pub fn counts_tiles(&self) -> bool {
+        self.tpu_tiles.value == TpuTiles::On && self.strategy.value == Strategy::Tpu
+    }
 }
 
 /// What is needed before there is a client: which engine to load, and what to log while looking for it. Whatever else is
@@ -180,6 +194,8 @@ pub fn before_client(environment: &Environment) -> Result<(Setting<EngineRequest
 struct Reading {
     strategy: Result<Setting<Strategy>>,
     limit: Result<Setting<Limit>>,
+    compact: Result<Setting<Compact>>,
+    tpu_tiles: Result<Setting<TpuTiles>>,
     engine: Result<Setting<EngineRequest>>,
     devices: Result<Setting<NonZeroU32>>,
     rewrite: Result<Setting<Rewrite>>,
@@ -198,6 +214,22 @@ impl Reading {
         let limit = said(&LIMIT)
             .and_then(|said| limit::refuse_both_fractions(&said).map(|()| said))
             .and_then(|said| claim::decide(&said, Limit::parse, Limit::DEFAULT, &mut notes));
+        // A strategy that cannot be read is an error by itself; what it would have meant for these two is moot then.
+        let chosen = strategy.as_ref().map_or(Strategy::Preallocate, |strategy| strategy.value);
+        let compact = said(&COMPACT).and_then(|said| {
+            let compact = claim::decide(&said, Compact::parse, Compact::default_for(chosen), &mut notes)?;
+            if chosen == Strategy::Platform && compact.value == Compact::On {
+                notes.no_effect(&said, "the strategy platform has no region in which buffers could be moved");
+            }
+            Ok(compact)
+        });
+        let tpu_tiles = said(&TPU_TILES).and_then(|said| {
+            let tiles = claim::decide(&said, TpuTiles::parse, TpuTiles::Off, &mut notes)?;
+            if strategy.is_ok() && chosen != Strategy::Tpu && tiles.value == TpuTiles::On {
+                notes.no_effect(&said, &format!("only the strategy tpu counts tiles, and this is {chosen}"));
+            }
+            Ok(tiles)
+        });
         let engine = said(&ENGINE)
             .and_then(|said| claim::decide(&said, EngineRequest::parse, EngineRequest::DEFAULT, &mut notes));
         let devices =
@@ -209,13 +241,28 @@ impl Reading {
         let gpu_async_dispatch =
             environment.get(engine_options::ASYNC_DISPATCH).map(|value| value.to_string_lossy().into_owned());
         let claim::Notes { warnings, overridden } = notes;
-        Self { strategy, limit, engine, devices, rewrite, log, warnings, overridden, foreign, gpu_async_dispatch }
+        Self {
+            strategy,
+            limit,
+            compact,
+            tpu_tiles,
+            engine,
+            devices,
+            rewrite,
+            log,
+            warnings,
+            overridden,
+            foreign,
+            gpu_async_dispatch,
+        }
     }
 
     fn settings(self) -> Result<Settings> {
         let errors: Vec<&str> = [
             self.strategy.as_ref().err(),
             self.limit.as_ref().err(),
+            self.compact.as_ref().err(),
+            self.tpu_tiles.as_ref().err(),
             self.engine.as_ref().err(),
             self.devices.as_ref().err(),
             self.rewrite.as_ref().err(),
@@ -231,6 +278,8 @@ impl Reading {
         Ok(Settings {
             strategy: self.strategy?,
             limit: self.limit?,
+            compact: self.compact?,
+            tpu_tiles: self.tpu_tiles?,
             engine: self.engine?,
             devices: self.devices?,
             rewrite: self.rewrite?,

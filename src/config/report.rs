@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::limit::show;
 use super::{
-    Bytes, DEVICES, ENGINE, Environment, LIMIT, LOG, OptionValue, REWRITE, Reading, Row, STRATEGY, Setting, Settings,
-    Source, TABLE, strategy_name,
+    Bytes, COMPACT, DEVICES, ENGINE, Environment, LIMIT, LOG, OptionValue, REWRITE, Reading, Row, STRATEGY, Setting,
+    Settings, Source, TABLE, TPU_TILES, strategy_name,
 };
 use crate::error::Result;
 
@@ -34,6 +34,8 @@ impl Settings {
                 &self.limit,
                 outcome.map(|outcome| format!("{} per device", show(outcome.limit_bytes))),
             ),
+            clause(&COMPACT, self.compact.value, &self.compact, None),
+            clause(&TPU_TILES, self.tpu_tiles.value, &self.tpu_tiles, None),
             clause(
                 &ENGINE,
                 &self.engine.value,
@@ -89,6 +91,8 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
     let cells = [
         cells(&reading.strategy, |strategy| strategy_name(*strategy).to_owned()),
         cells(&reading.limit, ToString::to_string),
+        cells(&reading.compact, ToString::to_string),
+        cells(&reading.tpu_tiles, ToString::to_string),
         cells(&reading.engine, ToString::to_string),
         cells(&reading.devices, ToString::to_string),
         cells(&reading.rewrite, ToString::to_string),

@@ -3,14 +3,18 @@
 //! XLA's names say less than ours, so each value stands for the strategies that it leaves open:
 //!
 //! ```text
-//!                             preallocate   growing   platform
+//!                             preallocate   growing   platform   tpu
 //!   strategy=NAME                  one of them
-//!   allocator=default               x          x          x      says nothing
-//!   allocator=bfc                   x          x
+//!   allocator=default               x          x          x       x    says nothing
+//!   allocator=bfc                   x          x                  x
 //!   allocator=platform, address                           x
-//!   preallocate=true                x                     x      XLA ignores it for platform
-//!   preallocate=false                          x          x      likewise
+//!   preallocate=true                x                     x       x    XLA ignores it for platform
+//!   preallocate=false                          x          x            likewise
 //! ```
+//!
+//! `tpu` takes all memory up front and divides it, so names that mean that leave it open; it is last in the order of
+//! choice, and `preallocate` is open wherever it is, so that only its own name ever leads there. Under
+//! `PJRT_ARENA_STRATEGY=tpu` an `XLA_PYTHON_CLIENT_PREALLOCATE=false` is overridden, and `=true` agrees.
 //!
 //! Levels are read from the strongest to the weakest. A weaker value may narrow what the stronger ones left open; where it
 //! would leave nothing, it is overridden. The leftmost strategy still open is the answer.
@@ -27,6 +31,9 @@ use crate::memory::Strategy;
 
 /// All strategies; of those left open, the first is taken.
 const ALL: [Strategy; 4] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform, Strategy::Tpu];
+
+/// What `preallocate=true` leaves open.
+const UP_FRONT: [Strategy; 3] = [Strategy::Preallocate, Strategy::Platform, Strategy::Tpu];
 
 /// The name of `strategy` in settings and reports.
 pub fn strategy_name(strategy: Strategy) -> &'static str {
@@ -53,20 +60,20 @@ enum Claim {
 
 /// Reads one value; words that XLA reads in an unexpected way become a warning.
 fn claim(said: &Said, warnings: &mut Vec<String>) -> Result<Claim> {
-    use Strategy::{Growing, Platform, Preallocate};
+    use Strategy::{Growing, Platform, Preallocate, Tpu};
     let text = said.text();
     let open = match said.source {
         Source::Option("allocator") | Source::Environment("XLA_PYTHON_CLIENT_ALLOCATOR") => {
             match text.to_ascii_lowercase().as_str() {
                 "default" => ALL.to_vec(),
-                "bfc" => vec![Preallocate, Growing],
+                "bfc" => vec![Preallocate, Growing, Tpu],
                 "platform" | "address" => vec![Platform],
                 other @ ("cuda_async" | "vmm") => return Ok(Claim::NotOurs(not_ours(said, other))),
                 _ => return Err(said.refuse("default, bfc, platform, address")),
             }
         }
         Source::Option("preallocate") => match text.to_ascii_lowercase().as_str() {
-            "true" | "1" | "on" => vec![Preallocate, Platform],
+            "true" | "1" | "on" => UP_FRONT.to_vec(),
             "false" | "0" | "off" => vec![Growing, Platform],
             _ => return Err(said.refuse("true, false")),
         },
@@ -77,7 +84,7 @@ fn claim(said: &Said, warnings: &mut Vec<String>) -> Result<Claim> {
                     warnings
                         .push(format!("{} counts as true: to XLA only false, False and 0 mean false", said.shown()));
                 }
-                vec![Preallocate, Platform]
+                UP_FRONT.to_vec()
             }
         },
         _ => vec![strategy_from_name(&text).ok_or_else(|| unknown(said, &text))?],
@@ -150,7 +157,7 @@ fn warn_of_no_effect(strategy: Strategy, claims: &[(&Said, Vec<Strategy>)], note
     if strategy != Strategy::Platform {
         return;
     }
-    let asked = claims.iter().filter(|(_, claimed)| claimed[..] == [Strategy::Preallocate, Strategy::Platform]);
+    let asked = claims.iter().filter(|(_, claimed)| claimed[..] == UP_FRONT);
     for (by, _) in asked {
         notes.warnings.push(format!("{} has no effect: the strategy platform preallocates nothing", by.shown()));
     }

@@ -10,7 +10,7 @@ pub struct Row {
     pub name: &'static str,
     /// Every name under which a value may come, strongest first: client options, our variable, XLA's.
     pub names: &'static [Source],
-    /// The value when nobody says anything.
+    /// The value when nobody says anything, about this setting or another.
     pub default: &'static str,
     /// What is allowed, under our own names.
     pub allowed: &'static str,
@@ -30,8 +30,9 @@ pub static STRATEGY: Row = Row {
         Var("XLA_PYTHON_CLIENT_PREALLOCATE"),
     ],
     default: "preallocate",
-    allowed: "preallocate, growing, platform",
-    doc: "One region at the first allocation, regions on demand, or one allocation per buffer.",
+    allowed: "preallocate, growing, platform, tpu",
+    doc: "One region at the first allocation, regions on demand, one allocation per buffer, or as a TPU: one region, \
+          with room for programs' scratch.",
 };
 
 /// How much memory one device may use.
@@ -47,6 +48,25 @@ pub static LIMIT: Row = Row {
     default: "75%",
     allowed: "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%",
     doc: "Memory of one device. CPU devices share the machine: a percentage is divided among them.",
+};
+
+/// Whether live buffers are moved to make room.
+pub static COMPACT: Row = Row {
+    name: "compact",
+    names: &[Opt("compact"), Var("PJRT_ARENA_COMPACT")],
+    default: "off",
+    allowed: "on, off",
+    doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu, off for \
+          the others. platform has nothing to move in.",
+};
+
+/// Whether arrays are counted as a TPU would lay them out.
+pub static TPU_TILES: Row = Row {
+    name: "tpu_tiles",
+    names: &[Opt("tpu_tiles"), Var("PJRT_ARENA_TPU_TILES")],
+    default: "off",
+    allowed: "on, off",
+    doc: "Whether the strategy tpu reserves for each array what a TPU's tiled layout takes, padding included.",
 };
 
 /// Which engine to load.
@@ -91,7 +111,7 @@ pub static LOG: Row = Row {
 };
 
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 6] = [&STRATEGY, &LIMIT, &ENGINE, &DEVICES, &REWRITE, &LOG];
+pub static TABLE: [&Row; 8] = [&STRATEGY, &LIMIT, &COMPACT, &TPU_TILES, &ENGINE, &DEVICES, &REWRITE, &LOG];
 
 /// Variables that carry our prefix and are read elsewhere: the Python package finds this library by the first.
 const READ_ELSEWHERE: [&str; 7] = [

@@ -34,6 +34,8 @@ fn nothing_said_means_the_defaults_of_the_table() {
     let shown = [
         strategy_name(settings.strategy.value).to_owned(),
         settings.limit.value.to_string(),
+        settings.compact.value.to_string(),
+        settings.tpu_tiles.value.to_string(),
         settings.engine.value.to_string(),
         settings.devices.value.to_string(),
         settings.rewrite.value.to_string(),
@@ -54,7 +56,7 @@ fn a_variable_set_to_nothing_is_unset() {
 #[test]
 fn the_strategy_out_of_every_name() {
     use Source::{Default, Environment as Var, Option as Opt};
-    use Strategy::{Growing, Platform, Preallocate};
+    use Strategy::{Growing, Platform, Preallocate, Tpu};
     type Pairs = &'static [(&'static str, &'static str)];
     let cases: &[(Pairs, Pairs, Strategy, Source)] = &[
         (&[(OURS, "growing")], &[], Growing, Var(OURS)),
@@ -77,6 +79,14 @@ fn the_strategy_out_of_every_name() {
         (&[(PREALLOCATE, "false")], &[("allocator", "bfc")], Growing, Var(PREALLOCATE)),
         // JAX's GPU registration sends `allocator=default` always: no opinion.
         (&[(OURS, "growing")], &[("allocator", "default")], Growing, Var(OURS)),
+        // tpu only by its own name; XLA's names that mean "all up front" agree with it.
+        (&[(OURS, "TPU")], &[], Tpu, Var(OURS)),
+        (&[(OURS, "tpu"), (ALLOCATOR, "bfc"), (PREALLOCATE, "true")], &[], Tpu, Var(OURS)),
+        (&[(OURS, "tpu"), (PREALLOCATE, "false")], &[], Tpu, Var(OURS)),
+        (&[(OURS, "tpu"), (ALLOCATOR, "platform")], &[], Tpu, Var(OURS)),
+        (&[(OURS, "tpu")], &[("preallocate", "true")], Tpu, Var(OURS)),
+        (&[(OURS, "tpu")], &[("preallocate", "false")], Growing, Opt("preallocate")),
+        (&[(PREALLOCATE, "true")], &[("strategy", "tpu"), ("allocator", "bfc")], Tpu, Opt("strategy")),
         // A weaker name narrows what a stronger one left open.
         (&[(ALLOCATOR, "platform")], &[("preallocate", "false")], Platform, Var(ALLOCATOR)),
     ];
@@ -93,15 +103,104 @@ fn what_was_overridden_is_told() {
     assert_eq!(settings.unwrap().overridden, ["XLA_PYTHON_CLIENT_ALLOCATOR=platform", "PJRT_ARENA_DEVICES=2"]);
     let settings = read(&[(OURS, "growing"), (PREALLOCATE, "false")], &[]).unwrap();
     assert!(settings.overridden.is_empty(), "they agree: {:?}", settings.overridden);
+    let settings = read(&[(OURS, "tpu"), (ALLOCATOR, "bfc"), (PREALLOCATE, "true")], &[]).unwrap();
+    assert!(settings.overridden.is_empty() && settings.warnings.is_empty(), "they agree: {settings:?}");
+    let settings = read(&[(OURS, "tpu"), (ALLOCATOR, "platform"), (PREALLOCATE, "false")], &[]).unwrap();
+    assert_eq!(settings.overridden, ["XLA_PYTHON_CLIENT_ALLOCATOR=platform", "XLA_PYTHON_CLIENT_PREALLOCATE=false"]);
+}
+
+#[test]
+fn xlas_names_never_lead_to_tpu() {
+    let allocators = ["", "default", "bfc", "platform", "address"];
+    let preallocates = ["", "true", "false", "1", "0", "yes"];
+    for allocator in allocators {
+        for preallocate in preallocates {
+            for option in [false, true] {
+                let told = [("allocator", allocator), ("preallocate", preallocate)];
+                let told: Vec<_> = told.into_iter().filter(|(_, value)| option && !value.is_empty()).collect();
+                let variables = if option {
+                    [(ALLOCATOR, ""), (PREALLOCATE, "")]
+                } else {
+                    [(ALLOCATOR, allocator), (PREALLOCATE, preallocate)]
+                };
+                match read(&variables, &told) {
+                    Ok(settings) => {
+                        assert_ne!(
+                            settings.strategy.value,
+                            Strategy::Tpu,
+                            "{allocator} {preallocate} as options: {option}"
+                        )
+                    }
+                    // As an option, only XLA's own two words are taken.
+                    Err(error) => assert!(option && preallocate == "yes", "{error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn compaction_follows_the_strategy_unless_told() {
+    for (name, compact) in [("preallocate", false), ("growing", false), ("platform", false), ("tpu", true)] {
+        let settings = read(&[(OURS, name)], &[]).unwrap();
+        assert_eq!((settings.compacts(), settings.compact.source), (compact, Source::Default), "{name}");
+        assert!(settings.warnings.is_empty(), "{name}: {:?}", settings.warnings);
+        for (text, told) in [("on", true), ("True", true), ("1", true), ("off", false), ("FALSE", false), ("0", false)]
+        {
+            let settings = read(&[(OURS, name), ("PJRT_ARENA_COMPACT", text)], &[]).unwrap();
+            assert_eq!(settings.compact.value == Compact::On, told);
+            assert_eq!(settings.compacts(), told && name != "platform");
+            let warnings: &[&str] = if told && name == "platform" {
+                &["has no effect: the strategy platform has no region in which buffers could be moved"]
+            } else {
+                &[]
+            };
+            let expected: Vec<String> = warnings.iter().map(|why| format!("PJRT_ARENA_COMPACT={text} {why}")).collect();
+            assert_eq!(settings.warnings, expected, "{name} {text}");
+        }
+    }
+    // The strategy may come from anywhere, and so may the word that decides.
+    let settings = read(&[("PJRT_ARENA_COMPACT", "on")], &[("strategy", "tpu"), ("compact", "off")]).unwrap();
+    assert_eq!(settings.compact.to_string(), "off (client option compact)");
+    assert_eq!(settings.overridden, ["PJRT_ARENA_COMPACT=on"]);
+    assert!(!settings.compacts());
+    assert_eq!(
+        message(&[("PJRT_ARENA_COMPACT", "always")], &[]),
+        "PJRT_ARENA_COMPACT=always is not valid; allowed: on, off"
+    );
+    let text = message(&[(OURS, "fast"), ("PJRT_ARENA_COMPACT", "on"), ("PJRT_ARENA_TPU_TILES", "on")], &[]);
+    assert!(text.starts_with("PJRT_ARENA_STRATEGY=fast") && text.matches("not valid").count() == 1, "{text}");
+}
+
+#[test]
+fn tiles_are_counted_for_tpu_only() {
+    for (name, counts) in [("preallocate", false), ("growing", false), ("platform", false), ("tpu", true)] {
+        assert!(!read(&[(OURS, name)], &[]).unwrap().counts_tiles(), "{name}: off unless told");
+        let settings = read(&[(OURS, name)], &[("tpu_tiles", "true")]).unwrap();
+        assert_eq!(settings.counts_tiles(), counts, "{name}");
+        let warning = format!(
+            "client option tpu_tiles=true has no effect: only the strategy tpu counts tiles, and this is {name}"
+        );
+        assert_eq!(settings.warnings, if counts { vec![] } else { vec![warning] });
+        assert!(read(&[(OURS, name), ("PJRT_ARENA_TPU_TILES", "off")], &[]).unwrap().warnings.is_empty(), "{name}");
+    }
+    let typed = [("tpu_tiles".to_owned(), OptionValue::Bool(true)), ("compact".to_owned(), OptionValue::Bool(false))];
+    let settings = Settings::read(&environment(&[(OURS, "tpu")]), &typed).unwrap();
+    assert!(settings.counts_tiles() && !settings.compacts());
+    assert!(message(&[("PJRT_ARENA_TPU_TILES", "8x128")], &[]).ends_with("allowed: on, off"));
+    // The doctor shows both, and their errors.
+    let table = doctor(&environment(&[("PJRT_ARENA_TPU_TILES", "maybe"), ("PJRT_ARENA_COMPACT", "on")]), &[], &[]);
+    assert!(table.contains("PJRT_ARENA_TPU_TILES=maybe is not valid"), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("compact    on               PJRT_ARENA_COMPACT")), "{table}");
 }
 
 #[test]
 fn strategies_that_are_not_valid() {
     assert_eq!(
         message(&[(OURS, "platfrom")], &[]),
-        "PJRT_ARENA_STRATEGY=platfrom is not valid; allowed: preallocate, growing, platform; did you mean platform?"
+        "PJRT_ARENA_STRATEGY=platfrom is not valid; allowed: preallocate, growing, platform, tpu; did you mean platform?"
     );
-    assert!(message(&[(OURS, "fast")], &[]).ends_with("allowed: preallocate, growing, platform"));
+    assert!(message(&[(OURS, "fast")], &[]).ends_with("allowed: preallocate, growing, platform, tpu"));
     let text = message(&[(ALLOCATOR, "cuda_async")], &[]);
     assert!(text.starts_with("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async is not valid; allowed: default, bfc, platform"));
     assert!(text.contains("PJRT_ARENA_STRATEGY") && text.contains("growing"), "{text}");
@@ -119,6 +218,9 @@ fn contradictions_within_a_level() {
         (("strategy", "growing"), ("allocator", "platform")),
         (("strategy", "growing"), ("preallocate", "true")),
         (("strategy", "platform"), ("allocator", "bfc")),
+        (("strategy", "tpu"), ("allocator", "platform")),
+        (("strategy", "tpu"), ("preallocate", "false")),
+        (("compact", "on"), ("compact", "off")),
         (("strategy", "growing"), ("strategy", "platform")),
         (("limit", "50%"), ("memory_fraction", "0.75")),
         (("devices", "2"), ("cpu_device_count", "4")),
@@ -305,6 +407,7 @@ fn one_line_says_it_all() {
     assert_eq!(
         settings.summary(Some(outcome)),
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
+         compact=off (default), tpu_tiles=off (default), \
          engine=cpu = /e/cpu.so (default), devices=2 (client option devices), rewrite=on (default), log=warn (default); \
          overridden: PJRT_ARENA_DEVICES=4"
     );
@@ -331,7 +434,7 @@ fn the_table_shows_valid_and_invalid_settings_in_100_columns() {
     }
     let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "ERROR: PJRT_ARENA_STRATEGY=fast is not valid; allowed: preallocate, growing, platform",
+        "ERROR: PJRT_ARENA_STRATEGY=fast is not valid; allowed: preallocate, growing, platform, tpu",
         "40% client option limit",
         "= 6.4 GiB per device Memory of one device.",
         "ERROR: no such file here: NVIDIA driver for CUDA 13.0: 1 GPU XLA's own plugin",

@@ -1,4 +1,4 @@
-//! The settings whose names all take the same kind of text: engine, devices, rewriting, log.
+//! The settings whose names all take the same kind of text: compaction, tiles, engine, devices, rewriting, log.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::claim::Said;
-use super::{DEVICES, ENGINE, LOG, REWRITE, did_you_mean};
-use crate::error::Result;
+use super::{COMPACT, DEVICES, ENGINE, LOG, REWRITE, TPU_TILES, did_you_mean};
+use crate::{error::Result, memory::Strategy};
 
 /// The kinds of engine that can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,32 +89,75 @@ pub(super) fn parse_devices(said: &Said) -> Result<NonZeroU32> {
     count.ok_or_else(|| said.refuse(DEVICES.allowed))
 }
 
-/// Whether programs are rewritten for destination passing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rewrite {
+/// Settings that are on or off, each with a type of its own.
+macro_rules! on_or_off {
+    ($(#[$doc:meta])* $name:ident, $row:ident, $(#[$on:meta])* On, $(#[$off:meta])* Off) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $(#[$on])*
+            On,
+            $(#[$off])*
+            Off,
+        }
+
+        impl $name {
+            pub(super) fn parse(said: &Said) -> Result<Self> {
+                match said.text().to_ascii_lowercase().as_str() {
+                    "on" | "true" | "1" => Ok(Self::On),
+                    "off" | "false" | "0" => Ok(Self::Off),
+                    _ => Err(said.refuse($row.allowed)),
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    Self::On => "on",
+                    Self::Off => "off",
+                })
+            }
+        }
+    };
+}
+
+on_or_off! {
+    /// Whether programs are rewritten for destination passing.
+    Rewrite, REWRITE,
     /// Programs are rewritten where the rules allow.
     On,
     /// Every program goes to the engine as it came.
-    Off,
+    Off
 }
 
-impl Rewrite {
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        match said.text().to_ascii_lowercase().as_str() {
-            "on" | "true" | "1" => Ok(Self::On),
-            "off" | "false" | "0" => Ok(Self::Off),
-            _ => Err(said.refuse(REWRITE.allowed)),
+on_or_off! {
+    /// Whether live buffers are moved to make room.
+    Compact, COMPACT,
+    /// Before memory counts as exhausted, buffers are moved together.
+    On,
+    /// Every buffer stays where it was put.
+    Off
+}
+
+impl Compact {
+    /// What holds where nobody says anything: a TPU's runtime compacts (XLA, `docs/errors/error_0100.md`), XLA's
+    /// allocators for other devices never do.
+    pub(super) fn default_for(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Tpu => Self::On,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => Self::Off,
         }
     }
 }
 
-impl fmt::Display for Rewrite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::On => "on",
-            Self::Off => "off",
-        })
-    }
+on_or_off! {
+    /// Whether arrays are counted as a TPU would lay them out.
+    TpuTiles, TPU_TILES,
+    /// Each array takes what its tiled layout takes on a TPU ([`crate::memory::tiles`]).
+    On,
+    /// Each array takes its own bytes.
+    Off
 }
 
 /// A filter in env_logger's syntax that has been looked through: `LEVEL`, `TARGET`, `TARGET=LEVEL`, separated by commas.

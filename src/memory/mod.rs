@@ -34,9 +34,7 @@ pub mod tiles;
 use std::fmt;
 
 pub use self::{
-    arena::{
-        Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle,
-    },
+    arena::{Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle},
     oom::{OutOfMemory, Pinned},
     stats::Stats,
     table::BlockId,

@@ -87,7 +87,7 @@ impl Element {
             "c128" => return Err(Error::invalid_argument("a TPU has no arrays of c128; allowed: c64 and narrower")),
             _ => {
                 return Err(Error::invalid_argument(format!(
-                    "`{}` is not an element type; allowed are XLA's names, such as pred, s32, u8, bf16, f32, f8e4m3fn, \
+                    "`{}` is no element type of a TPU; allowed are XLA's names, such as pred, s32, u8, bf16, f32, f8e4m3fn, \
                      c64",
                     name.escape_debug()
                 )));

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A cell shows a hole only where there is nothing else: pinned before scratch before the larger of live and pending.
-//! So the smallest block is seen, and a run of dots is a hole of that size, less at most a cell at either end.
+//! So the smallest block is seen, and a run of dots is one hole of at least that size, by less than a cell longer at
+//! either end.
 
 use std::{fmt::Write as _, ops::Range};
 

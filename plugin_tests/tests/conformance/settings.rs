@@ -1,6 +1,6 @@
 //! Settings that cannot be: an error at client creation that names the variable, its value and what is allowed.
 
-use plugin_tests::{Client, Code, Program, Value, client::refused, in_child};
+use plugin_tests::{Client, Code, Program, Value, client::refused, in_child, plugin};
 
 use crate::{DIMS, limited, ramp};
 
@@ -22,7 +22,7 @@ macro_rules! refuses {
 refuses!(
     c33_arena_strategy_unknown,
     &[("PJRT_ARENA_STRATEGY", "bogus")],
-    &["PJRT_ARENA_STRATEGY", "bogus", "preallocate", "growing", "platform"]
+    &["PJRT_ARENA_STRATEGY", "bogus", "preallocate", "growing", "platform", "tpu"]
 );
 refuses!(c33_arena_fraction_zero, &[("XLA_PYTHON_CLIENT_MEM_FRACTION", "0")], &["XLA_PYTHON_CLIENT_MEM_FRACTION", "0"]);
 refuses!(
@@ -44,6 +44,44 @@ refuses!(
     &["XLA_PYTHON_CLIENT_ALLOCATOR", "bogus"]
 );
 refuses!(c33_arena_devices_no_number, &[("PJRT_ARENA_DEVICES", "many")], &["PJRT_ARENA_DEVICES", "many"]);
+refuses!(c33_arena_compact_neither_on_nor_off, &[("PJRT_ARENA_COMPACT", "maybe")], &["PJRT_ARENA_COMPACT", "on, off"]);
+refuses!(
+    c33_arena_tpu_tiles_neither_on_nor_off,
+    &[("PJRT_ARENA_TPU_TILES", "8x128")],
+    &["PJRT_ARENA_TPU_TILES", "8x128", "on, off"]
+);
+
+#[test]
+fn c33_arena_tpu_by_its_own_name_only() {
+    // XLA's word for growing is overridden by ours.
+    let variables =
+        [("PJRT_ARENA_STRATEGY", "tpu"), ("PJRT_ARENA_LIMIT", "64MiB"), ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")];
+    in_child!(&variables, || {
+        let client = Client::one();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        assert_eq!(client.stats().unwrap().pool_bytes, Some(64 << 20), "all of it up front");
+        assert_eq!(strategies(), ["tpu"]);
+        let add_one = client.compile(&Program::add_one()).unwrap();
+        assert_eq!(add_one.run1(&[&x]).unwrap().read::<f32>().unwrap(), ramp(1.0));
+    });
+    refused(&[("strategy", "tpu".into()), ("preallocate", false.into())])
+        .expect(Code::INVALID_ARGUMENT, &["strategy=tpu", "preallocate=false"]);
+}
+
+#[test]
+fn c33_arena_xlas_variables_never_mean_tpu() {
+    in_child!(&[("XLA_PYTHON_CLIENT_ALLOCATOR", "bfc"), ("XLA_PYTHON_CLIENT_PREALLOCATE", "true")], || {
+        let _client = Client::create(1, &[("limit", Value::from("64MiB"))]).unwrap();
+        assert_eq!(strategies(), ["preallocate"]);
+    });
+}
+
+/// The strategy of each device that there is.
+fn strategies() -> Vec<String> {
+    let counters: serde_json::Value = serde_json::from_str(&plugin().text("pjrt_arena_counters").unwrap()).unwrap();
+    let devices = counters["devices"].as_array().unwrap();
+    devices.iter().map(|device| device["strategy"].as_str().unwrap().to_owned()).collect()
+}
 
 #[test]
 fn c33_arena_variables_choose_strategy_and_limit() {

@@ -13,6 +13,8 @@ The middle case is why a failure is not raised in `initialize()`: JAX would log 
 and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as
 "Unable to initialize backend 'arena': <sentence>", from an `import jax` that works.
 
+`jax_plugins.arena.memory` looks at the devices' memory and tidies it up.
+
 Nothing of JAX is imported until `initialize()` runs, so `python -m jax_plugins.arena` (a table of every
 setting and where its value came from) starts no JAX.
 """

@@ -123,16 +123,40 @@ class Library:
         """Version of the library itself."""
         return self._function("pjrt_arena_version", returns=ctypes.c_char_p)().decode()
 
-    def _text(self, name: str) -> str:
-        """Calls a function that writes text: it returns the length needed and cuts at the room given."""
-        function = self._function(name, ctypes.c_char_p, ctypes.c_size_t, returns=ctypes.c_size_t)
-        room = 4096
+    def map(self, width: int, rows: int) -> str:
+        """See `jax_plugins.arena.memory.map`."""
+        return self._text("pjrt_arena_map", (ctypes.c_size_t, max(width, 0)), (ctypes.c_size_t, max(rows, 0)))
+
+    def tpu_footprint(self, element_type: str, dims: list[int]) -> dict[str, Any]:
+        """What an array takes on a TPU, or ``error``. `element_type` is XLA's name, `dims` are of 64 bits."""
+        numbers = (ctypes.c_int64 * len(dims))(*dims)
+        name = (ctypes.c_char_p, element_type.encode())
+        rank = (ctypes.c_size_t, len(dims))
+        return json.loads(self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank))
+
+    def act(self, name: str) -> Any:
+        """Calls a function that does something at every call and tells of it in JSON.
+
+        Asking again for more room would do it again, so the room is ample at once.
+        """
+        text = self._text(name, room=1 << 20, again=False)
+        return json.loads(text)
+
+    def _text(self, name: str, *arguments: tuple[Any, Any], room: int = 4096, again: bool = True) -> str:
+        """Calls a function that writes text: it returns the length needed and cuts at the room given.
+
+        `arguments` are (type, value) and come before the buffer. Without `again` a text that is cut is an error.
+        """
+        types = [kind for kind, _ in arguments]
+        function = self._function(name, *types, ctypes.c_char_p, ctypes.c_size_t, returns=ctypes.c_size_t)
         while True:
             buffer = ctypes.create_string_buffer(room)
-            length = function(buffer, room)
+            length = function(*(value for _, value in arguments), buffer, room)
             if length < room:
                 # By length where it is 0: nothing need have been written then.
                 return buffer.value.decode(errors="replace") if length else ""
+            if not again:
+                raise ArenaError(f"{name} has {length} bytes to tell, and there is room for {room - 1}.")
             room = length + 1
 
     def _function(self, name: str, *arguments: Any, returns: Any) -> Any:

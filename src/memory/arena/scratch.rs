@@ -112,11 +112,7 @@ impl State {
             let space = self.placement.space_mut();
             let raised = space.and_then(|space| Some((space.raise_floor(region, floor, bytes)?, space)));
             let Some((span, space)) = raised else {
-                return Err(NoScratch {
-                    wanted: bytes,
-                    free: self.placement.free(),
-                    reserved: self.scratch.bytes,
-                });
+                return Err(NoScratch { wanted: bytes, free: self.placement.free(), reserved: self.scratch.bytes });
             };
             self.scratch.bytes = space.size(span);
             self.scratch.span = Some(span);

@@ -30,13 +30,6 @@ pub struct Remap {
 impl Costs {
     /// A device that only copies, at 20 GB/s: the host's memory as it was measured.
     pub const COPY: Self = Self { per_move: 2_000, per_mib: 50_000, remap: None };
-
-    /// Of moving one block of `granules` by copying it.
-    pub(crate) fn copy(&self, layout: &super::Layout, granules: u32) -> u64 {
-        let bytes = u128::from(granules) << layout.granule_shift;
-        let nanos = (bytes * u128::from(self.per_mib)) >> 20;
-        u64::try_from(nanos).unwrap_or(u64::MAX).saturating_add(u64::from(self.per_move))
-    }
 }
 
 /// [`Costs`] for one granule: prices of moves in nanoseconds. Sums and products saturate.

@@ -14,9 +14,8 @@ mod costs;
 mod layout;
 mod plan;
 
-use self::{costs::Tariff, layout::Spot};
 pub use self::costs::{Costs, Remap};
 pub(crate) use self::{
     layout::{Kind, Layout, Run, Span},
-    plan::{Plan, Step, clear, open_hole, pack},
+    plan::{Plan, clear, open_hole, pack},
 };

@@ -217,9 +217,8 @@ impl Space {
     fn is_clear(&self, id: NodeId, to: Run, holds: &Holds) -> bool {
         let Some(end) = to.offset.checked_add(to.size) else { return false };
         let Node { offset, size, region, prev, next, .. } = self.nodes[id.index()];
-        let reserved = |id: Option<NodeId>| {
-            id.map(|id| &self.nodes[id.index()]).filter(|node| node.tenure == Tenure::Reserved)
-        };
+        let reserved =
+            |id: Option<NodeId>| id.map(|id| &self.nodes[id.index()]).filter(|node| node.tenure == Tenure::Reserved);
         let low = reserved(prev).map_or(offset, |below| below.offset);
         let high = offset + size + reserved(next).map_or(0, |above| above.size);
         if region == to.region && low <= to.offset && end <= high {

@@ -18,7 +18,11 @@ enum Step {
     PinOutOfTheWay(prop::sample::Index),
     /// Opens a hole of this share of what is free, in 1/256; every block whose number is a multiple of `busy` stays.
     /// Commits this many moves at most, and allocates and frees something else after each.
-    OpenHole { share: u8, busy: u32, commits: usize },
+    OpenHole {
+        share: u8,
+        busy: u32,
+        commits: usize,
+    },
     Pack,
     BeginScratch(u64),
     EndScratch,
@@ -145,7 +149,8 @@ impl Model {
         assert_eq!(stats.bytes_in_use, sum(BlockState::Live) + sum(BlockState::Pinned));
         assert_eq!((stats.pinned_bytes, stats.pending_bytes), (sum(BlockState::Pinned), sum(BlockState::Retired)));
         assert!(stats.reserved_bytes >= self.scratch.iter().copied().max().unwrap_or_default());
-        let parts = [stats.bytes_in_use, stats.pending_bytes, stats.slack_bytes, stats.reserved_bytes, stats.free_bytes];
+        let parts =
+            [stats.bytes_in_use, stats.pending_bytes, stats.slack_bytes, stats.reserved_bytes, stats.free_bytes];
         assert_eq!(parts.into_iter().sum::<Bytes>(), stats.pool_bytes, "{stats:?}");
         if let (Some(scratch), Some(lowest)) = (self.arena.scratch(), listed.first()) {
             assert!(scratch.address + scratch.bytes <= lowest.block.address, "{scratch:?} under {lowest:?}");
@@ -162,8 +167,7 @@ impl Model {
 fn run(kind: Kind, limit: Bytes, costs: &Costs, steps: Vec<Step>) {
     let device = FakeBacking::new(Bytes::gib(64), GRANULE);
     let arena = Arena::new("fake:0".into(), kind, limit, Box::new(device.clone())).expect("a good arena");
-    let mut model =
-        Model { arena, known: Vec::new(), memory: BTreeMap::new(), scratch: Vec::new(), tags: 0 };
+    let mut model = Model { arena, known: Vec::new(), memory: BTreeMap::new(), scratch: Vec::new(), tags: 0 };
     for step in steps {
         match step {
             Step::Allocate(size) => model.allocate(Bytes::new(size)),
@@ -204,10 +208,12 @@ fn run(kind: Kind, limit: Bytes, costs: &Costs, steps: Vec<Step>) {
                 let free = model.arena.stats().free_bytes;
                 let size = Bytes::new((free.get() * (u64::from(share) + 1)) >> 8);
                 let stays = |id: BlockId| (id.index() as u32).is_multiple_of(busy);
-                let plan = |arena: &Arena| arena.plan(Goal::Hole(size), costs, &|id| !stays(id)).map(
-                    // The lifetime of the plan is the arena's.
-                    |compaction| compaction,
-                );
+                let plan = |arena: &Arena| {
+                    arena.plan(Goal::Hole(size), costs, &|id| !stays(id)).map(
+                        // The lifetime of the plan is the arena's.
+                        |compaction| compaction,
+                    )
+                };
                 let whole = commits == usize::MAX;
                 let end = |compaction: Compaction<'_>| if whole { Some(compaction.allocate(size)) } else { None };
                 if let Some(Some(block)) = model.carry_out(plan, commits, end) {

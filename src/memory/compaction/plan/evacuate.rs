@@ -163,7 +163,8 @@ pub(super) fn split_by_size(
 pub(super) fn thresholds(shelf: &[Place]) -> SmallVec<[u32; 3]> {
     let count = shelf.len();
     let picks = [count.checked_sub(1), count.checked_sub(1 + count / 8), Some(count / 2)];
-    let mut sizes: SmallVec<_> = picks.into_iter().flatten().filter_map(|pick| shelf.get(pick)).map(|p| p.size).collect();
+    let mut sizes: SmallVec<_> =
+        picks.into_iter().flatten().filter_map(|pick| shelf.get(pick)).map(|p| p.size).collect();
     sizes.dedup();
     sizes
 }
@@ -194,7 +195,8 @@ pub(super) fn trims(picture: &Picture, window: &Window, need: u32) -> [Option<(R
     let missing = (u64::from(need) + staying).saturating_sub(core.size().into());
     let missing = u32::try_from(missing).unwrap_or(u32::MAX);
     // Beyond the holes lies nothing: a window that yields enough never needs more.
-    let reach = |low: u32, high: u32| Extent { low: core.low.saturating_sub(low), high: core.high.saturating_add(high) };
+    let reach =
+        |low: u32, high: u32| Extent { low: core.low.saturating_sub(low), high: core.high.saturating_add(high) };
     let up = reach(missing.saturating_sub(above).min(below), missing.min(above));
     let down = reach(missing.min(below), missing.saturating_sub(below).min(above));
     [Some((spans.clone(), up)), (down != up).then_some((spans, down))]

@@ -99,9 +99,11 @@ impl<'a> Packing<'a> {
     /// Places in earlier runs for the blocks of `run`, as far as there are any: (to, block).
     fn places(&self, run: usize) -> Vec<(usize, usize)> {
         let takes = |&(to, _): &(usize, &u32)| self.roles[to] != Role::Gives;
-        let places = self.free[..run].iter().enumerate().filter(takes).filter_map(|(to, &size)| {
-            Some(Place { size, owner: u32::try_from(to).ok()?, offset: 0 })
-        });
+        let places = self.free[..run]
+            .iter()
+            .enumerate()
+            .filter(takes)
+            .filter_map(|(to, &size)| Some(Place { size, owner: u32::try_from(to).ok()?, offset: 0 }));
         let mut fit = BestFit::new(places.collect());
         let (mut leaving, mut staying) = (Vec::new(), Vec::new());
         split_by_size(self.picture, &self.picture.runs[run], u32::MAX, &mut leaving, &mut staying);

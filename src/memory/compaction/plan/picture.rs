@@ -67,10 +67,7 @@ impl<'a> Picture<'a> {
     /// From the first granule of the spans `range` to behind the last.
     pub(super) fn extent(&self, range: &Range<usize>) -> Extent {
         let spans = &self.spans[range.clone()];
-        Extent {
-            low: spans.first().map_or(0, |span| span.offset),
-            high: spans.last().map_or(0, Span::end),
-        }
+        Extent { low: spans.first().map_or(0, |span| span.offset), high: spans.last().map_or(0, Span::end) }
     }
 
     /// Granules in holes among the spans `range`, as far as they lie in `extent`.

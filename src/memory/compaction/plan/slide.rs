@@ -63,7 +63,9 @@ impl Slider {
         let count = blocks.len();
         let split = (0..=count)
             .rev()
-            .filter(|&split| u64::from(self.down.slack[split]) + u64::from(self.up.slack[count - split]) <= slack.into())
+            .filter(|&split| {
+                u64::from(self.down.slack[split]) + u64::from(self.up.slack[count - split]) <= slack.into()
+            })
             .min_by_key(|&split| self.down.cost[split].saturating_add(self.up.cost[count - split]))?;
 
         let mut free = extent;

@@ -22,7 +22,11 @@ pub(super) fn runs(layout: &Layout) -> Vec<Vec<usize>> {
 }
 
 pub(super) fn free(layout: &Layout, run: &[usize]) -> u64 {
-    run.iter().map(|&index| &layout.spans[index]).filter(|span| span.kind == Kind::Hole).map(|s| u64::from(s.size)).sum()
+    run.iter()
+        .map(|&index| &layout.spans[index])
+        .filter(|span| span.kind == Kind::Hole)
+        .map(|s| u64::from(s.size))
+        .sum()
 }
 
 /// What copying `span` costs: a move that is a granule off no page.
@@ -34,8 +38,15 @@ fn copied(layout: &Layout, costs: &Costs, span: &Span) -> u128 {
 /// The cheapest slide of all blocks of a run to its lower end, if that opens `need`.
 pub(super) fn full_slide(layout: &Layout, costs: &Costs, need: u32) -> Option<u128> {
     let enough = runs(layout).into_iter().filter(|run| free(layout, run) >= need.into());
-    enough.map(|run| run.iter().map(|&i| &layout.spans[i]).filter(|s| s.kind == Kind::Movable)
-        .map(|s| copied(layout, costs, s)).sum()).min()
+    enough
+        .map(|run| {
+            run.iter()
+                .map(|&i| &layout.spans[i])
+                .filter(|s| s.kind == Kind::Movable)
+                .map(|s| copied(layout, costs, s))
+                .sum()
+        })
+        .min()
 }
 
 /// The cheapest slide of the blocks between two holes of a run, over all pairs.

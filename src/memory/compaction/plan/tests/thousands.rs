@@ -37,9 +37,8 @@ fn build(regions: Vec<Vec<(u32, Kind)>>) -> Layout {
 }
 
 fn layouts(regions: usize, spans: usize, size: u32) -> impl Strategy<Value = Layout> {
-    prop::sample::select(vec![0u32, 0, 5, 30]).prop_flat_map(move |stays| {
-        prop::collection::vec(region(spans, size, stays), 1..=regions).prop_map(build)
-    })
+    prop::sample::select(vec![0u32, 0, 5, 30])
+        .prop_flat_map(move |stays| prop::collection::vec(region(spans, size, stays), 1..=regions).prop_map(build))
 }
 
 fn costs() -> impl Strategy<Value = Costs> {
@@ -49,7 +48,10 @@ fn costs() -> impl Strategy<Value = Costs> {
         Costs::COPY,
         Costs { per_move: 0, per_mib: 0, remap: None },
         Costs { per_move: 0, ..REMAP },
-        Costs { remap: Some(Remap { page: Bytes::kib(4), least: Bytes::kib(4), per_exchange: 9, per_mib: 100 }), ..UNIT },
+        Costs {
+            remap: Some(Remap { page: Bytes::kib(4), least: Bytes::kib(4), per_exchange: 9, per_mib: 100 }),
+            ..UNIT
+        },
     ])
 }
 

@@ -1,0 +1,249 @@
+//! What acts on the arenas, or shows them, from C.
+
+use std::{
+    ffi::{CStr, c_char},
+    slice,
+    sync::Arc,
+    time::Instant,
+};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{
+        compaction,
+        device_memory::DeviceMemory,
+        state::{self, Client},
+    },
+    give, tell,
+};
+use crate::{
+    error::{Error, Result},
+    memory::{
+        BlockState, Pinned,
+        tiles::{self, Element},
+    },
+    report::{MapBlock, MapKind, Screen, map},
+    units::Bytes,
+};
+
+/// The clients that have memory of ours, each with the memories of its devices.
+fn memories() -> impl Iterator<Item = (Arc<Client>, Arc<DeviceMemory>)> {
+    state::clients().into_iter().flat_map(|client| {
+        let memories: Vec<_> = client.devices.iter().filter_map(|device| device.arena.clone()).collect();
+        memories.into_iter().map(move |memory| (Arc::clone(&client), memory))
+    })
+}
+
+/// Moves arrays on every device until what is free is in as few pieces as possible; an array for each device, as JSON:
+/// buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
+///
+/// It acts at each call, so the caller gives room for the text at once: 1 KiB for each device is plenty.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| memories().map(|(client, memory)| compacted(&client, &memory)).collect::<Value>().to_string());
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
+    let report = compaction::compact(client, memory);
+    let sum = |count: fn(&Pinned) -> u64| report.pinned.iter().map(count).sum::<u64>();
+    let why: Map<String, Value> =
+        report.pinned.iter().map(|pinned| (pinned.why.to_owned(), json!(pinned.blocks))).collect();
+    json!({
+        "device": memory.name(),
+        "buffers_moved": report.buffers,
+        "bytes_moved": report.bytes.get(),
+        "seconds": report.time.as_secs_f64(),
+        "largest_free_before": report.hole_before.get(),
+        "largest_free_after": report.hole_after.get(),
+        "pinned_buffers": sum(|pinned| pinned.blocks),
+        "pinned_bytes": sum(|pinned| pinned.bytes.get()),
+        "pinned_why": why,
+    })
+}
+
+/// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An array
+/// for each device, as JSON: bytes and regions given back, seconds. Acts at each call, as [`pjrt_arena_compact`] does.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| memories().map(|(client, memory)| trimmed(&client, &memory)).collect::<Value>().to_string());
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
+    let start = Instant::now();
+    client.settle();
+    let regions = memory.regions().len();
+    let whole = memory.trim();
+    let regions = regions.saturating_sub(memory.regions().len());
+    let pages = memory.discard_holes(|hole| {
+        // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+        unsafe { memory.mover.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
+            log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
+            Bytes::ZERO
+        })
+    });
+    json!({
+        "device": memory.name(),
+        "bytes_returned": (whole + pages).get(),
+        "regions_returned": regions,
+        "seconds": start.elapsed().as_secs_f64(),
+    })
+}
+
+/// A picture of every device's memory in characters, `columns` wide and `rows` high for each.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| {
+        let draw = |(client, memory): (Arc<Client>, Arc<DeviceMemory>)| {
+            client.settle();
+            drawn(&memory, Screen { columns, rows })
+        };
+        memories().map(draw).collect::<Vec<_>>().join("\n")
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
+    let kind = |state| match state {
+        BlockState::Live => MapKind::Live,
+        BlockState::Pinned => MapKind::Pinned,
+        BlockState::Retired => MapKind::Pending,
+    };
+    let blocks = memory.blocks();
+    let blocks =
+        blocks.iter().map(|info| MapBlock { address: info.block.address, held: info.held, kind: kind(info.state) });
+    let scratch =
+        memory.scratch().map(|kept| MapBlock { address: kept.address, held: kept.bytes, kind: MapKind::Scratch });
+    let blocks: Vec<MapBlock> = blocks.chain(scratch).collect();
+    map(memory.name(), &memory.regions(), &blocks, screen)
+}
+
+/// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given, `dense_bytes` of
+/// its elements alone, `layout` as XLA writes tiles, and `smallest_bytes` and `smallest_layout` in the best order; or
+/// `error`, one sentence. `element_type` is XLA's name, such as `bf16`. Needs no client. The rule and what it leaves out:
+/// [`crate::memory::tiles`].
+///
+/// # Safety
+/// `element_type` must be NUL-terminated, `dims` must have `rank` numbers (NULL will do for none), `buffer` must be NULL
+/// or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
+    element_type: *const c_char,
+    dims: *const i64,
+    rank: usize,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    let answer = tell(|| {
+        // SAFETY: the caller's promise.
+        let told = unsafe { shape(element_type, dims, rank) };
+        let answer = told.and_then(|(name, dims)| footprint(name, dims));
+        answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&answer, buffer, capacity) }
+}
+
+/// The shape that a C caller names.
+///
+/// # Safety
+/// As for [`pjrt_arena_tpu_footprint`]; the caller's memory must stay as it is while the result is used.
+unsafe fn shape<'a>(element_type: *const c_char, dims: *const i64, rank: usize) -> Result<(&'a str, &'a [i64])> {
+    if element_type.is_null() {
+        return Err(Error::invalid_argument("element_type is NULL; it must be XLA's name of a type, such as bf16"));
+    }
+    // SAFETY: not NULL, and NUL-terminated by the caller's promise.
+    let name = unsafe { CStr::from_ptr(element_type) };
+    let name = name.to_str().map_err(|_| Error::invalid_argument(format!("{name:?} is not the name of a type")))?;
+    let dims = match rank {
+        0 => &[][..],
+        _ if dims.is_null() => return Err(Error::invalid_argument(format!("dims is NULL, and rank is {rank}"))),
+        // SAFETY: not NULL, and `rank` numbers by the caller's promise.
+        _ => unsafe { slice::from_raw_parts(dims, rank) },
+    };
+    Ok((name, dims))
+}
+
+fn footprint(name: &str, dims: &[i64]) -> Result<Value> {
+    let element = Element::named(name)?;
+    if let Some(dim) = dims.iter().find(|&&dim| dim < 0) {
+        return Err(Error::invalid_argument(format!("a dimension of {name}{dims:?} is {dim}; allowed: 0 and more")));
+    }
+    let taken = tiles::footprint(element, dims).zip(tiles::smallest(element, dims));
+    let (given, (least, order)) =
+        taken.ok_or_else(|| Error::invalid_argument(format!("{name}{dims:?} takes more than 2^64 - 1 bytes")))?;
+    let order: Vec<String> = order.iter().map(ToString::to_string).collect();
+    Ok(json!({
+        "bytes": given.bytes.get(),
+        "dense_bytes": given.dense.get(),
+        "layout": given.tiles.to_string(),
+        "smallest_bytes": least.bytes.get(),
+        "smallest_layout": format!("{{{}:{}}}", order.join(","), least.tiles),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// What the exported function says, with a buffer of `capacity` bytes and what it returned.
+    fn told(name: Option<&CStr>, dims: Option<&[i64]>, rank: usize, capacity: usize) -> (String, usize) {
+        let mut buffer = vec![b'?'; capacity];
+        let (name, dims) = (name.map_or(ptr::null(), CStr::as_ptr), dims.map_or(ptr::null(), <[i64]>::as_ptr));
+        // SAFETY: each pointer is NULL or as the function asks; `rank` is never more than the dims there are.
+        let length = unsafe { pjrt_arena_tpu_footprint(name, dims, rank, buffer.as_mut_ptr().cast(), capacity) };
+        let text = CStr::from_bytes_until_nul(&buffer).unwrap().to_str().unwrap().to_owned();
+        (text, length)
+    }
+
+    #[test]
+    fn a_footprint_through_c() {
+        let (text, length) = told(Some(c"bf16"), Some(&[16, 1280, 40]), 3, 4096);
+        assert_eq!(length, text.len());
+        assert_eq!(
+            serde_json::from_str::<Value>(&text).unwrap(),
+            json!({
+                "bytes": 5_242_880, "dense_bytes": 1_638_400, "layout": "T(8,128)(2,1)",
+                "smallest_bytes": 1_638_400, "smallest_layout": "{1,2,0:T(8,128)(2,1)}",
+            })
+        );
+        let (cut, whole) = told(Some(c"bf16"), Some(&[16, 1280, 40]), 3, 11);
+        assert_eq!((cut.as_str(), whole), (&text[..10], length));
+        let (scalar, _) = told(Some(c"f32"), None, 0, 4096);
+        assert!(scalar.contains("\"smallest_layout\":\"{:T(128)}\""), "{scalar}");
+        // SAFETY: a NULL buffer only asks.
+        let asked = unsafe { pjrt_arena_tpu_footprint(c"f32".as_ptr(), ptr::null(), 0, ptr::null_mut(), 0) };
+        assert_eq!(asked, scalar.len());
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_and_no_crash() {
+        let error = |name: Option<&CStr>, dims: Option<&[i64]>, rank| {
+            let (text, _) = told(name, dims, rank, 4096);
+            let value: Value = serde_json::from_str(&text).unwrap();
+            value["error"].as_str().unwrap_or_else(|| panic!("no error: {text}")).to_owned()
+        };
+        assert!(error(None, None, 0).contains("element_type is NULL"));
+        assert!(error(Some(c"f32"), None, 2).contains("rank is 2"));
+        assert!(error(Some(c"\xff"), None, 0).contains("not the name of a type"));
+        assert!(error(Some(c"token"), None, 0).contains("`token`"));
+        assert!(error(Some(c"f32"), Some(&[2, -7]), 2).contains("f32[2, -7] is -7"));
+        assert!(error(Some(c"f32"), Some(&[i64::MAX, 1]), 2).contains("f32[9223372036854775807, 1]"));
+    }
+}
