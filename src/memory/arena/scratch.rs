@@ -75,8 +75,8 @@ impl From<NoScratch> for Error {
 }
 
 impl Arena {
-    /// Keeps the lowest `bytes` of the pool for a program, until [`Self::end_scratch`] with the same number. Only for
-    /// [`crate::memory::Strategy::Tpu`]; other strategies keep nothing. O(programs under way).
+    /// Keeps the lowest `bytes` of the pool for a program, until [`Self::end_scratch`] with the same number. A strategy
+    /// whose pool is not one region keeps nothing. O(programs under way).
     ///
     /// # Errors
     /// The numbers, when a block is in the way; [`super::Goal::Bottom`] may move it.

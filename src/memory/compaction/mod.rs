@@ -15,6 +15,7 @@ mod layout;
 mod plan;
 
 pub use self::costs::{Costs, Remap};
+use self::layout::Spot;
 pub(crate) use self::{
     layout::{Kind, Layout, Run, Span},
     plan::{Plan, clear, open_hole, pack},

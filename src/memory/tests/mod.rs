@@ -215,7 +215,8 @@ fn a_stale_id_is_an_error_in_every_state() {
 
 #[test]
 fn a_device_that_refuses_is_an_error_with_its_words_and_not_the_end() {
-    for strategy in ALL {
+    // The strategy tpu takes its memory at once, so that it has no arena to fail later.
+    for strategy in [Strategy::Preallocate, Strategy::Growing, Strategy::Platform] {
         let (arena, device) = arena(strategy, Bytes::mib(4));
         device.set_capacity(Bytes::ZERO);
         let oom = arena.allocate(Bytes::mib(1)).expect_err("no memory at all");

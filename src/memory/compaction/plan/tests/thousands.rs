@@ -168,7 +168,7 @@ proptest! {
             let layout = Layout { granule_shift, ..layout.clone() };
             for remap in [None, Some(remap), Some(Remap { page: Bytes::kib(4), ..remap })] {
                 let costs = Costs { per_move, per_mib, remap };
-                let sum = |plan: &Plan| plan.steps.iter().map(|step| u64::from(layout.spans[step.span].size)).sum();
+                let sum = |plan: &Plan| plan.steps.iter().map(|step| u64::from(layout.spans[step.span].size)).sum::<u64>();
                 for plan in [
                     open_hole(&layout, need, &costs),
                     clear(&layout, Run { region: RegionId(region), offset, size }, &costs),
