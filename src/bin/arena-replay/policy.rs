@@ -97,11 +97,16 @@ impl ArenaPolicy {
 impl Policy for ArenaPolicy {
     type Block = BlockId;
 
+    // Inlined, with a match: a copy of the result on its way costs 3 ns, which would count as the arena's.
+    #[inline(always)]
     fn allocate(&mut self, size: Bytes, _: &mut Work) -> Option<(BlockId, Address)> {
-        let block = self.arena.allocate(size).ok()?;
-        Some((block.id, block.address))
+        match self.arena.allocate(size) {
+            Ok(block) => Some((block.id, block.address)),
+            Err(_) => None,
+        }
     }
 
+    #[inline(always)]
     fn free(&mut self, block: BlockId) {
         self.arena.free(block).expect("the block was allocated here and freed once");
     }
