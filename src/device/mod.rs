@@ -4,7 +4,6 @@ pub mod cuda;
 pub mod fake;
 pub mod host;
 pub mod strided;
-mod tmp_mover;
 
 use std::fmt;
 

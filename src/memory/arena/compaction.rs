@@ -175,12 +175,12 @@ impl Arena {
     pub fn wait_for_compaction(&self, deadline: Instant) {
         let mut state = self.state.lock();
         while state.compacting {
-            state.waiters += 1;
-            let late = self.freed.wait_until(&mut state, deadline).timed_out();
-            state.waiters -= 1;
-            if late {
+            if Instant::now() >= deadline {
                 return;
             }
+            state.waiters += 1;
+            state = self.state.sleep(state, Some(deadline));
+            state.waiters -= 1;
         }
     }
 }

@@ -11,6 +11,7 @@
 //! the room), so every function may be called from any thread, the engine's own included.
 
 mod compaction;
+mod lock;
 mod scratch;
 
 use std::{
@@ -18,8 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
+use self::lock::{Guard, Lock};
 pub use self::{
     compaction::{Compaction, Goal, Move, Obstacle},
     scratch::NoScratch,
@@ -75,9 +75,7 @@ pub struct Arena {
     strategy: Strategy,
     limit: Bytes,
     backing: Box<dyn Backing>,
-    state: Mutex<State>,
-    /// Signalled when memory comes back while somebody waits.
-    freed: Condvar,
+    state: Lock<State>,
 }
 
 #[derive(Debug)]
@@ -158,7 +156,7 @@ impl Arena {
             state.placement.take_up_front(&*backing).map_err(refused)?;
             state.counters.peak_pool = state.placement.pool();
         }
-        Ok(Self { name: name.into(), strategy, limit, backing, state: Mutex::new(state), freed: Condvar::new() })
+        Ok(Self { name: name.into(), strategy, limit, backing, state: Lock::new(state) })
     }
 
     /// The name given to [`Self::new`].
@@ -209,12 +207,7 @@ impl Arena {
                 return Err(self.out_of_memory(&state, size, shortage));
             }
             state.waiters += 1;
-            match deadline {
-                Some(deadline) => {
-                    self.freed.wait_until(&mut state, deadline);
-                }
-                None => self.freed.wait(&mut state),
-            }
+            state = self.state.sleep(state, deadline);
             state.waiters -= 1;
         }
     }
@@ -350,9 +343,9 @@ impl Arena {
         }
     }
 
-    fn wake(&self, state: &MutexGuard<'_, State>) {
+    fn wake(&self, state: &Guard<'_, State>) {
         if state.waiters != 0 {
-            self.freed.notify_all();
+            self.state.ring();
         }
     }
 
