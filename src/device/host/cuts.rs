@@ -17,14 +17,17 @@ use std::{
     collections::BTreeSet,
     fs,
     ops::Bound,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use super::exchange::{Direction, Extent, Shift};
 use crate::units::{Address, Bytes};
 
 /// The cuts of all devices of the process.
-static ALL: AtomicUsize = AtomicUsize::new(0);
+static ALL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
 /// What an exchange adds at most.
 const PER_EXCHANGE: usize = 4;
@@ -44,18 +47,18 @@ pub(super) struct Cuts {
     at: BTreeSet<Address>,
     /// How many all devices may have, and have.
     limit: usize,
-    all: &'static AtomicUsize,
+    all: Arc<AtomicUsize>,
     /// How many were left when the kernel was last asked.
     known: usize,
 }
 
 impl Cuts {
     pub(super) fn new(limit: usize) -> Self {
-        Self::counted_by(&ALL, limit)
+        Self::counted_by(Arc::clone(&ALL), limit)
     }
 
     /// None yet. `all` counts them, beside those of other devices.
-    pub(super) fn counted_by(all: &'static AtomicUsize, limit: usize) -> Self {
+    pub(super) fn counted_by(all: Arc<AtomicUsize>, limit: usize) -> Self {
         Self { at: BTreeSet::new(), limit, all, known: 0 }
     }
 
@@ -78,7 +81,8 @@ impl Cuts {
         }
     }
 
-    fn inside(&self, extent: Extent) -> impl DoubleEndedIterator<Item = &Address> {
+    /// The cuts inside of an extent, those at its ends not.
+    pub(super) fn inside(&self, extent: Extent) -> impl DoubleEndedIterator<Item = &Address> {
         // A range that excludes both ends panics where they are the same.
         let end = if extent.bytes.is_zero() { Bound::Included(extent.end()) } else { Bound::Excluded(extent.end()) };
         self.at.range((Bound::Excluded(extent.start), end))
@@ -87,7 +91,7 @@ impl Cuts {
     /// Whether one more exchange is within the limit. Asks the kernel where the cuts have grown much since it was last
     /// asked: some milliseconds, at most once in an eighth of the limit.
     pub(super) fn have_room(&mut self) -> bool {
-        let (all, limit) = (self.all, self.limit);
+        let (all, limit) = (Arc::clone(&self.all), self.limit);
         let room = || all.load(Ordering::Relaxed) + PER_EXCHANGE <= limit;
         if !room() && self.at.len() > self.known + self.limit / 8 {
             if let Ok(maps) = fs::read_to_string("/proc/self/maps") {
@@ -109,11 +113,6 @@ impl Cuts {
     pub(super) fn renewed(&mut self, extent: Extent) {
         self.forget(extent);
         self.change(|at| at.extend([extent.start, extent.end()]));
-    }
-
-    /// How many cuts lie inside of an extent.
-    pub(super) fn count_inside(&self, extent: Extent) -> usize {
-        self.inside(extent).count()
     }
 
     /// Drops what lies in an extent or at its ends.

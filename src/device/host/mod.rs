@@ -8,6 +8,9 @@
 //! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back when
 //! the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve
 //! them if the administrator wants them; nothing asks for huge pages, because a first touch of them can stall.
+//!
+//! What is written where: `mover` moves blocks within regions and gives their pages back, by copying or by `exchange`;
+//! `cuts` keeps the book of the mappings that exchanges leave; `capacity` says how much memory there is.
 
 mod capacity;
 mod cuts;

@@ -25,11 +25,11 @@
 //!     1 GiB   53531 (81667)   65078 (454959)       850 (30138)      7667 (36311)
 //! ```
 //!
-//! A plain mremap is slower than a copy here because the destination's pages are freed and the gap's are new. With a second
-//! thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange of 16 MiB
-//! takes 366 (alike) and 667 (shifted), one of 128 MiB 2608 and 4760, and a copy of them 625 and 6650. So 16 MiB is
-//! where an exchange wins or is even in every case. With huge pages an exchange that is not alike breaks them up (1 GiB:
-//! 22700 instead of 1110), which is why the unit is theirs then.
+//! A plain mremap is slower than a copy here because the destination's pages are freed and the gap's are new. With a
+//! second thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange of
+//! 16 MiB takes 366 (alike) and 667 (shifted) and a copy 544 to 625; of 128 MiB, 2608 and 4760, and a copy 6600. So from
+//! 16 MiB on an exchange wins, or loses little. With huge pages an exchange that is not alike breaks them up
+//! (1 GiB: 22700 instead of 1110), which is why the unit is theirs then.
 
 use std::{
     ffi::{c_uchar, c_void},
@@ -55,7 +55,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// Of what size on an exchange is faster than a copy, whoever else runs; see the table above.
+/// Of what size on an exchange is worth it, whoever else runs; see the measurements above.
 const LEAST: Bytes = Bytes::mib(16);
 
 /// What an exchange costs, between a process that is idle otherwise and one that is busy; see the text above.
@@ -69,7 +69,7 @@ pub(super) struct Exchanges {
     least: Bytes,
     /// The kernel refused one: all is copied from then on.
     refused: AtomicBool,
-    cuts: Mutex<Cuts>,
+    pub(super) cuts: Mutex<Cuts>,
 }
 
 impl Exchanges {
@@ -85,7 +85,7 @@ impl Exchanges {
         Self { unit, least: least.max(unit), refused: AtomicBool::new(false), cuts: Mutex::new(cuts) }
     }
 
-    pub(super) fn are_refused(&self) -> bool {
+    fn are_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
@@ -200,7 +200,7 @@ impl Mover for HostBacking {
         let before = resident(pages, self.page).map_err(|errno| failed("mincore", errno))?;
         let mut cuts = self.exchanges.cuts.lock();
         // A fresh mapping has two ends that may be cuts themselves.
-        if cuts.count_inside(pages) > 2 {
+        if cuts.inside(pages).count() > 2 {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             // SAFETY: whole pages of a region of ours, which nobody uses and whose contents nobody needs.

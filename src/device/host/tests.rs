@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
@@ -53,7 +53,7 @@ fn what_cannot_be_mapped_is_refused_with_its_size() {
 
 /// A host that exchanges pages from 16 pages on, with a book of its own.
 fn host(unit: Bytes, limit: usize) -> HostBacking {
-    let cuts = Cuts::counted_by(Box::leak(Box::new(AtomicUsize::new(0))), limit);
+    let cuts = Cuts::counted_by(Arc::default(), limit);
     let host = HostBacking::new();
     HostBacking { exchanges: Arc::new(Exchanges::with(unit.max(host.page), Bytes::kib(64), cuts)), ..host }
 }
@@ -117,8 +117,17 @@ impl Model {
         unsafe { self.host.discard(self.extent(from, bytes).start, Bytes::new(bytes as u64)) }.expect("no locked pages")
     }
 
-    /// Where the kernel has a border inside of the region, as offsets.
+    /// Where the kernel has a border inside of the region, as offsets. The book knows of each.
     fn borders(&self) -> BTreeSet<u64> {
+        let there = self.kernels_borders();
+        let book = self.host.exchanges.cuts.lock();
+        let all = self.extent(0, self.len());
+        let noted: BTreeSet<u64> = book.inside(all).map(|&at| (at - all.start).get()).collect();
+        assert!(there.is_subset(&noted), "{there:?} are borders, {noted:?} are noted");
+        there
+    }
+
+    fn kernels_borders(&self) -> BTreeSet<u64> {
         let maps = fs::read_to_string("/proc/self/maps").expect("a running kernel");
         let inside = self.region.address..self.region.address + self.region.bytes;
         borders(&maps)
@@ -373,6 +382,7 @@ proptest! {
         let mut model = Model::new(host(if huge { HUGE_PAGE } else { PAGE }, limit), Bytes::mib(4));
         for (from, to, bytes) in moves {
             model.relocate(from, to, bytes);
+            prop_assert!(model.borders().len() <= limit);
         }
         prop_assert!(model.host.costs().remap.is_some() || !kernel_exchanges());
     }
