@@ -1,19 +1,36 @@
 //! A device of addresses without memory: for tests of policy, and for faults that a real device shows rarely.
+//!
+//! ```text
+//!  FakeBacking::new          addresses only: what moves is counted
+//!  FakeBacking::with_bytes   every byte is there, and one that nobody may read looks like none that was written:
+//!                            NEW       never written
+//!                            LEFT      a block was here, and has moved
+//!                            DISCARDED given back to the system
+//! ```
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use parking_lot::Mutex;
 
 use crate::{
+    device::Mover,
     error::{Code, Error, Result},
-    memory::{Backing, Region},
+    memory::{Backing, Region, compaction::Costs},
     units::{Address, Bytes},
 };
 
-/// A device that only keeps books. Clones are the same device, so that a test keeps one beside its arena.
+/// What a byte of a region holds at first.
+pub const NEW: u8 = 0xcd;
+/// What a byte holds after a block has moved away from it.
+pub const LEFT: u8 = 0xee;
+/// What a byte holds after it was given back to the system.
+pub const DISCARDED: u8 = 0xdd;
+
+/// A device that keeps books, and bytes if it is told to. Clones are the same device, so that a test keeps one beside its
+/// arena.
 ///
 /// A region that is released twice, or that was never reserved, is an error and counted as a
-/// [violation](Self::violations).
+/// [violation](Self::violations); so is every range that does not lie in one region.
 #[derive(Clone, Debug)]
 pub struct FakeBacking {
     granularity: Bytes,
@@ -28,11 +45,27 @@ struct State {
     refuse_at: Option<u64>,
     violations: u64,
     next: Address,
+    /// What each region holds, where bytes are kept.
+    contents: Option<BTreeMap<Address, Vec<u8>>>,
+    relocates: u64,
+    fail_at: Option<u64>,
+    moves: u64,
+    moved: Bytes,
+    discarded: Bytes,
 }
 
 impl FakeBacking {
     /// A device of `capacity` whose regions are multiples of `granularity`.
     pub fn new(capacity: Bytes, granularity: Bytes) -> Self {
+        Self::holding(capacity, granularity, None)
+    }
+
+    /// [`Self::new`] that holds bytes as well; each reserved region takes as much of the host's memory.
+    pub fn with_bytes(capacity: Bytes, granularity: Bytes) -> Self {
+        Self::holding(capacity, granularity, Some(BTreeMap::new()))
+    }
+
+    fn holding(capacity: Bytes, granularity: Bytes, contents: Option<BTreeMap<Address, Vec<u8>>>) -> Self {
         let state = State {
             capacity,
             regions: BTreeMap::new(),
@@ -40,6 +73,12 @@ impl FakeBacking {
             refuse_at: None,
             violations: 0,
             next: Address::new(1 << 32),
+            contents,
+            relocates: 0,
+            fail_at: None,
+            moves: 0,
+            moved: Bytes::ZERO,
+            discarded: Bytes::ZERO,
         };
         Self { granularity, state: Arc::new(Mutex::new(state)) }
     }
@@ -70,6 +109,121 @@ impl FakeBacking {
     pub fn violations(&self) -> u64 {
         self.state.lock().violations
     }
+
+    /// Lets the `n`th move from now on fail, with the source whole; zero is the next one.
+    pub fn fail_nth_relocate(&self, n: u64) {
+        let mut state = self.state.lock();
+        state.fail_at = Some(state.relocates + n);
+    }
+
+    /// Moves done so far.
+    pub fn moves(&self) -> u64 {
+        self.state.lock().moves
+    }
+
+    /// Bytes moved so far.
+    pub fn moved(&self) -> Bytes {
+        self.state.lock().moved
+    }
+
+    /// Bytes given back so far, each as often as it was.
+    pub fn discarded(&self) -> Bytes {
+        self.state.lock().discarded
+    }
+
+    /// Writes `bytes` at `to`.
+    ///
+    /// # Errors
+    /// The range does not lie in a region, which is a violation; or the device holds no bytes.
+    pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.state.lock().held(to, Bytes::new(bytes.len() as u64))?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// What `bytes` from `from` on hold.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub fn read(&self, from: Address, bytes: Bytes) -> Result<Vec<u8>> {
+        self.state.lock().held(from, bytes).map(|held| held.to_vec())
+    }
+}
+
+impl State {
+    /// The region in which a range lies, and where in it. A range that lies in none is a violation.
+    fn locate(&mut self, from: Address, bytes: Bytes) -> Result<(Address, Range<usize>)> {
+        if let Some((&start, &size)) = self.regions.range(..=from).next_back() {
+            let offset = from - start;
+            if let Some(end) = offset.checked_add(bytes).filter(|&end| end <= size) {
+                return Ok((start, offset.get() as usize..end.get() as usize));
+            }
+        }
+        self.violations += 1;
+        Err(Error::internal(format!("{} bytes at {from} lie in no region of this device", bytes.get())))
+    }
+
+    /// The bytes of a range.
+    fn held(&mut self, from: Address, bytes: Bytes) -> Result<&mut [u8]> {
+        let (region, range) = self.locate(from, bytes)?;
+        let contents = self.contents.as_mut().and_then(|contents| contents.get_mut(&region));
+        contents.and_then(|held| held.get_mut(range)).ok_or_else(|| {
+            Error::failed_precondition("this fake device holds no bytes: it was not made by with_bytes".to_owned())
+        })
+    }
+
+    /// Fills a range, if bytes are kept.
+    fn fill(&mut self, from: Address, bytes: Bytes, pattern: u8) -> Result<()> {
+        if self.contents.is_some() {
+            self.held(from, bytes)?.fill(pattern);
+        }
+        Ok(())
+    }
+}
+
+impl Mover for FakeBacking {
+    fn costs(&self) -> Costs {
+        Costs::COPY
+    }
+
+    /// Nothing here is unsafe: a range that lies in no region is an error and a violation.
+    unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        let mut state = self.state.lock();
+        let number = state.relocates;
+        state.relocates += 1;
+        // Both are looked at, so that each one that is wrong counts.
+        let source = state.locate(from, bytes);
+        let destination = state.locate(to, bytes);
+        source.and(destination)?;
+        if state.fail_at == Some(number) {
+            return Err(Error::internal(format!(
+                "fake device: move {number} of {} bytes from {from} to {to} fails by order",
+                bytes.get()
+            )));
+        }
+        if state.contents.is_some() {
+            let block = state.held(from, bytes)?.to_vec();
+            state.fill(from, bytes, LEFT)?;
+            state.held(to, bytes)?.copy_from_slice(&block);
+        }
+        state.moves += 1;
+        state.moved += bytes;
+        Ok(())
+    }
+
+    /// Nothing here is unsafe, as for `relocate`. A page is the unit of regions; each one inside of the range goes back,
+    /// used or not.
+    unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
+        let mut state = self.state.lock();
+        let (region, range) = state.locate(from, bytes)?;
+        let start = Bytes::new(range.start as u64).checked_round_up(self.granularity);
+        let end = Bytes::new(range.end as u64).round_down(self.granularity);
+        let Some((start, pages)) = start.and_then(|start| Some((start, end.checked_sub(start)?))) else {
+            return Ok(Bytes::ZERO);
+        };
+        state.fill(region + start, pages, DISCARDED)?;
+        state.discarded += pages;
+        Ok(pages)
+    }
 }
 
 impl Backing for FakeBacking {
@@ -97,6 +251,9 @@ impl Backing for FakeBacking {
         // The unit between two regions shows up whoever writes, or coalesces, past an end.
         state.next = address + bytes + self.granularity;
         state.regions.insert(address, bytes);
+        if let Some(contents) = &mut state.contents {
+            contents.insert(address, vec![NEW; bytes.get() as usize]);
+        }
         Ok(Region { address, bytes })
     }
 
@@ -104,6 +261,9 @@ impl Backing for FakeBacking {
         let mut state = self.state.lock();
         if state.regions.get(&region.address) == Some(&region.bytes) {
             state.regions.remove(&region.address);
+            if let Some(contents) = &mut state.contents {
+                contents.remove(&region.address);
+            }
             return Ok(());
         }
         state.violations += 1;
@@ -133,5 +293,62 @@ mod tests {
         assert!(device.release(region).is_err());
         assert!(device.reserve(Bytes::new(100)).is_err());
         assert_eq!((device.violations(), device.regions().len(), device.reserves()), (2, 1, 5));
+    }
+
+    /// Unsafe in name only, see there.
+    fn relocate(device: &FakeBacking, from: Address, to: Address, bytes: u64) -> Result<()> {
+        // SAFETY: a fake device checks what it is asked for.
+        unsafe { device.relocate(from, to, Bytes::new(bytes)) }
+    }
+
+    #[test]
+    fn blocks_move_and_what_they_leave_shows() {
+        let device = FakeBacking::with_bytes(Bytes::mib(1), Bytes::kib(4));
+        let [a, b] = [8, 4].map(|kib| device.reserve(Bytes::kib(kib)).expect("room").address);
+        assert_eq!(device.write(a, &[1, 2, 3, 4]), Ok(()));
+        let at = |start: Address, offset| start + Bytes::new(offset);
+        assert_eq!(relocate(&device, a, at(a, 2), 4), Ok(()));
+        assert_eq!(device.read(a, Bytes::new(7)), Ok(vec![LEFT, LEFT, 1, 2, 3, 4, NEW]));
+        device.fail_nth_relocate(1);
+        assert_eq!(relocate(&device, at(a, 2), b, 4), Ok(()));
+        assert!(relocate(&device, b, a, 4).is_err());
+        assert_eq!(device.read(b, Bytes::new(5)), Ok(vec![1, 2, 3, 4, NEW]));
+        assert_eq!(relocate(&device, b, at(a, 4094), 4), Ok(()));
+        assert_eq!(device.read(at(a, 4094), Bytes::new(4)), Ok(vec![1, 2, 3, 4]));
+        assert_eq!((device.moves(), device.moved(), device.violations()), (3, Bytes::new(12), 0));
+    }
+
+    #[test]
+    fn what_was_discarded_shows() {
+        let device = FakeBacking::with_bytes(Bytes::mib(1), Bytes::kib(4));
+        let region = device.reserve(Bytes::kib(16)).expect("room");
+        // SAFETY: a fake device checks what it is asked for.
+        let discard = |offset, bytes| unsafe { device.discard(region.address + Bytes::new(offset), Bytes::new(bytes)) };
+        assert_eq!(discard(1, 8190), Ok(Bytes::ZERO));
+        assert_eq!(discard(1, 8191), Ok(Bytes::kib(4)));
+        let held = device.read(region.address, region.bytes).expect("inside");
+        let pages: Vec<_> = held.chunks(4096).map(|page| (page[0], page[4095])).collect();
+        assert_eq!(pages, [(NEW, NEW), (DISCARDED, DISCARDED), (NEW, NEW), (NEW, NEW)]);
+        assert_eq!((device.discarded(), device.violations()), (Bytes::kib(4), 0));
+        assert!(discard(8192, 8193).is_err());
+        assert_eq!(device.violations(), 1);
+    }
+
+    #[test]
+    fn ranges_outside_of_regions_are_violations() {
+        let device = FakeBacking::new(Bytes::mib(1), Bytes::kib(4));
+        let [a, b] = [4, 4].map(|kib| device.reserve(Bytes::kib(kib)).expect("room"));
+        assert_eq!(relocate(&device, a.address, b.address, 4096), Ok(()));
+        // Over the end, across the gap between two regions, and both ranges at once.
+        assert!(relocate(&device, a.address, b.address, 4097).is_err());
+        assert_eq!(device.violations(), 2);
+        assert!(relocate(&device, a.address, a.address + Bytes::kib(4), 1).is_err());
+        assert!(relocate(&device, Address::new(1), b.address, 1).is_err());
+        assert_eq!(device.release(b), Ok(()));
+        assert!(relocate(&device, a.address, b.address, 1).is_err());
+        assert_eq!((device.violations(), device.moves()), (5, 1));
+        // It holds no bytes, which is no violation.
+        assert!(device.read(a.address, Bytes::new(1)).is_err());
+        assert_eq!(device.violations(), 5);
     }
 }

@@ -1,0 +1,125 @@
+//! The machine's own memory: anonymous mappings.
+//!
+//! ```text
+//!  mapped:    |   head   |      region, aligned to 2 MiB      | tail |
+//!             unmapped at once                              unmapped at once
+//! ```
+//!
+//! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back when
+//! the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve
+//! them if the administrator wants them; nothing asks for huge pages, because a first touch of them can stall.
+//!
+//! What is written where: `mover` moves blocks within regions and gives their pages back, by copying or by `exchange`;
+//! `cuts` keeps the book of the mappings that exchanges leave; `capacity` says how much memory there is.
+
+mod capacity;
+mod cuts;
+mod exchange;
+mod mover;
+#[cfg(test)]
+mod tests;
+
+use std::{ffi::c_void, ptr, sync::Arc};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+pub use self::capacity::capacity;
+use self::{exchange::Extent, mover::Exchanges};
+use crate::{
+    error::{Code, Error, Result},
+    memory::{Backing, Region},
+    units::{Address, Bytes},
+};
+
+/// Regions of this size and more are aligned to it: a huge page of x86-64 and of arm64 with pages of 4 KiB.
+const HUGE_PAGE: Bytes = Bytes::mib(2);
+
+/// The host as a device. Clones are the same device: one gives regions to an arena while another moves blocks in them.
+#[derive(Clone, Debug)]
+pub struct HostBacking {
+    page: Bytes,
+    exchanges: Arc<Exchanges>,
+}
+
+impl HostBacking {
+    /// The host, with the page size of the running kernel.
+    pub fn new() -> Self {
+        let page = Bytes::new(rustix::param::page_size() as u64);
+        Self { page, exchanges: Arc::new(Exchanges::new(page)) }
+    }
+}
+
+impl Default for HostBacking {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backing for HostBacking {
+    fn reserve(&self, bytes: Bytes) -> Result<Region> {
+        let refuse = |why: String| {
+            Error::new(Code::ResourceExhausted, format!("mmap of {bytes} ({} bytes) failed: {why}", bytes.get()))
+        };
+        let align = if bytes >= HUGE_PAGE { HUGE_PAGE.max(self.page) } else { self.page };
+        let padded = bytes.checked_add(align - self.page).and_then(to_len);
+        let padded = padded.ok_or_else(|| refuse("more than the address space".into()))?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a null hint and no MAP_FIXED: the kernel chooses a range that nothing else uses.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), padded, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        let start = start.map_err(|errno| refuse(errno.to_string()))?;
+        let mapped = Address::new(start.expose_provenance() as u64);
+        let address = Bytes::new(mapped.get()).checked_round_up(align).map(|start| Address::new(start.get()));
+        let address = address.ok_or_else(|| refuse("a mapping at the end of the address space".into()))?;
+        let head = address - mapped;
+        let tail = Bytes::new(padded as u64) - head - bytes;
+        for (from, len) in [(mapped, head), (address + bytes, tail)] {
+            if !len.is_zero() {
+                unmap(from, len)?;
+            }
+        }
+        Ok(Region { address, bytes })
+    }
+
+    fn release(&self, region: Region) -> Result<()> {
+        // Before the addresses can be someone else's.
+        self.exchanges.released(Extent { start: region.address, bytes: region.bytes });
+        unmap(region.address, region.bytes)
+    }
+
+    fn granularity(&self) -> Bytes {
+        self.page
+    }
+}
+
+fn to_len(bytes: Bytes) -> Option<usize> {
+    usize::try_from(bytes.get()).ok()
+}
+
+fn unmap(address: Address, bytes: Bytes) -> Result<()> {
+    let failed = |why: String| Error::internal(format!("munmap of {} bytes at {address} failed: {why}", bytes.get()));
+    let len = to_len(bytes).ok_or_else(|| failed("more than the address space".into()))?;
+    let start = ptr::with_exposed_provenance_mut::<c_void>(address.get() as usize);
+    // SAFETY: both callers name a part of a mapping of `reserve`, which nothing refers to: the padding was never
+    // handed out, and a region comes back through `Backing::release` once no block of it is left.
+    unsafe { munmap(start, len) }.map_err(|errno| failed(errno.to_string()))
+}
+
+/// Copies bytes into the host's memory.
+///
+/// # Safety
+/// `to` lies in a live block with at least `from.len()` bytes from there on, which nobody reads or writes meanwhile.
+pub unsafe fn write(to: Address, from: &[u8]) {
+    let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
+    // SAFETY: `from` is valid for its length; `to` by the contract, and exclusive, so the two do not overlap.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+}
+
+/// Copies bytes out of the host's memory.
+///
+/// # Safety
+/// `from` lies in a live block with at least `to.len()` bytes from there on, which nobody writes meanwhile.
+pub unsafe fn read(from: Address, to: &mut [u8]) {
+    let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
+    // SAFETY: `to` is valid for its length and exclusive, so the two do not overlap; `from` by the contract.
+    unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+}
