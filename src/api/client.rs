@@ -192,9 +192,10 @@ unsafe fn dress(
             None
         } else {
             let name = format!("{platform}:{index}");
-            let backing = Box::new(host::HostBacking::new());
+            let host = host::HostBacking::new();
+            let backing = Box::new(host.clone());
             let arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
-            Some(DeviceMemory::new(arena, Box::new(host::HostBacking::new())))
+            Some(DeviceMemory::new(arena, Box::new(host)))
         };
         let engine_bytes = Arc::new(AtomicI64::new(0));
         devices.push(Device { handle: Raw(device), memory: Raw(memory), arena, engine_bytes });
