@@ -217,6 +217,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         let Some(client) = state::remove_client(handle) else {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
+        client.show_out();
         // Views first, then the engine's client; the arenas go with the last buffer.
         client.traffic.end(client.engine);
         client.spares.clear(&client);

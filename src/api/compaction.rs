@@ -107,21 +107,16 @@ pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
 /// Why it cannot be. A move that fails ends the work early; what was moved stays moved.
 pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> Result<Opened<'a>, Obstacle> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
-    let mut outcome = Err(Obstacle::Nothing);
     for _ in 0..ATTEMPTS {
         let movable = movable(memory, &busy);
         let costs = memory.mover.costs();
         let compaction = memory.plan(goal, &costs, &|block| movable.contains_key(&block))?;
-        let free: Bytes = memory.stats().free_bytes;
         match seize(client, compaction.moves(), &movable) {
             Ok(seized) => return Ok(perform(client, memory, compaction, seized)),
-            Err(block) => {
-                busy.insert(block);
-                outcome = Err(Obstacle::Barriers { free });
-            }
-        }
+            Err(block) => busy.insert(block),
+        };
     }
-    outcome
+    Err(Obstacle::Barriers { free: memory.stats().free_bytes })
 }
 
 /// The buffers that may move, by block.

@@ -9,7 +9,7 @@ use std::{
     ffi::{c_char, c_int},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
 };
 
 use serde_json::{Map, Value, json};
@@ -18,7 +18,7 @@ use super::{
     counters::Tally,
     entry::panicked,
     plugin,
-    state::{self, Client},
+    state::{self, Visit},
 };
 use crate::{
     config::{self, ENGINE, Environment, Finding, Found, LIMIT, Settings},
@@ -112,12 +112,12 @@ fn doctor() -> String {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
-    let counters = tell(|| counters(&state::clients()).to_string());
+    let counters = tell(|| counters(&state::visits()).to_string());
     // SAFETY: the caller's promise.
     unsafe { give(&counters, buffer, capacity) }
 }
 
-fn counters(clients: &[Arc<Client>]) -> Value {
+fn counters(clients: &[Visit]) -> Value {
     let mut tally = Tally::default();
     for client in clients {
         client.settle();
@@ -167,6 +167,7 @@ fn device(device: &state::Device) -> Value {
         "pinned_bytes": stats.pinned_bytes.get(),
         "pinned_blocks": stats.pinned_blocks,
         "compactions": stats.compactions,
+        "migrations": stats.migrations,
         "moved_blocks": stats.moves,
         "moved_bytes": stats.moved_bytes.get(),
         "longest_plan_seconds": stats.longest_plan.as_secs_f64(),
@@ -182,7 +183,7 @@ fn device(device: &state::Device) -> Value {
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
     let mut count = 0;
-    for client in state::clients() {
+    for client in state::visits() {
         for arena in client.devices.iter().filter_map(|device| device.arena.as_ref()) {
             arena.clear_peaks();
             count += 1;

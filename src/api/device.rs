@@ -4,7 +4,7 @@ use super::{
     entry::{Entry, Outcome, required},
     plugin, state,
 };
-use crate::{sys, units::Bytes};
+use crate::{memory::Strategy, sys, units::Bytes};
 
 fn signed(bytes: Bytes) -> i64 {
     i64::try_from(bytes.get()).unwrap_or(i64::MAX)
@@ -36,12 +36,15 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         // Constant from creation on: JAX compiles against it (trap T17).
         self.bytes_limit = signed(stats.limit);
         self.bytes_limit_is_set = true;
-        // Nothing is set aside for programs.
-        self.bytes_reserved = 0;
+        // What the strategy tpu sets aside for programs; nothing elsewhere.
+        self.bytes_reserved = signed(stats.reserved_bytes);
         self.bytes_reserved_is_set = true;
-        self.peak_bytes_reserved = 0;
+        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
         self.peak_bytes_reserved_is_set = true;
-        self.bytes_reservable_limit = signed(stats.limit);
+        self.bytes_reservable_limit = signed(match arena.strategy() {
+            Strategy::Tpu => stats.free_bytes + stats.reserved_bytes,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => stats.limit,
+        });
         self.bytes_reservable_limit_is_set = true;
         self.largest_free_block_bytes = signed(stats.largest_free_block);
         self.largest_free_block_bytes_is_set = true;

@@ -18,7 +18,7 @@ use std::{
 };
 
 use super::{
-    compaction,
+    compaction::{self, Opened},
     device_memory::{DeviceMemory, Held},
     shape::{Shape, element_bytes},
     state::Client,
@@ -36,6 +36,9 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same while a program with host callbacks runs.
 const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
+
+/// How often an allocation tries again because another thread was faster.
+const ROUNDS: usize = 1000;
 
 /// Blocks are multiples of it (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
@@ -127,71 +130,69 @@ impl Client {
 
     #[cold]
     fn find_room(&self, memory: &Arc<DeviceMemory>, size: Bytes) -> Result<Block, OutOfMemory> {
+        let found = self.climb(
+            memory,
+            Goal::Hole(size),
+            |patience| memory.allocate_waiting(size, patience),
+            |opened| opened.allocate(size),
+            |shortage| shortage.free + shortage.pending >= size,
+        );
+        // What divides the memory is worth a look only where that is the cause.
+        found.map_err(|shortage| match shortage.free >= size && self.compacts {
+            true => OutOfMemory { pinned: compaction::pinned(memory), ..shortage },
+            false => shortage,
+        })
+    }
+
+    #[cold]
+    fn find_scratch(&self, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<(), NoScratch> {
+        self.climb(
+            memory,
+            Goal::Bottom(bytes),
+            |_| memory.begin_scratch(bytes),
+            |opened| opened.begin_scratch(bytes),
+            |shortage| shortage.free + shortage.reserved + memory.stats().pending_bytes >= bytes,
+        )
+    }
+
+    /// The ladder: `attempt` may wait so long for what comes free by itself, `take` uses what a compaction opened, and
+    /// `hopeful` says whether there would be enough once all that is under way has ended.
+    fn climb<T, E>(
+        &self,
+        memory: &DeviceMemory,
+        goal: Goal,
+        attempt: impl Fn(Duration) -> Result<T, E>,
+        take: impl Fn(Opened<'_>) -> Result<T, E>,
+        hopeful: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
         self.traffic.waiting(self.engine, || {
             self.spares.clear(self);
             let deadline = Instant::now() + self.patience();
+            let mut rounds = 0..ROUNDS;
             loop {
                 let arrivals = self.traffic.arrivals();
-                let patience = deadline.saturating_duration_since(Instant::now());
-                let shortage = match memory.allocate_waiting(size, patience) {
-                    Ok(block) => return Ok(block),
+                let shortage = match attempt(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(found) => return Ok(found),
                     Err(shortage) => shortage,
                 };
-                if !self.compacts {
+                let over = rounds.next().is_none() || Instant::now() >= deadline;
+                if !self.compacts || over {
                     return Err(shortage);
                 }
-                match compaction::carry_out(self, memory, Goal::Hole(size)) {
-                    Ok(opened) => match opened.allocate(size) {
-                        Ok(block) => return Ok(block),
-                        // Another thread was faster, or a move failed.
-                        Err(_) if Instant::now() < deadline => continue,
-                        Err(shortage) => return Err(shortage),
+                match compaction::carry_out(self, memory, goal) {
+                    // Otherwise another thread was faster, or a move failed.
+                    Ok(opened) => match take(opened) {
+                        Ok(found) => return Ok(found),
+                        Err(_) => continue,
                     },
-                    Err(Obstacle::UnderWay) if Instant::now() < deadline => {
+                    Err(Obstacle::UnderWay) => {
                         memory.wait_for_compaction(deadline);
                         continue;
                     }
                     Err(_) => {}
                 }
                 // What lands next may be freed, or moved.
-                let hopeful = shortage.free + shortage.pending >= size;
-                if !hopeful || !self.traffic.wait_for_arrival(arrivals, deadline) {
-                    return Err(OutOfMemory { pinned: compaction::pinned(memory), ..shortage });
-                }
-                self.traffic.sweep(self.engine);
-            }
-        })
-    }
-
-    #[cold]
-    fn find_scratch(&self, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<(), NoScratch> {
-        self.traffic.waiting(self.engine, || {
-            self.spares.clear(self);
-            let deadline = Instant::now() + self.patience();
-            loop {
-                let arrivals = self.traffic.arrivals();
-                let shortage = match memory.begin_scratch(bytes) {
-                    Ok(()) => return Ok(()),
-                    Err(shortage) => shortage,
-                };
-                if !self.compacts {
-                    return Err(shortage);
-                }
-                match compaction::carry_out(self, memory, Goal::Bottom(bytes)) {
-                    Ok(opened) => match opened.begin_scratch(bytes) {
-                        Ok(()) => return Ok(()),
-                        Err(_) if Instant::now() < deadline => continue,
-                        Err(shortage) => return Err(shortage),
-                    },
-                    Err(Obstacle::UnderWay) if Instant::now() < deadline => {
-                        memory.wait_for_compaction(deadline);
-                        continue;
-                    }
-                    Err(_) => {}
-                }
-                let pending = memory.stats().pending_bytes;
-                let hopeful = shortage.free + shortage.reserved + pending >= bytes;
-                if !hopeful || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                if !hopeful(&shortage) || !self.traffic.wait_for_arrival(arrivals, deadline) {
                     return Err(shortage);
                 }
                 self.traffic.sweep(self.engine);

@@ -2,13 +2,14 @@
 
 use std::{
     ffi::CString,
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -67,6 +68,33 @@ pub struct Client {
     /// Counts what the engine holds for devices that are not ours to address.
     elsewhere: Arc<AtomicI64>,
     open: AtomicBool,
+    /// Calls of ours, not of the C API's contract, that use the engine's client at this moment.
+    visitors: Visitors,
+}
+
+/// How many are in; `None` once nobody may come in any more.
+struct Visitors {
+    inside: Mutex<Option<usize>>,
+    left: Condvar,
+}
+
+/// A call that may use the engine's client: it is not destroyed meanwhile.
+pub struct Visit(Arc<Client>);
+
+impl Deref for Visit {
+    type Target = Arc<Client>;
+
+    fn deref(&self) -> &Arc<Client> {
+        &self.0
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let mut inside = self.0.visitors.inside.lock();
+        *inside = inside.map(|count| count - 1);
+        self.0.visitors.left.notify_all();
+    }
 }
 
 impl Client {
@@ -94,7 +122,25 @@ impl Client {
             callbacks_under_way: AtomicI64::new(0),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),
+            visitors: Visitors { inside: Mutex::new(Some(0)), left: Condvar::new() },
         }
+    }
+
+    /// Comes in from outside of the C API, whose callers see to it themselves that a client lives; `None` if it is about to
+    /// be destroyed.
+    pub fn visit(self: &Arc<Self>) -> Option<Visit> {
+        let mut inside = self.visitors.inside.lock();
+        *inside = Some(inside.as_ref()? + 1);
+        Some(Visit(Arc::clone(self)))
+    }
+
+    /// Lets nobody in any more, and waits for those who are. What they do waits for nothing but copies.
+    pub fn show_out(&self) {
+        let mut inside = self.visitors.inside.lock();
+        while inside.is_some_and(|count| count > 0) {
+            self.visitors.left.wait(&mut inside);
+        }
+        *inside = None;
     }
 
     /// Whether the engine's client still lives. Buffers may outlive it (trap T22).
@@ -143,9 +189,9 @@ pub fn remove_client(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
     Some(clients.swap_remove(index))
 }
 
-/// All clients of the process.
-pub fn clients() -> Vec<Arc<Client>> {
-    CLIENTS.read().clone()
+/// All clients of the process, none of which is destroyed while its visit lasts.
+pub fn visits() -> Vec<Visit> {
+    CLIENTS.read().iter().filter_map(Client::visit).collect()
 }
 
 /// The client with this handle.

@@ -46,6 +46,8 @@ pub struct Stats {
     pub pinned_blocks: u64,
     /// Compactions that moved a block.
     pub compactions: u64,
+    /// Blocks that were moved out of the way because they were about to be pinned.
+    pub migrations: u64,
     /// Blocks moved, each time that one was.
     pub moves: u64,
     /// Their sizes asked for, summed.

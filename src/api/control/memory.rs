@@ -3,7 +3,6 @@
 use std::{
     ffi::{CStr, c_char},
     slice,
-    sync::Arc,
     time::Instant,
 };
 
@@ -27,12 +26,11 @@ use crate::{
     units::Bytes,
 };
 
-/// The clients that have memory of ours, each with the memories of its devices.
-fn memories() -> impl Iterator<Item = (Arc<Client>, Arc<DeviceMemory>)> {
-    state::clients().into_iter().flat_map(|client| {
-        let memories: Vec<_> = client.devices.iter().filter_map(|device| device.arena.clone()).collect();
-        memories.into_iter().map(move |memory| (Arc::clone(&client), memory))
-    })
+/// What `each` says of each device's memory, over all clients.
+fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
+    let visits = state::visits();
+    let devices = visits.iter().flat_map(|client| client.devices.iter().map(move |device| (client, device)));
+    devices.filter_map(|(client, device)| Some(each(client, device.arena.as_ref()?))).collect()
 }
 
 /// Moves arrays on every device until what is free is in as few pieces as possible; an array for each device, as JSON:
@@ -44,7 +42,7 @@ fn memories() -> impl Iterator<Item = (Arc<Client>, Arc<DeviceMemory>)> {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| compacted(&client, &memory)).collect::<Value>().to_string());
+    let text = tell(|| Value::from(of_all(compacted)).to_string());
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
 }
@@ -74,7 +72,7 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| trimmed(&client, &memory)).collect::<Value>().to_string());
+    let text = tell(|| Value::from(of_all(trimmed)).to_string());
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
 }
@@ -107,11 +105,11 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
-        let draw = |(client, memory): (Arc<Client>, Arc<DeviceMemory>)| {
+        let draw = |client: &Client, memory: &DeviceMemory| {
             client.settle();
-            drawn(&memory, Screen { columns, rows })
+            drawn(memory, Screen { columns, rows })
         };
-        memories().map(draw).collect::<Vec<_>>().join("\n")
+        of_all(draw).join("\n")
     });
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }

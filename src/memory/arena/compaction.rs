@@ -81,6 +81,8 @@ pub struct Compaction<'a> {
     committed: usize,
     holds: Holds,
     ended: bool,
+    /// It makes way for a pin, not for a request.
+    for_pin: bool,
 }
 
 /// What a picture shows, span by span.
@@ -130,7 +132,7 @@ impl Arena {
         }
         let mut compaction = Compaction::new(self);
         state.prepare_pin(&mut compaction, id).ok_or(Obstacle::Nothing)?;
-        compaction.ended = false;
+        (compaction.ended, compaction.for_pin) = (false, true);
         state.compacting = true;
         Ok(compaction)
     }
@@ -188,7 +190,15 @@ impl Arena {
 impl<'a> Compaction<'a> {
     /// An empty one. Until it is prepared there is nothing to give back, and giving back takes the lock.
     fn new(arena: &'a Arena) -> Self {
-        Self { arena, moves: Vec::new(), places: Vec::new(), committed: 0, holds: Holds::default(), ended: true }
+        Self {
+            arena,
+            moves: Vec::new(),
+            places: Vec::new(),
+            committed: 0,
+            holds: Holds::default(),
+            ended: true,
+            for_pin: false,
+        }
     }
 
     /// The moves, in the order in which they are to be made.
@@ -212,7 +222,11 @@ impl<'a> Compaction<'a> {
         let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
         (record.place, record.address) = (Place::Span(moved), next.to);
         self.committed += 1;
-        state.counters.compactions += u64::from(self.committed == 1);
+        if self.for_pin {
+            state.counters.migrations += 1;
+        } else {
+            state.counters.compactions += u64::from(self.committed == 1);
+        }
         state.counters.moves += 1;
         state.counters.moved += next.size;
         Ok(())
