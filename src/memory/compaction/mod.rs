@@ -14,8 +14,8 @@ mod costs;
 mod layout;
 mod plan;
 
-use self::{costs::Tariff, layout::Spot};
 pub use self::costs::{Costs, Remap};
+use self::layout::Spot;
 pub(crate) use self::{
     layout::{Kind, Layout, Run, Span},
     plan::{Plan, Step, clear, open_hole, pack},

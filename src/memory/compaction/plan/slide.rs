@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::{
     Plan,
     picture::{Draft, Extent, Picture},
-    windows::{self, KEEP},
+    windows::{self, BLOCKS, KEEP},
 };
 use crate::memory::compaction::Spot;
 
@@ -63,7 +63,9 @@ impl Slider {
         let count = blocks.len();
         let split = (0..=count)
             .rev()
-            .filter(|&split| u64::from(self.down.slack[split]) + u64::from(self.up.slack[count - split]) <= slack.into())
+            .filter(|&split| {
+                u64::from(self.down.slack[split]) + u64::from(self.up.slack[count - split]) <= slack.into()
+            })
             .min_by_key(|&split| self.down.cost[split].saturating_add(self.up.cost[count - split]))?;
 
         let mut free = extent;
@@ -141,16 +143,22 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     let mut blocks = Vec::new();
     let mut attempt = |need_with_slack: u64, keep: usize, best: &mut Option<Plan>| {
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
+        let mut looked_at = 0;
         for window in windows::cheapest(picture, need_with_slack, 0, below, keep) {
-            if best.as_ref().is_some_and(|best| window.floor >= best.cost) {
+            looked_at += window.blocks.len();
+            let first = looked_at == window.blocks.len();
+            if (looked_at > BLOCKS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {
                 break;
             }
             draft.clear();
             blocks.clear();
-            blocks.extend(picture.blocks(window.spans.clone()));
-            let extent = picture.extent(&window.spans);
+            blocks.extend(picture.blocks[window.blocks.clone()].iter().map(|block| block.span));
+            let extent = window.extent(picture);
             let Some(free) = slider.slide(picture, &blocks, extent, need, &mut draft) else { continue };
-            draft.finish(Spot { region: picture.spans[window.spans.start].region, offset: free.low }, free.size());
+            draft.finish(
+                Spot { region: picture.spans[picture.blocks[window.blocks.start].span].region, offset: free.low },
+                free.size(),
+            );
             draft.offer(best);
         }
     };
@@ -191,7 +199,7 @@ pub(super) fn shove(
             for &block in movers {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks(spans.end..run.end) {
+            for block in picture.blocks_of(spans.end..run.end) {
                 if picture.spans[block].offset >= edge {
                     break;
                 }
@@ -208,7 +216,7 @@ pub(super) fn shove(
             for &block in movers.iter().rev() {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks(run.start..spans.start).rev() {
+            for block in picture.blocks_of(run.start..spans.start).rev() {
                 if picture.spans[block].end() <= edge {
                     break;
                 }

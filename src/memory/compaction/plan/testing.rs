@@ -43,7 +43,7 @@ pub(super) fn price(layout: &Layout, costs: &Costs, span: &Span, to: Spot) -> u1
     let Some(remap) = costs.remap else { return copied };
     let distance = u128::from(span.offset.abs_diff(to.offset)) << layout.granule_shift;
     let chunk = if span.region == to.region { bytes.min(distance) } else { bytes };
-    if distance % u128::from(remap.page.get()) != 0 || chunk < u128::from(remap.least.get()) {
+    if !distance.is_multiple_of(u128::from(remap.page.get())) || chunk < u128::from(remap.least.get()) {
         return copied;
     }
     let exchanged = bytes.div_ceil(chunk) * u128::from(remap.per_exchange) + by_size(remap.per_mib);

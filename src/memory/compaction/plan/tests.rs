@@ -7,20 +7,15 @@ use super::{
     testing::{carry_out, layout, text},
     *,
 };
-use crate::{
-    memory::compaction::Remap,
-    units::Bytes,
-};
+use crate::{memory::compaction::Remap, units::Bytes};
 
 /// Every granule copied costs one, and every move ten.
 const UNIT: Costs = Costs { per_move: 10, per_mib: 1 << 12, remap: None };
 
 /// As [`UNIT`]; pages have four granules and an exchange of eight or more costs two, so that a copied block of eight
 /// costs 18 and an exchanged one 12.
-const REMAP: Costs = Costs {
-    remap: Some(Remap { page: Bytes::kib(1), least: Bytes::kib(2), per_exchange: 2, per_mib: 0 }),
-    ..UNIT
-};
+const REMAP: Costs =
+    Costs { remap: Some(Remap { page: Bytes::kib(1), least: Bytes::kib(2), per_exchange: 2, per_mib: 0 }), ..UNIT };
 
 fn opened(regions: &[&str], need: u32, costs: &Costs) -> Option<(Vec<String>, u64)> {
     let layout = layout(regions);
