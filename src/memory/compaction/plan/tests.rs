@@ -110,6 +110,9 @@ fn pages_are_exchanged_where_a_block_can_lie_alike() {
     let regions = &["....aaaaaaaa....#bbb........#cc.........#"];
     let (map, cost) = opened(regions, 16, &REMAP).expect("`a` leaves");
     assert_eq!((map, cost), after(&["................#bbbaaaaaaaa#cc.........#"], 10 + 2));
+    // Here it does so one granule above the hole's lower end.
+    let (map, cost) = opened(&["....aaaaaaaa....#bb.............#"], 16, &REMAP).expect("`a` leaves");
+    assert_eq!((map, cost), after(&["................#bb.aaaaaaaa....#"], 10 + 2));
 }
 
 #[test]
@@ -159,6 +162,8 @@ fn packing_leaves_one_hole_in_a_run() {
 #[test]
 fn packing_empties_regions() {
     assert_eq!(packed(&["a..b..", "c.dd"]), after(&["abddc.", "...."], 11 + 12 + 11));
+    // `c` goes to the second region, which then stays as it is.
+    assert_eq!(packed(&["aaaa.", "b..", "cc.."]), after(&["aaaa.", "bcc", "...."], 12));
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(super) const KEEP: usize = 64;
 
 /// Blocks that the trials of one kind may look at in all: bounds a plan whose windows hold thousands of blocks each. The
 /// first trial is always made.
-pub(super) const BLOCKS: usize = 4_096;
+pub(super) const BLOCKS: usize = 2_048;
 
 /// Neighbouring blocks of a run, with the holes beside them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,8 @@ impl Window {
     pub(super) fn trims(&self, picture: &Picture, need: u32) -> [Option<Extent>; 2] {
         let (first, last) = self.ends(picture);
         let core = Extent { low: picture.spans[first.span].offset, high: picture.spans[last.span].end() };
-        let (below, above) = (core.low - first.room.low, last.room.high - core.high);
+        let below = core.low.saturating_sub(first.room.low);
+        let above = last.room.high.saturating_sub(core.high);
         let missing = (u64::from(need) + self.sliding).saturating_sub(core.size().into());
         let missing = u32::try_from(missing).unwrap_or(u32::MAX);
         let reach = |low: u32, high: u32| Extent { low: core.low - low, high: core.high + high };
@@ -151,7 +152,7 @@ impl<'a> Candidates<'a> {
         Self { picture, threshold, heap, known, tries: 0..KEEP, looked_at: 0 }
     }
 
-    /// The cheapest window that costs less than `below`; `None` also after 64 of them, or 4,096 blocks.
+    /// The cheapest window that costs less than `below`; `None` also after 64 of them, or 2,048 blocks.
     pub(super) fn next(&mut self, below: u64) -> Option<Window> {
         let first = self.tries.next()? == 0;
         let Reverse(window) = self.heap.pop()?;

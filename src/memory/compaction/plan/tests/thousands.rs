@@ -36,6 +36,19 @@ fn build(regions: Vec<Vec<(u32, Kind)>>) -> Layout {
     layout
 }
 
+/// What no layout may be: spans in any order, overlapping, past the end of a region.
+fn broken() -> impl Strategy<Value = Layout> {
+    let number = || prop_oneof![0..20u32, any::<u32>()];
+    let kind = prop::sample::select(vec![Kind::Hole, Kind::Movable, Kind::Movable, Kind::Fixed]);
+    let span = (0..3u16, number(), number(), kind).prop_map(|(region, offset, size, kind)| Span {
+        region: RegionId(region),
+        offset,
+        size,
+        kind,
+    });
+    prop::collection::vec(span, 0..12).prop_map(|spans| Layout { spans, granule_shift: SHIFT })
+}
+
 fn layouts(regions: usize, spans: usize, size: u32) -> impl Strategy<Value = Layout> {
     prop::sample::select(vec![0u32, 0, 5, 30])
         .prop_flat_map(move |stays| prop::collection::vec(region(spans, size, stays), 1..=regions).prop_map(build))
@@ -159,9 +172,9 @@ proptest! {
 
     #[test]
     fn hostile_sizes_neither_panic_nor_overflow(
-        layout in layouts(3, 12, u32::MAX), need in any::<u32>(), shift in any::<u32>(),
+        layout in prop_oneof![layouts(3, 12, u32::MAX), broken()], need in prop_oneof![0..50u32, any::<u32>()], shift in any::<u32>(),
         per_move in any::<u32>(), per_mib in any::<u32>(), page in any::<u64>(), least in any::<u64>(),
-        window in (0..4u16, any::<u32>(), any::<u32>()),
+        window in (0..4u16, prop_oneof![0..50u32, any::<u32>()], prop_oneof![0..50u32, any::<u32>()]),
     ) {
         let remap = Remap { page: Bytes::new(page), least: Bytes::new(least), per_exchange: per_move, per_mib };
         let (region, offset, size) = window;
