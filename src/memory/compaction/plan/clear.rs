@@ -11,7 +11,7 @@ use super::{
 };
 use crate::memory::compaction::{Run, Spot};
 
-/// The plan behind [`super::clear`].
+/// The plan behind [`super::clear()`].
 pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
     let spot = Spot { region: window.region, offset: window.offset };
     let extent = Extent { low: window.offset, high: window.offset.checked_add(window.size)? };
@@ -49,8 +49,8 @@ pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
     best.or_else(|| Gathering::new(picture, &mut slider).clear(&Target { spans, extent, run }))
 }
 
-/// The run that `window` lies in, and the spans that intersect it. `None` if a block in it stays, or if it is not all of
-/// one region. O(log n) for each step.
+/// The run that `window` lies in, and the spans that intersect it. `None` if a block in it stays, or if it is not all
+/// of one region. O(log n) for each step.
 fn locate(picture: &Picture, window: Run, extent: Extent) -> Option<(usize, Range<usize>)> {
     let before = |run: &Between| {
         let (region, end) = (picture.spans[run.spans.start].region, picture.extent(&run.spans).high);

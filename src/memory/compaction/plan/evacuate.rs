@@ -1,8 +1,9 @@
 //! Evacuating a window: its blocks go into holes elsewhere, largest first, best fit.
 //!
 //! ```text
-//!  before   | a a . . b b b b c . . . | d d d d . . e .      a window of eight: from `b` on
-//!  after    | a a c . . . . . . . . . | d d d d . . e .      if `b` fits elsewhere, and `c` into the hole before it
+//!  before   | a a . b b b b c . . . # # . . . . # |      # stays
+//!                   ^-------------^                      seven granules are wanted
+//!  after    | a a c . . . . . . . . # # b b b b # |
 //! ```
 //!
 //! A block too large for every hole elsewhere slides within the window instead, and the window is longer by it.
@@ -114,8 +115,8 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned by
-/// holes.
+/// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned
+/// by holes.
 pub(super) fn settle(picture: &Picture, fit: &mut BestFit, block: usize) -> Option<Spot> {
     let span = &picture.spans[block];
     let page = picture.tariff.page();

@@ -1,10 +1,9 @@
 //! The last resort: room for a window's blocks is made by sliding other runs.
 //!
 //! ```text
-//!            |---- run ----|   |---------- run ----------|   |--- run ---|      # stays
-//!  before    | . a . b . c | # | d d d d d e e e e . . . | # | . f . . g |
-//!  slides    | a b c . . . | # |                         | # | f . . . g |
-//!  after     | a b c . . . | # | d d d d d . . . . . . . | # | f e e e e | ...
+//!  before    | a a a b b . # . c c . |      # stays; three granules are wanted
+//!  slide     |               c c . . |      opens what `b` needs
+//!  move      | a a a . . . # c c b b |
 //! ```
 //!
 //! Each run other than the window's, and each part of its own run beside the window, counts as one hole of all that is
@@ -147,8 +146,8 @@ impl<'a> Gathering<'a> {
     }
 }
 
-/// The parts of the target's run below and above it. A hole that straddles an edge belongs to the part as far as it lies
-/// there; a block that does belongs to the target.
+/// The parts of the target's run below and above it. A hole that straddles an edge belongs to the part as far as it
+/// lies there; a block that does belongs to the target.
 fn beside(picture: &Picture, target: &Target) -> [Part; 2] {
     let run = picture.runs.get(target.run).map(|run| run.spans.clone()).unwrap_or_default();
     let whole = picture.extent(&run);

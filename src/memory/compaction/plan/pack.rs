@@ -6,8 +6,8 @@
 //!  or        | a b c d e . . . | # | . . . . . |      if that empties a region or makes the largest hole larger
 //! ```
 //!
-//! Blocks only go from later runs to earlier ones. So runs are dealt with in order: first a run's own blocks slide down,
-//! then the blocks from later runs arrive behind them, straight from where they lie. No block moves twice.
+//! Blocks only go from later runs to earlier ones. So runs are dealt with in order: first a run's own blocks slide
+//! down, then the blocks from later runs arrive behind them, straight from where they lie. No block moves twice.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ enum Role {
     Takes,
 }
 
-/// The plan behind [`super::pack`]. O(n log n).
+/// The plan behind [`super::pack()`]. O(n log n).
 pub(super) fn pack(picture: &Picture) -> super::Plan {
     let mut packing = Packing::new(picture);
     packing.empty_regions();

@@ -44,7 +44,8 @@ pub(super) enum Toward {
 
 impl Slider {
     /// Moves `blocks`, ascending and all within `extent`, apart so that `need` granules of it are in one piece: the
-    /// cheapest of all splits. Appends the steps and returns what is free then; `None` if there is too little. O(blocks).
+    /// cheapest of all splits. Appends the steps and returns what is free then; `None` if there is too little.
+    /// O(blocks).
     pub(super) fn slide(
         &mut self,
         picture: &Picture,
@@ -172,8 +173,8 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     best
 }
 
-/// Moves `movers`, ascending, out of `window` and directly beyond its upper or lower end; the blocks there make way within
-/// the run `run`. Holes of the run must not have been used before.
+/// Moves `movers`, ascending, out of `window` and directly beyond its upper or lower end; the blocks there make way
+/// within the run `run`. Holes of the run must not have been used before.
 ///
 /// Appends the steps; `None`, with some of them appended, if the run has too little room. O(run).
 pub(super) fn shove(

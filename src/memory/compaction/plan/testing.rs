@@ -50,8 +50,8 @@ pub(super) fn price(layout: &Layout, costs: &Costs, span: &Span, to: Spot) -> u1
     copied.min(u128::from(costs.per_move) + exchanged)
 }
 
-/// Carries `plan` out on a map with one cell a granule, and checks every promise that a plan makes. Returns the map: for
-/// each region, which span's block holds each granule.
+/// Carries `plan` out on a map with one cell a granule, and checks every promise that a plan makes. Returns the map:
+/// for each region, which span's block holds each granule.
 pub(super) fn carry_out(layout: &Layout, costs: &Costs, plan: &Plan) -> Vec<Vec<Option<usize>>> {
     let mut map: Vec<Vec<Option<usize>>> = Vec::new();
     for (index, span) in layout.spans.iter().enumerate() {

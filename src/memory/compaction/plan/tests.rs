@@ -65,6 +65,7 @@ fn the_cheapest_block_between_two_holes_slides() {
 #[test]
 fn a_block_is_evacuated_where_that_moves_less_than_a_slide() {
     assert_eq!(opened(&["#...aaaa..bb#....."], 6, &UNIT), Some(after(&["#.........bb#aaaa."], 14)));
+    assert_eq!(opened(&["aa.bbbbc...##....#"], 7, &UNIT), Some(after(&["aac........##bbbb#"], 14 + 11)));
     // Into another region as well.
     assert_eq!(opened(&["#.aaaa...bb", "c..d"], 4, &UNIT), Some(after(&["#.aaaa.....", "cbbd"], 12)));
 }
@@ -99,6 +100,7 @@ fn other_runs_make_room_where_barriers_leave_none() {
     assert_eq!(opened(regions, 4, &UNIT), Some(after(&["#....#baa#ccc#"], 11 + 12)));
     let regions = &["aaabbb#.c..#.d..#e.#"];
     assert_eq!(opened(regions, 6, &UNIT), Some(after(&["......#caaa#dbbb#e.#"], 2 * 13 + 2 * 11)));
+    assert_eq!(opened(&["aaabb.#.cc."], 3, &UNIT), Some(after(&["aaa...#ccbb"], 2 * 12)));
     // The part below the window makes room as well.
     let regions = &["#.aaa.bbcc#.d.#"];
     assert_eq!(opened(regions, 4, &UNIT), Some(after(&["#aaa....cc#dbb#"], 13 + 12 + 11)));

@@ -18,8 +18,8 @@ use super::picture::{Block, Extent, Picture};
 /// Windows that are tried; no heap keeps more of them.
 pub(super) const KEEP: usize = 64;
 
-/// Blocks that the trials of one kind may look at in all: bounds a plan whose windows hold thousands of blocks each. The
-/// first trial is always made.
+/// Blocks that the trials of one kind may look at in all: bounds a plan whose windows hold thousands of blocks each.
+/// The first trial is always made.
 pub(super) const BLOCKS: usize = 2_048;
 
 /// Neighbouring blocks of a run, with the holes beside them.
@@ -85,8 +85,8 @@ impl PartialOrd for Window {
 
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
-/// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any hole
-/// has. Two pointers a run: for each last block the latest first one. O(n log keep).
+/// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
+/// hole has. Two pointers a run: for each last block the latest first one. O(n log keep).
 pub(super) fn cheapest(picture: &Picture, need: u64, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
     let mut best = BinaryHeap::with_capacity(keep + 1);
     let mut below = below;

@@ -67,8 +67,8 @@ pub(super) fn slide(layout: &Layout, costs: &Costs, need: u32) -> Option<u128> {
     best
 }
 
-/// The cheapest evacuation of `need` granules at any place of a run that `begin` accepts by its ends, where `place` says
-/// if blocks, largest first, fit into holes.
+/// The cheapest evacuation of `need` granules at any place of a run that `begin` accepts by its ends, where `place`
+/// says if blocks, largest first, fit into holes.
 pub(super) fn evacuation(
     layout: &Layout,
     costs: &Costs,

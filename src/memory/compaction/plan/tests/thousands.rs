@@ -114,9 +114,11 @@ proptest! {
     #[test]
     fn places_are_cleared_and_every_step_is_sound(
         layout in layouts(3, 30, 16), costs in costs(),
-        region in any::<prop::sample::Index>(), low in any::<prop::sample::Index>(), size in any::<prop::sample::Index>(),
+        region in any::<prop::sample::Index>(), low in any::<prop::sample::Index>(),
+        size in any::<prop::sample::Index>(),
     ) {
-        let region = RegionId(region.index(layout.spans.last().map_or(0, |span| usize::from(span.region.0)) + 1) as u16);
+        let last = layout.spans.last().map_or(0, |span| usize::from(span.region.0));
+        let region = RegionId(region.index(last + 1) as u16);
         let end = layout.spans.iter().filter(|span| span.region == region).map(Span::end).max().unwrap_or(0);
         let offset = share(end.into(), low) - 1;
         let window = Run { region, offset, size: share(u64::from(end - offset), size) };
@@ -172,7 +174,8 @@ proptest! {
 
     #[test]
     fn hostile_sizes_neither_panic_nor_overflow(
-        layout in prop_oneof![layouts(3, 12, u32::MAX), broken()], need in prop_oneof![0..50u32, any::<u32>()], shift in any::<u32>(),
+        layout in prop_oneof![layouts(3, 12, u32::MAX), broken()],
+        need in prop_oneof![0..50u32, any::<u32>()], shift in any::<u32>(),
         per_move in any::<u32>(), per_mib in any::<u32>(), page in any::<u64>(), least in any::<u64>(),
         window in (0..4u16, prop_oneof![0..50u32, any::<u32>()], prop_oneof![0..50u32, any::<u32>()]),
     ) {
@@ -182,21 +185,21 @@ proptest! {
             let layout = Layout { granule_shift, ..layout.clone() };
             for remap in [None, Some(remap), Some(Remap { page: Bytes::kib(4), ..remap })] {
                 let costs = Costs { per_move, per_mib, remap };
-                let sum = |plan: &Plan| plan.steps.iter().map(|step| u64::from(layout.spans[step.span].size)).sum::<u64>();
+                let moved = |step: &Step| u64::from(layout.spans[step.span].size);
                 for plan in [
                     open_hole(&layout, need, &costs),
                     clear(&layout, Run { region: RegionId(region), offset, size }, &costs),
                     Some(pack(&layout, &costs)),
                 ].into_iter().flatten() {
-                    prop_assert_eq!(plan.moved, sum(&plan));
+                    prop_assert_eq!(plan.moved, plan.steps.iter().map(moved).sum::<u64>());
                 }
             }
         }
     }
 }
 
-/// How much a search through all evacuations, with every way to place their blocks, and all slides would save. The layouts
-/// are always the same ones, so that the bounds can be tight.
+/// How much a search through all evacuations, with every way to place their blocks, and all slides would save. The
+/// layouts are always the same ones, so that the bounds can be tight.
 #[test]
 fn plans_of_a_few_blocks_are_hardly_ever_dearer_than_any_other() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
