@@ -14,11 +14,11 @@
 //! Blocks leave a window for any run of any region. No plan moves a block twice.
 //!
 //! The slide is the minimum of all slides that open the hole, where blocks are copied. The evacuation is the first, in
-//! order of cost, of the windows that yield just enough whose blocks find a place largest first. To find the cheapest of
-//! all plans is to solve bin packing, so that a cheaper one can exist; on random layouts of few blocks it rarely does
-//! (see the tests).
+//! order of cost, of the windows that yield just enough whose blocks find a place largest first. To find the cheapest
+//! of all plans is to solve bin packing, so that a cheaper one can exist; on random layouts of few blocks it rarely
+//! does (see the tests).
 //!
-//! [`pack`] and slides keep the order of blocks: Lisp 2's sliding compaction (Jones, Hosking, Moss: "The Garbage
+//! [`pack()`] and slides keep the order of blocks: Lisp 2's sliding compaction (Jones, Hosking, Moss: "The Garbage
 //! Collection Handbook", section 3.2), without its forwarding addresses, because blocks are found through a table.
 
 mod clear;
@@ -84,15 +84,16 @@ pub(crate) fn open_hole(layout: &Layout, need: u32, costs: &Costs) -> Option<Pla
     best.or_else(|| Gathering::new(&picture, &mut slider).open_hole(need))
 }
 
-/// Empties the place `window`; `None` if a block in it cannot move or has nowhere to go, or if it is no place of one region.
+/// Empties the place `window`; `None` if a block in it cannot move or has nowhere to go, or if it is no place of one
+/// region.
 ///
 /// O(n log n) for n spans.
 pub(crate) fn clear(layout: &Layout, window: Run, costs: &Costs) -> Option<Plan> {
     clear::clear(&Picture::new(layout, costs), window)
 }
 
-/// Moves every block that can move down, so that the holes of each run between blocks that stay become one; and blocks of
-/// later runs into earlier ones, where that empties a region or makes the largest hole larger.
+/// Moves every block that can move down, so that the holes of each run between blocks that stay become one; and blocks
+/// of later runs into earlier ones, where that empties a region or makes the largest hole larger.
 ///
 /// O(n log n) for n spans.
 pub(crate) fn pack(layout: &Layout, costs: &Costs) -> Plan {

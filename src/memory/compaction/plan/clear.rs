@@ -6,22 +6,22 @@ use super::{
     Plan,
     evacuate::Evacuation,
     gather::{Gathering, Target},
-    picture::{Draft, Extent, Picture},
+    picture::{Between, Draft, Extent, Picture},
     slide::{Slider, Toward, shove},
 };
 use crate::memory::compaction::{Run, Spot};
 
-/// The plan behind [`super::clear`].
+/// The plan behind [`super::clear()`].
 pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
     let spot = Spot { region: window.region, offset: window.offset };
     let extent = Extent { low: window.offset, high: window.offset.checked_add(window.size)? };
     let mut draft = Draft::default();
     draft.finish(spot, window.size);
     let (run, spans) = locate(picture, window, extent)?;
-    if picture.blocks(spans.clone()).next().is_none() {
+    if picture.blocks_of(spans.clone()).next().is_none() {
         return Some(draft.plan);
     }
-    let range = picture.runs.get(run)?;
+    let range = &picture.runs.get(run)?.spans;
 
     let mut best = None;
     let mut slider = Slider::default();
@@ -32,7 +32,7 @@ pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
         draft.offer(&mut best);
     }
     // Those that fit elsewhere leave the run and the others make room within it, or all stay in the run.
-    let all: Vec<usize> = picture.blocks(spans.clone()).collect();
+    let all: Vec<usize> = picture.blocks_of(spans.clone()).collect();
     for toward in [Toward::High, Toward::Low] {
         let around = (spans.clone(), extent);
         let (staying, draft) = evacuation.empty(&spans, extent, Some(range));
@@ -49,15 +49,15 @@ pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
     best.or_else(|| Gathering::new(picture, &mut slider).clear(&Target { spans, extent, run }))
 }
 
-/// The run that `window` lies in, and the spans that intersect it. `None` if a block in it stays, or if it is not all of
-/// one region. O(log n) for each step.
+/// The run that `window` lies in, and the spans that intersect it. `None` if a block in it stays, or if it is not all
+/// of one region. O(log n) for each step.
 fn locate(picture: &Picture, window: Run, extent: Extent) -> Option<(usize, Range<usize>)> {
-    let before = |run: &Range<usize>| {
-        let (span, end) = (picture.spans[run.start].region, picture.extent(run).high);
-        (span, end) < (window.region, extent.high)
+    let before = |run: &Between| {
+        let (region, end) = (picture.spans[run.spans.start].region, picture.extent(&run.spans).high);
+        (region, end) < (window.region, extent.high)
     };
     let run = picture.runs.partition_point(before);
-    let range = picture.runs.get(run)?;
+    let range = &picture.runs.get(run)?.spans;
     let whole = picture.extent(range);
     let inside = picture.spans[range.start].region == window.region
         && whole.low <= extent.low

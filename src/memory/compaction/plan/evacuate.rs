@@ -1,8 +1,9 @@
 //! Evacuating a window: its blocks go into holes elsewhere, largest first, best fit.
 //!
 //! ```text
-//!  before   | a a . . b b b b c . . . | d d d d . . e .      a window of eight: from `b` on
-//!  after    | a a c . . . . . . . . . | d d d d . . e .      if `b` fits elsewhere, and `c` into the hole before it
+//!  before   | a a . b b b b c . . . # # . . . . # |      # stays
+//!                   ^-------------^                      seven granules are wanted
+//!  after    | a a c . . . . . . . . # # b b b b # |
 //! ```
 //!
 //! A block too large for every hole elsewhere slides within the window instead, and the window is longer by it.
@@ -17,13 +18,9 @@ use super::{
     fit::{BestFit, Place},
     picture::{Draft, Extent, Picture},
     slide::Slider,
-    windows::{self, KEEP, Window},
+    windows::Candidates,
 };
 use crate::memory::compaction::Spot;
-
-/// Blocks that the trials of one plan may look at: bounds a plan whose windows hold thousands of blocks each. The first
-/// trial is always made.
-const BLOCKS: usize = 16_384;
 
 /// One plan's trials: the holes as places to go (the owner is the span's index), and scratch space.
 #[derive(Debug)]
@@ -38,9 +35,8 @@ pub(super) struct Evacuation<'a> {
 
 impl<'a> Evacuation<'a> {
     pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
-        let movable = picture.spans.iter().filter(|span| span.is_movable());
-        let least = movable.map(|span| span.size).min().unwrap_or(u32::MAX);
-        let holes = picture.spans.iter().zip(0..).filter(|(span, _)| span.is_hole() && span.size >= least);
+        let least = picture.smallest_block;
+        let holes = picture.spans.iter().zip(0..).filter(|(span, _)| span.is_hole() & (span.size >= least));
         let places = holes.map(|(span, owner)| Place { size: span.size, owner, offset: span.offset }).collect();
         let fit = BestFit::new(places);
         Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
@@ -49,22 +45,26 @@ impl<'a> Evacuation<'a> {
     /// Leaves in `best` the cheapest evacuation that opens a hole of `need` granules, if that costs less than what is
     /// there. O(n log n).
     pub(super) fn improve(&mut self, need: u32, best: &mut Option<Plan>) {
-        let mut looked_at = 0;
-        for threshold in thresholds(self.fit.shelf()) {
+        // None above the largest place can leave; fewer should where large places are few.
+        let shelf = self.fit.shelf();
+        let size =
+            |share: usize| shelf.get((shelf.len() - shelf.len() / share).checked_sub(1)?).map(|place| place.size);
+        let largest = shelf.last().map(|place| place.size);
+        let usual = size(8).filter(|&usual| largest.is_some_and(|largest| usual < largest / 2));
+        for threshold in [largest, usual].into_iter().flatten() {
             let before = best.as_ref().map_or(u64::MAX, |best| best.cost);
-            for window in windows::cheapest(self.picture, need.into(), threshold, before, KEEP) {
-                if best.as_ref().is_some_and(|best| window.floor >= best.cost) {
-                    break;
-                }
-                if looked_at != 0 && looked_at + window.spans.len() > BLOCKS {
-                    break;
-                }
-                looked_at += window.spans.len();
-                for (spans, extent) in trims(self.picture, &window, need).into_iter().flatten() {
+            let mut candidates = Candidates::new(self.picture, need, threshold, before);
+            while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best| best.cost)) {
+                let mut opened = false;
+                let spans = window.spans(self.picture);
+                for extent in window.trims(self.picture, need).into_iter().flatten() {
                     if self.open(&spans, extent, need, threshold).is_some() {
                         self.draft.offer(best);
-                        break;
+                        opened = true;
                     }
+                }
+                if !opened {
+                    candidates.extend(&window);
                 }
             }
             if best.as_ref().is_some_and(|best| best.cost < before) {
@@ -115,8 +115,8 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned by
-/// holes.
+/// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned
+/// by holes.
 pub(super) fn settle(picture: &Picture, fit: &mut BestFit, block: usize) -> Option<Spot> {
     let span = &picture.spans[block];
     let page = picture.tariff.page();
@@ -152,54 +152,10 @@ pub(super) fn split_by_size(
 ) {
     leaving.clear();
     sliding.clear();
-    for block in picture.blocks(spans.clone()) {
+    for block in picture.blocks_of(spans.clone()) {
         if picture.spans[block].size <= threshold { leaving.push(block) } else { sliding.push(block) }
     }
     leaving.sort_unstable_by_key(|&block| (Reverse(picture.spans[block].size), block));
-}
-
-/// Sizes up to which blocks leave rather than slide, in the order in which they are tried: none above the largest place
-/// can leave, and fewer should where large places are few.
-pub(super) fn thresholds(shelf: &[Place]) -> SmallVec<[u32; 3]> {
-    let count = shelf.len();
-    let picks = [count.checked_sub(1), count.checked_sub(1 + count / 8), Some(count / 2)];
-    let mut sizes: SmallVec<_> =
-        picks.into_iter().flatten().filter_map(|pick| shelf.get(pick)).map(|p| p.size).collect();
-    sizes.dedup();
-    sizes
-}
-
-/// The places where the blocks of `window` and no others are in the way of `need` granules, and the spans that they touch
-/// with the holes beside them. What is not needed of those holes can take blocks; so there are two: as far up, and as far
-/// down as the holes reach.
-pub(super) fn trims(picture: &Picture, window: &Window, need: u32) -> [Option<(Range<usize>, Extent)>; 2] {
-    let hole = |span: usize| picture.spans[span].is_hole();
-    let mut spans = window.spans.clone();
-    let staying = u64::from(picture.extent(&spans).size()).saturating_sub(window.gain);
-    while spans.start < spans.end && hole(spans.start) {
-        spans.start += 1;
-    }
-    while spans.start < spans.end && hole(spans.end - 1) {
-        spans.end -= 1;
-    }
-    let core = picture.extent(&spans);
-    let Some(run) = picture.runs.get(window.run).filter(|_| !spans.is_empty()) else { return [None, None] };
-    if run.start < spans.start && hole(spans.start - 1) {
-        spans.start -= 1;
-    }
-    if spans.end < run.end && hole(spans.end) {
-        spans.end += 1;
-    }
-    let whole = picture.extent(&spans);
-    let (below, above) = (core.low.saturating_sub(whole.low), whole.high.saturating_sub(core.high));
-    let missing = (u64::from(need) + staying).saturating_sub(core.size().into());
-    let missing = u32::try_from(missing).unwrap_or(u32::MAX);
-    // Beyond the holes lies nothing: a window that yields enough never needs more.
-    let reach =
-        |low: u32, high: u32| Extent { low: core.low.saturating_sub(low), high: core.high.saturating_add(high) };
-    let up = reach(missing.saturating_sub(above).min(below), missing.min(above));
-    let down = reach(missing.min(below), missing.saturating_sub(below).min(above));
-    [Some((spans.clone(), up)), (down != up).then_some((spans, down))]
 }
 
 /// What of the holes at the ends of `spans` lies outside of `extent`.

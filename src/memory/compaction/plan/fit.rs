@@ -48,7 +48,7 @@ pub(super) struct BestFit {
 impl BestFit {
     /// A shelf of `places`, in any order.
     pub(super) fn new(mut places: Vec<Place>) -> Self {
-        places.sort_unstable();
+        places.sort_unstable_by_key(|place| (u64::from(place.size) << u32::BITS) | u64::from(place.owner));
         let seen = places.len();
         Self { shelf: places, barred: 0..0, stack: Vec::new(), rests: BinaryHeap::new(), seen }
     }

@@ -1,10 +1,9 @@
 //! The last resort: room for a window's blocks is made by sliding other runs.
 //!
 //! ```text
-//!            |---- run ----|   |---------- run ----------|   |--- run ---|      # stays
-//!  before    | . a . b . c | # | d d d d d e e e e . . . | # | . f . . g |
-//!  slides    | a b c . . . | # |                         | # | f . . . g |
-//!  after     | a b c . . . | # | d d d d d . . . . . . . | # | f e e e e | ...
+//!  before    | a a a b b . # . c c . |      # stays; three granules are wanted
+//!  slide     |               c c . . |      opens what `b` needs
+//!  move      | a a a . . . # c c b b |
 //! ```
 //!
 //! Each run other than the window's, and each part of its own run beside the window, counts as one hole of all that is
@@ -13,13 +12,15 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::{
     Plan,
-    evacuate::{split_by_size, thresholds, trims},
+    evacuate::split_by_size,
     fit::{BestFit, Place},
     picture::{Draft, Extent, Picture},
     slide::Slider,
-    windows::{self, KEEP},
+    windows::Candidates,
 };
 use crate::memory::compaction::Spot;
 
@@ -55,7 +56,7 @@ pub(super) struct Gathering<'a> {
 impl<'a> Gathering<'a> {
     pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
         let places = picture.runs.iter().zip(0..).map(|(run, owner)| {
-            let size = picture.free_within(run.clone(), picture.extent(run));
+            let size = picture.free_within(run.spans.clone(), picture.extent(&run.spans));
             Place { size, owner, offset: 0 }
         });
         let fit = BestFit::new(places.filter(|place| place.size != 0).collect());
@@ -66,16 +67,25 @@ impl<'a> Gathering<'a> {
     /// The cheapest way found to open a hole of `need` granules. O(n) for each of up to 64 windows a threshold.
     pub(super) fn open_hole(&mut self, need: u32) -> Option<Plan> {
         let mut best = None;
-        for threshold in thresholds(self.fit.shelf()) {
-            for window in windows::cheapest(self.picture, need.into(), threshold, u64::MAX, KEEP) {
-                if best.as_ref().is_some_and(|best: &Plan| window.floor >= best.cost) {
-                    break;
-                }
-                for (spans, extent) in trims(self.picture, &window, need).into_iter().flatten() {
-                    let target = Target { spans, extent, run: window.run };
+        let shelf = self.fit.shelf();
+        let size = |rank: usize| shelf.get(rank).map(|place| place.size);
+        let count = shelf.len();
+        // None above the largest part can leave; fewer do where large parts are few.
+        let ends = [count, count - count / 8, count - count / 4, count / 2, count / 4];
+        let ranks = ends.into_iter().filter_map(|end| end.checked_sub(1));
+        let mut thresholds: SmallVec<[u32; 5]> = ranks.filter_map(size).collect();
+        thresholds.dedup();
+        for threshold in thresholds {
+            let mut candidates = Candidates::new(self.picture, need, threshold, u64::MAX);
+            while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best: &Plan| best.cost)) {
+                for extent in window.trims(self.picture, need).into_iter().flatten() {
+                    let target = Target { spans: window.spans(self.picture), extent, run: window.run };
                     if self.open(&target, need, threshold).is_some() {
                         self.draft.offer(&mut best);
                     }
+                }
+                if best.is_none() {
+                    candidates.extend(&window);
                 }
             }
             if best.is_some() {
@@ -123,7 +133,7 @@ impl<'a> Gathering<'a> {
         for group in self.assigned.chunk_by(|a, b| a.0 == b.0) {
             let owner = group.first()?.0;
             let part = match picture.runs.get(owner as usize) {
-                Some(run) => Part { spans: run.clone(), extent: picture.extent(run) },
+                Some(run) => Part { spans: run.spans.clone(), extent: picture.extent(&run.spans) },
                 None => beside.get((owner - runs) as usize)?.clone(),
             };
             move_in(picture, self.slider, &mut self.draft, &part, group)?;
@@ -136,10 +146,10 @@ impl<'a> Gathering<'a> {
     }
 }
 
-/// The parts of the target's run below and above it. A hole that straddles an edge belongs to the part as far as it lies
-/// there; a block that does belongs to the target.
+/// The parts of the target's run below and above it. A hole that straddles an edge belongs to the part as far as it
+/// lies there; a block that does belongs to the target.
 fn beside(picture: &Picture, target: &Target) -> [Part; 2] {
-    let run = picture.runs.get(target.run).cloned().unwrap_or_default();
+    let run = picture.runs.get(target.run).map(|run| run.spans.clone()).unwrap_or_default();
     let whole = picture.extent(&run);
     let hole = |span: usize| picture.spans.get(span).is_some_and(|span| span.is_hole());
     let Range { start, end } = target.spans.clone();
@@ -168,7 +178,7 @@ fn move_in(
     let need: u64 = group.iter().map(|&(_, block)| u64::from(picture.spans[block].size)).sum();
     let need = u32::try_from(need).ok()?;
     let (spans, extent) = cheapest_slide(picture, part, need)?;
-    let blocks: Vec<usize> = picture.blocks(spans).collect();
+    let blocks: Vec<usize> = picture.blocks_of(spans).collect();
     let free = slider.slide(picture, &blocks, extent, need, draft)?;
     let region = picture.spans.get(part.spans.start)?.region;
     let mut offset = free.low;
@@ -196,15 +206,19 @@ fn cheapest_slide(picture: &Picture, part: &Part, need: u32) -> Option<(Range<us
         let span = &picture.spans[span];
         if span.is_hole() { u64::from(part.extent.clip(span).size()) } else { 0 }
     };
+    let floor_of = |span: usize| {
+        let span = &picture.spans[span];
+        if span.is_movable() { picture.tariff.floor(span.size) } else { 0 }
+    };
     let mut best: Option<(u64, Range<usize>)> = None;
     let (mut gain, mut floor) = (0u64, 0u64);
     let mut first = part.spans.start;
     for last in part.spans.clone() {
         gain += free(last);
-        floor = floor.saturating_add(picture.floors[last]);
+        floor = floor.saturating_add(floor_of(last));
         while first < last && gain - free(first) >= need.into() {
             gain -= free(first);
-            floor = floor.saturating_sub(picture.floors[first]);
+            floor = floor.saturating_sub(floor_of(first));
             first += 1;
         }
         if gain >= need.into() && best.as_ref().is_none_or(|(least, _)| floor < *least) {

@@ -6,8 +6,8 @@
 //!  or        | a b c d e . . . | # | . . . . . |      if that empties a region or makes the largest hole larger
 //! ```
 //!
-//! Blocks only go from later runs to earlier ones. So runs are dealt with in order: first a run's own blocks slide down,
-//! then the blocks from later runs arrive behind them, straight from where they lie. No block moves twice.
+//! Blocks only go from later runs to earlier ones. So runs are dealt with in order: first a run's own blocks slide
+//! down, then the blocks from later runs arrive behind them, straight from where they lie. No block moves twice.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ enum Role {
     Takes,
 }
 
-/// The plan behind [`super::pack`]. O(n log n).
+/// The plan behind [`super::pack()`]. O(n log n).
 pub(super) fn pack(picture: &Picture) -> super::Plan {
     let mut packing = Packing::new(picture);
     packing.empty_regions();
@@ -50,7 +50,8 @@ pub(super) fn pack(picture: &Picture) -> super::Plan {
 
 impl<'a> Packing<'a> {
     fn new(picture: &'a Picture<'a>) -> Self {
-        let free = picture.runs.iter().map(|run| picture.free_within(run.clone(), picture.extent(run))).collect();
+        let free =
+            picture.runs.iter().map(|run| picture.free_within(run.spans.clone(), picture.extent(&run.spans))).collect();
         let roles = vec![Role::Undecided; picture.runs.len()];
         Self { picture, free, arrivals: Vec::new(), roles }
     }
@@ -64,13 +65,14 @@ impl<'a> Packing<'a> {
             let beyond = |span: Option<usize>| span.and_then(|span| picture.spans.get(span)).map(|span| span.region);
             beyond(run.start.checked_sub(1)) != Some(region) && beyond(Some(run.end)) != Some(region)
         };
-        let regions: Vec<usize> = (1..picture.runs.len()).rev().filter(|&run| is_whole(&picture.runs[run])).collect();
+        let regions: Vec<usize> =
+            (1..picture.runs.len()).rev().filter(|&run| is_whole(&picture.runs[run].spans)).collect();
         for run in regions.into_iter().take(TRIES) {
-            if self.roles[run] == Role::Takes || picture.blocks(picture.runs[run].clone()).next().is_none() {
+            if self.roles[run] == Role::Takes || picture.blocks_of(picture.runs[run].spans.clone()).next().is_none() {
                 continue;
             }
             let found = self.places(run);
-            if found.len() == picture.blocks(picture.runs[run].clone()).count() {
+            if found.len() == picture.blocks_of(picture.runs[run].spans.clone()).count() {
                 self.assign(run, found);
             }
         }
@@ -106,7 +108,7 @@ impl<'a> Packing<'a> {
             .filter_map(|(to, &size)| Some(Place { size, owner: u32::try_from(to).ok()?, offset: 0 }));
         let mut fit = BestFit::new(places.collect());
         let (mut leaving, mut staying) = (Vec::new(), Vec::new());
-        split_by_size(self.picture, &self.picture.runs[run], u32::MAX, &mut leaving, &mut staying);
+        split_by_size(self.picture, &self.picture.runs[run].spans, u32::MAX, &mut leaving, &mut staying);
         let mut found = Vec::new();
         for block in leaving {
             let size = self.picture.spans[block].size;
@@ -141,14 +143,15 @@ impl<'a> Packing<'a> {
         // Stable: those for one run stay largest first.
         self.arrivals.sort_by_key(|&(to, _)| to);
         let mut arrivals = self.arrivals.iter().peekable();
-        for (run, range) in picture.runs.iter().enumerate() {
+        for (run, between) in picture.runs.iter().enumerate() {
+            let range = &between.spans;
             let Some(first) = picture.spans.get(range.start) else { continue };
             let mut spot = Spot { region: first.region, offset: first.offset };
             let mut put = |block: usize| {
                 draft.push(picture, block, spot);
                 spot.offset = spot.offset.saturating_add(picture.spans[block].size);
             };
-            picture.blocks(range.clone()).filter(|&block| !gone[block]).for_each(&mut put);
+            picture.blocks_of(range.clone()).filter(|&block| !gone[block]).for_each(&mut put);
             while let Some(&(_, block)) = arrivals.next_if(|&&(to, _)| to == run) {
                 put(block);
             }

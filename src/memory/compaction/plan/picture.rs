@@ -10,14 +10,35 @@ use crate::memory::compaction::{Costs, Kind, Layout, Run, Span, Spot, costs::Tar
 pub(super) struct Picture<'a> {
     pub(super) spans: &'a [Span],
     pub(super) tariff: Tariff,
-    /// The least that moving each span costs; nothing for a hole.
-    pub(super) floors: Vec<u64>,
-    /// Spans between barriers: blocks that stay and ends of regions. None is empty.
-    pub(super) runs: Vec<Range<usize>>,
+    /// All that may move, in order of address.
+    pub(super) blocks: Vec<Block>,
+    /// What lies between barriers: blocks that stay and ends of regions. None is empty.
+    pub(super) runs: Vec<Between>,
     /// Granules in holes.
     pub(super) free: u64,
     /// Granules of the largest hole.
     pub(super) largest: u32,
+    /// Granules of the smallest block that may move; `u32::MAX` if none may.
+    pub(super) smallest_block: u32,
+}
+
+/// A block that may move.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) span: usize,
+    pub(super) size: u32,
+    /// The block and the holes beside it.
+    pub(super) room: Extent,
+    /// The least that moving it costs.
+    pub(super) floor: u64,
+}
+
+/// A run: spans of a region without a barrier between them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Between {
+    pub(super) spans: Range<usize>,
+    /// Indices into the picture's blocks.
+    pub(super) blocks: Range<usize>,
 }
 
 impl<'a> Picture<'a> {
@@ -25,42 +46,52 @@ impl<'a> Picture<'a> {
         let spans = &layout.spans[..];
         let tariff = Tariff::new(costs, layout.granule_shift);
         let mut runs = Vec::new();
-        let mut floors = Vec::with_capacity(spans.len());
-        let (mut free, mut largest) = (0, 0);
-        let mut start = 0;
-        let mut region = None;
+        let mut blocks: Vec<Block> = Vec::with_capacity(spans.len());
+        let (mut free, mut largest, mut smallest_block) = (0, 0, u32::MAX);
+        let mut run = Between::default();
+        let mut last: Option<&Span> = None;
         for (index, span) in spans.iter().enumerate() {
-            if region != Some(span.region) {
-                if start < index {
-                    runs.push(start..index);
-                }
-                start = index;
-                region = Some(span.region);
+            if last.is_some_and(|last| last.region != span.region) {
+                runs.push(std::mem::replace(
+                    &mut run,
+                    Between { spans: index..index, blocks: blocks.len()..blocks.len() },
+                ));
+                last = None;
             }
-            floors.push(match span.kind {
+            let hole_before = last.filter(|last| last.is_hole());
+            match span.kind {
                 Kind::Hole => {
                     free += u64::from(span.size);
                     largest = largest.max(span.size);
-                    0
-                }
-                Kind::Movable => tariff.floor(span.size),
-                Kind::Fixed => {
-                    if start < index {
-                        runs.push(start..index);
+                    if last.is_some_and(Span::is_movable)
+                        && let Some(block) = blocks.last_mut()
+                    {
+                        block.room.high = span.end();
                     }
-                    start = index + 1;
-                    0
                 }
-            });
+                Kind::Movable => {
+                    smallest_block = smallest_block.min(span.size);
+                    let room = Extent { low: hole_before.map_or(span.offset, |hole| hole.offset), high: span.end() };
+                    blocks.push(Block { span: index, size: span.size, room, floor: tariff.floor(span.size) });
+                }
+                Kind::Fixed => {
+                    runs.push(std::mem::take(&mut run));
+                    run = Between { spans: index + 1..index + 1, blocks: blocks.len()..blocks.len() };
+                }
+            }
+            if span.kind != Kind::Fixed {
+                run.spans.end = index + 1;
+                run.blocks.end = blocks.len();
+            }
+            last = Some(span);
         }
-        if start < spans.len() {
-            runs.push(start..spans.len());
-        }
-        Self { spans, tariff, floors, runs, free, largest }
+        runs.push(run);
+        runs.retain(|run| !run.spans.is_empty());
+        Self { spans, tariff, blocks, runs, free, largest, smallest_block }
     }
 
     /// Blocks that may move among the spans `range`, in order of address.
-    pub(super) fn blocks(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
+    pub(super) fn blocks_of(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
         range.filter(|&index| self.spans[index].is_movable())
     }
 
@@ -87,7 +118,8 @@ impl<'a> Picture<'a> {
 
     /// Whether exchanging its pages is the cheapest move of the block `span`.
     pub(super) fn exchangeable(&self, span: usize) -> bool {
-        self.floors[span] < self.tariff.copied(self.spans[span].size)
+        let size = self.spans[span].size;
+        self.tariff.floor(size) < self.tariff.copied(size)
     }
 }
 

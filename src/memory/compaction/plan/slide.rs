@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::{
     Plan,
     picture::{Draft, Extent, Picture},
-    windows::{self, KEEP},
+    windows::{self, BLOCKS, KEEP},
 };
 use crate::memory::compaction::Spot;
 
@@ -44,7 +44,8 @@ pub(super) enum Toward {
 
 impl Slider {
     /// Moves `blocks`, ascending and all within `extent`, apart so that `need` granules of it are in one piece: the
-    /// cheapest of all splits. Appends the steps and returns what is free then; `None` if there is too little. O(blocks).
+    /// cheapest of all splits. Appends the steps and returns what is free then; `None` if there is too little.
+    /// O(blocks).
     pub(super) fn slide(
         &mut self,
         picture: &Picture,
@@ -143,16 +144,22 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     let mut blocks = Vec::new();
     let mut attempt = |need_with_slack: u64, keep: usize, best: &mut Option<Plan>| {
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
+        let mut looked_at = 0;
         for window in windows::cheapest(picture, need_with_slack, 0, below, keep) {
-            if best.as_ref().is_some_and(|best| window.floor >= best.cost) {
+            looked_at += window.blocks.len();
+            let first = looked_at == window.blocks.len();
+            if (looked_at > BLOCKS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {
                 break;
             }
             draft.clear();
             blocks.clear();
-            blocks.extend(picture.blocks(window.spans.clone()));
-            let extent = picture.extent(&window.spans);
+            blocks.extend(picture.blocks[window.blocks.clone()].iter().map(|block| block.span));
+            let extent = window.extent(picture);
             let Some(free) = slider.slide(picture, &blocks, extent, need, &mut draft) else { continue };
-            draft.finish(Spot { region: picture.spans[window.spans.start].region, offset: free.low }, free.size());
+            draft.finish(
+                Spot { region: picture.spans[picture.blocks[window.blocks.start].span].region, offset: free.low },
+                free.size(),
+            );
             draft.offer(best);
         }
     };
@@ -166,8 +173,8 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     best
 }
 
-/// Moves `movers`, ascending, out of `window` and directly beyond its upper or lower end; the blocks there make way within
-/// the run `run`. Holes of the run must not have been used before.
+/// Moves `movers`, ascending, out of `window` and directly beyond its upper or lower end; the blocks there make way
+/// within the run `run`. Holes of the run must not have been used before.
 ///
 /// Appends the steps; `None`, with some of them appended, if the run has too little room. O(run).
 pub(super) fn shove(
@@ -193,7 +200,7 @@ pub(super) fn shove(
             for &block in movers {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks(spans.end..run.end) {
+            for block in picture.blocks_of(spans.end..run.end) {
                 if picture.spans[block].offset >= edge {
                     break;
                 }
@@ -210,7 +217,7 @@ pub(super) fn shove(
             for &block in movers.iter().rev() {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks(run.start..spans.start).rev() {
+            for block in picture.blocks_of(run.start..spans.start).rev() {
                 if picture.spans[block].end() <= edge {
                     break;
                 }

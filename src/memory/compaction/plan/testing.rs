@@ -43,15 +43,15 @@ pub(super) fn price(layout: &Layout, costs: &Costs, span: &Span, to: Spot) -> u1
     let Some(remap) = costs.remap else { return copied };
     let distance = u128::from(span.offset.abs_diff(to.offset)) << layout.granule_shift;
     let chunk = if span.region == to.region { bytes.min(distance) } else { bytes };
-    if distance % u128::from(remap.page.get()) != 0 || chunk < u128::from(remap.least.get()) {
+    if !distance.is_multiple_of(u128::from(remap.page.get())) || chunk < u128::from(remap.least.get()) {
         return copied;
     }
     let exchanged = bytes.div_ceil(chunk) * u128::from(remap.per_exchange) + by_size(remap.per_mib);
     copied.min(u128::from(costs.per_move) + exchanged)
 }
 
-/// Carries `plan` out on a map with one cell a granule, and checks every promise that a plan makes. Returns the map: for
-/// each region, which span's block holds each granule.
+/// Carries `plan` out on a map with one cell a granule, and checks every promise that a plan makes. Returns the map:
+/// for each region, which span's block holds each granule.
 pub(super) fn carry_out(layout: &Layout, costs: &Costs, plan: &Plan) -> Vec<Vec<Option<usize>>> {
     let mut map: Vec<Vec<Option<usize>>> = Vec::new();
     for (index, span) in layout.spans.iter().enumerate() {

@@ -65,6 +65,7 @@ fn the_cheapest_block_between_two_holes_slides() {
 #[test]
 fn a_block_is_evacuated_where_that_moves_less_than_a_slide() {
     assert_eq!(opened(&["#...aaaa..bb#....."], 6, &UNIT), Some(after(&["#.........bb#aaaa."], 14)));
+    assert_eq!(opened(&["aa.bbbbc...##....#"], 7, &UNIT), Some(after(&["aac........##bbbb#"], 14 + 11)));
     // Into another region as well.
     assert_eq!(opened(&["#.aaaa...bb", "c..d"], 4, &UNIT), Some(after(&["#.aaaa.....", "cbbd"], 12)));
 }
@@ -99,6 +100,7 @@ fn other_runs_make_room_where_barriers_leave_none() {
     assert_eq!(opened(regions, 4, &UNIT), Some(after(&["#....#baa#ccc#"], 11 + 12)));
     let regions = &["aaabbb#.c..#.d..#e.#"];
     assert_eq!(opened(regions, 6, &UNIT), Some(after(&["......#caaa#dbbb#e.#"], 2 * 13 + 2 * 11)));
+    assert_eq!(opened(&["aaabb.#.cc."], 3, &UNIT), Some(after(&["aaa...#ccbb"], 2 * 12)));
     // The part below the window makes room as well.
     let regions = &["#.aaa.bbcc#.d.#"];
     assert_eq!(opened(regions, 4, &UNIT), Some(after(&["#aaa....cc#dbb#"], 13 + 12 + 11)));
@@ -110,6 +112,9 @@ fn pages_are_exchanged_where_a_block_can_lie_alike() {
     let regions = &["....aaaaaaaa....#bbb........#cc.........#"];
     let (map, cost) = opened(regions, 16, &REMAP).expect("`a` leaves");
     assert_eq!((map, cost), after(&["................#bbbaaaaaaaa#cc.........#"], 10 + 2));
+    // Here it does so one granule above the hole's lower end.
+    let (map, cost) = opened(&["....aaaaaaaa....#bb.............#"], 16, &REMAP).expect("`a` leaves");
+    assert_eq!((map, cost), after(&["................#bb.aaaaaaaa....#"], 10 + 2));
 }
 
 #[test]
@@ -159,6 +164,8 @@ fn packing_leaves_one_hole_in_a_run() {
 #[test]
 fn packing_empties_regions() {
     assert_eq!(packed(&["a..b..", "c.dd"]), after(&["abddc.", "...."], 11 + 12 + 11));
+    // `c` goes to the second region, which then stays as it is.
+    assert_eq!(packed(&["aaaa.", "b..", "cc.."]), after(&["aaaa.", "bcc", "...."], 12));
 }
 
 #[test]

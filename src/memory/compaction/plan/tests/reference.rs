@@ -67,12 +67,13 @@ pub(super) fn slide(layout: &Layout, costs: &Costs, need: u32) -> Option<u128> {
     best
 }
 
-/// The cheapest evacuation of `need` granules at any place of a run, where `place` says if blocks, largest first, fit
-/// into holes.
+/// The cheapest evacuation of `need` granules at any place of a run that `begin` accepts by its ends, where `place`
+/// says if blocks, largest first, fit into holes.
 pub(super) fn evacuation(
     layout: &Layout,
     costs: &Costs,
     need: u32,
+    begin: fn(&Layout, u16, [u32; 2]) -> bool,
     place: fn(&[u32], &mut Holes) -> bool,
 ) -> Option<u128> {
     let mut best = None;
@@ -82,7 +83,7 @@ pub(super) fn evacuation(
         let end = layout.spans[last].offset + layout.spans[last].size;
         for low in layout.spans[first].offset..=end.saturating_sub(need) {
             let high = low + need;
-            if high > end || low < layout.spans[first].offset {
+            if high > end || !begin(layout, region.0, [low, high]) {
                 continue;
             }
             let inside = |span: &Span| span.region == region && span.offset < high && span.offset + span.size > low;
@@ -106,6 +107,17 @@ pub(super) fn evacuation(
         }
     }
     best
+}
+
+/// Places that begin or end with a span: they leave all that they can of the hole at the other end.
+pub(super) fn at_spans(layout: &Layout, region: u16, ends: [u32; 2]) -> bool {
+    let spans = layout.spans.iter().filter(|span| span.region.0 == region);
+    spans.flat_map(|span| [span.offset, span.offset + span.size]).any(|edge| ends.contains(&edge))
+}
+
+/// All places.
+pub(super) fn anywhere(_: &Layout, _: u16, _: [u32; 2]) -> bool {
+    true
 }
 
 /// Best fit by size, then address.
