@@ -248,8 +248,9 @@ impl<'a> Compaction<'a> {
     pub(super) fn finish<T>(mut self, then: impl FnOnce(&mut State, &'a Arena) -> T) -> T {
         let (result, surplus) = {
             let mut state = self.arena.state.lock();
-            let surplus = self.give_back(&mut state);
+            self.give_back(&mut state);
             let result = then(&mut state, self.arena);
+            let surplus = state.placement.shed();
             self.arena.wake(&state);
             (result, surplus)
         };
@@ -257,11 +258,11 @@ impl<'a> Compaction<'a> {
         result
     }
 
-    fn give_back(&mut self, state: &mut State) -> Vec<Region> {
+    fn give_back(&mut self, state: &mut State) {
         self.ended = true;
         state.compacting = false;
         let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
-        emptied.into_iter().filter_map(|region| state.placement.emptied(region)).collect()
+        emptied.into_iter().for_each(|region| state.placement.emptied(region));
     }
 }
 
@@ -272,9 +273,9 @@ impl Drop for Compaction<'_> {
         }
         let surplus = {
             let mut state = self.arena.state.lock();
-            let surplus = self.give_back(&mut state);
+            self.give_back(&mut state);
             self.arena.wake(&state);
-            surplus
+            state.placement.shed()
         };
         self.arena.release(&surplus);
     }
