@@ -120,7 +120,9 @@ pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usiz
 fn counters(clients: &[Arc<Client>]) -> Value {
     let mut tally = Tally::default();
     for client in clients {
-        client.settle();
+        if let Some(_visit) = client.visit() {
+            client.settle();
+        }
         tally.add(&client.counters.tally());
     }
     for program in state::LOADED.values() {

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -67,6 +67,8 @@ pub struct Client {
     /// Counts what the engine holds for devices that are not ours to address.
     elsewhere: Arc<AtomicI64>,
     open: AtomicBool,
+    /// Shared by those who act on the client without having been handed it.
+    visits: RwLock<()>,
 }
 
 impl Client {
@@ -94,6 +96,7 @@ impl Client {
             callbacks_under_way: AtomicI64::new(0),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),
+            visits: RwLock::new(()),
         }
     }
 
@@ -102,8 +105,16 @@ impl Client {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Says that the engine's client is about to be destroyed.
+    /// Keeps the engine's client alive for somebody who found it in the list of all clients: its owner may be about to
+    /// destroy it. `None` if it is gone.
+    pub fn visit(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let guard = self.visits.read_recursive();
+        self.is_open().then_some(guard)
+    }
+
+    /// Says that the engine's client is about to be destroyed, once no visitor uses it.
     pub fn close(&self) {
+        let _no_visitors = self.visits.write();
         self.open.store(false, Ordering::Release);
     }
 

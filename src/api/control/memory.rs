@@ -44,7 +44,13 @@ fn memories() -> impl Iterator<Item = (Arc<Client>, Arc<DeviceMemory>)> {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| compacted(&client, &memory)).collect::<Value>().to_string());
+    let text = tell(|| {
+        let reports = memories().filter_map(|(client, memory)| {
+            let _visit = client.visit()?;
+            Some(compacted(&client, &memory))
+        });
+        reports.collect::<Value>().to_string()
+    });
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
 }
@@ -74,7 +80,13 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| memories().map(|(client, memory)| trimmed(&client, &memory)).collect::<Value>().to_string());
+    let text = tell(|| {
+        let reports = memories().filter_map(|(client, memory)| {
+            let _visit = client.visit()?;
+            Some(trimmed(&client, &memory))
+        });
+        reports.collect::<Value>().to_string()
+    });
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
 }
@@ -108,10 +120,11 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
 pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
         let draw = |(client, memory): (Arc<Client>, Arc<DeviceMemory>)| {
+            let _visit = client.visit()?;
             client.settle();
-            drawn(&memory, Screen { columns, rows })
+            Some(drawn(&memory, Screen { columns, rows }))
         };
-        memories().map(draw).collect::<Vec<_>>().join("\n")
+        memories().filter_map(draw).collect::<Vec<_>>().join("\n")
     });
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
