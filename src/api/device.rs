@@ -36,10 +36,10 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         // Constant from creation on: JAX compiles against it (trap T17).
         self.bytes_limit = signed(stats.limit);
         self.bytes_limit_is_set = true;
-        // Nothing is set aside for programs.
-        self.bytes_reserved = 0;
+        // What the strategy tpu keeps for programs' scratch.
+        self.bytes_reserved = signed(stats.reserved_bytes);
         self.bytes_reserved_is_set = true;
-        self.peak_bytes_reserved = 0;
+        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
         self.peak_bytes_reserved_is_set = true;
         self.bytes_reservable_limit = signed(stats.limit);
         self.bytes_reservable_limit_is_set = true;

@@ -128,10 +128,11 @@ impl Client {
     #[cold]
     fn find_room(&self, memory: &Arc<DeviceMemory>, size: Bytes) -> Result<Block, OutOfMemory> {
         self.traffic.waiting(self.engine, || {
-            self.spares.clear(self);
             let deadline = Instant::now() + self.patience();
             loop {
                 let arrivals = self.traffic.arrivals();
+                // Other threads may have made new ones since.
+                self.spares.clear(self);
                 let patience = deadline.saturating_duration_since(Instant::now());
                 let shortage = match memory.allocate_waiting(size, patience) {
                     Ok(block) => return Ok(block),
@@ -166,10 +167,10 @@ impl Client {
     #[cold]
     fn find_scratch(&self, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<(), NoScratch> {
         self.traffic.waiting(self.engine, || {
-            self.spares.clear(self);
             let deadline = Instant::now() + self.patience();
             loop {
                 let arrivals = self.traffic.arrivals();
+                self.spares.clear(self);
                 let shortage = match memory.begin_scratch(bytes) {
                     Ok(()) => return Ok(()),
                     Err(shortage) => shortage,
