@@ -275,6 +275,10 @@ pub fn compact(client: &Client, memory: &DeviceMemory) -> Report {
 /// move, if it is small enough for nobody to notice. Otherwise pinned blocks divide the memory for as long as they
 /// live.
 pub fn migrate(client: &Client, buffer: &Arc<Buffer>) {
+    if buffer.custody().stay() == Some(Stay::InUse) {
+        // Perhaps only by what is done.
+        client.traffic.sweep(client.engine);
+    }
     let idle = buffer.custody().stay().is_none();
     let place = buffer.custody().peek(|body| body.held().map(|held| (Arc::clone(held.home()), held.block())));
     let Some((memory, block)) = place.filter(|(_, block)| idle && block.size <= PIN_BYTES) else { return };
