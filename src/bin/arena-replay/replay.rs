@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pjrt_arena::units::Bytes;
+use pjrt_arena::{memory::Move, units::Bytes};
 
 use crate::{
     policy::{Policy, Work},
@@ -102,8 +102,7 @@ pub(crate) fn min_capacity<P: Policy>(
 /// the next event and remember the block, are part of the time.
 pub(crate) fn ns_per_op<P: Policy>(trace: &Trace, policy: &mut P) -> Option<f64> {
     let mut held = vec![None; trace.blocks];
-    let mut work = Work::default();
-    let operations = pass(trace, policy, &mut held, &mut work);
+    let operations = pass(trace, policy, &mut held);
     if operations == 0 {
         return None;
     }
@@ -112,7 +111,7 @@ pub(crate) fn ns_per_op<P: Policy>(trace: &Trace, policy: &mut P) -> Option<f64>
     let mut results = Vec::with_capacity(ROUNDS);
     while results.len() < ROUNDS && (results.is_empty() || begin.elapsed() < PATIENCE) {
         let start = Instant::now();
-        let operations: usize = (0..passes).map(|_| pass(trace, policy, &mut held, &mut work)).sum();
+        let operations: usize = (0..passes).map(|_| pass(trace, policy, &mut held)).sum();
         results.push(start.elapsed().as_nanos() as f64 / operations as f64);
     }
     results.sort_by(f64::total_cmp);
@@ -120,13 +119,13 @@ pub(crate) fn ns_per_op<P: Policy>(trace: &Trace, policy: &mut P) -> Option<f64>
 }
 
 /// One replay without anything around it. Returns the operations: all takes, and the frees of what was had.
-fn pass<P: Policy>(trace: &Trace, policy: &mut P, held: &mut [Option<P::Block>], work: &mut Work) -> usize {
+fn pass<P: Policy>(trace: &Trace, policy: &mut P, held: &mut [Option<P::Block>]) -> usize {
     let (mut next, mut operations) = (0, 0);
     for event in &trace.events {
         match *event {
             Event::Take(size) => {
                 operations += 1;
-                held[next] = policy.allocate(size, work).map(|(block, _)| block);
+                held[next] = policy.allocate(size, &mut |_| ()).map(|(block, _)| block);
                 next += 1;
             }
             Event::Free(number) => {
@@ -145,45 +144,56 @@ fn pass<P: Policy>(trace: &Trace, policy: &mut P, held: &mut [Option<P::Block>],
 }
 
 fn walk<P: Policy>(trace: &Trace, policy: &mut P, pin_every: Option<NonZeroU64>, on_failure: OnFailure) -> Outcome {
+    let complain = |error: String| panic!("{}: {error}", trace.name);
     let mut shadow = cfg!(debug_assertions).then(Shadow::default);
     let mut held = vec![None; trace.blocks];
-    let mut outcome = Outcome::default();
+    let mut failed = 0;
     let mut next = 0;
     for event in &trace.events {
         match *event {
             Event::Take(size) => {
                 let index = next;
                 next += 1;
-                let Some((block, address)) = policy.allocate(size, &mut outcome.work) else {
-                    outcome.failed += 1;
+                let mut moves = 0;
+                let mut moved = |step: Move| {
+                    moves += 1;
+                    shadow.iter_mut().for_each(|shadow| shadow.relocate(&step).unwrap_or_else(complain));
+                };
+                let Some((block, address)) = policy.allocate(size, &mut moved) else {
+                    failed += 1;
                     if on_failure == OnFailure::Stop {
                         break;
                     }
                     continue;
                 };
-                if let Some(shadow) = &mut shadow {
-                    shadow.take(address, size).unwrap_or_else(|error| panic!("{}: {error}", trace.name));
-                }
-                held[index] = Some((block, address));
+                shadow.iter_mut().for_each(|shadow| shadow.take(index, address, size).unwrap_or_else(complain));
+                held[index] = Some(block);
                 if pin_every.is_some_and(|every| next as u64 % every == 0) {
-                    policy.pin(block, &mut outcome.work);
+                    let mut moved = |step: Move| {
+                        moves += 1;
+                        shadow.iter_mut().for_each(|shadow| shadow.relocate(&step).unwrap_or_else(complain));
+                    };
+                    policy.pin(block, &mut moved);
+                }
+                if moves > 0
+                    && let (Some(shadow), Some(places)) = (&shadow, policy.places())
+                {
+                    shadow.agrees(places).unwrap_or_else(complain);
                 }
             }
             Event::Free(number) => {
-                if let Some((block, address)) = held[number.index()].take() {
-                    if let Some(shadow) = &mut shadow {
-                        shadow.free(address).unwrap_or_else(|error| panic!("{}: {error}", trace.name));
-                    }
+                if let Some(block) = held[number.index()].take() {
+                    shadow.iter_mut().for_each(|shadow| shadow.free(number.index()).unwrap_or_else(complain));
                     policy.free(block);
                 }
             }
         }
     }
-    held.into_iter().flatten().for_each(|(block, _)| policy.free(block));
+    held.into_iter().flatten().for_each(|block| policy.free(block));
     if cfg!(debug_assertions) {
-        policy.settled().unwrap_or_else(|error| panic!("{}: {error}", trace.name));
+        policy.settled().unwrap_or_else(complain);
     }
-    outcome
+    Outcome { failed, work: policy.work() }
 }
 
 #[cfg(test)]
@@ -304,7 +314,7 @@ mod tests {
     impl Policy for Never {
         type Block = ();
 
-        fn allocate(&mut self, _: Bytes, _: &mut Work) -> Option<((), Address)> {
+        fn allocate(&mut self, _: Bytes, _: &mut impl FnMut(Move)) -> Option<((), Address)> {
             self.asked += 1;
             None
         }
@@ -336,14 +346,14 @@ mod tests {
     impl Policy for Overlapping {
         type Block = u64;
 
-        fn allocate(&mut self, _: Bytes, _: &mut Work) -> Option<(u64, Address)> {
+        fn allocate(&mut self, _: Bytes, _: &mut impl FnMut(Move)) -> Option<(u64, Address)> {
             self.given += 1;
             Some((self.given, Address::new(4096)))
         }
 
         fn free(&mut self, _: u64) {}
 
-        fn pin(&mut self, block: u64, _: &mut Work) {
+        fn pin(&mut self, block: u64, _: &mut impl FnMut(Move)) {
             self.pinned.push(block);
         }
 
