@@ -20,6 +20,7 @@ pub(crate) struct Shadow {
 struct Held {
     number: usize,
     size: Bytes,
+    pinned: bool,
 }
 
 impl Shadow {
@@ -34,7 +35,7 @@ impl Shadow {
         if let Some((&other, held)) = before.filter(|&(&other, held)| other + at_least_one(held.size) > address) {
             return Err(format!("{extent} at {address} overlap the block of {} at {other}", at_least_one(held.size)));
         }
-        self.held.insert(address, Held { number, size });
+        self.held.insert(address, Held { number, size, pinned: false });
         self.places.insert(number, address);
         Ok(())
     }
@@ -47,7 +48,19 @@ impl Shadow {
         let Some(held) = self.held.remove(&step.from).filter(|held| held.size == step.size) else {
             return Err(format!("no block of {} is held at {}", step.size, step.from));
         };
+        if held.pinned {
+            return Err(format!("the block at {} moves to {}, but it is pinned", step.from, step.to));
+        }
         self.take(held.number, step.to, held.size)
+    }
+
+    /// Notes that the block `number` stays where it is. O(log blocks).
+    ///
+    /// # Errors
+    /// When it is not held.
+    pub(crate) fn pin(&mut self, number: usize) -> Result<(), String> {
+        let held = self.places.get(&number).and_then(|address| self.held.get_mut(address));
+        held.map(|held| held.pinned = true).ok_or_else(|| format!("block {number} is not held"))
     }
 
     /// Forgets the block `number`. O(log blocks).
@@ -141,5 +154,10 @@ mod tests {
             let error = shadow.relocate(&wrong).expect_err("no such block");
             assert!(error.starts_with("no block of"), "{error}");
         }
+        let mut shadow = Shadow::default();
+        assert_eq!(shadow.take(0, Address::new(1000), Bytes::new(100)), Ok(()));
+        assert_eq!(shadow.pin(0), Ok(()));
+        let error = shadow.relocate(&step(1000, 0, 100)).expect_err("pinned");
+        assert!(error.ends_with("but it is pinned"), "{error}");
     }
 }
