@@ -21,10 +21,13 @@
 use std::{collections::BTreeSet, num::NonZeroU32};
 
 use parking_lot::Mutex;
-use pjrt_arena::units::{Address, Bytes};
+use pjrt_arena::{
+    memory::Move,
+    units::{Address, Bytes},
+};
 
 use crate::{
-    policy::{Policy, Work},
+    policy::Policy,
     trace::{UNIT, rounded},
 };
 
@@ -92,7 +95,7 @@ impl Bfc {
 impl Policy for Bfc {
     type Block = ChunkId;
 
-    fn allocate(&mut self, size: Bytes, _: &mut Work) -> Option<(ChunkId, Address)> {
+    fn allocate(&mut self, size: Bytes, _: &mut impl FnMut(Move)) -> Option<(ChunkId, Address)> {
         self.0.lock().allocate(size)
     }
 
@@ -210,7 +213,7 @@ mod tests {
 
     /// Blocks by their offset from the pool's start.
     fn take(bfc: &mut Bfc, size: Bytes) -> Option<(ChunkId, u64)> {
-        bfc.allocate(size, &mut Work::default()).map(|(id, address)| (id, address.get() - BASE))
+        bfc.allocate(size, &mut |_| ()).map(|(id, address)| (id, address.get() - BASE))
     }
 
     /// The pool's chunks from the lowest on: size, and whether it is taken. Checks that they tile the pool.

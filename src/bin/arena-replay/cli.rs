@@ -20,6 +20,7 @@ and blank ones are passed over. `-` reads standard input.
 Options:
   --policy POLICY     preallocate  pjrt-arena, all memory in one region
                       growing      pjrt-arena, regions on demand
+                      tpu          pjrt-arena, all memory in one region, and blocks move when there is no room
                       bfc          XLA's BFC allocator, all memory in one region
   --capacity C        bytes (8GiB) or a multiple of the trace's peak (1.01x), rounded up to 256 bytes; default 2x
   --min-capacity      also search the smallest capacity that replays without failure, in steps of 0.05 % of the peak
@@ -226,8 +227,8 @@ mod tests {
     fn what_is_not_allowed_is_told() {
         for (line, message) in [
             ("", "no trace to replay: name a FILE"),
-            ("t.ev", "no --policy: name one of preallocate, growing, bfc"),
-            ("--policy best t.ev", "--policy `best`: allowed are preallocate, growing, bfc"),
+            ("t.ev", "no --policy: name one of preallocate, growing, tpu, bfc"),
+            ("--policy best t.ev", "--policy `best`: allowed are preallocate, growing, tpu, bfc"),
             ("--policy bfc t.ev --pin-every 0", "--pin-every `0`: allowed are whole numbers from 1 on"),
             ("--policy bfc t.ev --nonsense", "--nonsense"),
             ("--policy bfc --json=yes t.ev", "--json"),

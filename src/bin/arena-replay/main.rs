@@ -112,6 +112,7 @@ fn report(trace: &Trace, options: &Options) -> Result<Report, String> {
     match options.policy {
         PolicyName::Preallocate => measure(trace, options, arena(Strategy::Preallocate)),
         PolicyName::Growing => measure(trace, options, arena(Strategy::Growing)),
+        PolicyName::Tpu => measure(trace, options, arena(Strategy::Tpu)),
         PolicyName::Bfc => measure(trace, options, |capacity| Ok(bfc::Bfc::new(capacity))),
     }
 }

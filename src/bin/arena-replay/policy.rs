@@ -1,10 +1,10 @@
 //! Where blocks go: what a replay asks of an allocator, and our arena as one.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use pjrt_arena::{
     device::fake::FakeBacking,
-    memory::{Arena, BlockId, Strategy},
+    memory::{Arena, BlockId, Compaction, Goal, Move, Strategy, compaction::Costs},
     units::{Address, Bytes},
 };
 
@@ -15,16 +15,18 @@ use crate::trace::UNIT;
 pub(crate) enum PolicyName {
     Preallocate,
     Growing,
+    Tpu,
     Bfc,
 }
 
 impl PolicyName {
-    pub(crate) const ALL: [Self; 3] = [Self::Preallocate, Self::Growing, Self::Bfc];
+    pub(crate) const ALL: [Self; 4] = [Self::Preallocate, Self::Growing, Self::Tpu, Self::Bfc];
 
     fn text(self) -> &'static str {
         match self {
             Self::Preallocate => "preallocate",
             Self::Growing => "growing",
+            Self::Tpu => "tpu",
             Self::Bfc => "bfc",
         }
     }
@@ -59,14 +61,26 @@ pub(crate) trait Policy {
     /// What it knows a block by.
     type Block: Copy;
 
-    /// Takes `size` bytes, by moving other blocks if need be; `None` when there is no room.
-    fn allocate(&mut self, size: Bytes, work: &mut Work) -> Option<(Self::Block, Address)>;
+    /// Takes `size` bytes, by moving other blocks if need be, which `moved` is told one by one and in order; `None` when
+    /// there is no room.
+    fn allocate(&mut self, size: Bytes, moved: &mut impl FnMut(Move)) -> Option<(Self::Block, Address)>;
 
     /// Frees a block that it gave.
     fn free(&mut self, block: Self::Block);
 
-    /// Notes that an outsider holds the block's address until it is freed. Says nothing to a policy that never moves.
-    fn pin(&mut self, _block: Self::Block, _work: &mut Work) {}
+    /// Notes that an outsider holds the block's address until it is freed. The block may move before, and only it. Says
+    /// nothing to a policy that never moves.
+    fn pin(&mut self, _block: Self::Block, _moved: &mut impl FnMut(Move)) {}
+
+    /// What it did so far.
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    /// The places of all blocks held, in any order, where the policy keeps such a list.
+    fn places(&self) -> Option<Vec<(Address, Bytes)>> {
+        None
+    }
 
     /// Checks the policy's books when no block is held.
     ///
@@ -92,6 +106,27 @@ impl ArenaPolicy {
         let arena = Arena::new("replay".into(), strategy, capacity, Box::new(device.clone()));
         Ok(Self { arena: arena.map_err(|error| error.message)?, device })
     }
+
+    fn moves(&self) -> bool {
+        self.arena.strategy() == Strategy::Tpu
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_by_moving(&self, size: Bytes, moved: &mut impl FnMut(Move)) -> Option<(BlockId, Address)> {
+        let compaction = self.arena.plan(Goal::Hole(size), &Costs::COPY, &|_| true).ok()?;
+        let block = carry_out(compaction, moved).allocate(size).ok()?;
+        Some((block.id, block.address))
+    }
+}
+
+/// Makes the moves of a plan. There are no bytes to move.
+fn carry_out<'a>(mut compaction: Compaction<'a>, moved: &mut impl FnMut(Move)) -> Compaction<'a> {
+    for step in compaction.moves().to_vec() {
+        compaction.commit().expect("nobody else uses the arena");
+        moved(step);
+    }
+    compaction
 }
 
 impl Policy for ArenaPolicy {
@@ -99,9 +134,10 @@ impl Policy for ArenaPolicy {
 
     // Inlined, with a match: a copy of the result on its way costs 3 ns, which would count as the arena's.
     #[inline(always)]
-    fn allocate(&mut self, size: Bytes, _: &mut Work) -> Option<(BlockId, Address)> {
+    fn allocate(&mut self, size: Bytes, moved: &mut impl FnMut(Move)) -> Option<(BlockId, Address)> {
         match self.arena.allocate(size) {
             Ok(block) => Some((block.id, block.address)),
+            Err(_) if self.moves() => self.allocate_by_moving(size, moved),
             Err(_) => None,
         }
     }
@@ -109,6 +145,31 @@ impl Policy for ArenaPolicy {
     #[inline(always)]
     fn free(&mut self, block: BlockId) {
         self.arena.free(block).expect("the block was allocated here and freed once");
+    }
+
+    fn pin(&mut self, block: BlockId, moved: &mut impl FnMut(Move)) {
+        if !self.moves() {
+            return;
+        }
+        if let Ok(compaction) = self.arena.plan_pin(block) {
+            drop(carry_out(compaction, moved));
+        }
+        self.arena.pin(block).expect("the block lives");
+    }
+
+    fn work(&self) -> Work {
+        let stats = self.arena.stats();
+        let planned = Some(stats.longest_plan).filter(|time| *time > Duration::ZERO);
+        Work {
+            moves: stats.moves,
+            moved: stats.moved_bytes,
+            compactions: stats.compactions,
+            plan_ns_max: planned.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        }
+    }
+
+    fn places(&self) -> Option<Vec<(Address, Bytes)>> {
+        Some(self.arena.blocks().into_iter().map(|info| (info.block.address, info.block.size)).collect())
     }
 
     fn settled(&self) -> Result<(), String> {

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     memory::{
         compaction::{self, Costs, Kind, Layout, Plan, Run},
-        space::{Holds, NodeId, Tenure},
+        space::{Holds, NodeId, Space, Tenure},
         strategy::{Place, SmallBlock},
         table::BlockId,
     },
@@ -297,15 +297,18 @@ impl State {
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<(Picture, Plan), Obstacle> {
+        let Some(granule) = self.placement.space().map(Space::granule) else { return Err(Obstacle::Nothing) };
+        let lacking = match goal {
+            Goal::Hole(size) => size,
+            Goal::Bottom(size) => size - size.min(self.scratch.bytes()),
+            Goal::Pack => Bytes::ZERO,
+        };
         let free = self.placement.free();
-        if self.placement.space().is_none() {
-            return Err(Obstacle::Nothing);
+        // Ordinary blocks take less than slots do.
+        if lacking > free && (lacking > free + self.slack_of_slots(granule) || !self.dissolve_slots()) {
+            return Err(Obstacle::TooLittle { free });
         }
-        match goal {
-            Goal::Hole(size) if size > free => return Err(Obstacle::TooLittle { free }),
-            Goal::Bottom(size) if size > free + self.scratch.bytes() => return Err(Obstacle::TooLittle { free }),
-            _ => {}
-        }
+        let free = self.placement.free();
         let mut picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
         let mut plan = self.plan_on(&picture, goal, costs);
         if plan.is_none() && self.dissolve_slots() {
@@ -342,6 +345,16 @@ impl State {
                 compaction::clear(layout, window, costs)
             }
         }
+    }
+
+    /// What the slots in use take beyond what ordinary blocks would.
+    fn slack_of_slots(&self, granule: Bytes) -> Bytes {
+        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, Place::Slot(_)));
+        let slack = slots.map(|(_, record)| {
+            let span = record.requested.max(granule).checked_round_up(granule);
+            span.and_then(|span| self.placement.held(record.place).checked_sub(span)).unwrap_or_default()
+        });
+        slack.sum()
     }
 
     /// Makes ordinary blocks of those in slots, so that they can move too; whether there were any.
