@@ -268,7 +268,9 @@ pub fn compact(client: &Client, memory: &DeviceMemory) -> Report {
     let (buffers, bytes) = loop {
         match carry_out(client, memory, Goal::Pack) {
             Ok(opened) => break (opened.buffers, opened.bytes),
-            Err(Hindrance { obstacle: Obstacle::UnderWay, .. }) if Instant::now() < deadline => memory.wait_for_compaction(deadline),
+            Err(Hindrance { obstacle: Obstacle::UnderWay, .. }) if Instant::now() < deadline => {
+                memory.wait_for_compaction(deadline)
+            }
             Err(_) => break (0, Bytes::ZERO),
         }
     };

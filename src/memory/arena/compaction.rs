@@ -304,8 +304,9 @@ impl State {
             Goal::Pack => Bytes::ZERO,
         };
         let free = self.placement.free();
+        let regrows = matches!(goal, Goal::Hole(size) if self.placement.fits_instead_of(size, free));
         // Ordinary blocks take less than slots do.
-        if lacking > free && (lacking > free + self.slack_of_slots(granule) || !self.dissolve_slots()) {
+        if lacking > free && !regrows && (lacking > free + self.slack_of_slots(granule) || !self.dissolve_slots()) {
             return Err(Obstacle::TooLittle { free });
         }
         let free = self.placement.free();
@@ -336,7 +337,12 @@ impl State {
     fn plan_on(&self, picture: &Picture, goal: Goal, costs: &Costs) -> Option<Plan> {
         let (layout, space) = (&picture.layout, self.placement.space()?);
         match goal {
-            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs),
+            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs).or_else(|| {
+                // No region has so much, or can: one that does comes in the place of those that can be emptied.
+                let plan = compaction::pack(layout, costs);
+                let emptied = Bytes::new(plan.emptied(layout) << layout.granule_shift);
+                (!plan.steps.is_empty() && self.placement.fits_instead_of(size, emptied)).then_some(plan)
+            }),
             Goal::Pack => Some(compaction::pack(layout, costs)),
             Goal::Bottom(size) => {
                 let bottom = space.bottom(self.placement.bottom()?, size)?;
