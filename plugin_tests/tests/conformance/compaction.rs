@@ -280,6 +280,36 @@ fn c31_arena_donated_and_deleted_arrays_neither_move_nor_come_back() {
 }
 
 #[test]
+fn c31_t11_arena_an_array_that_was_donated_under_a_reference_stays_for_the_outsider() {
+    for client in clients(8 * MIB) {
+        let donate = client.compile(&Program::donate()).unwrap();
+        // Where results lie is known by now: in the argument.
+        let mut state = client.put(&ramp(0.0), &DIMS).unwrap();
+        for _ in 0..3 {
+            state = donate.run1(&[&state]).unwrap();
+        }
+        let x = client.put(&ramp(100.0), &DIMS).unwrap();
+        x.increase().unwrap();
+        let address = place(&x);
+        // The engine must not write where somebody looks, so it copies.
+        let y = donate.run1(&[&x]).unwrap();
+        assert_eq!(y.read::<f32>().unwrap(), ramp(101.0));
+        let hole = room(&client, 7).unwrap();
+        let kept = fragmented_around(&client);
+        drop(hole);
+        let hole = room(&client, 7).unwrap();
+        // SAFETY: the reference keeps the address.
+        let there =
+            unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(address), ramp(0.0).len()) };
+        assert_eq!(there, ramp(100.0), "the outsider sees what it saw");
+        assert_eq!(y.read::<f32>().unwrap(), ramp(101.0));
+        x.decrease().unwrap();
+        drop((x, y, state, kept, hole));
+        settles_at(&client, 0);
+    }
+}
+
+#[test]
 fn c31_arena_open_transfers_stay_and_completed_ones_move() {
     for client in clients(8 * MIB) {
         let bytes: Vec<u8> = (0..MIB as usize).map(|i| i as u8 ^ (i >> 8) as u8).collect();
