@@ -12,6 +12,8 @@ pub(super) struct Picture<'a> {
     pub(super) tariff: Tariff,
     /// All that may move, in order of address.
     pub(super) blocks: Vec<Block>,
+    /// All holes, in order of address.
+    pub(super) holes: Vec<Hole>,
     /// What lies between barriers: blocks that stay and ends of regions. None is empty.
     pub(super) runs: Vec<Between>,
     /// Granules in holes.
@@ -33,61 +35,81 @@ pub(super) struct Block {
     pub(super) floor: u64,
 }
 
+/// A hole, and the blocks between it and the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hole {
+    pub(super) span: usize,
+    pub(super) size: u32,
+    /// The next block above, as an index into the picture's blocks.
+    pub(super) above: usize,
+    /// The least that moving the blocks below it costs, down to the next hole or the run's end.
+    pub(super) floor: u64,
+}
+
 /// A run: spans of a region without a barrier between them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Between {
     pub(super) spans: Range<usize>,
     /// Indices into the picture's blocks.
     pub(super) blocks: Range<usize>,
+    /// Indices into the picture's holes.
+    pub(super) holes: Range<usize>,
 }
 
 impl<'a> Picture<'a> {
     pub(super) fn new(layout: &'a Layout, costs: &Costs) -> Self {
         let spans = &layout.spans[..];
-        let tariff = Tariff::new(costs, layout.granule_shift);
-        let mut runs = Vec::new();
-        let mut blocks: Vec<Block> = Vec::with_capacity(spans.len());
-        let (mut free, mut largest, mut smallest_block) = (0, 0, u32::MAX);
-        let mut run = Between::default();
-        let mut last: Option<&Span> = None;
-        for (index, span) in spans.iter().enumerate() {
-            if last.is_some_and(|last| last.region != span.region) {
-                runs.push(std::mem::replace(
-                    &mut run,
-                    Between { spans: index..index, blocks: blocks.len()..blocks.len() },
-                ));
-                last = None;
+        let mut picture = Self {
+            spans,
+            tariff: Tariff::new(costs, layout.granule_shift),
+            blocks: Vec::with_capacity(spans.len()),
+            // Two holes never touch.
+            holes: Vec::with_capacity(spans.len() / 2 + 1),
+            runs: Vec::new(),
+            free: 0,
+            largest: 0,
+            smallest_block: u32::MAX,
+        };
+        let is_fixed = |span: &Span| span.kind == Kind::Fixed;
+        let mut start = 0;
+        // A block that stays is a chunk of its own.
+        for run in spans.chunk_by(|a, b| a.region == b.region && !is_fixed(a) && !is_fixed(b)) {
+            if !is_fixed(&run[0]) {
+                picture.add_run(start, run);
             }
-            let hole_before = last.filter(|last| last.is_hole());
-            match span.kind {
-                Kind::Hole => {
-                    free += u64::from(span.size);
-                    largest = largest.max(span.size);
-                    if last.is_some_and(Span::is_movable)
-                        && let Some(block) = blocks.last_mut()
-                    {
-                        block.room.high = span.end();
-                    }
-                }
-                Kind::Movable => {
-                    smallest_block = smallest_block.min(span.size);
-                    let room = Extent { low: hole_before.map_or(span.offset, |hole| hole.offset), high: span.end() };
-                    blocks.push(Block { span: index, size: span.size, room, floor: tariff.floor(span.size) });
-                }
-                Kind::Fixed => {
-                    runs.push(std::mem::take(&mut run));
-                    run = Between { spans: index + 1..index + 1, blocks: blocks.len()..blocks.len() };
-                }
-            }
-            if span.kind != Kind::Fixed {
-                run.spans.end = index + 1;
-                run.blocks.end = blocks.len();
-            }
-            last = Some(span);
+            start += run.len();
         }
-        runs.push(run);
-        runs.retain(|run| !run.spans.is_empty());
-        Self { spans, tariff, blocks, runs, free, largest, smallest_block }
+        picture
+    }
+
+    /// Adds the run `spans`, whose first one has the index `start`.
+    fn add_run(&mut self, start: usize, spans: &[Span]) {
+        let (blocks, holes) = (self.blocks.len(), self.holes.len());
+        let mut low = spans.first().map_or(0, |span| span.offset);
+        let mut floor = 0u64;
+        for (span, index) in spans.iter().zip(start..) {
+            let end = span.end();
+            if span.is_hole() {
+                if let Some(block) = self.blocks[blocks..].last_mut() {
+                    block.room.high = end;
+                }
+                self.free += u64::from(span.size);
+                self.largest = self.largest.max(span.size);
+                self.holes.push(Hole { span: index, size: span.size, above: self.blocks.len(), floor });
+                floor = 0;
+            } else {
+                let own = self.tariff.floor(span.size);
+                self.smallest_block = self.smallest_block.min(span.size);
+                self.blocks.push(Block { span: index, size: span.size, room: Extent { low, high: end }, floor: own });
+                floor = floor.saturating_add(own);
+                low = end;
+            }
+        }
+        self.runs.push(Between {
+            spans: start..start + spans.len(),
+            blocks: blocks..self.blocks.len(),
+            holes: holes..self.holes.len(),
+        });
     }
 
     /// Blocks that may move among the spans `range`, in order of address.

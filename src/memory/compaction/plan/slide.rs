@@ -145,7 +145,7 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     let mut attempt = |need_with_slack: u64, keep: usize, best: &mut Option<Plan>| {
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
         let mut looked_at = 0;
-        for window in windows::cheapest(picture, need_with_slack, 0, below, keep) {
+        for window in windows::cheapest_to_slide(picture, need_with_slack, below, keep) {
             looked_at += window.blocks.len();
             let first = looked_at == window.blocks.len();
             if (looked_at > BLOCKS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {

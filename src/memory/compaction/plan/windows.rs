@@ -83,45 +83,99 @@ impl PartialOrd for Window {
     }
 }
 
+/// The cheapest windows met so far.
+#[derive(Debug)]
+struct Cheapest {
+    heap: BinaryHeap<Window>,
+    keep: usize,
+    /// What a window must cost less than to be kept.
+    below: u64,
+}
+
+impl Cheapest {
+    fn new(keep: usize, below: u64) -> Self {
+        Self { heap: BinaryHeap::with_capacity(keep + 1), keep, below }
+    }
+
+    fn push(&mut self, window: Window) {
+        self.heap.push(window);
+        if self.heap.len() > self.keep {
+            self.heap.pop();
+        }
+        if self.heap.len() == self.keep {
+            self.below = self.heap.peek().map_or(self.below, |worst| worst.floor);
+        }
+    }
+}
+
+/// Finds up to `keep` windows that yield `need` granules if all their blocks slide, and cost less than `below`,
+/// cheapest first.
+///
+/// They begin and end with a hole: blocks beyond would cost and yield nothing. `need` is more than any hole has. Two
+/// pointers a run: for each last hole the latest first one. O(holes · log keep).
+pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: usize) -> Vec<Window> {
+    let mut best = Cheapest::new(keep, below);
+    for (run, range) in picture.runs.iter().enumerate() {
+        let holes = &picture.holes[range.holes.clone()];
+        let (mut first, mut floor, mut free) = (0, 0u64, 0u64);
+        for (last, hole) in holes.iter().enumerate() {
+            free += u64::from(hole.size);
+            if last > 0 {
+                floor = floor.saturating_add(hole.floor);
+            }
+            if free < need {
+                continue;
+            }
+            while first < last && free - u64::from(holes[first].size) >= need {
+                free -= u64::from(holes[first].size);
+                first += 1;
+                floor = floor.saturating_sub(holes[first].floor);
+            }
+            let blocks = holes[first].above..hole.above;
+            if floor < best.below && !blocks.is_empty() {
+                best.push(Window { floor, blocks, run, sliding: 0 });
+            }
+        }
+    }
+    best.heap.into_sorted_vec()
+}
+
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
 /// hole has. Two pointers a run: for each last block the latest first one. O(n log keep).
-pub(super) fn cheapest(picture: &Picture, need: u64, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
-    let mut best = BinaryHeap::with_capacity(keep + 1);
-    let mut below = below;
+fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
+    let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
         let blocks = &picture.blocks[range.blocks.clone()];
-        let (mut first, mut floor, mut sliding) = (0, 0u64, 0u64);
+        let Some(mut head) = blocks.first() else { continue };
+        let (mut first, mut floor) = (0, 0u64);
+        // Where the window must reach: what it needs and what slides in it, counted from its lower end.
+        let mut reach = u64::from(need) + u64::from(head.room.low);
         for (last, block) in blocks.iter().enumerate() {
             floor = floor.saturating_add(block.floor);
-            sliding += slides(block, threshold);
+            reach += slides(block, threshold);
             let high = u64::from(block.room.high);
-            if high < need + sliding + u64::from(blocks[first].room.low) {
+            if high < reach {
                 continue;
             }
-            while first < last {
-                let fewer = sliding - slides(&blocks[first], threshold);
-                if high < need + fewer + u64::from(blocks[first + 1].room.low) {
+            for next in &blocks[first + 1..=last] {
+                let shorter = reach - slides(head, threshold) - u64::from(head.room.low) + u64::from(next.room.low);
+                if high < shorter {
                     break;
                 }
-                sliding = fewer;
-                floor = floor.saturating_sub(blocks[first].floor);
-                first += 1;
+                reach = shorter;
+                floor = floor.saturating_sub(head.floor);
+                (first, head) = (first + 1, next);
             }
-            if floor < below {
+            if floor < best.below {
+                let sliding = reach - u64::from(need) - u64::from(head.room.low);
                 let blocks = range.blocks.start + first..range.blocks.start + last + 1;
                 best.push(Window { floor, blocks, run, sliding });
-                if best.len() > keep {
-                    best.pop();
-                }
-                if best.len() == keep {
-                    below = best.peek().map_or(below, |worst: &Window| worst.floor);
-                }
             }
         }
     }
-    best.into_sorted_vec()
+    best.heap.into_sorted_vec()
 }
 
 /// What `block` takes away from a window by sliding in it.
@@ -144,9 +198,9 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Windows as [`cheapest`] finds them.
+    /// Windows as [`cheapest_to_leave`] finds them.
     pub(super) fn new(picture: &'a Picture<'a>, need: u32, threshold: u32, below: u64) -> Self {
-        let windows = cheapest(picture, need.into(), threshold, below, KEEP);
+        let windows = cheapest_to_leave(picture, need, threshold, below, KEEP);
         let known = windows.iter().map(|window| window.blocks.clone()).collect();
         let heap = windows.into_iter().map(Reverse).collect();
         Self { picture, threshold, heap, known, tries: 0..KEEP, looked_at: 0 }
