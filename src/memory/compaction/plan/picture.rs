@@ -31,18 +31,18 @@ pub(super) struct Block {
     pub(super) size: u32,
     /// The block and the holes beside it.
     pub(super) room: Extent,
-    /// The least that moving it costs.
-    pub(super) floor: u64,
+    /// The least that moving the run's blocks up to this one costs; without it, and with it.
+    pub(super) floors: [u64; 2],
 }
 
-/// A hole, and the blocks between it and the one before.
+/// A hole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hole {
     pub(super) span: usize,
     pub(super) size: u32,
     /// The next block above, as an index into the picture's blocks.
     pub(super) above: usize,
-    /// The least that moving the blocks below it costs, down to the next hole or the run's end.
+    /// The least that moving the run's blocks below it costs.
     pub(super) floor: u64,
 }
 
@@ -59,57 +59,50 @@ pub(super) struct Between {
 impl<'a> Picture<'a> {
     pub(super) fn new(layout: &'a Layout, costs: &Costs) -> Self {
         let spans = &layout.spans[..];
-        let mut picture = Self {
-            spans,
-            tariff: Tariff::new(costs, layout.granule_shift),
-            blocks: Vec::with_capacity(spans.len()),
-            // Two holes never touch.
-            holes: Vec::with_capacity(spans.len() / 2 + 1),
-            runs: Vec::new(),
-            free: 0,
-            largest: 0,
-            smallest_block: u32::MAX,
-        };
-        let is_fixed = |span: &Span| span.kind == Kind::Fixed;
-        let mut start = 0;
-        // A block that stays is a chunk of its own.
-        for run in spans.chunk_by(|a, b| a.region == b.region && !is_fixed(a) && !is_fixed(b)) {
-            if !is_fixed(&run[0]) {
-                picture.add_run(start, run);
+        let tariff = Tariff::new(costs, layout.granule_shift);
+        let mut blocks: Vec<Block> = Vec::with_capacity(spans.len());
+        // Two holes never touch.
+        let mut holes = Vec::with_capacity(spans.len() / 2 + 1);
+        let mut runs = Vec::new();
+        let mut run = Between::default();
+        let mut region = spans.first().map(|span| span.region);
+        // Where the last block ended, and what moving the run's blocks so far costs.
+        let (mut low, mut floor) = (spans.first().map_or(0, |span| span.offset), 0u64);
+        for (index, span) in spans.iter().enumerate() {
+            if region != Some(span.region) {
+                region = Some(span.region);
+                runs.push(run.split_off(index, &blocks, &holes));
+                (low, floor) = (span.offset, 0);
             }
-            start += run.len();
-        }
-        picture
-    }
-
-    /// Adds the run `spans`, whose first one has the index `start`.
-    fn add_run(&mut self, start: usize, spans: &[Span]) {
-        let (blocks, holes) = (self.blocks.len(), self.holes.len());
-        let mut low = spans.first().map_or(0, |span| span.offset);
-        let mut floor = 0u64;
-        for (span, index) in spans.iter().zip(start..) {
             let end = span.end();
-            if span.is_hole() {
-                if let Some(block) = self.blocks[blocks..].last_mut() {
-                    block.room.high = end;
+            match span.kind {
+                Kind::Hole => {
+                    if let Some(block) = blocks[run.blocks.start..].last_mut() {
+                        block.room.high = end;
+                    }
+                    holes.push(Hole { span: index, size: span.size, above: blocks.len(), floor });
                 }
-                self.free += u64::from(span.size);
-                self.largest = self.largest.max(span.size);
-                self.holes.push(Hole { span: index, size: span.size, above: self.blocks.len(), floor });
-                floor = 0;
-            } else {
-                let own = self.tariff.floor(span.size);
-                self.smallest_block = self.smallest_block.min(span.size);
-                self.blocks.push(Block { span: index, size: span.size, room: Extent { low, high: end }, floor: own });
-                floor = floor.saturating_add(own);
-                low = end;
+                Kind::Movable => {
+                    let before = floor;
+                    floor = floor.saturating_add(tariff.floor(span.size));
+                    let room = Extent { low, high: end };
+                    blocks.push(Block { span: index, size: span.size, room, floors: [before, floor] });
+                    low = end;
+                }
+                Kind::Fixed => {
+                    runs.push(run.split_off(index, &blocks, &holes));
+                    run.spans.start = index + 1;
+                    (low, floor) = (end, 0);
+                }
             }
         }
-        self.runs.push(Between {
-            spans: start..start + spans.len(),
-            blocks: blocks..self.blocks.len(),
-            holes: holes..self.holes.len(),
-        });
+        runs.push(run.split_off(spans.len(), &blocks, &holes));
+        runs.retain(|run| !run.spans.is_empty());
+        // Apart from the loop above, which has enough to keep in registers.
+        let free = holes.iter().map(|hole| u64::from(hole.size)).sum();
+        let largest = holes.iter().map(|hole| hole.size).max().unwrap_or(0);
+        let smallest_block = blocks.iter().map(|block| block.size).min().unwrap_or(u32::MAX);
+        Self { spans, tariff, blocks, holes, runs, free, largest, smallest_block }
     }
 
     /// Blocks that may move among the spans `range`, in order of address.
@@ -142,6 +135,26 @@ impl<'a> Picture<'a> {
     pub(super) fn exchangeable(&self, span: usize) -> bool {
         let size = self.spans[span].size;
         self.tariff.floor(size) < self.tariff.copied(size)
+    }
+}
+
+impl Block {
+    /// The least that moving it costs.
+    pub(super) fn floor(&self) -> u64 {
+        self.floors[1] - self.floors[0]
+    }
+}
+
+impl Between {
+    /// Ends the run before the span `end`, and begins the next one there.
+    fn split_off(&mut self, end: usize, blocks: &[Block], holes: &[Hole]) -> Self {
+        let next = Self { spans: end..end, blocks: blocks.len()..blocks.len(), holes: holes.len()..holes.len() };
+        let Self { spans, blocks, holes } = std::mem::replace(self, next.clone());
+        Self {
+            spans: spans.start..next.spans.start,
+            blocks: blocks.start..next.blocks.start,
+            holes: holes.start..next.holes.start,
+        }
     }
 }
 

@@ -88,7 +88,7 @@ impl Pass {
     fn fill(
         &mut self,
         picture: &Picture,
-        blocks: impl Iterator<Item = usize>,
+        blocks: impl ExactSizeIterator<Item = usize>,
         extent: Extent,
         slack: u32,
         toward: Toward,
@@ -96,6 +96,10 @@ impl Pass {
         self.to.clear();
         self.cost.clear();
         self.slack.clear();
+        let count = blocks.len();
+        self.to.reserve(count);
+        self.cost.reserve(count + 1);
+        self.slack.reserve(count + 1);
         self.cost.push(0);
         self.slack.push(0);
         let page = picture.tariff.page();
@@ -118,12 +122,15 @@ impl Pass {
                 Toward::Low => nearest.saturating_add(gap),
                 Toward::High => nearest.saturating_sub(gap),
             };
-            let mut to = nearest;
-            if gap <= slack - used && picture.price(block, spot(further)) < picture.price(block, spot(nearest)) {
-                to = further;
-                used += gap;
+            let (mut to, mut price) = (nearest, picture.price(block, spot(nearest)));
+            if gap != 0 && gap <= slack - used {
+                let other = picture.price(block, spot(further));
+                if other < price {
+                    (to, price) = (further, other);
+                    used += gap;
+                }
             }
-            cost = cost.saturating_add(picture.price(block, spot(to)));
+            cost = cost.saturating_add(price);
             edge = match toward {
                 Toward::Low => to.checked_add(span.size)?,
                 Toward::High => to,

@@ -94,13 +94,15 @@ struct Cheapest {
 
 impl Cheapest {
     fn new(keep: usize, below: u64) -> Self {
-        Self { heap: BinaryHeap::with_capacity(keep + 1), keep, below }
+        Self { heap: BinaryHeap::with_capacity(keep), keep, below }
     }
 
+    /// Keeps `window`, which costs less than [`Self::below`], instead of the dearest.
     fn push(&mut self, window: Window) {
-        self.heap.push(window);
-        if self.heap.len() > self.keep {
-            self.heap.pop();
+        if self.heap.len() < self.keep {
+            self.heap.push(window);
+        } else if let Some(mut worst) = self.heap.peek_mut() {
+            *worst = window;
         }
         if self.heap.len() == self.keep {
             self.below = self.heap.peek().map_or(self.below, |worst| worst.floor);
@@ -117,22 +119,16 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
     let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
         let holes = &picture.holes[range.holes.clone()];
-        let (mut first, mut floor, mut free) = (0, 0u64, 0u64);
+        let (mut first, mut free) = (0, 0u64);
         for (last, hole) in holes.iter().enumerate() {
             free += u64::from(hole.size);
-            if last > 0 {
-                floor = floor.saturating_add(hole.floor);
-            }
-            if free < need {
-                continue;
-            }
             while first < last && free - u64::from(holes[first].size) >= need {
                 free -= u64::from(holes[first].size);
                 first += 1;
-                floor = floor.saturating_sub(holes[first].floor);
             }
+            let floor = hole.floor - holes[first].floor;
             let blocks = holes[first].above..hole.above;
-            if floor < best.below && !blocks.is_empty() {
+            if free >= need && floor < best.below && !blocks.is_empty() {
                 best.push(Window { floor, blocks, run, sliding: 0 });
             }
         }
@@ -143,36 +139,35 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
-/// hole has. Two pointers a run: for each last block the latest first one. O(n log keep).
+/// hole has. Two pointers a run: behind each last block the longest window that is cheap enough. Few of them yield enough
+/// once some windows are known; those are made as short as may be. O(n log keep).
 fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
     let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
         let blocks = &picture.blocks[range.blocks.clone()];
-        let Some(mut head) = blocks.first() else { continue };
-        let (mut first, mut floor) = (0, 0u64);
-        // Where the window must reach: what it needs and what slides in it, counted from its lower end.
-        let mut reach = u64::from(need) + u64::from(head.room.low);
+        let (mut first, mut sliding) = (0, 0u64);
         for (last, block) in blocks.iter().enumerate() {
-            floor = floor.saturating_add(block.floor);
-            reach += slides(block, threshold);
-            let high = u64::from(block.room.high);
-            if high < reach {
+            sliding += slides(block, threshold);
+            while first <= last && block.floors[1] - blocks[first].floors[0] >= best.below {
+                sliding -= slides(&blocks[first], threshold);
+                first += 1;
+            }
+            let yields = |first: usize, sliding: u64| {
+                u64::from(need) + sliding + u64::from(blocks[first].room.low) <= block.room.high.into()
+            };
+            if first > last || !yields(first, sliding) {
                 continue;
             }
-            for next in &blocks[first + 1..=last] {
-                let shorter = reach - slides(head, threshold) - u64::from(head.room.low) + u64::from(next.room.low);
-                if high < shorter {
+            while first < last {
+                let fewer = sliding - slides(&blocks[first], threshold);
+                if !yields(first + 1, fewer) {
                     break;
                 }
-                reach = shorter;
-                floor = floor.saturating_sub(head.floor);
-                (first, head) = (first + 1, next);
+                (first, sliding) = (first + 1, fewer);
             }
-            if floor < best.below {
-                let sliding = reach - u64::from(need) - u64::from(head.room.low);
-                let blocks = range.blocks.start + first..range.blocks.start + last + 1;
-                best.push(Window { floor, blocks, run, sliding });
-            }
+            let floor = block.floors[1] - blocks[first].floors[0];
+            let blocks = range.blocks.start + first..range.blocks.start + last + 1;
+            best.push(Window { floor, blocks, run, sliding });
         }
     }
     best.heap.into_sorted_vec()
@@ -223,7 +218,7 @@ impl<'a> Candidates<'a> {
         for (blocks, added) in [below, above].into_iter().flatten() {
             if self.known.insert(blocks.clone()) {
                 let block = &self.picture.blocks[added];
-                let floor = window.floor.saturating_add(block.floor);
+                let floor = window.floor.saturating_add(block.floor());
                 let sliding = window.sliding + slides(block, self.threshold);
                 self.heap.push(Reverse(Window { floor, blocks, run: window.run, sliding }));
             }
