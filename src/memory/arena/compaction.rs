@@ -330,7 +330,7 @@ impl State {
                 blocks[node.index()] = Some(id);
             }
         }
-        let (layout, nodes) = space.picture(|node| blocks[node.index()].is_some());
+        let (layout, nodes) = space.picture(&blocks);
         Some(Picture { layout, nodes, blocks })
     }
 
