@@ -29,6 +29,7 @@ pub mod gate;
 pub mod plugin;
 pub mod program;
 pub mod raw;
+pub mod stress;
 pub mod transfer;
 
 pub use buffer::{Buffer, Element, ElementType, HostArray, HostLayout, Semantics, View};

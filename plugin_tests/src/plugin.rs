@@ -187,6 +187,30 @@ impl Plugin {
         }
     }
 
+    /// What a text function of the library's writes into `capacity` bytes (NULL for none), and the length that it gives.
+    pub fn text_into(&self, name: &str, capacity: usize) -> Option<(usize, String)> {
+        // SAFETY: as for [`Self::text`].
+        let tell = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(name.as_bytes()) };
+        let mut text = vec![0u8; capacity];
+        let buffer = if capacity == 0 { ptr::null_mut() } else { text.as_mut_ptr() };
+        // SAFETY: as there.
+        let length = unsafe { tell.ok()?(buffer.cast(), capacity) };
+        Some((length, c_text(&text)))
+    }
+
+    /// What `pjrt_arena_map` draws: every device's memory, `columns` wide and `rows` high.
+    pub fn map(&self, columns: usize, rows: usize) -> String {
+        type Draw = unsafe extern "C" fn(usize, usize, *mut c_char, usize) -> usize;
+        // SAFETY: the library under test exports it with this type.
+        let draw = unsafe { self.library.get::<Draw>(b"pjrt_arena_map") }.expect("the library under test is the arena");
+        // SAFETY: a NULL buffer only asks for the length.
+        let length = unsafe { draw(columns, rows, ptr::null_mut(), 0) };
+        let mut text = vec![0u8; 2 * length + 1];
+        // SAFETY: the function writes at most as many bytes as it is told there are.
+        unsafe { draw(columns, rows, text.as_mut_ptr().cast(), text.len()) };
+        c_text(&text)
+    }
+
     /// Turns a returned error into a [`Failure`], destroying it.
     ///
     /// # Errors
@@ -219,4 +243,10 @@ impl Plugin {
         let args = call!(self, PJRT_Plugin_Attributes {}).expect("PJRT_Plugin_Attributes");
         Value::read_list(args.attributes, args.num_attributes)
     }
+}
+
+/// The text before the first NUL.
+fn c_text(bytes: &[u8]) -> String {
+    let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }

@@ -407,7 +407,7 @@ impl Buffer {
             return;
         }
         let consumed = state.life() == Life::Donated && !state.is_at_rest();
-        state.end(Life::Deleted);
+        let was_live = state.end(Life::Deleted);
         drop(state);
         if consumed {
             // Its handle may only be destroyed once the program that consumed it is done.
@@ -416,7 +416,12 @@ impl Buffer {
             return;
         }
         self.destroy_handle();
-        self.let_go();
+        // Who deleted the buffer has let go of the block before; it is retired once.
+        if was_live {
+            self.let_go();
+        } else {
+            self.release_if_unused();
+        }
     }
 
     /// Destroys the engine's buffer, if there still is one.

@@ -108,9 +108,9 @@ pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
 pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> Result<Opened<'a>, Obstacle> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
     for _ in 0..ATTEMPTS {
-        let movable = movable(memory, &busy);
+        let movable = Movable::of(memory, &busy);
         let costs = memory.mover.costs();
-        let compaction = memory.plan(goal, &costs, &|block| movable.contains_key(&block))?;
+        let compaction = memory.plan(goal, &costs, &|block| movable.get(block).is_some())?;
         match seize(client, compaction.moves(), &movable) {
             Ok(seized) => return Ok(perform(client, memory, compaction, seized)),
             Err(block) => busy.insert(block),
@@ -119,32 +119,50 @@ pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> R
     Err(Obstacle::Barriers { free: memory.stats().free_bytes })
 }
 
-/// The buffers that may move, by block.
-fn movable(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> FxHashMap<BlockId, Arc<Buffer>> {
-    let mut movable = FxHashMap::default();
-    for buffer in memory.roster.buffers() {
-        let block = buffer.custody().peek(|body| body.held().map(|held| held.block().id));
-        if let Some(block) = block.filter(|block| !busy.contains(block))
-            && buffer.custody().stay().is_none()
-        {
-            movable.insert(block, buffer);
+/// Buffers by their block's number.
+#[derive(Default)]
+struct Movable(Vec<Option<(BlockId, Arc<Buffer>)>>);
+
+impl Movable {
+    /// The buffers that may move now, but for those that were `busy` a moment ago.
+    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> Self {
+        let mut movable = Self::default();
+        for buffer in memory.roster.buffers() {
+            let block = buffer.custody().peek(|body| body.held().map(|held| held.block().id));
+            if let Some(block) = block.filter(|block| !busy.contains(block))
+                && buffer.custody().stay().is_none()
+            {
+                movable.add(block, buffer);
+            }
         }
+        movable
     }
-    movable
+
+    fn add(&mut self, block: BlockId, buffer: Arc<Buffer>) {
+        if self.0.len() <= block.index() {
+            self.0.resize(block.index() + 1, None);
+        }
+        self.0[block.index()] = Some((block, buffer));
+    }
+
+    fn get(&self, block: BlockId) -> Option<&Arc<Buffer>> {
+        let (id, buffer) = self.0.get(block.index())?.as_ref()?;
+        (*id == block).then_some(buffer)
+    }
 }
 
 /// Takes the buffers of all moves in hand, or none of them.
 ///
 /// # Errors
 /// The block whose buffer is in use now.
-fn seize(client: &Client, moves: &[Move], movable: &FxHashMap<BlockId, Arc<Buffer>>) -> Result<Vec<Seized>, BlockId> {
+fn seize(client: &Client, moves: &[Move], movable: &Movable) -> Result<Vec<Seized>, BlockId> {
     let mut seized: Vec<Seized> = Vec::with_capacity(moves.len());
     for step in moves {
         let look = |body: &Body| {
             let held = body.held()?;
             (held.block().id == step.block && client.is_open()).then(|| body.handle())
         };
-        let taken = movable.get(&step.block).and_then(|buffer| {
+        let taken = movable.get(step.block).and_then(|buffer| {
             let view = buffer.custody().seize(look)?;
             Some(Seized { buffer: Arc::clone(buffer), view })
         });
@@ -257,12 +275,16 @@ pub fn compact(client: &Client, memory: &DeviceMemory) -> Report {
 /// move, if it is small enough for nobody to notice. Otherwise pinned blocks divide the memory for as long as they
 /// live.
 pub fn migrate(client: &Client, buffer: &Arc<Buffer>) {
+    if buffer.custody().stay() == Some(Stay::InUse) {
+        // Perhaps only by what is done.
+        client.traffic.sweep(client.engine);
+    }
     let idle = buffer.custody().stay().is_none();
     let place = buffer.custody().peek(|body| body.held().map(|held| (Arc::clone(held.home()), held.block())));
     let Some((memory, block)) = place.filter(|(_, block)| idle && block.size <= PIN_BYTES) else { return };
     let Ok(compaction) = memory.plan_pin(block.id) else { return };
-    let mut movable = FxHashMap::default();
-    movable.insert(block.id, Arc::clone(buffer));
+    let mut movable = Movable::default();
+    movable.add(block.id, Arc::clone(buffer));
     if let Ok(seized) = seize(client, compaction.moves(), &movable) {
         drop(perform(client, &memory, compaction, seized));
     }

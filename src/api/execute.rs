@@ -24,21 +24,20 @@ use super::{
     buffer::{Buffer, Storage},
     context::Context,
     counters::Miss,
-    device_memory::{DeviceMemory, Held},
+    device_memory::Held,
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
+    lane::{Lane, abandon},
     loaded::{Donations, Home, Loaded, Origin, Origins, Program},
     plugin,
-    room::{CallbackRun, Scratch},
-    spares::Spare,
-    state::{self, Client, Device},
+    room::CallbackRun,
+    state::{self, Device},
 };
 use crate::{
     config::EngineKind,
-    engine::{EngineEvent, Raw, views},
+    engine::{EngineEvent, views},
     error::Error,
     sys::{self, CStruct},
-    units::Bytes,
 };
 
 /// How often a program whose placement is known is compared all the same.
@@ -76,20 +75,6 @@ impl Drop for Passengers<'_> {
             buffer.land();
         }
     }
-}
-
-/// A block with the view that the engine will write a result into.
-struct Destination {
-    held: Held,
-    view: Raw<sys::PJRT_Buffer>,
-}
-
-/// What one device runs on.
-struct Lane<'a> {
-    index: usize,
-    device: Option<&'a Device>,
-    scratch: Option<Scratch>,
-    destinations: SmallVec<[Destination; 4]>,
 }
 
 /// Memory that a result may lie in: of a destination, or of an argument that was consumed.
@@ -301,108 +286,6 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Option<&Device> {
     let handle = if asked_for.is_null() { loaded.devices.get(index)?.0 } else { asked_for };
     loaded.client.device(handle)
-}
-
-impl Lane<'_> {
-    /// Keeps the program's scratch, and allocates and views every destination.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED, or the engine's; what was made so far stays for the caller to abandon.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    unsafe fn prepare(&mut self, loaded: &Loaded) -> Outcome {
-        let program = &*loaded.program;
-        if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO {
-            return Ok(());
-        }
-        let Some((device, memory)) = self.device.and_then(|device| Some((device, device.arena.as_ref()?))) else {
-            return if program.plan.destinations.is_empty() {
-                Ok(())
-            } else {
-                Err(Error::internal("a program with destinations runs on a device without an arena").into())
-            };
-        };
-        if program.scratch != Bytes::ZERO {
-            self.scratch = Some(loaded.client.scratch(memory, program.scratch).map_err(|shortage| {
-                Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
-            })?);
-        }
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { self.place(loaded, device, memory) };
-        match outcome {
-            Err(failure) if self.destinations.len() < program.plan.destinations.len() && failure.is_exhausted() => {
-                // One by one they found no room. Room for all in one piece may be had still, once those made so far,
-                // which hold nothing yet, are out of the way.
-                // SAFETY: the views were never shown to a program.
-                unsafe { self.clear(&loaded.client) };
-                let shapes = program.plan.destinations.iter().map(|&result| &*program.results[result]);
-                if !loaded.client.open_hole(memory, shapes) {
-                    return Err(failure);
-                }
-                // SAFETY: the caller's promise.
-                unsafe { self.place(loaded, device, memory) }
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Gives the destinations back.
-    ///
-    /// # Safety
-    /// The client must be alive; the views are not used again.
-    unsafe fn clear(&mut self, client: &Client) {
-        for destination in self.destinations.drain(..) {
-            // SAFETY: the view is ours.
-            unsafe { views::destroy(client.engine, destination.view.0) };
-            drop(destination.held);
-        }
-    }
-
-    /// Allocates and views every destination.
-    ///
-    /// # Errors
-    /// As [`Self::prepare`].
-    ///
-    /// # Safety
-    /// The client must be alive.
-    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Outcome {
-        let plan = &loaded.program.plan;
-        let client = &*loaded.client;
-        for (number, &result) in plan.destinations.iter().enumerate() {
-            if let Some(Spare { held, view }) = loaded.spares.get(self.index).and_then(|spares| spares.take(number)) {
-                self.destinations.push(Destination { held, view });
-                continue;
-            }
-            let shape = &loaded.program.results[result];
-            let held = client.allocate(memory, shape)?;
-            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
-            let view = unsafe {
-                views::view(
-                    client.engine,
-                    client.handle.0,
-                    device.memory.0,
-                    held.address(),
-                    shape.element_type,
-                    &shape.dims,
-                )?
-            };
-            self.destinations.push(Destination { held, view: Raw(view) });
-        }
-        Ok(())
-    }
-}
-
-/// Gives back the destinations of a call that failed. A view that a program on another device was already donated is
-/// destroyed only when that program is done, so the block is not reused under it.
-///
-/// # Safety
-/// The client must be alive; the views are not used again.
-unsafe fn abandon(client: &Client, lanes: &mut [Lane<'_>]) {
-    for lane in lanes {
-        // SAFETY: the caller's promise.
-        unsafe { lane.clear(client) };
-    }
 }
 
 /// Marks the arguments that the engine consumed, and hands on their memory.

@@ -64,16 +64,51 @@ pub struct Cargo {
 struct Flight {
     done: AtomicBool,
     succeeded: AtomicBool,
-    waiters: Arc<AtomicUsize>,
     bell: Arc<Bell>,
     cargo: Mutex<Cargo>,
 }
 
-/// Rings when a flight arrives while somebody waits for memory.
+/// Rings when memory was given back while somebody waits for it.
 #[derive(Default)]
 struct Bell {
     arrivals: Mutex<u64>,
     rung: Condvar,
+    /// Allocations that wait for memory.
+    waiters: AtomicUsize,
+    /// Flights that are done or no longer in the queue, and whose memory some thread is giving back at this moment. Whoever
+    /// waits must not take it for nothing under way.
+    unloading: AtomicUsize,
+}
+
+impl Bell {
+    fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) != 0
+    }
+
+    /// So many flights are about to be unloaded: called before anybody can see that they are done, or miss them.
+    fn begin(&self, flights: usize) {
+        self.unloading.fetch_add(flights, Ordering::SeqCst);
+    }
+
+    /// Their memory is free. Who began to wait after the first look found it free, but may have seen the number.
+    fn end(&self, flights: usize) {
+        if !self.has_waiters() {
+            self.unloading.fetch_sub(flights, Ordering::SeqCst);
+            if self.has_waiters() {
+                self.ring(0);
+            }
+        } else {
+            self.ring(flights);
+        }
+    }
+
+    fn ring(&self, flights: usize) {
+        let mut arrivals = self.arrivals.lock();
+        *arrivals += 1;
+        self.unloading.fetch_sub(flights, Ordering::SeqCst);
+        drop(arrivals);
+        self.rung.notify_all();
+    }
 }
 
 impl Flight {
@@ -121,16 +156,16 @@ impl Flight {
         let flight = unsafe { Arc::from_raw(flight.cast::<Self>()) };
         flight.succeeded.store(error.is_null(), Ordering::Relaxed);
         super::error::discard(error);
+        flight.bell.begin(1);
         // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
         flight.done.store(true, Ordering::SeqCst);
-        if flight.waiters.load(Ordering::SeqCst) != 0 {
+        if flight.bell.has_waiters() {
             // A panic must not unwind into the engine's thread.
             if catch_unwind(AssertUnwindSafe(|| flight.unload())).is_err() {
                 log::error!("a completion callback of pjrt-arena panicked; this is a bug");
             }
-            *flight.bell.arrivals.lock() += 1;
-            flight.bell.rung.notify_all();
         }
+        flight.bell.end(1);
     }
 }
 
@@ -142,8 +177,6 @@ pub struct Traffic {
     orphans: Mutex<Vec<Arc<Buffer>>>,
     /// Flights and orphans.
     count: AtomicUsize,
-    /// Allocations that wait for memory.
-    waiters: Arc<AtomicUsize>,
     bell: Arc<Bell>,
 }
 
@@ -153,7 +186,6 @@ impl Traffic {
         let flight = Arc::new(Flight {
             done: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
-            waiters: Arc::clone(&self.waiters),
             bell: Arc::clone(&self.bell),
             cargo: Mutex::new(cargo),
         });
@@ -201,7 +233,7 @@ impl Traffic {
     /// What is still under way then frees its memory when it arrives.
     pub fn end(&self, engine: &'static Engine) {
         // From here on arriving flights unload by themselves.
-        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.bell.waiters.fetch_add(1, Ordering::SeqCst);
         let flights = mem::take(&mut *self.flights.lock());
         for flight in &flights {
             let consumed = mem::take(&mut flight.cargo.lock().consumed);
@@ -229,7 +261,8 @@ impl Traffic {
         let flying = self.flights.lock().iter().any(|flight| !flight.done.load(Ordering::SeqCst));
         let mut arrivals = self.bell.arrivals.lock();
         while *arrivals == seen {
-            if !flying || self.bell.rung.wait_until(&mut arrivals, deadline).timed_out() {
+            let unloading = self.bell.unloading.load(Ordering::SeqCst) != 0;
+            if !(flying || unloading) || self.bell.rung.wait_until(&mut arrivals, deadline).timed_out() {
                 return *arrivals != seen;
             }
         }
@@ -244,8 +277,8 @@ impl Traffic {
                 self.0.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        let _waiter = Waiter(&self.waiters);
+        self.bell.waiters.fetch_add(1, Ordering::SeqCst);
+        let _waiter = Waiter(&self.bell.waiters);
         self.sweep(engine);
         wait()
     }
@@ -256,10 +289,20 @@ impl Traffic {
         pick: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> SmallVec<[Arc<Flight>; 8]>,
     ) {
         // No lock is held while the engine destroys.
-        let landed = pick(&mut self.flights.lock());
+        let landed = {
+            let mut flights = self.flights.lock();
+            let landed = pick(&mut flights);
+            if !landed.is_empty() {
+                self.bell.begin(landed.len());
+            }
+            landed
+        };
         for flight in &landed {
             // SAFETY: the traffic belongs to a client, which calls only while the engine's client lives.
             unsafe { flight.land(engine) };
+        }
+        if !landed.is_empty() {
+            self.bell.end(landed.len());
         }
         let at_rest: SmallVec<[Arc<Buffer>; 4]> =
             self.orphans.lock().extract_if(.., |orphan| orphan.is_at_rest()).collect();

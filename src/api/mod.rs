@@ -5,9 +5,13 @@
 //!  entry.rs       the edge: NULL, short and long argument structs, panics, errors
 //!  plugin.rs      the one engine of the process
 //!  state.rs       client -> devices -> arenas; executables
+//!  device_memory.rs   one device's arena, the buffers in it, and what moves their bytes
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
+//!  custody.rs     who uses, holds, frees and moves the bytes of a buffer
+//!  room.rs        what happens when an arena has no room: drain, wait, compact, wait, error
+//!  compaction.rs  the mover: carries an arena's plan out on live buffers
 //!  flight.rs      executions and transfers under way, and what they keep alive
-//!  execute.rs     views in, destinations in, results out
+//!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
 //!  ...            one file for each kind of handle
@@ -38,6 +42,7 @@ pub mod extensions;
 pub mod flight;
 pub mod getters;
 pub mod host;
+pub mod lane;
 pub mod loaded;
 pub mod plugin;
 pub mod references;

@@ -166,11 +166,12 @@ impl Client {
         hopeful: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
         self.traffic.waiting(self.engine, || {
-            self.spares.clear(self);
             let deadline = Instant::now() + self.patience();
             let mut rounds = 0..ROUNDS;
             loop {
                 let arrivals = self.traffic.arrivals();
+                // Other threads may have made new ones since.
+                self.spares.clear(self);
                 let shortage = match attempt(deadline.saturating_duration_since(Instant::now())) {
                     Ok(found) => return Ok(found),
                     Err(shortage) => shortage,

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   Arena  one per device: the lock, ids, counters, waiting, the out-of-memory report
-//!     |-- table      BlockId -> size asked for, address, place, live or retired
+//!     |-- table      BlockId -> size asked for, address, place, live, pinned or retired
+//!     |-- compaction which blocks to move, and where, so that room appears: a pure function of a picture
 //!     `-- strategy   where blocks go; what is taken from the device and given back
-//!           |-- preallocate, growing     regions, divided by
+//!           |-- preallocate (tpu too), growing     regions, divided by
 //!           |     |-- space              large blocks: best fit, split, coalesced
 //!           |     `-- slab               up to 4 KiB: slots in pages in extents
 //!           `-- platform                 one region per block
@@ -14,9 +15,11 @@
 //!
 //! A *region* is memory that the device gave in one piece. A *block* is what a caller holds; a *hole* is a part of a
 //! region that nobody holds. A *live* block has an owner. A *retired* block's owner let go while the device may
-//! still use its bytes; they are *pending* until it is freed. *Slack* is what a block takes beyond the request.
+//! still use its bytes; they are *pending* until it is freed. A *pinned* block is live, and an outsider holds its address.
+//! *Slack* is what a block takes beyond the request; *reserved* is what is kept for programs' scratch.
 //!
-//! What always holds: blocks never overlap; in use + pending + slack + free = pool; a stale id is an error.
+//! What always holds: blocks never overlap; in use + pending + slack + reserved + free = pool; a stale id is an error;
+//! a pinned block never moves.
 #![deny(unsafe_code)]
 
 mod arena;

@@ -8,6 +8,7 @@
 mod async_transfer;
 mod buffer;
 mod client;
+mod compaction;
 mod concurrency;
 mod device;
 mod donation;

@@ -13,13 +13,10 @@
 
 use std::{fmt, time::Instant};
 
-use rustc_hash::FxHashMap;
-
 use super::{Arena, Block, OutOfMemory, State};
 use crate::{
     error::{Error, Result},
     memory::{
-        Region,
         compaction::{self, Costs, Kind, Layout, Plan, Run},
         space::{Holds, NodeId, Space, Tenure},
         strategy::{Place, SmallBlock},
@@ -89,7 +86,8 @@ pub struct Compaction<'a> {
 struct Picture {
     layout: Layout,
     nodes: Vec<NodeId>,
-    blocks: FxHashMap<NodeId, BlockId>,
+    /// The block of each node, by the node's number.
+    blocks: Vec<Option<BlockId>>,
 }
 
 impl Arena {
@@ -248,8 +246,9 @@ impl<'a> Compaction<'a> {
     pub(super) fn finish<T>(mut self, then: impl FnOnce(&mut State, &'a Arena) -> T) -> T {
         let (result, surplus) = {
             let mut state = self.arena.state.lock();
-            let surplus = self.give_back(&mut state);
+            self.give_back(&mut state);
             let result = then(&mut state, self.arena);
+            let surplus = state.placement.shed();
             self.arena.wake(&state);
             (result, surplus)
         };
@@ -257,11 +256,11 @@ impl<'a> Compaction<'a> {
         result
     }
 
-    fn give_back(&mut self, state: &mut State) -> Vec<Region> {
+    fn give_back(&mut self, state: &mut State) {
         self.ended = true;
         state.compacting = false;
         let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
-        emptied.into_iter().filter_map(|region| state.placement.emptied(region)).collect()
+        emptied.into_iter().for_each(|region| state.placement.emptied(region));
     }
 }
 
@@ -272,9 +271,9 @@ impl Drop for Compaction<'_> {
         }
         let surplus = {
             let mut state = self.arena.state.lock();
-            let surplus = self.give_back(&mut state);
+            self.give_back(&mut state);
             self.arena.wake(&state);
-            surplus
+            state.placement.shed()
         };
         self.arena.release(&surplus);
     }
@@ -321,16 +320,16 @@ impl State {
 
     fn picture(&self, movable: &dyn Fn(BlockId) -> bool) -> Option<Picture> {
         let space = self.placement.space()?;
-        let mut blocks = FxHashMap::default();
+        let mut blocks = vec![None; space.node_count()];
         for (id, record) in self.table.iter() {
             if let Place::Span(node) = record.place
                 && record.tenure == Tenure::Live
                 && movable(id)
             {
-                blocks.insert(node, id);
+                blocks[node.index()] = Some(id);
             }
         }
-        let (layout, nodes) = space.picture(|node| blocks.contains_key(&node));
+        let (layout, nodes) = space.picture(|node| blocks[node.index()].is_some());
         Some(Picture { layout, nodes, blocks })
     }
 
@@ -389,7 +388,7 @@ impl State {
             let span = spans.get(step.span)?;
             let place = Run { region: step.region, offset: step.to, size: span.size };
             let node = picture.nodes[step.span];
-            let block = *picture.blocks.get(&node)?;
+            let block = picture.blocks[node.index()]?;
             let requested = self.table.get(block)?.requested;
             let (from, to) = (space.address(node), space.start(place));
             compaction.moves.push(Move { block, from, to, size: requested });

@@ -6,8 +6,11 @@
 //!                               `----------------- free -------------------^
 //! ```
 //!
-//! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory. Nobody
-//! waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
+//! Two files add what a compacting device needs: `compaction` gives blocks another place, `scratch` keeps the low end for
+//! programs.
+//!
+//! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
+//! planned. Nobody waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
 //! the room), so every function may be called from any thread, the engine's own included.
 
 mod compaction;

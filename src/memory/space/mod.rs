@@ -130,7 +130,8 @@ pub(crate) struct Space {
 }
 
 impl NodeId {
-    fn index(self) -> usize {
+    /// The number, for tables beside this one.
+    pub(crate) fn index(self) -> usize {
         self.0.get() as usize
     }
 }

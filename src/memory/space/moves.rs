@@ -48,6 +48,11 @@ impl Space {
         (layout, ids)
     }
 
+    /// One more than the largest number of a node.
+    pub(crate) fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Takes a hole out of circulation. O(log holds).
     pub(crate) fn hold(&mut self, id: NodeId, holds: &mut Holds) {
         if !self.is_hole(id) {

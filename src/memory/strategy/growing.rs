@@ -192,6 +192,11 @@ impl Growing {
         if self.empty <= self.keep {
             return None;
         }
+        self.let_leave(id)
+    }
+
+    /// Sends an empty region back.
+    fn let_leave(&mut self, id: RegionId) -> Option<Region> {
         let region = self.take_region(id)?;
         if self.clock - self.left.at >= REGRET {
             self.left.bytes = Bytes::ZERO;
@@ -228,7 +233,10 @@ impl Placement for Growing {
                 let extent = self.take_extent(id);
                 self.leave(extent)
             }
-            Emptied::Region(id) => self.emptied(id),
+            Emptied::Region(id) => {
+                let bytes = self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
+                self.region_emptied(id, bytes)
+            }
         };
         Vacated { held, surplus }
     }
@@ -294,8 +302,13 @@ impl Placement for Growing {
         Some(&mut self.pool.space)
     }
 
-    fn emptied(&mut self, id: RegionId) -> Option<Region> {
-        let bytes = self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
-        self.region_emptied(id, bytes)
+    fn emptied(&mut self, id: RegionId) {
+        self.empty += self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
+    }
+
+    fn shed(&mut self) -> Vec<Region> {
+        let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
+        let shed = empty.into_iter().filter_map(|id| if self.empty > self.keep { self.let_leave(id) } else { None });
+        shed.collect()
     }
 }

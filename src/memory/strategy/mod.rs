@@ -121,9 +121,13 @@ pub(super) trait Placement: Send + fmt::Debug {
         None
     }
 
-    /// Notes that the last block of a region was moved away; a region to give back to the device.
-    fn emptied(&mut self, _: RegionId) -> Option<Region> {
-        None
+    /// Notes that the last block of a region was moved away. The region stays until [`Self::shed`], because what was
+    /// opened is not taken yet.
+    fn emptied(&mut self, _: RegionId) {}
+
+    /// Names the empty regions that are not worth keeping.
+    fn shed(&mut self) -> Vec<Region> {
+        Vec::new()
     }
 
     /// Makes spans of the index out of all slots, which the caller lists completely, where they lie: then they can move

@@ -1,0 +1,32 @@
+//! 100,000 compactions under load, on one device and on four: `cargo bench -p plugin_tests --bench compaction`.
+//!
+//! A number after `--` asks for as many instead, a second one names the seed. It fails on a wrong byte, a deadlock, a leak, or
+//! resident memory that grows; the times are for reading.
+
+use plugin_tests::stress::{Load, Outcome, run};
+
+fn main() {
+    let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<u64>().ok());
+    let (compactions, seed) = (numbers.next().unwrap_or(100_000), numbers.next().unwrap_or(1));
+    for (devices, limit, share) in [(1, 64 << 20, compactions - compactions / 4), (4, 16 << 20, compactions / 4)] {
+        let load = Load { devices, limit, threads: 8, compactions: share, seed };
+        println!("{load:?}");
+        show(&run(load));
+    }
+}
+
+fn show(outcome: &Outcome) {
+    let mib = |bytes: u64| bytes >> 20;
+    println!("  compactions  {:>10}", outcome.compactions);
+    println!("  moves        {:>10}   {} MiB", outcome.moves, mib(outcome.moved_bytes));
+    println!("  checks       {:>10}   {} MiB", outcome.checks, mib(outcome.checked_bytes));
+    println!("  seconds      {:>10.1}", outcome.time.as_secs_f64());
+    println!(
+        "  resident     {:>10} KiB after a tenth, {} KiB at the end",
+        outcome.resident_early, outcome.resident_late
+    );
+    outcome.done.iter().for_each(|(what, times)| println!("    {times:>10} {what}"));
+    outcome.refused.iter().for_each(|(why, times)| println!("    {times:>10} refused ({why})"));
+    let grown = outcome.resident_late.saturating_sub(outcome.resident_early);
+    assert!(grown < 64 << 10, "resident memory grew by {grown} KiB");
+}

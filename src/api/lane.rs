@@ -1,0 +1,142 @@
+//! What one device of an execution runs on: scratch and destinations, before the arguments are taken up.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{
+    device_memory::{DeviceMemory, Held},
+    entry::Outcome,
+    loaded::Loaded,
+    room::Scratch,
+    spares::Spare,
+    state::{Client, Device},
+};
+use crate::{
+    engine::{Raw, views},
+    error::Error,
+    sys,
+    units::Bytes,
+};
+
+/// A block with the view that the engine will write a result into.
+pub struct Destination {
+    /// The block.
+    pub held: Held,
+    /// The view.
+    pub view: Raw<sys::PJRT_Buffer>,
+}
+
+/// What one device runs on.
+pub struct Lane<'a> {
+    /// The number of the argument list.
+    pub index: usize,
+    /// The device; `None` if it is not ours to address.
+    pub device: Option<&'a Device>,
+    /// What the arena keeps for the program's scratch.
+    pub scratch: Option<Scratch>,
+    /// One for each destination of the plan, once prepared.
+    pub destinations: SmallVec<[Destination; 4]>,
+}
+
+impl Lane<'_> {
+    /// Keeps the program's scratch, and allocates and views every destination.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, or the engine's; what was made so far stays for the caller to abandon.
+    ///
+    /// # Safety
+    /// The client must be alive.
+    pub unsafe fn prepare(&mut self, loaded: &Loaded) -> Outcome {
+        let program = &*loaded.program;
+        if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO {
+            return Ok(());
+        }
+        let Some((device, memory)) = self.device.and_then(|device| Some((device, device.arena.as_ref()?))) else {
+            return if program.plan.destinations.is_empty() {
+                Ok(())
+            } else {
+                Err(Error::internal("a program with destinations runs on a device without an arena").into())
+            };
+        };
+        if program.scratch != Bytes::ZERO {
+            self.scratch = Some(loaded.client.scratch(memory, program.scratch).map_err(|shortage| {
+                Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
+            })?);
+        }
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.place(loaded, device, memory) };
+        match outcome {
+            Err(failure) if self.destinations.len() < program.plan.destinations.len() && failure.is_exhausted() => {
+                // One by one they found no room. Room for all in one piece may be had still, once those made so far,
+                // which hold nothing yet, are out of the way.
+                // SAFETY: the views were never shown to a program.
+                unsafe { self.clear(&loaded.client) };
+                let shapes = program.plan.destinations.iter().map(|&result| &*program.results[result]);
+                if !loaded.client.open_hole(memory, shapes) {
+                    return Err(failure);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { self.place(loaded, device, memory) }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Gives the destinations back.
+    ///
+    /// # Safety
+    /// The client must be alive; the views are not used again.
+    unsafe fn clear(&mut self, client: &Client) {
+        for destination in self.destinations.drain(..) {
+            // SAFETY: the view is ours.
+            unsafe { views::destroy(client.engine, destination.view.0) };
+            drop(destination.held);
+        }
+    }
+
+    /// Allocates and views every destination.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    ///
+    /// # Safety
+    /// The client must be alive.
+    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Outcome {
+        let plan = &loaded.program.plan;
+        let client = &*loaded.client;
+        for (number, &result) in plan.destinations.iter().enumerate() {
+            if let Some(Spare { held, view }) = loaded.spares.get(self.index).and_then(|spares| spares.take(number)) {
+                self.destinations.push(Destination { held, view });
+                continue;
+            }
+            let shape = &loaded.program.results[result];
+            let held = client.allocate(memory, shape)?;
+            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
+            let view = unsafe {
+                views::view(
+                    client.engine,
+                    client.handle.0,
+                    device.memory.0,
+                    held.address(),
+                    shape.element_type,
+                    &shape.dims,
+                )?
+            };
+            self.destinations.push(Destination { held, view: Raw(view) });
+        }
+        Ok(())
+    }
+}
+
+/// Gives back the destinations of a call that failed. A view that a program on another device was already donated is
+/// destroyed only when that program is done, so the block is not reused under it.
+///
+/// # Safety
+/// The client must be alive; the views are not used again.
+pub unsafe fn abandon(client: &Client, lanes: &mut [Lane<'_>]) {
+    for lane in lanes {
+        // SAFETY: the caller's promise.
+        unsafe { lane.clear(client) };
+    }
+}
