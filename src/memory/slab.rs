@@ -182,6 +182,11 @@ impl Slabs {
         }
     }
 
+    /// Bytes of all extents.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.extent_bytes
+    }
+
     /// Bytes of the extents that are in no slot in use.
     pub(crate) fn free_bytes(&self) -> Bytes {
         self.extent_bytes - self.held

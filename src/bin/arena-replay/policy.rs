@@ -97,12 +97,16 @@ pub(crate) struct ArenaPolicy {
 }
 
 impl ArenaPolicy {
-    /// An arena of `capacity` bytes, rounded down to 256.
+    /// An arena of `capacity` bytes, rounded down to 256; above 1 TiB to 512, and so on, as the arena's granule doubles.
     ///
     /// # Errors
     /// The arena's, for a capacity that it cannot have.
     pub(crate) fn new(strategy: Strategy, capacity: Bytes) -> Result<Self, String> {
-        let device = FakeBacking::new(capacity, UNIT);
+        let mut granule = UNIT;
+        while capacity.get() / granule.get() > u64::from(u32::MAX) {
+            granule = granule + granule;
+        }
+        let device = FakeBacking::new(capacity, granule);
         let arena = Arena::new("replay".into(), strategy, capacity, Box::new(device.clone()));
         Ok(Self { arena: arena.map_err(|error| error.message)?, device })
     }

@@ -9,6 +9,12 @@ use crate::{
     units::Bytes,
 };
 
+/// Slabs in one space with large blocks take at most this part of it. They are for a few small blocks among large ones;
+/// where most are small, those fill the holes that larger ones leave, which blocks in slots cannot, and extents do not
+/// move. Without a bound, random sizes from 256 bytes to 64 KiB in 64 MiB needed 1.5 points more capacity, and moved
+/// 14 times the bytes in 1.02 of their peak.
+const SLABS_PART: u64 = 128;
+
 /// The free-space index and the slabs.
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -35,6 +41,11 @@ impl Pool {
     pub(super) fn extent_size(limit: Bytes) -> Option<Bytes> {
         let size = Bytes::new(limit.get() / 1024).round_down(slab::PAGE).min(Bytes::mib(1));
         (!size.is_zero()).then_some(size)
+    }
+
+    /// Whether slabs may have another extent of `size` in the space below `limit`.
+    pub(super) fn allows_extent(&self, size: Bytes, limit: Bytes) -> bool {
+        self.slabs.bytes() + size <= Bytes::new(limit.get() / SLABS_PART)
     }
 
     #[inline(always)]

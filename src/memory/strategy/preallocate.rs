@@ -67,6 +67,9 @@ impl Preallocate {
 
     #[cold]
     fn place_in_new_extent(&mut self, class: Class, extent_size: Bytes) -> Option<Placed> {
+        if !self.pool.allows_extent(extent_size, self.limit) {
+            return None;
+        }
         let span = self.pool.space.allocate(extent_size, End::High)?;
         let Some(id) = self.pool.slabs.adopt(self.pool.space.address(span), self.pool.space.size(span)) else {
             self.pool.space.free(span);
