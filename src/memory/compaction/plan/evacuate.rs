@@ -37,7 +37,8 @@ impl<'a> Evacuation<'a> {
     pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
         let least = picture.smallest_block;
         let owner = |hole: &Hole| u32::try_from(hole.span).unwrap_or(u32::MAX);
-        let place = |hole: &Hole| Place { size: hole.size, owner: owner(hole), offset: picture.spans[hole.span].offset };
+        let place =
+            |hole: &Hole| Place { size: hole.size, owner: owner(hole), offset: picture.spans[hole.span].offset };
         let places = picture.holes.iter().filter(|hole| hole.size >= least).map(place).collect();
         let fit = BestFit::new(places);
         Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
