@@ -143,7 +143,7 @@ impl Client {
         );
         // What divides the memory is worth a look only where that is the cause.
         found.map_err(|shortage| match shortage.free >= size && self.compacts {
-            true => OutOfMemory { pinned: compaction::pinned(memory), ..shortage },
+            true => OutOfMemory { pinned: compaction::pinned(memory).into(), ..shortage },
             false => shortage,
         })
     }
@@ -196,7 +196,8 @@ impl Client {
                     memory.wait_for_compaction(deadline);
                     continue;
                 }
-                if !hopeful(&shortage) {
+                // Where pins alone are in the way, nothing that ends will help.
+                if !hopeful(&shortage) || !memory.is_in_reach(goal, &memory.mover.costs()) {
                     return Err(shortage);
                 }
                 // What lands next may be freed, or moved.

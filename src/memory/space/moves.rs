@@ -51,6 +51,28 @@ impl Space {
         (Layout { spans, granule_shift: self.granule_shift }, ids)
     }
 
+    /// A picture of what may come: retired and reserved spans count as holes, live ones as movable unless they stay, and
+    /// only pinned ones stay for certain. O(spans).
+    pub(crate) fn prospect(&self, movable: impl Fn(NodeId) -> bool) -> Layout {
+        let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
+        for record in self.regions.iter().flatten() {
+            for id in std::iter::successors(Some(record.first), |id| self.nodes[id.index()].next) {
+                let Node { region, offset, size, tenure, .. } = self.nodes[id.index()];
+                let kind = match tenure {
+                    Tenure::Hole | Tenure::Retired | Tenure::Reserved => Kind::Hole,
+                    Tenure::Live if movable(id) => Kind::Movable,
+                    Tenure::Live | Tenure::Pinned | Tenure::Vacant => Kind::Fixed,
+                };
+                match layout.spans.last_mut() {
+                    // Holes of a region never touch.
+                    Some(last) if kind == Kind::Hole && last.kind == kind && last.region == region => last.size += size,
+                    _ => layout.spans.push(Span { region, offset, size, kind }),
+                }
+            }
+        }
+        layout
+    }
+
     /// One more than the largest number of a node.
     pub(crate) fn node_count(&self) -> usize {
         self.nodes.len()
