@@ -244,11 +244,10 @@ impl<'a> Compaction<'a> {
     /// # Errors
     /// As [`Arena::allocate`].
     pub fn allocate(self, size: Bytes) -> Result<Block, OutOfMemory> {
-        let arena = self.arena;
         self.finish(|state, arena| {
-            state.attempt(size, &*arena.backing).map_err(|shortage| (shortage, state.stats(arena.limit)))
+            let found = state.attempt(size, &*arena.backing);
+            found.map_err(|shortage| arena.out_of_memory(state, size, shortage))
         })
-        .map_err(|(shortage, stats)| arena.out_of_memory_from(stats, size, shortage))
     }
 
     /// Ends the compaction, and does `then` before anybody else can use the room.

@@ -360,10 +360,7 @@ impl Arena {
 
     #[cold]
     fn out_of_memory(&self, state: &State, requested: Bytes, shortage: Shortage) -> OutOfMemory {
-        self.out_of_memory_from(state.stats(self.limit), requested, shortage)
-    }
-
-    fn out_of_memory_from(&self, stats: Stats, requested: Bytes, shortage: Shortage) -> OutOfMemory {
+        let stats = state.stats(self.limit);
         OutOfMemory {
             arena: self.name.clone(),
             strategy: self.strategy,
