@@ -138,54 +138,60 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
-/// hole has. For each last block the latest first one. Once some windows are known few others are cheaper, so the pass
-/// looks from edge to edge, and at the blocks only where a window that is cheap enough reaches far enough.
-/// O(n log keep).
+/// hole has. For each last block the latest first one. Few are cheap enough, so that the blocks of a cluster are looked
+/// at only where [`Outline`] promises something. O(n log keep).
 fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
-    let need = u64::from(need);
+    let (spans, need) = (picture.spans, u64::from(need));
     let slid = sliding_below_edges(picture, threshold);
-    let mut best = Cheapest::new(keep, bound_to_leave(picture, need, &slid, below, keep));
+    let outline = Outline::new(picture, need, &slid, below, keep);
+    let mut best = Cheapest::new(keep, outline.below);
+    let cost = |span: usize| picture.tariff.floor(spans[span].size);
+    let slides = |span: usize| slides(&spans[span], threshold);
     for (run, range) in picture.runs.iter().enumerate() {
         let edges = &picture.edges[range.edges.clone()];
         let slid = &slid[range.edges.clone()];
-        let cost = |span: usize| picture.spans.get(span).map_or(0, |span| picture.tariff.floor(span.size));
-        let slides = |span: usize| picture.spans.get(span).map_or(0, |span| slides(span, threshold));
-        // The window: the blocks from `first` up to the cluster that is looked at. `first` never goes down.
-        let (mut first, mut floor, mut sliding) = (range.spans.start, 0u64, 0u64);
-        // The lowest cluster from which all others between cost little enough.
-        let mut lowest = 0;
-        for (top, pair) in edges.windows(2).enumerate() {
-            let [under, over] = pair else { continue };
-            while lowest < top && under.floor - edges[lowest + 1].floor >= best.below {
-                lowest += 1;
-            }
-            let low = &edges[lowest];
-            if u64::from(over.hole.high) < need + u64::from(low.hole.low) {
-                floor = floor.saturating_add(over.floor - under.floor);
-                sliding += slid[top + 1] - slid[top];
+        let outline = &outline.ends[range.edges.clone()];
+        // The window: the blocks from `first` up to the edge `seen`. Neither ever goes down.
+        let (mut first, mut seen, mut floor, mut sliding) = (range.spans.start, 0, 0u64, 0u64);
+        for (last, end) in outline.iter().enumerate().skip(1) {
+            if end.floor >= best.below {
                 continue;
             }
-            if first < low.above() {
-                (first, floor, sliding) = (low.above(), under.floor - low.floor, slid[top] - slid[lowest]);
+            // Down to where the window costs too much, or where it was before.
+            let (under, over) = (&edges[last - 1], &edges[last]);
+            let mut low = end.first;
+            while low > 0 && edges[low].above() > first && under.floor - edges[low].floor < best.below {
+                low -= 1;
             }
-            for last in under.above()..over.span {
-                floor = floor.saturating_add(cost(last));
-                sliding += slides(last);
-                let high = picture.room(&range.spans, last).high;
+            if first < edges[low].above() {
+                first = edges[low].above();
+                (seen, floor, sliding) = (low, 0, 0);
+            }
+            floor = floor.saturating_add(under.floor - edges[seen].floor);
+            sliding += slid[last - 1] - slid[seen];
+            seen = last;
+            for top in under.above()..over.span {
+                floor = floor.saturating_add(cost(top));
+                sliding += slides(top);
+                let high = if top + 1 == over.span { over.hole.high } else { spans[top].end() };
                 let yields = |first: usize, sliding: u64| {
                     need + sliding + u64::from(picture.room(&range.spans, first).low) <= high.into()
                 };
-                while first <= last
-                    && (floor >= best.below
-                        || picture.block_after(first) <= last
-                            && yields(picture.block_after(first), sliding.saturating_sub(slides(first))))
-                {
+                let mut enough = false;
+                while first <= top {
+                    let next = picture.block_after(first);
+                    let fewer = sliding.saturating_sub(slides(first));
+                    if floor < best.below {
+                        enough = enough || yields(first, sliding);
+                        if !enough || next > top || !yields(next, fewer) {
+                            break;
+                        }
+                    }
                     floor = floor.saturating_sub(cost(first));
-                    sliding = sliding.saturating_sub(slides(first));
-                    first = picture.block_after(first);
+                    (first, sliding) = (next, fewer);
                 }
-                if first <= last && yields(first, sliding) {
-                    best.push(Window { floor, spans: first..last + 1, run, sliding });
+                if enough && first <= top {
+                    best.push(Window { floor, spans: first..top + 1, run, sliding });
                 }
             }
         }
@@ -193,37 +199,66 @@ fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, k
     best.heap.into_sorted_vec()
 }
 
-/// What the `keep` cheapest windows cost less than: less than `below` in any case, and no more than the `keep` cheapest
-/// of those windows that begin and end at an edge. O(edges · log keep).
-fn bound_to_leave(picture: &Picture, need: u64, slid: &[u64], below: u64, keep: usize) -> u64 {
-    let mut floors = BinaryHeap::with_capacity(keep);
-    let mut bound = below;
-    for range in &picture.runs {
-        let edges = &picture.edges[range.edges.clone()];
-        let slid = &slid[range.edges.clone()];
-        let mut first = 0;
-        for (last, over) in edges.iter().enumerate() {
-            let yields = |first: usize| {
-                need + slid[last] - slid[first] + u64::from(edges[first].hole.low) <= over.hole.high.into()
-            };
-            while first < last && yields(first + 1) {
-                first += 1;
-            }
-            let floor = over.floor - edges[first].floor;
-            if floor < bound && first < last && yields(first) {
-                if floors.len() < keep {
-                    floors.push(floor);
-                } else if let Some(mut dearest) = floors.peek_mut() {
-                    *dearest = floor;
+/// What can be said about windows from edges alone.
+#[derive(Debug)]
+struct Outline {
+    /// For each edge, of the windows whose last block is in the cluster below it.
+    ends: Vec<End>,
+    /// What the cheapest windows cost less than.
+    below: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// The edge below the latest cluster in which they begin, counted from the run's first edge.
+    first: usize,
+    /// What they cost at least; `u64::MAX` if there are none.
+    floor: u64,
+}
+
+impl Outline {
+    /// The `keep` cheapest windows cost less than `below`, and no more than the `keep` cheapest of those windows that
+    /// have whole clusters. O(edges · log keep).
+    fn new(picture: &Picture, need: u64, slid: &[u64], below: u64, keep: usize) -> Self {
+        let mut ends = Vec::with_capacity(picture.edges.len());
+        let mut floors = BinaryHeap::with_capacity(keep);
+        let mut bound = below;
+        let least = picture.tariff.floor(0);
+        for range in &picture.runs {
+            let edges = &picture.edges[range.edges.clone()];
+            let slid = &slid[range.edges.clone()];
+            let mut first = 0;
+            for (last, over) in edges.iter().enumerate() {
+                let yields = |first: usize| {
+                    need + slid[last] - slid[first] + u64::from(edges[first].hole.low) <= over.hole.high.into()
+                };
+                while first + 1 < last && yields(first + 1) {
+                    first += 1;
                 }
-                if floors.len() == keep {
-                    bound = floors.peek().map_or(bound, |&dearest| dearest);
+                if first >= last || !yields(first) {
+                    ends.push(End { first, floor: u64::MAX });
+                    continue;
+                }
+                // One block of the first cluster at least, one of the last, and all between.
+                let between = edges[last - 1].floor.saturating_sub(edges[first + 1].floor);
+                let outer = least.saturating_mul(1 + u64::from(first + 1 < last));
+                ends.push(End { first, floor: between.saturating_add(outer) });
+                let floor = over.floor - edges[first].floor;
+                if floor < bound {
+                    if floors.len() < keep {
+                        floors.push(floor);
+                    } else if let Some(mut dearest) = floors.peek_mut() {
+                        *dearest = floor;
+                    }
+                    if floors.len() == keep {
+                        bound = floors.peek().map_or(bound, |&dearest| dearest);
+                    }
                 }
             }
         }
+        // Windows that cost as much as the dearest are as good.
+        Self { ends, below: bound.saturating_add(1).min(below) }
     }
-    // Windows that cost as much as the dearest are as good.
-    bound.saturating_add(1).min(below)
 }
 
 /// For each edge, what blocks below it take away from a window by sliding in it: from the first one of the layout on.
