@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     memory::{
         compaction::{self, Costs, Kind, Layout, Plan, Run},
-        space::{Holds, NodeId, Space, Tenure},
+        space::{Holds, Space, Tenure},
         strategy::{Place, SmallBlock},
         table::BlockId,
     },
@@ -85,8 +85,7 @@ pub struct Compaction<'a> {
 /// What a picture shows, span by span.
 struct Picture {
     layout: Layout,
-    nodes: Vec<NodeId>,
-    /// The block of each node, by the node's number.
+    /// The block of each node, if it may move, by the node's number.
     blocks: Vec<Option<BlockId>>,
 }
 
@@ -338,8 +337,8 @@ impl State {
                 blocks[node.index()] = Some(id);
             }
         }
-        let (layout, nodes) = space.picture(&blocks);
-        Some(Picture { layout, nodes, blocks })
+        let layout = space.picture(&blocks);
+        Some(Picture { layout, blocks })
     }
 
     fn plan_on(&self, layout: &Layout, goal: Goal, costs: &Costs) -> Option<Plan> {
@@ -401,7 +400,7 @@ impl State {
         for step in &plan.steps {
             let span = spans.get(step.span)?;
             let place = Run { region: step.region, offset: step.to, size: span.size };
-            let node = picture.nodes[step.span];
+            let node = span.node?;
             let block = picture.blocks[node.index()]?;
             let requested = self.table.get(block)?.requested;
             let (from, to) = (space.address(node), space.start(place));
@@ -415,12 +414,9 @@ impl State {
             });
             let covered = spans[first..]
                 .iter()
-                .zip(&picture.nodes[first..])
-                .take_while(|(span, _)| span.region == place.region && span.offset < place.offset + place.size);
-            for (span, &node) in covered {
-                if span.kind == Kind::Hole {
-                    space.hold(node, &mut compaction.holds);
-                }
+                .take_while(|span| span.region == place.region && span.offset < place.offset + place.size);
+            for hole in covered.filter(|span| span.kind == Kind::Hole) {
+                space.hold(hole.node?, &mut compaction.holds);
             }
         }
         Some(())

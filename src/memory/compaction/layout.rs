@@ -1,6 +1,6 @@
 //! The picture that a plan is made from.
 
-use crate::memory::space::RegionId;
+use crate::memory::space::{NodeId, RegionId};
 
 /// What a plan may do with a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) struct Span {
     pub(crate) offset: u32,
     pub(crate) size: u32,
     pub(crate) kind: Kind,
+    /// What the index calls it; nothing to the planner.
+    pub(crate) node: Option<NodeId>,
 }
 
 /// All spans, by region and offset. They cover each region without a gap; two holes of a region never touch.

@@ -28,27 +28,25 @@ const PIN_PROBES: usize = 64;
 pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
-    /// A picture of all regions that hold a block, and the node of each of its spans. `movable` has a place for each
-    /// node. O(spans).
-    pub(crate) fn picture(&self, movable: &[Option<BlockId>]) -> (Layout, Vec<NodeId>) {
+    /// A picture of all regions that hold a block. `movable` has an element for each node. O(spans).
+    pub(crate) fn picture(&self, movable: &[Option<BlockId>]) -> Layout {
         let nodes = &self.nodes[..];
         let mut spans = Vec::with_capacity(nodes.len());
-        let mut ids = Vec::with_capacity(nodes.len());
         for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
             let mut next = Some(record.first);
             while let Some(id) = next {
-                let Node { offset, size, region, tenure, .. } = nodes[id.index()];
-                let kind = match tenure {
+                let node = &nodes[id.index()];
+                let kind = match node.tenure {
                     Tenure::Hole => Kind::Hole,
                     _ if movable[id.index()].is_some() => Kind::Movable,
                     _ => Kind::Fixed,
                 };
-                spans.push(Span { region, offset, size, kind });
-                ids.push(id);
-                next = nodes[id.index()].next;
+                let (region, offset, size) = (node.region, node.offset, node.size);
+                spans.push(Span { region, offset, size, kind, node: Some(id) });
+                next = node.next;
             }
         }
-        (Layout { spans, granule_shift: self.granule_shift }, ids)
+        Layout { spans, granule_shift: self.granule_shift }
     }
 
     /// A picture of what may come: retired and reserved spans count as holes, live ones as movable unless they stay, and
@@ -66,7 +64,7 @@ impl Space {
                 match layout.spans.last_mut() {
                     // Holes of a region never touch.
                     Some(last) if kind == Kind::Hole && last.kind == kind && last.region == region => last.size += size,
-                    _ => layout.spans.push(Span { region, offset, size, kind }),
+                    _ => layout.spans.push(Span { region, offset, size, kind, node: Some(id) }),
                 }
             }
         }

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{
     Plan,
     fit::{BestFit, Place},
-    picture::{Draft, Extent, Hole, Picture},
+    picture::{Draft, Extent, Picture},
     slide::Slider,
     windows::Candidates,
 };
@@ -35,12 +35,13 @@ pub(super) struct Evacuation<'a> {
 
 impl<'a> Evacuation<'a> {
     pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
-        let least = picture.smallest_block;
-        let owner = |hole: &Hole| u32::try_from(hole.span).unwrap_or(u32::MAX);
-        let place =
-            |hole: &Hole| Place { size: hole.size, owner: owner(hole), offset: picture.spans[hole.span].offset };
-        let places = picture.holes.iter().filter(|hole| hole.size >= least).map(place).collect();
-        let fit = BestFit::new(places);
+        let least = picture.block_sizes.0.max(1);
+        let places = picture.edges.iter().filter(|edge| edge.hole.size() >= least).map(|edge| Place {
+            size: edge.hole.size(),
+            owner: u32::try_from(edge.span).unwrap_or(u32::MAX),
+            offset: edge.hole.low,
+        });
+        let fit = BestFit::new(places.collect());
         Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
     }
 
@@ -58,7 +59,7 @@ impl<'a> Evacuation<'a> {
             let mut candidates = Candidates::new(self.picture, need, threshold, before);
             while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best| best.cost)) {
                 let mut opened = false;
-                let spans = window.spans(self.picture);
+                let spans = window.with_holes(self.picture);
                 for extent in window.trims(self.picture, need).into_iter().flatten() {
                     if self.open(&spans, extent, need, threshold).is_some() {
                         self.draft.offer(best);

@@ -79,7 +79,7 @@ impl<'a> Gathering<'a> {
             let mut candidates = Candidates::new(self.picture, need, threshold, u64::MAX);
             while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best: &Plan| best.cost)) {
                 for extent in window.trims(self.picture, need).into_iter().flatten() {
-                    let target = Target { spans: window.spans(self.picture), extent, run: window.run };
+                    let target = Target { spans: window.with_holes(self.picture), extent, run: window.run };
                     if self.open(&target, need, threshold).is_some() {
                         self.draft.offer(&mut best);
                     }

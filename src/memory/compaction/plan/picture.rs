@@ -10,39 +10,28 @@ use crate::memory::compaction::{Costs, Kind, Layout, Run, Span, Spot, costs::Tar
 pub(super) struct Picture<'a> {
     pub(super) spans: &'a [Span],
     pub(super) tariff: Tariff,
-    /// All that may move, in order of address.
-    pub(super) blocks: Vec<Block>,
-    /// All holes, in order of address.
-    pub(super) holes: Vec<Hole>,
+    /// In order of address.
+    pub(super) edges: Vec<Edge>,
     /// What lies between barriers: blocks that stay and ends of regions. None is empty.
     pub(super) runs: Vec<Between>,
     /// Granules in holes.
     pub(super) free: u64,
     /// Granules of the largest hole.
     pub(super) largest: u32,
-    /// Granules of the smallest block that may move; `u32::MAX` if none may.
-    pub(super) smallest_block: u32,
+    /// Granules of the smallest block that may move, and of the largest; `u32::MAX` and zero if none may.
+    pub(super) block_sizes: (u32, u32),
 }
 
-/// A block that may move.
+/// Where a cluster of touching blocks ends: a hole, or an end of the run.
+///
+/// The searches for windows go from edge to edge, because there are far fewer of them than blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
+pub(super) struct Edge {
+    /// The hole, or the first span of the run, or the one behind its last.
     pub(super) span: usize,
-    pub(super) size: u32,
-    /// The block and the holes beside it.
-    pub(super) room: Extent,
-    /// The least that moving the run's blocks up to this one costs; without it, and with it.
-    pub(super) floors: [u64; 2],
-}
-
-/// A hole.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Hole {
-    pub(super) span: usize,
-    pub(super) size: u32,
-    /// The next block above, as an index into the picture's blocks.
-    pub(super) above: usize,
-    /// The least that moving the run's blocks below it costs.
+    /// The hole; empty at an end of the run.
+    pub(super) hole: Extent,
+    /// The least that moving all blocks below it costs, from the first one of the layout on.
     pub(super) floor: u64,
 }
 
@@ -50,59 +39,77 @@ pub(super) struct Hole {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Between {
     pub(super) spans: Range<usize>,
-    /// Indices into the picture's blocks.
-    pub(super) blocks: Range<usize>,
-    /// Indices into the picture's holes.
-    pub(super) holes: Range<usize>,
+    /// Indices into the picture's edges: where the first cluster begins, and where each one ends.
+    pub(super) edges: Range<usize>,
+}
+
+impl Edge {
+    /// The first span of the cluster above.
+    pub(super) fn above(&self) -> usize {
+        self.span + usize::from(self.hole.size() != 0)
+    }
 }
 
 impl<'a> Picture<'a> {
     pub(super) fn new(layout: &'a Layout, costs: &Costs) -> Self {
         let spans = &layout.spans[..];
         let tariff = Tariff::new(costs, layout.granule_shift);
-        let mut blocks: Vec<Block> = Vec::with_capacity(spans.len());
         // Two holes never touch.
-        let mut holes = Vec::with_capacity(spans.len() / 2 + 1);
+        let mut edges = Vec::with_capacity(spans.len() / 2 + 2);
         let mut runs = Vec::new();
-        let mut run = Between::default();
-        let mut region = spans.first().map(|span| span.region);
-        // Where the last block ended, and what moving the run's blocks so far costs.
-        let (mut low, mut floor) = (spans.first().map_or(0, |span| span.offset), 0u64);
-        for (index, span) in spans.iter().enumerate() {
-            if region != Some(span.region) {
-                region = Some(span.region);
-                runs.push(run.split_off(index, &blocks, &holes));
-                (low, floor) = (span.offset, 0);
+        let (mut floor, mut smallest, mut largest) = (0u64, u32::MAX, 0);
+        let mut start = 0;
+        while let Some(first) = spans.get(start) {
+            let first_edge = edges.len();
+            if first.is_movable() {
+                edges.push(Edge { span: start, hole: Extent { low: first.offset, high: first.offset }, floor });
             }
-            let end = span.end();
-            match span.kind {
-                Kind::Hole => {
-                    if let Some(block) = blocks[run.blocks.start..].last_mut() {
-                        block.room.high = end;
+            let mut end = start;
+            for span in &spans[start..] {
+                match span.kind {
+                    _ if span.region != first.region => break,
+                    Kind::Fixed => break,
+                    Kind::Hole => {
+                        let hole = Extent { low: span.offset, high: span.end() };
+                        edges.push(Edge { span: end, hole, floor });
                     }
-                    holes.push(Hole { span: index, size: span.size, above: blocks.len(), floor });
+                    Kind::Movable => {
+                        floor = floor.saturating_add(tariff.floor(span.size));
+                        smallest = smallest.min(span.size);
+                        largest = largest.max(span.size);
+                    }
                 }
-                Kind::Movable => {
-                    let before = floor;
-                    floor = floor.saturating_add(tariff.floor(span.size));
-                    let room = Extent { low, high: end };
-                    blocks.push(Block { span: index, size: span.size, room, floors: [before, floor] });
-                    low = end;
-                }
-                Kind::Fixed => {
-                    runs.push(run.split_off(index, &blocks, &holes));
-                    run.spans.start = index + 1;
-                    (low, floor) = (end, 0);
-                }
+                end += 1;
             }
+            if start == end {
+                // A block that stays.
+                start += 1;
+                continue;
+            }
+            if let Some(last) = spans[start..end].last().filter(|last| last.is_movable()) {
+                edges.push(Edge { span: end, hole: Extent { low: last.end(), high: last.end() }, floor });
+            }
+            runs.push(Between { spans: start..end, edges: first_edge..edges.len() });
+            start = end;
         }
-        runs.push(run.split_off(spans.len(), &blocks, &holes));
-        runs.retain(|run| !run.spans.is_empty());
-        // Apart from the loop above, which has enough to keep in registers.
-        let free = holes.iter().map(|hole| u64::from(hole.size)).sum();
-        let largest = holes.iter().map(|hole| hole.size).max().unwrap_or(0);
-        let smallest_block = blocks.iter().map(|block| block.size).min().unwrap_or(u32::MAX);
-        Self { spans, tariff, blocks, holes, runs, free, largest, smallest_block }
+        let holes = edges.iter().map(|edge| edge.hole.size());
+        let (free, largest_hole) = (holes.clone().map(u64::from).sum(), holes.max().unwrap_or(0));
+        Self { spans, tariff, edges, runs, free, largest: largest_hole, block_sizes: (smallest, largest) }
+    }
+
+    /// The span `span` of the run `run` and the holes beside it.
+    pub(super) fn room(&self, run: &Range<usize>, span: usize) -> Extent {
+        let hole =
+            |at: Option<usize>| at.filter(|at| run.contains(at)).map(|at| &self.spans[at]).filter(|at| at.is_hole());
+        Extent {
+            low: hole(span.checked_sub(1)).map_or(self.spans[span].offset, |hole| hole.offset),
+            high: hole(span.checked_add(1)).map_or(self.spans[span].end(), Span::end),
+        }
+    }
+
+    /// The span of the next block above the one at `block`, if its run has one.
+    pub(super) fn block_after(&self, block: usize) -> usize {
+        block + 1 + usize::from(self.spans.get(block + 1).is_some_and(Span::is_hole))
     }
 
     /// Blocks that may move among the spans `range`, in order of address.
@@ -135,26 +142,6 @@ impl<'a> Picture<'a> {
     pub(super) fn exchangeable(&self, span: usize) -> bool {
         let size = self.spans[span].size;
         self.tariff.floor(size) < self.tariff.copied(size)
-    }
-}
-
-impl Block {
-    /// The least that moving it costs.
-    pub(super) fn floor(&self) -> u64 {
-        self.floors[1] - self.floors[0]
-    }
-}
-
-impl Between {
-    /// Ends the run before the span `end`, and begins the next one there.
-    fn split_off(&mut self, end: usize, blocks: &[Block], holes: &[Hole]) -> Self {
-        let next = Self { spans: end..end, blocks: blocks.len()..blocks.len(), holes: holes.len()..holes.len() };
-        let Self { spans, blocks, holes } = std::mem::replace(self, next.clone());
-        Self {
-            spans: spans.start..next.spans.start,
-            blocks: blocks.start..next.blocks.start,
-            holes: holes.start..next.holes.start,
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::{
     Plan,
     picture::{Draft, Extent, Picture},
-    windows::{self, BLOCKS, KEEP},
+    windows::{self, KEEP, SPANS},
 };
 use crate::memory::compaction::Spot;
 
@@ -153,20 +153,17 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
         let mut looked_at = 0;
         for window in windows::cheapest_to_slide(picture, need_with_slack, below, keep) {
-            looked_at += window.blocks.len();
-            let first = looked_at == window.blocks.len();
-            if (looked_at > BLOCKS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {
+            looked_at += window.spans.len();
+            let first = looked_at == window.spans.len();
+            if (looked_at > SPANS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {
                 break;
             }
             draft.clear();
             blocks.clear();
-            blocks.extend(picture.blocks[window.blocks.clone()].iter().map(|block| block.span));
+            blocks.extend(picture.blocks_of(window.spans.clone()));
             let extent = window.extent(picture);
             let Some(free) = slider.slide(picture, &blocks, extent, need, &mut draft) else { continue };
-            draft.finish(
-                Spot { region: picture.spans[picture.blocks[window.blocks.start].span].region, offset: free.low },
-                free.size(),
-            );
+            draft.finish(Spot { region: picture.spans[window.spans.start].region, offset: free.low }, free.size());
             draft.offer(best);
         }
     };

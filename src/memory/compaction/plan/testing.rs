@@ -27,7 +27,7 @@ pub(super) fn layout(regions: &[&str]) -> Layout {
                     b'#' => Kind::Fixed,
                     _ => Kind::Movable,
                 };
-                spans.push(Span { region: RegionId(region as u16), offset: offset as u32, size: 1, kind });
+                spans.push(Span { region: RegionId(region as u16), offset: offset as u32, size: 1, kind, node: None });
             }
             last = Some(letter);
         }

@@ -13,22 +13,23 @@ use std::{
 
 use rustc_hash::FxHashSet;
 
-use super::picture::{Block, Extent, Picture};
+use super::picture::{Extent, Picture};
+use crate::memory::compaction::Span;
 
 /// Windows that are tried; no heap keeps more of them.
 pub(super) const KEEP: usize = 64;
 
-/// Blocks that the trials of one kind may look at in all: bounds a plan whose windows hold thousands of blocks each.
-/// The first trial is always made.
-pub(super) const BLOCKS: usize = 2_048;
+/// Spans that the windows tried may have in all: bounds a plan whose windows hold thousands of blocks each. The first
+/// trial is always made.
+pub(super) const SPANS: usize = 3_072;
 
 /// Neighbouring blocks of a run, with the holes beside them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     /// The least that moving all its blocks costs.
     pub(super) floor: u64,
-    /// Indices into the picture's blocks; never empty.
-    pub(super) blocks: Range<usize>,
+    /// From the first block to the last; never empty.
+    pub(super) spans: Range<usize>,
     /// The run it lies in, as an index into the picture's.
     pub(super) run: usize,
     /// Granules of the blocks that are to slide.
@@ -37,26 +38,25 @@ pub(super) struct Window {
 
 impl Window {
     /// The spans of its blocks and of the holes beside them.
-    pub(super) fn spans(&self, picture: &Picture) -> Range<usize> {
-        let (first, last) = self.ends(picture);
-        let start = if first.room.low < picture.spans[first.span].offset { first.span - 1 } else { first.span };
-        let end = if last.room.high > picture.spans[last.span].end() { last.span + 2 } else { last.span + 1 };
-        start..end
+    pub(super) fn with_holes(&self, picture: &Picture) -> Range<usize> {
+        let (core, extent) = (picture.extent(&self.spans), self.extent(picture));
+        let Range { start, end } = self.spans;
+        start - usize::from(extent.low < core.low)..end + usize::from(core.high < extent.high)
     }
 
     /// From the lower end of the hole below its blocks to the upper end of the hole above.
     pub(super) fn extent(&self, picture: &Picture) -> Extent {
-        let (first, last) = self.ends(picture);
-        Extent { low: first.room.low, high: last.room.high }
+        let run = &picture.runs[self.run].spans;
+        let Range { start, end } = self.spans;
+        Extent { low: picture.room(run, start).low, high: picture.room(run, end - 1).high }
     }
 
     /// The places where the blocks of the window and no others are in the way of `need` granules. What is not needed of
     /// the holes beside them can take blocks; so there are two: as far up, and as far down as the holes reach.
     pub(super) fn trims(&self, picture: &Picture, need: u32) -> [Option<Extent>; 2] {
-        let (first, last) = self.ends(picture);
-        let core = Extent { low: picture.spans[first.span].offset, high: picture.spans[last.span].end() };
-        let below = core.low.saturating_sub(first.room.low);
-        let above = last.room.high.saturating_sub(core.high);
+        let (core, extent) = (picture.extent(&self.spans), self.extent(picture));
+        let below = core.low.saturating_sub(extent.low);
+        let above = extent.high.saturating_sub(core.high);
         let missing = (u64::from(need) + self.sliding).saturating_sub(core.size().into());
         let missing = u32::try_from(missing).unwrap_or(u32::MAX);
         let reach = |low: u32, high: u32| Extent { low: core.low - low, high: core.high + high };
@@ -64,15 +64,11 @@ impl Window {
         let down = reach(missing.min(below), missing.saturating_sub(below).min(above));
         [Some(up), (down != up).then_some(down)]
     }
-
-    fn ends<'p>(&self, picture: &'p Picture) -> (&'p Block, &'p Block) {
-        (&picture.blocks[self.blocks.start], &picture.blocks[self.blocks.end - 1])
-    }
 }
 
 impl Ord for Window {
     fn cmp(&self, other: &Self) -> Ordering {
-        let key = |window: &Self| (window.floor, window.blocks.len(), window.blocks.start);
+        let key = |window: &Self| (window.floor, window.spans.len(), window.spans.start);
         key(self).cmp(&key(other))
     }
 }
@@ -118,18 +114,21 @@ impl Cheapest {
 pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: usize) -> Vec<Window> {
     let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
-        let holes = &picture.holes[range.holes.clone()];
-        let (mut first, mut free) = (0, 0u64);
-        for (last, hole) in holes.iter().enumerate() {
-            free += u64::from(hole.size);
-            while first < last && free - u64::from(holes[first].size) >= need {
-                free -= u64::from(holes[first].size);
-                first += 1;
+        let edges = &picture.edges[range.edges.clone()];
+        let Some(mut first) = edges.first() else { continue };
+        let (mut rest, mut free) = (&edges[1..], u64::from(first.hole.size()));
+        for last in &edges[1..] {
+            free += u64::from(last.hole.size());
+            // `rest` begins behind `first`, and never behind `last`: free granules remain as long as it has some.
+            while let Some((next, others)) = rest.split_first()
+                && free - u64::from(first.hole.size()) >= need
+            {
+                free -= u64::from(first.hole.size());
+                (first, rest) = (next, others);
             }
-            let floor = hole.floor - holes[first].floor;
-            let blocks = holes[first].above..hole.above;
-            if free >= need && floor < best.below && !blocks.is_empty() {
-                best.push(Window { floor, blocks, run, sliding: 0 });
+            let (floor, spans) = (last.floor - first.floor, first.above()..last.span);
+            if free >= need && floor < best.below && !spans.is_empty() {
+                best.push(Window { floor, spans, run, sliding: 0 });
             }
         }
     }
@@ -139,44 +138,148 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
-/// hole has. Two pointers a run: behind each last block the longest window that is cheap enough. Few of them yield enough
-/// once some windows are known; those are made as short as may be. O(n log keep).
+/// hole has. For each last block the latest first one. Few are cheap enough, so that the blocks of a cluster are looked
+/// at only where [`Outline`] promises something. O(n log keep).
 fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
-    let mut best = Cheapest::new(keep, below);
+    let (spans, need) = (picture.spans, u64::from(need));
+    let slid = sliding_below_edges(picture, threshold);
+    let outline = Outline::new(picture, need, &slid, below, keep);
+    let mut best = Cheapest::new(keep, outline.below);
+    let cost = |span: usize| picture.tariff.floor(spans[span].size);
+    let slides = |span: usize| slides(&spans[span], threshold);
     for (run, range) in picture.runs.iter().enumerate() {
-        let blocks = &picture.blocks[range.blocks.clone()];
-        let (mut first, mut sliding) = (0, 0u64);
-        for (last, block) in blocks.iter().enumerate() {
-            sliding += slides(block, threshold);
-            while first <= last && block.floors[1] - blocks[first].floors[0] >= best.below {
-                sliding -= slides(&blocks[first], threshold);
-                first += 1;
-            }
-            let yields = |first: usize, sliding: u64| {
-                u64::from(need) + sliding + u64::from(blocks[first].room.low) <= block.room.high.into()
-            };
-            if first > last || !yields(first, sliding) {
+        let edges = &picture.edges[range.edges.clone()];
+        let slid = &slid[range.edges.clone()];
+        let outline = &outline.ends[range.edges.clone()];
+        // The window: the blocks from `first` up to the edge `seen`. Neither ever goes down.
+        let (mut first, mut seen, mut floor, mut sliding) = (range.spans.start, 0, 0u64, 0u64);
+        for (last, end) in outline.iter().enumerate().skip(1) {
+            if end.floor >= best.below {
                 continue;
             }
-            while first < last {
-                let fewer = sliding - slides(&blocks[first], threshold);
-                if !yields(first + 1, fewer) {
-                    break;
-                }
-                (first, sliding) = (first + 1, fewer);
+            // Down to where the window costs too much, or where it was before.
+            let (under, over) = (&edges[last - 1], &edges[last]);
+            let mut low = end.first;
+            while low > 0 && edges[low].above() > first && under.floor - edges[low].floor < best.below {
+                low -= 1;
             }
-            let floor = block.floors[1] - blocks[first].floors[0];
-            let blocks = range.blocks.start + first..range.blocks.start + last + 1;
-            best.push(Window { floor, blocks, run, sliding });
+            if first < edges[low].above() {
+                first = edges[low].above();
+                (seen, floor, sliding) = (low, 0, 0);
+            }
+            floor = floor.saturating_add(under.floor - edges[seen].floor);
+            sliding += slid[last - 1] - slid[seen];
+            seen = last;
+            for top in under.above()..over.span {
+                floor = floor.saturating_add(cost(top));
+                sliding += slides(top);
+                let high = if top + 1 == over.span { over.hole.high } else { spans[top].end() };
+                let yields = |first: usize, sliding: u64| {
+                    need + sliding + u64::from(picture.room(&range.spans, first).low) <= high.into()
+                };
+                let mut enough = false;
+                while first <= top {
+                    let next = picture.block_after(first);
+                    let fewer = sliding.saturating_sub(slides(first));
+                    if floor < best.below {
+                        enough = enough || yields(first, sliding);
+                        if !enough || next > top || !yields(next, fewer) {
+                            break;
+                        }
+                    }
+                    floor = floor.saturating_sub(cost(first));
+                    (first, sliding) = (next, fewer);
+                }
+                if enough && first <= top {
+                    best.push(Window { floor, spans: first..top + 1, run, sliding });
+                }
+            }
         }
     }
     best.heap.into_sorted_vec()
 }
 
-/// What `block` takes away from a window by sliding in it.
-fn slides(block: &Block, threshold: u32) -> u64 {
+/// What can be said about windows from edges alone.
+#[derive(Debug)]
+struct Outline {
+    /// For each edge, of the windows whose last block is in the cluster below it.
+    ends: Vec<End>,
+    /// What the cheapest windows cost less than.
+    below: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// The edge below the latest cluster in which they begin, counted from the run's first edge.
+    first: usize,
+    /// What they cost at least; `u64::MAX` if there are none.
+    floor: u64,
+}
+
+impl Outline {
+    /// The `keep` cheapest windows cost less than `below`, and no more than the `keep` cheapest of those windows that
+    /// have whole clusters. O(edges · log keep).
+    fn new(picture: &Picture, need: u64, slid: &[u64], below: u64, keep: usize) -> Self {
+        let mut ends = Vec::with_capacity(picture.edges.len());
+        let mut floors = BinaryHeap::with_capacity(keep);
+        let mut bound = below;
+        let least = picture.tariff.floor(0);
+        for range in &picture.runs {
+            let edges = &picture.edges[range.edges.clone()];
+            let slid = &slid[range.edges.clone()];
+            let mut first = 0;
+            for (last, over) in edges.iter().enumerate() {
+                let yields = |first: usize| {
+                    need + slid[last] - slid[first] + u64::from(edges[first].hole.low) <= over.hole.high.into()
+                };
+                while first + 1 < last && yields(first + 1) {
+                    first += 1;
+                }
+                if first >= last || !yields(first) {
+                    ends.push(End { first, floor: u64::MAX });
+                    continue;
+                }
+                // One block of the first cluster at least, one of the last, and all between.
+                let between = edges[last - 1].floor.saturating_sub(edges[first + 1].floor);
+                let outer = least.saturating_mul(1 + u64::from(first + 1 < last));
+                ends.push(End { first, floor: between.saturating_add(outer) });
+                let floor = over.floor - edges[first].floor;
+                if floor < bound {
+                    if floors.len() < keep {
+                        floors.push(floor);
+                    } else if let Some(mut dearest) = floors.peek_mut() {
+                        *dearest = floor;
+                    }
+                    if floors.len() == keep {
+                        bound = floors.peek().map_or(bound, |&dearest| dearest);
+                    }
+                }
+            }
+        }
+        // Windows that cost as much as the dearest are as good.
+        Self { ends, below: bound.saturating_add(1).min(below) }
+    }
+}
+
+/// For each edge, what blocks below it take away from a window by sliding in it: from the first one of the layout on.
+fn sliding_below_edges(picture: &Picture, threshold: u32) -> Vec<u64> {
+    if picture.block_sizes.1 <= threshold {
+        return vec![0; picture.edges.len()];
+    }
+    let mut start = 0;
+    let sums = picture.edges.iter().scan(0u64, |sum, edge| {
+        let cluster = picture.spans.get(start..edge.span).unwrap_or_default();
+        *sum += cluster.iter().map(|span| slides(span, threshold)).sum::<u64>();
+        start = edge.span;
+        Some(*sum)
+    });
+    sums.collect()
+}
+
+/// What a block takes away from a window by sliding in it. Holes and blocks that stay do not.
+fn slides(span: &Span, threshold: u32) -> u64 {
     // No branch: sizes come in no order that a processor could learn.
-    u64::from(block.size) * u64::from(block.size > threshold)
+    u64::from(span.size) * u64::from(span.size > threshold) * u64::from(span.is_movable())
 }
 
 /// Windows in order of cost: the cheapest that yield enough, and for each that was tried in vain the two that have a
@@ -196,31 +299,32 @@ impl<'a> Candidates<'a> {
     /// Windows as [`cheapest_to_leave`] finds them.
     pub(super) fn new(picture: &'a Picture<'a>, need: u32, threshold: u32, below: u64) -> Self {
         let windows = cheapest_to_leave(picture, need, threshold, below, KEEP);
-        let known = windows.iter().map(|window| window.blocks.clone()).collect();
+        let known = windows.iter().map(|window| window.spans.clone()).collect();
         let heap = windows.into_iter().map(Reverse).collect();
         Self { picture, threshold, heap, known, tries: 0..KEEP, looked_at: 0 }
     }
 
-    /// The cheapest window that costs less than `below`; `None` also after 64 of them, or 2,048 blocks.
+    /// The cheapest window that costs less than `below`; `None` also after 64 of them, or 3,072 spans.
     pub(super) fn next(&mut self, below: u64) -> Option<Window> {
         let first = self.tries.next()? == 0;
         let Reverse(window) = self.heap.pop()?;
-        self.looked_at += window.blocks.len();
-        (window.floor < below && (first || self.looked_at <= BLOCKS)).then_some(window)
+        self.looked_at += window.spans.len();
+        (window.floor < below && (first || self.looked_at <= SPANS)).then_some(window)
     }
 
     /// Adds what has a block more than `window` at either end.
     pub(super) fn extend(&mut self, window: &Window) {
-        let Some(run) = self.picture.runs.get(window.run) else { return };
-        let Range { start, end } = window.blocks;
-        let below = (run.blocks.start < start).then(|| (start - 1..end, start - 1));
-        let above = (end < run.blocks.end).then(|| (start..end + 1, end));
-        for (blocks, added) in [below, above].into_iter().flatten() {
-            if self.known.insert(blocks.clone()) {
-                let block = &self.picture.blocks[added];
-                let floor = window.floor.saturating_add(block.floor());
+        let picture = self.picture;
+        let Some(run) = picture.runs.get(window.run).map(|run| &run.spans) else { return };
+        let Range { start, end } = window.spans.clone();
+        let below = picture.blocks_of(run.start..start).next_back().map(|block| (block..end, block));
+        let above = picture.blocks_of(end..run.end).next().map(|block| (start..block + 1, block));
+        for (spans, added) in [below, above].into_iter().flatten() {
+            if self.known.insert(spans.clone()) {
+                let block = &picture.spans[added];
+                let floor = window.floor.saturating_add(picture.tariff.floor(block.size));
                 let sliding = window.sliding + slides(block, self.threshold);
-                self.heap.push(Reverse(Window { floor, blocks, run: window.run, sliding }));
+                self.heap.push(Reverse(Window { floor, spans, run: window.run, sliding }));
             }
         }
     }

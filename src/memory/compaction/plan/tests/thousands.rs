@@ -28,7 +28,7 @@ fn build(regions: Vec<Vec<(u32, Kind)>>) -> Layout {
             // Hostile sizes: a region has fewer than 2^32 granules.
             let size = size.min(u32::MAX - offset);
             if size != 0 {
-                layout.spans.push(Span { region: RegionId(region as u16), offset, size, kind });
+                layout.spans.push(Span { region: RegionId(region as u16), offset, size, kind, node: None });
                 offset += size;
             }
         }
@@ -45,6 +45,7 @@ fn broken() -> impl Strategy<Value = Layout> {
         offset,
         size,
         kind,
+        node: None,
     });
     prop::collection::vec(span, 0..12).prop_map(|spans| Layout { spans, granule_shift: SHIFT })
 }
