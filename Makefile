@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak stress asan wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -58,6 +58,18 @@ bench: target/release/libpjrt_arena.so ## one table: JAX's CPU backend, the bare
 
 soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
 	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py
+
+# COMPACTIONS=N for another number.
+stress: setup ## 100,000 forced compactions under load from 8 threads
+	$(LIBCLANG) $(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS)
+
+# The flag is not stable, so the compiler is told to take it. The engine is not instrumented: its leaks and its globals
+# are left out, while what it writes to memory of ours through malloc is still seen. TESTS= names some of the tests.
+ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-rdynamic" \
+  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/asan"
+asan: setup ## the conformance tests, a short stress among them, under AddressSanitizer
+	$(LIBCLANG) $(ENGINE) $(ASAN) $(CARGO) test --package plugin_tests --test conformance --locked \
+	  --target x86_64-unknown-linux-gnu -- $(TESTS)
 
 wheel: setup ## dist/pjrt_arena-*-py3-none-linux_*.whl
 	$(LIBCLANG) "$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

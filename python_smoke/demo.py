@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -54,19 +55,19 @@ def fragments(strategy: str) -> dict:
 def show_fragments() -> bool:
     """The last act; whether it went as it must."""
     fails, works = fragments("preallocate"), fragments("tpu")
-    print(f"\n{fails['kept']} small results kept, the big ones between them gone; then one array of 51.2 MiB is asked for")
-    print("\nPJRT_ARENA_STRATEGY=preallocate")
-    print(fails["before"])
-    print("\n".join((fails["error"] or "it went through").splitlines()[:4]))
-    stats = works["stats"]
-    print("\nPJRT_ARENA_STRATEGY=tpu, with the array")
-    print("\n".join(line for line in works["after"].splitlines() if line[:1] not in "#+"))
+    print(f"\n{fails['kept']} small results are kept, big ones between them are gone; asked for: 51.2 MiB")
+    print(f"\nwith PJRT_ARENA_STRATEGY=preallocate:\n{fails['before'].rstrip()}")
+    for line in (fails["error"] or "It went through, although it should not have.").splitlines():
+        print(textwrap.fill(line, 80, subsequent_indent="    "))
     if works["error"]:
-        print(works["error"])
+        print(f"\nwith PJRT_ARENA_STRATEGY=tpu: {works['error']}")
         return False
+    picture = [line for line in works["after"].splitlines() if line[:1] not in "#+"]
+    print("\nwith PJRT_ARENA_STRATEGY=tpu it is there:", *picture, sep="\n")
+    stats = works["stats"]
     print(
-        f"{stats['moved_blocks']} moves of {size(stats['moved_bytes'])} in all; every kept array is bit for bit as it "
-        "was, and\nthe NumPy view of one of them (p) did not move"
+        f"{stats['moved_blocks']} moves, {size(stats['moved_bytes'])} in all. Every array that was kept is bit for bit "
+        "as it\nwas; the one with a NumPy view (p) stayed where it was."
     )
     return fails["error"] is not None
 

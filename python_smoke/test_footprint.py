@@ -141,7 +141,8 @@ class Answers:
     def __init__(self, **texts):
         self.calls = []
         signature = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
-        wide = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+        sizes = [ctypes.c_size_t] * 2
+        wide = ctypes.CFUNCTYPE(ctypes.c_size_t, *sizes, ctypes.c_void_p, ctypes.c_size_t)
         for name, text in texts.items():
             function = wide if name == "pjrt_arena_map" else signature
             setattr(self, name, function(lambda *told, name=name, text=text.encode(): self.write(name, text, *told)))
@@ -192,8 +193,8 @@ def test_what_acts_is_never_asked_again(answering):
 def test_a_map_longer_than_expected_is_asked_for_again(answering):
     text = "#" * 6000
     library = answering(pjrt_arena_map=text)
-    assert memory.map(100) == text
-    assert library.calls == [("pjrt_arena_map", 100, 4096), ("pjrt_arena_map", 100, 6001)]
+    assert memory.map(100, 20) == text
+    assert library.calls == [("pjrt_arena_map", 100, 20, 4096), ("pjrt_arena_map", 100, 20, 6001)]
 
 
 def test_stats_are_those_of_the_counters():

@@ -397,7 +397,10 @@ impl Buffer {
         {
             held.unpin();
         }
-        if let (Some(nest), Some(spare)) = (&self.nest, state.spare()) {
+        // Asked in this order: a spare that nobody keeps would leave its view behind.
+        if let Some(nest) = &self.nest
+            && let Some(spare) = state.spare()
+        {
             drop(state);
             if self.client.is_open()
                 && let Err(spare) = nest.spares.put(nest.destination, spare)

@@ -64,6 +64,14 @@ impl Opened<'_> {
     }
 }
 
+/// Why a goal was not reached.
+pub struct Hindrance {
+    /// Why there is no plan.
+    pub obstacle: Obstacle,
+    /// Whether programs or transfers kept buffers where they are. Those end.
+    pub in_use: bool,
+}
+
 /// What [`compact`] did on one device.
 pub struct Report {
     /// Buffers moved.
@@ -105,18 +113,19 @@ pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
 ///
 /// # Errors
 /// Why it cannot be. A move that fails ends the work early; what was moved stays moved.
-pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> Result<Opened<'a>, Obstacle> {
+pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> Result<Opened<'a>, Hindrance> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
     for _ in 0..ATTEMPTS {
-        let movable = Movable::of(memory, &busy);
+        let (movable, in_use) = Movable::of(memory, &busy);
         let costs = memory.mover.costs();
-        let compaction = memory.plan(goal, &costs, &|block| movable.get(block).is_some())?;
+        let plan = memory.plan(goal, &costs, &|block| movable.get(block).is_some());
+        let compaction = plan.map_err(|obstacle| Hindrance { obstacle, in_use })?;
         match seize(client, compaction.moves(), &movable) {
             Ok(seized) => return Ok(perform(client, memory, compaction, seized)),
             Err(block) => busy.insert(block),
         };
     }
-    Err(Obstacle::Barriers { free: memory.stats().free_bytes })
+    Err(Hindrance { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, in_use: true })
 }
 
 /// Buffers by their block's number.
@@ -124,18 +133,20 @@ pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> R
 struct Movable(Vec<Option<(BlockId, Arc<Buffer>)>>);
 
 impl Movable {
-    /// The buffers that may move now, but for those that were `busy` a moment ago.
-    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> Self {
-        let mut movable = Self::default();
+    /// The buffers that may move now, but for those that were `busy` a moment ago; and whether a program or a transfer
+    /// keeps others where they are.
+    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, bool) {
+        let (mut movable, mut in_use) = (Self::default(), !busy.is_empty());
         for buffer in memory.roster.buffers() {
             let block = buffer.custody().peek(|body| body.held().map(|held| held.block().id));
-            if let Some(block) = block.filter(|block| !busy.contains(block))
-                && buffer.custody().stay().is_none()
-            {
-                movable.add(block, buffer);
+            let Some(block) = block.filter(|block| !busy.contains(block)) else { continue };
+            match buffer.custody().stay() {
+                None => movable.add(block, buffer),
+                Some(Stay::InUse | Stay::Gone) => in_use = true,
+                Some(Stay::Referenced | Stay::AddressKnown | Stay::NotWhole) => {}
             }
         }
-        movable
+        (movable, in_use)
     }
 
     fn add(&mut self, block: BlockId, buffer: Arc<Buffer>) {
@@ -257,7 +268,9 @@ pub fn compact(client: &Client, memory: &DeviceMemory) -> Report {
     let (buffers, bytes) = loop {
         match carry_out(client, memory, Goal::Pack) {
             Ok(opened) => break (opened.buffers, opened.bytes),
-            Err(Obstacle::UnderWay) if Instant::now() < deadline => memory.wait_for_compaction(deadline),
+            Err(Hindrance { obstacle: Obstacle::UnderWay, .. }) if Instant::now() < deadline => {
+                memory.wait_for_compaction(deadline)
+            }
             Err(_) => break (0, Bytes::ZERO),
         }
     };

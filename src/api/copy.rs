@@ -20,6 +20,39 @@ use crate::{
     sys,
 };
 
+/// Whether the bytes lie in a block of ours, written and good.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a deleted buffer, or the engine's.
+///
+/// # Safety
+/// The client must be alive.
+unsafe fn is_at_rest(buffer: &Buffer) -> Outcome<bool> {
+    let client = &buffer.client;
+    let handle = buffer.take_up()?;
+    let ready = (|| -> Outcome<bool> {
+        if buffer.state().held().is_none() {
+            return Ok(false);
+        }
+        // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
+        let ready = unsafe {
+            let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
+            client.engine.own_event(args.event)
+        };
+        if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
+            return Ok(false);
+        }
+        if let Some(Err(error)) = ready.map(|event| event.wait()) {
+            // The engine's copy carries the source's error to whoever reads it.
+            log::debug!("copying a buffer that holds an error: {}", error.message());
+            return Ok(false);
+        }
+        Ok(true)
+    })();
+    buffer.land();
+    ready
+}
+
 /// A copy of `buffer` in a block of `device`; `None` if it cannot be made here and now.
 ///
 /// # Errors
@@ -28,27 +61,18 @@ use crate::{
 /// # Safety
 /// The client must be alive.
 unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
-    let client = &buffer.client;
-    let handle = buffer.take_up()?;
-    let copy = (|| {
-        let Some(from) = buffer.state().storage.address() else { return Ok(None) };
-        // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
-        let ready = unsafe {
-            let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
-            client.engine.own_event(args.event)
-        };
-        if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
-            return Ok(None);
-        }
-        if let Some(Err(error)) = ready.map(|event| event.wait()) {
-            // The engine's copy carries the source's error to whoever reads it.
-            log::debug!("copying a buffer that holds an error: {}", error.message());
-            return Ok(None);
-        }
-        // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy.
-        // SAFETY: the client is alive; the source's type was viewable.
-        let copy = unsafe { fresh(client, device, Arc::clone(&buffer.shape))? };
-        let to = copy.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
+    // SAFETY: the caller's promise.
+    if unsafe { !is_at_rest(buffer)? } {
+        return Ok(None);
+    }
+    // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
+    // in use while room is sought, so that it may move to make some.
+    // SAFETY: the client is alive; the source's type was viewable.
+    let copy = unsafe { fresh(&buffer.client, device, Arc::clone(&buffer.shape))? };
+    let to = copy.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
+    buffer.take_up()?;
+    let from = buffer.state().storage.address();
+    if let Some(from) = from {
         // SAFETY: both blocks hold the array; the source neither moves nor is freed while it is taken up, the copy is
         // ours alone.
         unsafe {
@@ -59,10 +83,15 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
             );
         }
         copy.mark_whole();
-        Ok(Some(copy))
-    })();
+    }
     buffer.land();
-    copy
+    match from {
+        Some(_) => Ok(Some(copy)),
+        None => {
+            copy.destroy();
+            Ok(None)
+        }
+    }
 }
 
 /// Lets the engine copy, into memory of its own.

@@ -333,9 +333,12 @@ unsafe fn results(
 ) -> Outcome<SmallVec<[Arc<Buffer>; 4]>> {
     let client = &loaded.client;
     let program = &*loaded.program;
+    // An argument in memory of the engine or of an outsider has no block to give, so such a run says nothing about others.
+    let all_ours = candidates.iter().all(|candidate| candidate.held.is_some());
     let known = program.origins.get().filter(|origins| {
         let runs = program.executions.runs.load(Ordering::Relaxed);
-        !runs.is_multiple_of(VERIFY_EVERY)
+        all_ours
+            && !runs.is_multiple_of(VERIFY_EVERY)
             && !program.differs.load(Ordering::Relaxed)
             && origins.consumed.iter().eq(candidates.iter().map(|candidate| &candidate.origin))
     });
@@ -370,12 +373,18 @@ unsafe fn results(
             _ => unsafe { Buffer::adopt(client, output, false)? },
         });
     }
-    if known.is_none() && plugin::kind() == Some(EngineKind::Cpu) {
+    if known.is_none() && all_ours && plugin::kind() == Some(EngineKind::Cpu) {
         let consumed: Vec<Origin> = candidates.iter().map(|candidate| candidate.origin).collect();
         let now = Origins { consumed, results: learned };
         let before = program.origins.get_or_init(|| now.clone());
         if before.consumed == now.consumed && before.results != now.results {
-            log::warn!("a program placed its results differently than before; it is watched from now on");
+            log::warn!(
+                "program '{}' placed its results in {:?} of {:?}, before in {:?}; it is watched from now on",
+                program.name,
+                now.results,
+                now.consumed,
+                before.results
+            );
             program.differs.store(true, Ordering::Relaxed);
         }
     }

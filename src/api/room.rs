@@ -14,6 +14,7 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -39,6 +40,9 @@ const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
 
 /// How often an allocation tries again because another thread was faster.
 const ROUNDS: usize = 1000;
+
+/// How long a program is given that runs in its caller's thread: nobody rings when it ends.
+const SHORT_WHILE: Duration = Duration::from_micros(100);
 
 /// Blocks are multiples of it (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
@@ -139,7 +143,7 @@ impl Client {
         );
         // What divides the memory is worth a look only where that is the cause.
         found.map_err(|shortage| match shortage.free >= size && self.compacts {
-            true => OutOfMemory { pinned: compaction::pinned(memory), ..shortage },
+            true => OutOfMemory { pinned: compaction::pinned(memory).into(), ..shortage },
             false => shortage,
         })
     }
@@ -180,22 +184,31 @@ impl Client {
                 if !self.compacts || over {
                     return Err(shortage);
                 }
-                match compaction::carry_out(self, memory, goal) {
+                let hindrance = match compaction::carry_out(self, memory, goal) {
                     // Otherwise another thread was faster, or a move failed.
                     Ok(opened) => match take(opened) {
                         Ok(found) => return Ok(found),
                         Err(_) => continue,
                     },
-                    Err(Obstacle::UnderWay) => {
-                        memory.wait_for_compaction(deadline);
-                        continue;
-                    }
-                    Err(_) => {}
+                    Err(hindrance) => hindrance,
+                };
+                if hindrance.obstacle == Obstacle::UnderWay {
+                    memory.wait_for_compaction(deadline);
+                    continue;
                 }
-                // What lands next may be freed, or moved.
-                if !hopeful(&shortage) || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                // Where pins alone are in the way, nothing that ends will help.
+                if !hopeful(&shortage) || !memory.is_in_reach(goal, &memory.mover.costs()) {
                     return Err(shortage);
                 }
+                // What lands next may be freed, or moved.
+                if !self.traffic.wait_for_arrival(arrivals, deadline) {
+                    if !hindrance.in_use {
+                        return Err(shortage);
+                    }
+                    thread::sleep(SHORT_WHILE);
+                }
+                // The deadline bounds this, not the number of rounds: other threads' programs are many and short.
+                rounds = 0..ROUNDS;
                 self.traffic.sweep(self.engine);
             }
         })

@@ -34,7 +34,7 @@ pub struct OutOfMemory {
     /// The arena's limit.
     pub limit: Bytes,
     /// What a compaction could not move, where there was one; the largest sum first.
-    pub pinned: Vec<Pinned>,
+    pub pinned: Box<[Pinned]>,
     /// What the device said, where it refused memory that the limit allows.
     pub refusal: Option<Box<Error>>,
 }
@@ -124,7 +124,7 @@ mod tests {
             largest_request: Bytes::gib(4),
             pool: Bytes::gib(9),
             limit: Bytes::gib(10),
-            pinned: Vec::new(),
+            pinned: Box::default(),
             refusal: None,
         };
         let text = oom.to_string();
@@ -135,7 +135,7 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert!(text.ends_with("enough is free, but not in one piece"), "{text}");
-        let pinned = vec![Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }];
+        let pinned = Box::new([Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }]);
         let tpu = OutOfMemory { strategy: Strategy::Tpu, pinned, ..oom.clone() }.to_string();
         assert!(
             tpu.starts_with(

@@ -98,13 +98,10 @@ impl<'a> Worker<'a> {
         match outcome {
             Ok(value) => Some(value),
             Err(failure) if failure.code == Code::RESOURCE_EXHAUSTED => {
-                let why: Vec<&str> = failure
-                    .message
-                    .lines()
-                    .filter_map(|line| line.trim().strip_prefix("could not move ")?.split_once(": "))
-                    .map(|(_, why)| why)
-                    .collect();
-                *self.outcome.refused.entry(why.join(", ")).or_default() += 1;
+                let pinned = failure.message.lines().filter_map(|line| line.trim().strip_prefix("could not move "));
+                let why: Vec<&str> = pinned.filter_map(|line| line.split_once(": ")).map(|(_, why)| why).collect();
+                let what = if failure.message.contains("to reserve") { "scratch" } else { "array" };
+                *self.outcome.refused.entry(format!("{what}: {}", why.join(", "))).or_default() += 1;
                 self.destroy();
                 None
             }

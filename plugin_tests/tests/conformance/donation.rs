@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use plugin_tests::{Buffer, Client, Code, Gate, Program, RunOptions, event::elsewhere, gate};
+use plugin_tests::{Buffer, Client, Code, Gate, HostArray, Program, RunOptions, Semantics, event::elsewhere, gate};
 
-use crate::{DIMS, plus, ramp, shared, ticket};
+use crate::{DIMS, MIB, limited, plus, ramp, settles_at, shared, ticket};
 
 fn keep(indices: &[i64]) -> RunOptions<'_> {
     RunOptions { keep: indices, ..RunOptions::default() }
@@ -204,4 +204,25 @@ fn c17_a_pending_reader_keeps_the_old_contents() {
     gate.open();
     assert_eq!(reading[0].read::<f32>().unwrap(), ramp(1.0));
     assert_eq!(written.wait(), plus(&ramp(0.0), 1.0));
+}
+
+#[test]
+fn c17_arena_a_first_donation_from_elsewhere_says_nothing_about_the_next() {
+    let client = limited("preallocate", 8 * MIB);
+    let donate = client.compile(&Program::donate()).unwrap();
+    // An outsider's memory, which the library has no block of, is what the program's first run consumes.
+    let host = ramp(10.0);
+    let foreign = HostArray::of(&host, &DIMS).on_device(client.device());
+    let (foreign, _done) = client.from_host(&foreign, Semantics::MutableZeroCopy).unwrap();
+    assert_eq!(donate.run1(&[&foreign]).unwrap().read::<f32>().unwrap(), ramp(11.0));
+    drop(foreign);
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let y = donate.run1(&[&x]).unwrap();
+    y.ready().wait().unwrap();
+    settles_at(&client, 4096);
+    // The block of `x` is that of `y`, and nobody else's.
+    let others: Vec<_> = (0..64).map(|_| client.put(&ramp(500.0), &DIMS).unwrap()).collect();
+    assert_eq!(y.read::<f32>().unwrap(), ramp(1.0));
+    drop((x, y, others));
+    settles_at(&client, 0);
 }

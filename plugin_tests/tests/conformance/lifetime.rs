@@ -85,6 +85,29 @@ fn c35_arena_clients_give_their_memory_back() {
     });
 }
 
+/// Resident memory of this process in KiB.
+fn resident() -> i64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn c35_arena_arrays_from_the_host_leave_nothing_behind() {
+    // AddressSanitizer, where it runs, must not keep what is freed.
+    in_child!(&[("ASAN_OPTIONS", "detect_leaks=0:detect_odr_violation=0:quarantine_size_mb=0")], || {
+        let client = limited("preallocate", 64 * MIB);
+        let values = ramp(0.0);
+        let cycle = || (0..10_000).for_each(|_| drop(client.put(&values, &DIMS).unwrap()));
+        cycle();
+        let before = resident();
+        cycle();
+        // The smallest thing that could stay of each is a view of the engine, about 1.5 KiB.
+        let grown = resident() - before;
+        assert!(grown < 5_000, "10,000 arrays left {grown} KiB");
+    });
+}
+
 #[test]
 fn c35_executables_may_go_before_their_results() {
     let client = Client::one();

@@ -17,6 +17,7 @@ mod executable;
 mod execute;
 mod lifetime;
 mod misuse;
+mod on_demand;
 mod out_of_memory;
 mod settings;
 mod stats;

@@ -118,6 +118,15 @@ impl Arena {
         Ok(compaction)
     }
 
+    /// Whether `goal` could be reached once everything that is retired is free and everything else that lives can move, but
+    /// for pinned blocks. Without it there is nothing to wait for. O(n log n), with the lock.
+    pub fn is_in_reach(&self, goal: Goal, costs: &Costs) -> bool {
+        let state = self.state.lock();
+        let scratch = state.scratch.span();
+        let layout = state.placement.space().map(|space| space.prospect(|node| Some(node) != scratch));
+        layout.is_some_and(|layout| state.plan_on(&layout, goal, costs).is_some())
+    }
+
     /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
     /// to be pinned. O(1): only the region's highest spans are looked at.
     ///
@@ -332,16 +341,17 @@ impl State {
             Goal::Pack => Bytes::ZERO,
         };
         let free = self.placement.free();
+        let regrows = matches!(goal, Goal::Hole(size) if self.placement.fits_instead_of(size, free));
         // Ordinary blocks take less than slots do.
-        if lacking > free && (lacking > free + self.slack_of_slots(granule) || !self.dissolve_slots()) {
+        if lacking > free && !regrows && (lacking > free + self.slack_of_slots(granule) || !self.dissolve_slots()) {
             return Err(Obstacle::TooLittle { free });
         }
         let free = self.placement.free();
         let mut picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
-        let mut plan = self.plan_on(&picture, goal, costs);
+        let mut plan = self.plan_on(&picture.layout, goal, costs);
         if plan.is_none() && self.dissolve_slots() {
             picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
-            plan = self.plan_on(&picture, goal, costs);
+            plan = self.plan_on(&picture.layout, goal, costs);
         }
         plan.map(|plan| (picture, plan)).ok_or(Obstacle::Barriers { free })
     }
@@ -357,14 +367,19 @@ impl State {
                 blocks[node.index()] = Some(id);
             }
         }
-        let (layout, nodes) = space.picture(|node| blocks[node.index()].is_some());
+        let (layout, nodes) = space.picture(&blocks);
         Some(Picture { layout, nodes, blocks })
     }
 
-    fn plan_on(&self, picture: &Picture, goal: Goal, costs: &Costs) -> Option<Plan> {
-        let (layout, space) = (&picture.layout, self.placement.space()?);
+    fn plan_on(&self, layout: &Layout, goal: Goal, costs: &Costs) -> Option<Plan> {
+        let space = self.placement.space()?;
         match goal {
-            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs),
+            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs).or_else(|| {
+                // No region has so much, or can: one that does comes in the place of those that can be emptied.
+                let plan = compaction::pack(layout, costs);
+                let emptied = Bytes::new(plan.emptied(layout) << layout.granule_shift);
+                (!plan.steps.is_empty() && self.placement.fits_instead_of(size, emptied)).then_some(plan)
+            }),
             Goal::Pack => Some(compaction::pack(layout, costs)),
             Goal::Bottom(size) => {
                 let bottom = space.bottom(self.placement.bottom()?, size)?;

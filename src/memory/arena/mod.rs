@@ -376,7 +376,7 @@ impl Arena {
             largest_request: stats.largest_request,
             pool: stats.pool_bytes,
             limit: self.limit,
-            pinned: Vec::new(),
+            pinned: Box::default(),
             refusal: shortage.refusal.map(Box::new),
         }
     }

@@ -62,6 +62,22 @@ pub(crate) struct Plan {
     pub(crate) cost: u64,
 }
 
+impl Plan {
+    /// Granules of all regions that hold nothing once the plan is carried out. O(n).
+    pub(crate) fn emptied(&self, layout: &Layout) -> u64 {
+        let mut stays: Vec<bool> = layout.spans.iter().map(|span| !span.is_hole()).collect();
+        self.steps.iter().for_each(|step| stays[step.span] = false);
+        let regions = layout.spans.chunk_by(|one, next| one.region == next.region);
+        let mut first = 0;
+        let emptied = regions.filter(|spans| {
+            let stays = &stays[first..first + spans.len()];
+            first += spans.len();
+            !stays.contains(&true) && !self.steps.iter().any(|step| step.region == spans[0].region)
+        });
+        emptied.flatten().map(|span| u64::from(span.size)).sum()
+    }
+}
+
 /// Opens a hole of `need` granules somewhere, as cheaply as it can; `None` if it finds no way, or if `need` is zero.
 ///
 /// It finds one whenever a run has `need` granules free. O(n log n) for n spans, unless all runs must give of theirs.

@@ -15,6 +15,7 @@ use crate::{
     memory::{
         Region,
         compaction::{Kind, Layout, Run, Span},
+        table::BlockId,
     },
     units::{Address, Bytes},
 };
@@ -27,25 +28,49 @@ const PIN_PROBES: usize = 64;
 pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
-    /// A picture of all regions that hold a block, and the node of each of its spans. O(spans).
-    pub(crate) fn picture(&self, movable: impl Fn(NodeId) -> bool) -> (Layout, Vec<NodeId>) {
-        let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
-        let mut ids = Vec::with_capacity(self.nodes.len());
+    /// A picture of all regions that hold a block, and the node of each of its spans. `movable` has a place for each
+    /// node. O(spans).
+    pub(crate) fn picture(&self, movable: &[Option<BlockId>]) -> (Layout, Vec<NodeId>) {
+        let nodes = &self.nodes[..];
+        let mut spans = Vec::with_capacity(nodes.len());
+        let mut ids = Vec::with_capacity(nodes.len());
         for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
             let mut next = Some(record.first);
             while let Some(id) = next {
-                let node = &self.nodes[id.index()];
-                let kind = match node.tenure {
+                let Node { offset, size, region, tenure, .. } = nodes[id.index()];
+                let kind = match tenure {
                     Tenure::Hole => Kind::Hole,
-                    Tenure::Live if movable(id) => Kind::Movable,
+                    _ if movable[id.index()].is_some() => Kind::Movable,
                     _ => Kind::Fixed,
                 };
-                layout.spans.push(Span { region: node.region, offset: node.offset, size: node.size, kind });
+                spans.push(Span { region, offset, size, kind });
                 ids.push(id);
-                next = node.next;
+                next = nodes[id.index()].next;
             }
         }
-        (layout, ids)
+        (Layout { spans, granule_shift: self.granule_shift }, ids)
+    }
+
+    /// A picture of what may come: retired and reserved spans count as holes, live ones as movable unless they stay, and
+    /// only pinned ones stay for certain. O(spans).
+    pub(crate) fn prospect(&self, movable: impl Fn(NodeId) -> bool) -> Layout {
+        let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
+        for record in self.regions.iter().flatten() {
+            for id in std::iter::successors(Some(record.first), |id| self.nodes[id.index()].next) {
+                let Node { region, offset, size, tenure, .. } = self.nodes[id.index()];
+                let kind = match tenure {
+                    Tenure::Hole | Tenure::Retired | Tenure::Reserved => Kind::Hole,
+                    Tenure::Live if movable(id) => Kind::Movable,
+                    Tenure::Live | Tenure::Pinned | Tenure::Vacant => Kind::Fixed,
+                };
+                match layout.spans.last_mut() {
+                    // Holes of a region never touch.
+                    Some(last) if kind == Kind::Hole && last.kind == kind && last.region == region => last.size += size,
+                    _ => layout.spans.push(Span { region, offset, size, kind }),
+                }
+            }
+        }
+        layout
     }
 
     /// One more than the largest number of a node.

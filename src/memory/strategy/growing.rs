@@ -282,6 +282,11 @@ impl Placement for Growing {
         self.largest_hole().max(growth).max(slot)
     }
 
+    fn fits_instead_of(&self, size: Bytes, empty: Bytes) -> bool {
+        let need = size.max(self.pool.space.granule()).checked_round_up(self.granularity);
+        need.is_some_and(|need| need <= self.room() + empty)
+    }
+
     fn regions(&self) -> Vec<Region> {
         let extents = self.extents.iter().copied().flatten();
         self.pool.space.regions().map(|(_, region)| region).chain(extents).collect()

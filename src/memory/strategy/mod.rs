@@ -95,6 +95,12 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// The largest request that succeeds now, if the device gives what the limit allows.
     fn largest_request(&self) -> Bytes;
 
+    /// Whether a region for `size` could be had, if the regions that hold nothing, `empty` bytes in all, went back first.
+    /// Only a strategy whose pool grows can say yes.
+    fn fits_instead_of(&self, _size: Bytes, _empty: Bytes) -> bool {
+        false
+    }
+
     /// The regions held, without those that are one block's own.
     fn regions(&self) -> Vec<Region>;
 

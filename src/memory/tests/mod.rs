@@ -11,6 +11,7 @@ use super::*;
 use crate::{
     device::fake::FakeBacking,
     error::{Code, Error},
+    memory::compaction::Costs,
 };
 
 const PAGE: Bytes = Bytes::kib(4);
@@ -144,6 +145,32 @@ fn growing_gives_empty_regions_up_when_the_limit_is_in_the_way() {
     let whole = take(&arena, Bytes::mib(64));
     assert_eq!(assert_sums(&arena).free_bytes, Bytes::ZERO);
     assert_eq!(arena.free(whole.id), Ok(()));
+}
+
+#[test]
+fn growing_empties_regions_for_one_that_no_region_can_hold() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::mib(64));
+    let blocks: Vec<Block> = (0..30).map(|_| take(&arena, Bytes::mib(1))).collect();
+    let (kept, gone): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(number, _)| number % 5 == 0);
+    gone.iter().for_each(|(_, block)| assert_eq!(arena.free(block.id), Ok(())));
+    assert!(arena.regions().len() > 3, "{:?}", arena.regions());
+    let size = Bytes::mib(54);
+    let oom = arena.allocate(size).expect_err("each region holds something");
+    assert!(oom.free < size && oom.limit - oom.in_use >= size, "{oom}");
+    let movable = |id: BlockId| kept.iter().any(|(_, block)| block.id == id);
+    // With a block that stays in the way it is not even tried.
+    let stays = kept.last().expect("some are kept").1.id;
+    let costs = Costs::COPY;
+    assert!(arena.plan(Goal::Hole(size), &costs, &|id| movable(id) && id != stays).is_err());
+    let mut compaction = arena.plan(Goal::Hole(size), &costs, &movable).expect("all of it can move");
+    for _ in 0..compaction.moves().len() {
+        assert_eq!(compaction.commit(), Ok(()));
+    }
+    let whole = compaction.allocate(size).unwrap_or_else(|oom| panic!("{oom}"));
+    assert_eq!(assert_sums(&arena).live_blocks, 7);
+    kept.iter().for_each(|(_, block)| assert_eq!(arena.free(block.id), Ok(())));
+    assert_eq!(arena.free(whole.id), Ok(()));
+    assert_eq!(device.violations(), 0);
 }
 
 #[test]

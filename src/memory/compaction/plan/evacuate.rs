@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{
     Plan,
     fit::{BestFit, Place},
-    picture::{Draft, Extent, Picture},
+    picture::{Draft, Extent, Hole, Picture},
     slide::Slider,
     windows::Candidates,
 };
@@ -36,8 +36,10 @@ pub(super) struct Evacuation<'a> {
 impl<'a> Evacuation<'a> {
     pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
         let least = picture.smallest_block;
-        let holes = picture.spans.iter().zip(0..).filter(|(span, _)| span.is_hole() & (span.size >= least));
-        let places = holes.map(|(span, owner)| Place { size: span.size, owner, offset: span.offset }).collect();
+        let owner = |hole: &Hole| u32::try_from(hole.span).unwrap_or(u32::MAX);
+        let place =
+            |hole: &Hole| Place { size: hole.size, owner: owner(hole), offset: picture.spans[hole.span].offset };
+        let places = picture.holes.iter().filter(|hole| hole.size >= least).map(place).collect();
         let fit = BestFit::new(places);
         Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
     }

@@ -46,11 +46,15 @@ pub(super) struct BestFit {
 }
 
 impl BestFit {
-    /// A shelf of `places`, in any order.
-    pub(super) fn new(mut places: Vec<Place>) -> Self {
-        places.sort_unstable_by_key(|place| (u64::from(place.size) << u32::BITS) | u64::from(place.owner));
-        let seen = places.len();
-        Self { shelf: places, barred: 0..0, stack: Vec::new(), rests: BinaryHeap::new(), seen }
+    /// A shelf of `places`, which come in order of their owners.
+    pub(super) fn new(places: Vec<Place>) -> Self {
+        // Integers are sorted far faster than places; the number says which place it was.
+        let keys = places.iter().zip(0u64..).map(|(place, number)| (u64::from(place.size) << u32::BITS) | number);
+        let mut keys: Vec<u64> = keys.collect();
+        keys.sort_unstable();
+        let shelf: Vec<Place> = keys.into_iter().map(|key| places[key as u32 as usize]).collect();
+        let seen = shelf.len();
+        Self { shelf, barred: 0..0, stack: Vec::new(), rests: BinaryHeap::new(), seen }
     }
 
     /// The places as they were given, by size.

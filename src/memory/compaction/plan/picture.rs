@@ -12,6 +12,8 @@ pub(super) struct Picture<'a> {
     pub(super) tariff: Tariff,
     /// All that may move, in order of address.
     pub(super) blocks: Vec<Block>,
+    /// All holes, in order of address.
+    pub(super) holes: Vec<Hole>,
     /// What lies between barriers: blocks that stay and ends of regions. None is empty.
     pub(super) runs: Vec<Between>,
     /// Granules in holes.
@@ -29,7 +31,18 @@ pub(super) struct Block {
     pub(super) size: u32,
     /// The block and the holes beside it.
     pub(super) room: Extent,
-    /// The least that moving it costs.
+    /// The least that moving the run's blocks up to this one costs; without it, and with it.
+    pub(super) floors: [u64; 2],
+}
+
+/// A hole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hole {
+    pub(super) span: usize,
+    pub(super) size: u32,
+    /// The next block above, as an index into the picture's blocks.
+    pub(super) above: usize,
+    /// The least that moving the run's blocks below it costs.
     pub(super) floor: u64,
 }
 
@@ -39,55 +52,57 @@ pub(super) struct Between {
     pub(super) spans: Range<usize>,
     /// Indices into the picture's blocks.
     pub(super) blocks: Range<usize>,
+    /// Indices into the picture's holes.
+    pub(super) holes: Range<usize>,
 }
 
 impl<'a> Picture<'a> {
     pub(super) fn new(layout: &'a Layout, costs: &Costs) -> Self {
         let spans = &layout.spans[..];
         let tariff = Tariff::new(costs, layout.granule_shift);
-        let mut runs = Vec::new();
         let mut blocks: Vec<Block> = Vec::with_capacity(spans.len());
-        let (mut free, mut largest, mut smallest_block) = (0, 0, u32::MAX);
+        // Two holes never touch.
+        let mut holes = Vec::with_capacity(spans.len() / 2 + 1);
+        let mut runs = Vec::new();
         let mut run = Between::default();
-        let mut last: Option<&Span> = None;
+        let mut region = spans.first().map(|span| span.region);
+        // Where the last block ended, and what moving the run's blocks so far costs.
+        let (mut low, mut floor) = (spans.first().map_or(0, |span| span.offset), 0u64);
         for (index, span) in spans.iter().enumerate() {
-            if last.is_some_and(|last| last.region != span.region) {
-                runs.push(std::mem::replace(
-                    &mut run,
-                    Between { spans: index..index, blocks: blocks.len()..blocks.len() },
-                ));
-                last = None;
+            if region != Some(span.region) {
+                region = Some(span.region);
+                runs.push(run.split_off(index, &blocks, &holes));
+                (low, floor) = (span.offset, 0);
             }
-            let hole_before = last.filter(|last| last.is_hole());
+            let end = span.end();
             match span.kind {
                 Kind::Hole => {
-                    free += u64::from(span.size);
-                    largest = largest.max(span.size);
-                    if last.is_some_and(Span::is_movable)
-                        && let Some(block) = blocks.last_mut()
-                    {
-                        block.room.high = span.end();
+                    if let Some(block) = blocks[run.blocks.start..].last_mut() {
+                        block.room.high = end;
                     }
+                    holes.push(Hole { span: index, size: span.size, above: blocks.len(), floor });
                 }
                 Kind::Movable => {
-                    smallest_block = smallest_block.min(span.size);
-                    let room = Extent { low: hole_before.map_or(span.offset, |hole| hole.offset), high: span.end() };
-                    blocks.push(Block { span: index, size: span.size, room, floor: tariff.floor(span.size) });
+                    let before = floor;
+                    floor = floor.saturating_add(tariff.floor(span.size));
+                    let room = Extent { low, high: end };
+                    blocks.push(Block { span: index, size: span.size, room, floors: [before, floor] });
+                    low = end;
                 }
                 Kind::Fixed => {
-                    runs.push(std::mem::take(&mut run));
-                    run = Between { spans: index + 1..index + 1, blocks: blocks.len()..blocks.len() };
+                    runs.push(run.split_off(index, &blocks, &holes));
+                    run.spans.start = index + 1;
+                    (low, floor) = (end, 0);
                 }
             }
-            if span.kind != Kind::Fixed {
-                run.spans.end = index + 1;
-                run.blocks.end = blocks.len();
-            }
-            last = Some(span);
         }
-        runs.push(run);
+        runs.push(run.split_off(spans.len(), &blocks, &holes));
         runs.retain(|run| !run.spans.is_empty());
-        Self { spans, tariff, blocks, runs, free, largest, smallest_block }
+        // Apart from the loop above, which has enough to keep in registers.
+        let free = holes.iter().map(|hole| u64::from(hole.size)).sum();
+        let largest = holes.iter().map(|hole| hole.size).max().unwrap_or(0);
+        let smallest_block = blocks.iter().map(|block| block.size).min().unwrap_or(u32::MAX);
+        Self { spans, tariff, blocks, holes, runs, free, largest, smallest_block }
     }
 
     /// Blocks that may move among the spans `range`, in order of address.
@@ -120,6 +135,26 @@ impl<'a> Picture<'a> {
     pub(super) fn exchangeable(&self, span: usize) -> bool {
         let size = self.spans[span].size;
         self.tariff.floor(size) < self.tariff.copied(size)
+    }
+}
+
+impl Block {
+    /// The least that moving it costs.
+    pub(super) fn floor(&self) -> u64 {
+        self.floors[1] - self.floors[0]
+    }
+}
+
+impl Between {
+    /// Ends the run before the span `end`, and begins the next one there.
+    fn split_off(&mut self, end: usize, blocks: &[Block], holes: &[Hole]) -> Self {
+        let next = Self { spans: end..end, blocks: blocks.len()..blocks.len(), holes: holes.len()..holes.len() };
+        let Self { spans, blocks, holes } = std::mem::replace(self, next.clone());
+        Self {
+            spans: spans.start..next.spans.start,
+            blocks: blocks.start..next.blocks.start,
+            holes: holes.start..next.holes.start,
+        }
     }
 }
 

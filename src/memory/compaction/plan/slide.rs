@@ -88,7 +88,7 @@ impl Pass {
     fn fill(
         &mut self,
         picture: &Picture,
-        blocks: impl Iterator<Item = usize>,
+        blocks: impl ExactSizeIterator<Item = usize>,
         extent: Extent,
         slack: u32,
         toward: Toward,
@@ -96,6 +96,10 @@ impl Pass {
         self.to.clear();
         self.cost.clear();
         self.slack.clear();
+        let count = blocks.len();
+        self.to.reserve(count);
+        self.cost.reserve(count + 1);
+        self.slack.reserve(count + 1);
         self.cost.push(0);
         self.slack.push(0);
         let page = picture.tariff.page();
@@ -118,12 +122,15 @@ impl Pass {
                 Toward::Low => nearest.saturating_add(gap),
                 Toward::High => nearest.saturating_sub(gap),
             };
-            let mut to = nearest;
-            if gap <= slack - used && picture.price(block, spot(further)) < picture.price(block, spot(nearest)) {
-                to = further;
-                used += gap;
+            let (mut to, mut price) = (nearest, picture.price(block, spot(nearest)));
+            if gap != 0 && gap <= slack - used {
+                let other = picture.price(block, spot(further));
+                if other < price {
+                    (to, price) = (further, other);
+                    used += gap;
+                }
             }
-            cost = cost.saturating_add(picture.price(block, spot(to)));
+            cost = cost.saturating_add(price);
             edge = match toward {
                 Toward::Low => to.checked_add(span.size)?,
                 Toward::High => to,
@@ -145,7 +152,7 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
     let mut attempt = |need_with_slack: u64, keep: usize, best: &mut Option<Plan>| {
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
         let mut looked_at = 0;
-        for window in windows::cheapest(picture, need_with_slack, 0, below, keep) {
+        for window in windows::cheapest_to_slide(picture, need_with_slack, below, keep) {
             looked_at += window.blocks.len();
             let first = looked_at == window.blocks.len();
             if (looked_at > BLOCKS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {

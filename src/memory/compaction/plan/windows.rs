@@ -83,45 +83,94 @@ impl PartialOrd for Window {
     }
 }
 
+/// The cheapest windows met so far.
+#[derive(Debug)]
+struct Cheapest {
+    heap: BinaryHeap<Window>,
+    keep: usize,
+    /// What a window must cost less than to be kept.
+    below: u64,
+}
+
+impl Cheapest {
+    fn new(keep: usize, below: u64) -> Self {
+        Self { heap: BinaryHeap::with_capacity(keep), keep, below }
+    }
+
+    /// Keeps `window`, which costs less than [`Self::below`], instead of the dearest.
+    fn push(&mut self, window: Window) {
+        if self.heap.len() < self.keep {
+            self.heap.push(window);
+        } else if let Some(mut worst) = self.heap.peek_mut() {
+            *worst = window;
+        }
+        if self.heap.len() == self.keep {
+            self.below = self.heap.peek().map_or(self.below, |worst| worst.floor);
+        }
+    }
+}
+
+/// Finds up to `keep` windows that yield `need` granules if all their blocks slide, and cost less than `below`,
+/// cheapest first.
+///
+/// They begin and end with a hole: blocks beyond would cost and yield nothing. `need` is more than any hole has. Two
+/// pointers a run: for each last hole the latest first one. O(holes · log keep).
+pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: usize) -> Vec<Window> {
+    let mut best = Cheapest::new(keep, below);
+    for (run, range) in picture.runs.iter().enumerate() {
+        let holes = &picture.holes[range.holes.clone()];
+        let (mut first, mut free) = (0, 0u64);
+        for (last, hole) in holes.iter().enumerate() {
+            free += u64::from(hole.size);
+            while first < last && free - u64::from(holes[first].size) >= need {
+                free -= u64::from(holes[first].size);
+                first += 1;
+            }
+            let floor = hole.floor - holes[first].floor;
+            let blocks = holes[first].above..hole.above;
+            if free >= need && floor < best.below && !blocks.is_empty() {
+                best.push(Window { floor, blocks, run, sliding: 0 });
+            }
+        }
+    }
+    best.heap.into_sorted_vec()
+}
+
 /// Finds up to `keep` windows that yield `need` granules and cost less than `below`, cheapest first.
 ///
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
-/// hole has. Two pointers a run: for each last block the latest first one. O(n log keep).
-pub(super) fn cheapest(picture: &Picture, need: u64, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
-    let mut best = BinaryHeap::with_capacity(keep + 1);
-    let mut below = below;
+/// hole has. Two pointers a run: behind each last block the longest window that is cheap enough. Few of them yield enough
+/// once some windows are known; those are made as short as may be. O(n log keep).
+fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
+    let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
         let blocks = &picture.blocks[range.blocks.clone()];
-        let (mut first, mut floor, mut sliding) = (0, 0u64, 0u64);
+        let (mut first, mut sliding) = (0, 0u64);
         for (last, block) in blocks.iter().enumerate() {
-            floor = floor.saturating_add(block.floor);
             sliding += slides(block, threshold);
-            let high = u64::from(block.room.high);
-            if high < need + sliding + u64::from(blocks[first].room.low) {
+            while first <= last && block.floors[1] - blocks[first].floors[0] >= best.below {
+                sliding -= slides(&blocks[first], threshold);
+                first += 1;
+            }
+            let yields = |first: usize, sliding: u64| {
+                u64::from(need) + sliding + u64::from(blocks[first].room.low) <= block.room.high.into()
+            };
+            if first > last || !yields(first, sliding) {
                 continue;
             }
             while first < last {
                 let fewer = sliding - slides(&blocks[first], threshold);
-                if high < need + fewer + u64::from(blocks[first + 1].room.low) {
+                if !yields(first + 1, fewer) {
                     break;
                 }
-                sliding = fewer;
-                floor = floor.saturating_sub(blocks[first].floor);
-                first += 1;
+                (first, sliding) = (first + 1, fewer);
             }
-            if floor < below {
-                let blocks = range.blocks.start + first..range.blocks.start + last + 1;
-                best.push(Window { floor, blocks, run, sliding });
-                if best.len() > keep {
-                    best.pop();
-                }
-                if best.len() == keep {
-                    below = best.peek().map_or(below, |worst: &Window| worst.floor);
-                }
-            }
+            let floor = block.floors[1] - blocks[first].floors[0];
+            let blocks = range.blocks.start + first..range.blocks.start + last + 1;
+            best.push(Window { floor, blocks, run, sliding });
         }
     }
-    best.into_sorted_vec()
+    best.heap.into_sorted_vec()
 }
 
 /// What `block` takes away from a window by sliding in it.
@@ -144,9 +193,9 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Windows as [`cheapest`] finds them.
+    /// Windows as [`cheapest_to_leave`] finds them.
     pub(super) fn new(picture: &'a Picture<'a>, need: u32, threshold: u32, below: u64) -> Self {
-        let windows = cheapest(picture, need.into(), threshold, below, KEEP);
+        let windows = cheapest_to_leave(picture, need, threshold, below, KEEP);
         let known = windows.iter().map(|window| window.blocks.clone()).collect();
         let heap = windows.into_iter().map(Reverse).collect();
         Self { picture, threshold, heap, known, tries: 0..KEEP, looked_at: 0 }
@@ -169,7 +218,7 @@ impl<'a> Candidates<'a> {
         for (blocks, added) in [below, above].into_iter().flatten() {
             if self.known.insert(blocks.clone()) {
                 let block = &self.picture.blocks[added];
-                let floor = window.floor.saturating_add(block.floor);
+                let floor = window.floor.saturating_add(block.floor());
                 let sliding = window.sliding + slides(block, self.threshold);
                 self.heap.push(Reverse(Window { floor, blocks, run: window.run, sliding }));
             }
