@@ -24,7 +24,8 @@ Options:
                       bfc          XLA's BFC allocator, all memory in one region
   --capacity C        bytes (8GiB) or a multiple of the trace's peak (1.01x), rounded up to 256 bytes; default 2x
   --min-capacity      also search the smallest capacity that replays without failure, in steps of 0.05 % of the peak
-  --pin-every K       an outsider holds the address of every Kth block until it is freed, so that it cannot move
+  --pin-every K       an outsider holds the address of every Kth block until it is freed, so that it cannot move; under
+                      tpu it moves out of the way of others before, whatever that costs, and counts among the moves
   --json              one object of JSON a trace and line instead of a table
   --generate WORKLOAD write a synthetic trace to standard output; WORKLOAD is one of
 ";
@@ -38,7 +39,7 @@ Figures (keys of --json; null: not asked for, or nothing to tell):
   min_capacity_bytes  see --min-capacity
   failed              blocks that found no room; the replay goes on without them
   moves, moved_bytes, compactions, plan_ns_max
-                      blocks moved, their bytes, how often, and the longest planning in nanoseconds
+                      blocks moved, their bytes, how often a request needed it, and the longest planning
   ns_per_op           nanoseconds to take or free one block, with the lock and without pins: median of several rounds
 ";
 

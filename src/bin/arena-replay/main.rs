@@ -178,7 +178,9 @@ mod tests {
             let (name, policy) = ("first.run".into(), policy.into());
             assert_eq!(figures, (&name, &policy, &1536.into(), &3072.into(), &0.into()));
             assert!(one["min_capacity_bytes"].as_u64().is_some_and(|least| (1536..3072).contains(&least)), "{lines}");
-            assert!(one["ns_per_op"].is_f64() && one["plan_ns_max"].is_null(), "{lines}");
+            // Of the three blocks the second is pinned, out of the way if need be.
+            let planned = policy == "tpu";
+            assert!(one["ns_per_op"].is_f64() && one["plan_ns_max"].is_u64() == planned, "{lines}");
             assert_eq!((&two["peak_live_bytes"], &two["min_capacity_bytes"]), (&0.into(), &0.into()));
             assert!(two["ns_per_op"].is_null(), "{lines}");
         }

@@ -68,8 +68,8 @@ pub(crate) trait Policy {
     /// Frees a block that it gave.
     fn free(&mut self, block: Self::Block);
 
-    /// Notes that an outsider holds the block's address until it is freed. The block may move before, and only it. Says
-    /// nothing to a policy that never moves.
+    /// Notes that an outsider holds the block's address until it is freed. Before, it and others may move. Says nothing to
+    /// a policy that never moves.
     fn pin(&mut self, _block: Self::Block, _moved: &mut impl FnMut(Move)) {}
 
     /// What it did so far.
@@ -155,7 +155,7 @@ impl Policy for ArenaPolicy {
         if !self.moves() {
             return;
         }
-        if let Ok(compaction) = self.arena.plan_pin(block) {
+        if let Ok(compaction) = self.arena.plan_pin_making_way(block, &Costs::COPY, u64::MAX, &|_| true) {
             drop(carry_out(compaction, moved));
         }
         self.arena.pin(block).expect("the block lives");

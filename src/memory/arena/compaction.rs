@@ -143,6 +143,34 @@ impl Arena {
         Ok(compaction)
     }
 
+    /// As [`Self::plan_pin`], where other blocks that are live and `movable` make way: in all at no more than `most`
+    /// nanoseconds by `costs`. O(n log n) in the number of blocks, with the lock; O(1) for a block that lies well.
+    ///
+    /// # Errors
+    /// As [`Self::plan_pin`].
+    pub fn plan_pin_making_way(
+        &self,
+        id: BlockId,
+        costs: &Costs,
+        most: u64,
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> Result<Compaction<'_>, Obstacle> {
+        let mut state = self.state.lock();
+        if state.compacting {
+            return Err(Obstacle::UnderWay);
+        }
+        let start = Instant::now();
+        let planned = state.plan_pin_making_way(id, costs, most, movable);
+        let counters = &mut state.counters;
+        counters.longest_plan = counters.longest_plan.max(start.elapsed());
+        let (picture, plan) = planned.ok_or(Obstacle::Nothing)?;
+        let mut compaction = Compaction::new(self);
+        state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing)?;
+        (compaction.ended, compaction.for_pin) = (false, true);
+        state.compacting = true;
+        Ok(compaction)
+    }
+
     /// Says that an outsider holds the address of a live block: it does not move until [`Self::unpin`]. O(1).
     ///
     /// # Errors
@@ -420,6 +448,24 @@ impl State {
             }
         }
         Some(())
+    }
+
+    fn plan_pin_making_way(
+        &mut self,
+        id: BlockId,
+        costs: &Costs,
+        most: u64,
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> Option<(Picture, Plan)> {
+        let record = self.table.get(id)?;
+        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
+        if self.placement.space()?.lies_beside_pinned(span) {
+            return None;
+        }
+        let picture = self.picture(&|other| other == id || movable(other))?;
+        let block = picture.nodes.iter().position(|&node| node == span)?;
+        let plan = compaction::pin(&picture.layout, block, costs)?;
+        (plan.cost <= most).then_some((picture, plan))
     }
 
     fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {

@@ -18,5 +18,5 @@ pub use self::costs::{Costs, Remap};
 use self::layout::Spot;
 pub(crate) use self::{
     layout::{Kind, Layout, Run, Span},
-    plan::{Plan, clear, open_hole, pack},
+    plan::{Plan, clear, open_hole, pack, pin},
 };

@@ -27,6 +27,7 @@ mod fit;
 mod gather;
 mod pack;
 mod picture;
+mod pin;
 mod slide;
 #[cfg(test)]
 pub(super) mod testing;
@@ -106,6 +107,14 @@ pub(crate) fn open_hole(layout: &Layout, need: u32, costs: &Costs) -> Option<Pla
 /// O(n log n) for n spans.
 pub(crate) fn clear(layout: &Layout, window: Run, costs: &Costs) -> Option<Plan> {
     clear::clear(&Picture::new(layout, costs), window)
+}
+
+/// Moves the block `block`, which is about to be pinned, to where it divides nothing: the upper end of a run, others making
+/// way. `None` where it lies beside what stays already, or no way was found.
+///
+/// O(n log n) for n spans.
+pub(crate) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> {
+    pin::pin(layout, block, costs)
 }
 
 /// Moves every block that can move down, so that the holes of each run between blocks that stay become one; and blocks

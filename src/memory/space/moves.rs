@@ -202,6 +202,14 @@ impl Space {
         None
     }
 
+    /// Whether a span that is pinned here divides nothing: another pinned one, or the region's upper end, is its neighbour.
+    /// O(1).
+    pub(crate) fn lies_beside_pinned(&self, id: NodeId) -> bool {
+        let Node { prev, next, .. } = self.nodes[id.index()];
+        let pinned = |id: NodeId| self.nodes[id.index()].tenure == Tenure::Pinned;
+        next.is_none_or(pinned) || prev.is_some_and(pinned)
+    }
+
     /// The hole that a granule lies in, if it is one of the [`PIN_PROBES`] highest spans of its region.
     pub(crate) fn high_hole_at(&self, place: Run) -> Option<NodeId> {
         let last = self.regions.get(usize::from(place.region.0)).copied().flatten()?.last;

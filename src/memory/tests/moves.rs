@@ -18,6 +18,12 @@ enum Step {
     Unpin(prop::sample::Index),
     /// As an outsider asks for the address: out of the way first, then pinned.
     PinOutOfTheWay(prop::sample::Index),
+    /// The same where others make way: all but those whose number is a multiple of `busy`; at most `commits` moves.
+    PinAmongOthers {
+        index: prop::sample::Index,
+        busy: u32,
+        commits: usize,
+    },
     /// Opens a hole of this share of what is free, in 1/256; every block whose number is a multiple of `busy` stays.
     /// Commits this many moves at most, and allocates and frees something else after each.
     OpenHole {
@@ -40,6 +46,8 @@ fn step(limit: u64) -> impl Strategy<Value = Step> {
         3 => index().prop_map(Step::Pin),
         2 => index().prop_map(Step::Unpin),
         2 => index().prop_map(Step::PinOutOfTheWay),
+        2 => (index(), 2..9u32, prop_oneof![Just(usize::MAX), 0..4usize])
+            .prop_map(|(index, busy, commits)| Step::PinAmongOthers { index, busy, commits }),
         6 => (any::<u8>(), 2..9u32, prop_oneof![Just(usize::MAX), 0..4usize])
             .prop_map(|(share, busy, commits)| Step::OpenHole { share, busy, commits }),
         2 => Just(Step::Pack),
@@ -205,6 +213,18 @@ fn run(kind: Kind, limit: Bytes, costs: &Costs, steps: Vec<Step>) {
                     }
                     let known = model.known.iter_mut().find(|known| known.block.id == id).expect("it moved, no more");
                     assert!(known.block.address >= address, "pinned blocks go up");
+                    known.state = BlockState::Pinned;
+                    assert_eq!(model.arena.pin(id), Ok(()));
+                }
+            }
+            Step::PinAmongOthers { index, busy, commits } => {
+                if let Some(at) = model.at(index, &[BlockState::Live]) {
+                    let id = model.known[at].block.id;
+                    let stays = |id: BlockId| (id.index() as u32).is_multiple_of(busy);
+                    if let Ok(compaction) = arena.plan_pin_making_way(id, costs, u64::MAX, &|other| !stays(other)) {
+                        drop(model.carry_out(compaction, commits));
+                    }
+                    let known = model.known.iter_mut().find(|known| known.block.id == id).expect("it moved, no more");
                     known.state = BlockState::Pinned;
                     assert_eq!(model.arena.pin(id), Ok(()));
                 }

@@ -40,13 +40,26 @@ fn with_one_percent_more_recorded_traces_move_little() {
     }
 }
 
-/// The goal is that 5 % of the allocations can be pinned.
+fn failed_with_pins(name: &str, every: u64) -> u64 {
+    let trace = read(name);
+    let capacity = Bytes::new(trace.peak.get().div_ceil(100) * 101).round_down(UNIT);
+    replay(&trace, &mut tpu(capacity).expect("an arena"), NonZeroU64::new(every)).failed
+}
+
+/// The goal is that 5 % of the allocations can be pinned. One puzzle stays unsolved: once its pinned block of 66 KiB
+/// divides 1 MiB, blocks of the two sides would have to change places where neither side has room for one.
 #[test]
 fn with_one_percent_more_every_20th_block_may_be_pinned() {
-    for name in RECORDED {
-        let trace = read(name);
-        let capacity = Bytes::new(trace.peak.get() / 100 * 101).round_down(UNIT);
-        assert_eq!(replay(&trace, &mut tpu(capacity).expect("an arena"), NonZeroU64::new(20)).failed, 0, "{name}");
+    for name in RECORDED.iter().chain(&PUZZLES) {
+        let unsolved = u64::from(*name == "minimalloc_F");
+        assert!(failed_with_pins(name, 20) <= unsolved, "{name}");
+    }
+}
+
+#[test]
+fn with_one_percent_more_every_100th_block_may_be_pinned() {
+    for name in RECORDED.iter().chain(&PUZZLES) {
+        assert_eq!(failed_with_pins(name, 100), 0, "{name}");
     }
 }
 
