@@ -82,8 +82,9 @@ pub struct Compaction<'a> {
     for_pin: bool,
 }
 
-/// What a picture shows, span by span.
-struct Picture {
+/// What a plan is made from. At most 28 bytes a node.
+#[derive(Debug, Default)]
+pub(super) struct Picture {
     layout: Layout,
     /// The block of each node, if it may move, by the node's number.
     blocks: Vec<Option<BlockId>>,
@@ -106,12 +107,15 @@ impl Arena {
             return Err(Obstacle::UnderWay);
         }
         let start = Instant::now();
-        let planned = state.plan(goal, costs, movable);
+        let mut picture = std::mem::take(&mut state.picture);
+        let planned = state.plan(goal, costs, movable, &mut picture);
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
-        let (picture, plan) = planned?;
         let mut compaction = Compaction::new(self);
-        state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing)?;
+        let prepared =
+            planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing));
+        state.picture = picture;
+        prepared?;
         compaction.ended = false;
         state.compacting = true;
         Ok(compaction)
@@ -295,7 +299,8 @@ impl State {
         goal: Goal,
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
-    ) -> Result<(Picture, Plan), Obstacle> {
+        picture: &mut Picture,
+    ) -> Result<Plan, Obstacle> {
         let free = self.placement.free();
         if self.placement.space().is_none() {
             return Err(Obstacle::Nothing);
@@ -305,18 +310,20 @@ impl State {
             Goal::Bottom(size) if size > free + self.scratch.bytes() => return Err(Obstacle::TooLittle { free }),
             _ => {}
         }
-        let mut picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
-        let mut plan = self.plan_on(&picture, goal, costs);
+        self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
+        let mut plan = self.plan_on(picture, goal, costs);
         if plan.is_none() && self.dissolve_slots() {
-            picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
-            plan = self.plan_on(&picture, goal, costs);
+            self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
+            plan = self.plan_on(picture, goal, costs);
         }
-        plan.map(|plan| (picture, plan)).ok_or(Obstacle::Barriers { free })
+        plan.ok_or(Obstacle::Barriers { free })
     }
 
-    fn picture(&self, movable: &dyn Fn(BlockId) -> bool) -> Option<Picture> {
+    fn draw(&self, picture: &mut Picture, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
         let space = self.placement.space()?;
-        let mut blocks = vec![None; space.node_count()];
+        let Picture { layout, blocks } = picture;
+        blocks.clear();
+        blocks.resize(space.node_count(), None);
         for (id, record) in self.table.iter() {
             if let Place::Span(node) = record.place
                 && record.tenure == Tenure::Live
@@ -325,8 +332,8 @@ impl State {
                 blocks[node.index()] = Some(id);
             }
         }
-        let layout = space.picture(&blocks);
-        Some(Picture { layout, blocks })
+        space.picture(blocks, layout);
+        Some(())
     }
 
     fn plan_on(&self, picture: &Picture, goal: Goal, costs: &Costs) -> Option<Plan> {

@@ -28,10 +28,13 @@ const PIN_PROBES: usize = 64;
 pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
-    /// A picture of all regions that hold a block. `movable` has an element for each node. O(spans).
-    pub(crate) fn picture(&self, movable: &[Option<BlockId>]) -> Layout {
+    /// Draws all regions that hold a block. `movable` has an element for each node. O(spans).
+    pub(crate) fn picture(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
         let nodes = &self.nodes[..];
-        let mut spans = Vec::with_capacity(nodes.len());
+        let spans = &mut layout.spans;
+        layout.granule_shift = self.granule_shift;
+        spans.clear();
+        spans.reserve(nodes.len());
         for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
             let mut next = Some(record.first);
             while let Some(id) = next {
@@ -46,7 +49,6 @@ impl Space {
                 next = node.next;
             }
         }
-        Layout { spans, granule_shift: self.granule_shift }
     }
 
     /// One more than the largest number of a node.
