@@ -82,8 +82,9 @@ pub struct Compaction<'a> {
     for_pin: bool,
 }
 
-/// What a picture shows, span by span.
-struct Picture {
+/// What a plan is made from. At most 28 bytes a node.
+#[derive(Debug, Default)]
+pub(super) struct Picture {
     layout: Layout,
     /// The block of each node, if it may move, by the node's number.
     blocks: Vec<Option<BlockId>>,
@@ -106,12 +107,15 @@ impl Arena {
             return Err(Obstacle::UnderWay);
         }
         let start = Instant::now();
-        let planned = state.plan(goal, costs, movable);
+        let mut picture = std::mem::take(&mut state.picture);
+        let planned = state.plan(goal, costs, movable, &mut picture);
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
-        let (picture, plan) = planned?;
         let mut compaction = Compaction::new(self);
-        state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing)?;
+        let prepared =
+            planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing));
+        state.picture = picture;
+        prepared?;
         compaction.ended = false;
         state.compacting = true;
         Ok(compaction)
@@ -160,12 +164,14 @@ impl Arena {
             return Err(Obstacle::UnderWay);
         }
         let start = Instant::now();
-        let planned = state.plan_pin_making_way(id, costs, most, movable);
+        let mut picture = std::mem::take(&mut state.picture);
+        let planned = state.plan_pin_making_way(id, costs, most, movable, &mut picture);
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
-        let (picture, plan) = planned.ok_or(Obstacle::Nothing)?;
         let mut compaction = Compaction::new(self);
-        state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing)?;
+        let prepared = planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan));
+        state.picture = picture;
+        prepared.ok_or(Obstacle::Nothing)?;
         (compaction.ended, compaction.for_pin) = (false, true);
         state.compacting = true;
         Ok(compaction)
@@ -331,7 +337,8 @@ impl State {
         goal: Goal,
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
-    ) -> Result<(Picture, Plan), Obstacle> {
+        picture: &mut Picture,
+    ) -> Result<Plan, Obstacle> {
         let Some(granule) = self.placement.space().map(Space::granule) else { return Err(Obstacle::Nothing) };
         let lacking = match goal {
             Goal::Hole(size) => size,
@@ -345,18 +352,20 @@ impl State {
             return Err(Obstacle::TooLittle { free });
         }
         let free = self.placement.free();
-        let mut picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
+        self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
         let mut plan = self.plan_on(&picture.layout, goal, costs);
         if plan.is_none() && self.dissolve_slots() {
-            picture = self.picture(movable).ok_or(Obstacle::Nothing)?;
+            self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
             plan = self.plan_on(&picture.layout, goal, costs);
         }
-        plan.map(|plan| (picture, plan)).ok_or(Obstacle::Barriers { free })
+        plan.ok_or(Obstacle::Barriers { free })
     }
 
-    fn picture(&self, movable: &dyn Fn(BlockId) -> bool) -> Option<Picture> {
+    fn draw(&self, picture: &mut Picture, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
         let space = self.placement.space()?;
-        let mut blocks = vec![None; space.node_count()];
+        let Picture { layout, blocks } = picture;
+        blocks.clear();
+        blocks.resize(space.node_count(), None);
         for (id, record) in self.table.iter() {
             if let Place::Span(node) = record.place
                 && record.tenure == Tenure::Live
@@ -365,8 +374,8 @@ impl State {
                 blocks[node.index()] = Some(id);
             }
         }
-        let layout = space.picture(&blocks);
-        Some(Picture { layout, blocks })
+        space.picture(blocks, layout);
+        Some(())
     }
 
     fn plan_on(&self, layout: &Layout, goal: Goal, costs: &Costs) -> Option<Plan> {
@@ -456,16 +465,16 @@ impl State {
         costs: &Costs,
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
-    ) -> Option<(Picture, Plan)> {
+        picture: &mut Picture,
+    ) -> Option<Plan> {
         let record = self.table.get(id)?;
         let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
         if self.placement.space()?.lies_beside_pinned(span) {
             return None;
         }
-        let picture = self.picture(&|other| other == id || movable(other))?;
-        let block = picture.nodes.iter().position(|&node| node == span)?;
-        let plan = compaction::pin(&picture.layout, block, costs)?;
-        (plan.cost <= most).then_some((picture, plan))
+        self.draw(picture, &|other| other == id || movable(other))?;
+        let block = picture.layout.spans.iter().position(|other| other.node == Some(span))?;
+        compaction::pin(&picture.layout, block, costs).filter(|plan| plan.cost <= most)
     }
 
     fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {

@@ -28,10 +28,13 @@ const PIN_PROBES: usize = 64;
 pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
-    /// A picture of all regions that hold a block. `movable` has an element for each node. O(spans).
-    pub(crate) fn picture(&self, movable: &[Option<BlockId>]) -> Layout {
+    /// Draws all regions that hold a block. `movable` has an element for each node. O(spans).
+    pub(crate) fn picture(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
         let nodes = &self.nodes[..];
-        let mut spans = Vec::with_capacity(nodes.len());
+        let spans = &mut layout.spans;
+        layout.granule_shift = self.granule_shift;
+        spans.clear();
+        spans.reserve(nodes.len());
         for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
             let mut next = Some(record.first);
             while let Some(id) = next {
@@ -46,7 +49,6 @@ impl Space {
                 next = node.next;
             }
         }
-        Layout { spans, granule_shift: self.granule_shift }
     }
 
     /// A picture of what may come: retired and reserved spans count as holes, live ones as movable unless they stay, and
@@ -182,24 +184,18 @@ impl Space {
         }
     }
 
-    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it, if
-    /// something that can move lies between. Looks at [`PIN_PROBES`] spans from the region's upper end down.
+    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it, unless it
+    /// lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down.
     pub(crate) fn pinned_end(&self, id: NodeId) -> Option<Run> {
         let Node { size, region, .. } = self.nodes[id.index()];
         let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
         let down = std::iter::successors(Some(last), |id| self.nodes[id.index()].prev);
-        let mut place = None;
-        for at in down.take(PIN_PROBES).take_while(|&at| at != id) {
-            let node = &self.nodes[at.index()];
-            match node.tenure {
-                Tenure::Hole if place.is_none() && node.size >= size => {
-                    place = Some(Run { region, offset: node.offset + node.size - size, size });
-                }
-                Tenure::Live if place.is_some() => return place,
-                _ => {}
-            }
+        if self.lies_beside_pinned(id) {
+            return None;
         }
-        None
+        let above = down.take(PIN_PROBES).take_while(|&above| above != id).map(|above| &self.nodes[above.index()]);
+        let hole = above.into_iter().find(|node| node.tenure == Tenure::Hole && node.size >= size)?;
+        Some(Run { region, offset: hole.offset + hole.size - size, size })
     }
 
     /// Whether a span that is pinned here divides nothing: another pinned one, or the region's upper end, is its neighbour.

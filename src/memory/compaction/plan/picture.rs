@@ -33,6 +33,8 @@ pub(super) struct Edge {
     pub(super) hole: Extent,
     /// The least that moving all blocks below it costs, from the first one of the layout on.
     pub(super) floor: u64,
+    /// Granules in all holes below it.
+    pub(super) free: u64,
 }
 
 /// A run: spans of a region without a barrier between them.
@@ -57,12 +59,12 @@ impl<'a> Picture<'a> {
         // Two holes never touch.
         let mut edges = Vec::with_capacity(spans.len() / 2 + 2);
         let mut runs = Vec::new();
-        let (mut floor, mut smallest, mut largest) = (0u64, u32::MAX, 0);
+        let (mut floor, mut free, mut smallest, mut largest) = (0u64, 0, u32::MAX, 0);
         let mut start = 0;
         while let Some(first) = spans.get(start) {
             let first_edge = edges.len();
             if first.is_movable() {
-                edges.push(Edge { span: start, hole: Extent { low: first.offset, high: first.offset }, floor });
+                edges.push(Edge { span: start, hole: Extent { low: first.offset, high: first.offset }, floor, free });
             }
             let mut end = start;
             for span in &spans[start..] {
@@ -71,7 +73,8 @@ impl<'a> Picture<'a> {
                     Kind::Fixed => break,
                     Kind::Hole => {
                         let hole = Extent { low: span.offset, high: span.end() };
-                        edges.push(Edge { span: end, hole, floor });
+                        edges.push(Edge { span: end, hole, floor, free });
+                        free += u64::from(hole.size());
                     }
                     Kind::Movable => {
                         floor = floor.saturating_add(tariff.floor(span.size));
@@ -87,13 +90,12 @@ impl<'a> Picture<'a> {
                 continue;
             }
             if let Some(last) = spans[start..end].last().filter(|last| last.is_movable()) {
-                edges.push(Edge { span: end, hole: Extent { low: last.end(), high: last.end() }, floor });
+                edges.push(Edge { span: end, hole: Extent { low: last.end(), high: last.end() }, floor, free });
             }
             runs.push(Between { spans: start..end, edges: first_edge..edges.len() });
             start = end;
         }
-        let holes = edges.iter().map(|edge| edge.hole.size());
-        let (free, largest_hole) = (holes.clone().map(u64::from).sum(), holes.max().unwrap_or(0));
+        let largest_hole = edges.iter().map(|edge| edge.hole.size()).max().unwrap_or(0);
         Self { spans, tariff, edges, runs, free, largest: largest_hole, block_sizes: (smallest, largest) }
     }
 

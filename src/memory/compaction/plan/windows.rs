@@ -115,19 +115,15 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
     let mut best = Cheapest::new(keep, below);
     for (run, range) in picture.runs.iter().enumerate() {
         let edges = &picture.edges[range.edges.clone()];
-        let Some(mut first) = edges.first() else { continue };
-        let (mut rest, mut free) = (&edges[1..], u64::from(first.hole.size()));
-        for last in &edges[1..] {
-            free += u64::from(last.hole.size());
-            // `rest` begins behind `first`, and never behind `last`: free granules remain as long as it has some.
-            while let Some((next, others)) = rest.split_first()
-                && free - u64::from(first.hole.size()) >= need
-            {
-                free -= u64::from(first.hole.size());
-                (first, rest) = (next, others);
+        let mut first = 0;
+        for last in edges {
+            let free = last.free + u64::from(last.hole.size());
+            while edges.get(first + 1).is_some_and(|next| free >= need + next.free) {
+                first += 1;
             }
+            let first = &edges[first];
             let (floor, spans) = (last.floor - first.floor, first.above()..last.span);
-            if free >= need && floor < best.below && !spans.is_empty() {
+            if floor < best.below && free >= need + first.free && !spans.is_empty() {
                 best.push(Window { floor, spans, run, sliding: 0 });
             }
         }
@@ -140,7 +136,7 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
 /// hole has. For each last block the latest first one. Few are cheap enough, so that the blocks of a cluster are looked
 /// at only where [`Outline`] promises something. O(n log keep).
-fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
+pub(super) fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
     let (spans, need) = (picture.spans, u64::from(need));
     let slid = sliding_below_edges(picture, threshold);
     let outline = Outline::new(picture, need, &slid, below, keep);
@@ -170,6 +166,7 @@ fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, k
             floor = floor.saturating_add(under.floor - edges[seen].floor);
             sliding += slid[last - 1] - slid[seen];
             seen = last;
+            #[expect(clippy::needless_range_loop, reason = "the index is the span's name everywhere else")]
             for top in under.above()..over.span {
                 floor = floor.saturating_add(cost(top));
                 sliding += slides(top);
@@ -177,6 +174,7 @@ fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, k
                 let yields = |first: usize, sliding: u64| {
                     need + sliding + u64::from(picture.room(&range.spans, first).low) <= high.into()
                 };
+                // Blocks are dropped from below while the window costs too much, or yields enough without them.
                 let mut enough = false;
                 while first <= top {
                     let next = picture.block_after(first);
