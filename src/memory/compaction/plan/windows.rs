@@ -166,11 +166,11 @@ pub(super) fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, be
             floor = floor.saturating_add(under.floor - edges[seen].floor);
             sliding += slid[last - 1] - slid[seen];
             seen = last;
-            #[expect(clippy::needless_range_loop, reason = "the index is the span's name everywhere else")]
-            for top in under.above()..over.span {
+            let cluster = under.above()..over.span;
+            for (block, top) in spans[cluster.clone()].iter().zip(cluster) {
                 floor = floor.saturating_add(cost(top));
                 sliding += slides(top);
-                let high = if top + 1 == over.span { over.hole.high } else { spans[top].end() };
+                let high = if top + 1 == over.span { over.hole.high } else { block.end() };
                 let yields = |first: usize, sliding: u64| {
                     need + sliding + u64::from(picture.room(&range.spans, first).low) <= high.into()
                 };
