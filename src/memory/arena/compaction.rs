@@ -274,9 +274,12 @@ impl<'a> Compaction<'a> {
     pub fn allocate(self, size: Bytes) -> Result<Block, OutOfMemory> {
         let arena = self.arena;
         self.finish(|state, arena| {
-            state.attempt(size, &*arena.backing).map_err(|shortage| (shortage, state.stats(arena.limit)))
+            state.attempt(size, &*arena.backing).map_err(|shortage| Box::new((shortage, state.stats(arena.limit))))
         })
-        .map_err(|(shortage, stats)| arena.out_of_memory_from(stats, size, shortage))
+        .map_err(|failure| {
+            let (shortage, stats) = *failure;
+            arena.out_of_memory_from(stats, size, shortage)
+        })
     }
 
     /// Ends the compaction, and does `then` before anybody else can use the room.

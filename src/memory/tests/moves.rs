@@ -124,7 +124,7 @@ impl Model {
     fn traffic(&mut self, moves: &[Move], number: usize) {
         self.allocate(Bytes::new(256 << (number % 8)));
         let still = |known: &Known| moves.iter().all(|step| step.block != known.block.id);
-        if number % 3 == 0
+        if number.is_multiple_of(3)
             && let Some(at) = self.known.iter().position(still)
         {
             self.free(at);
