@@ -330,10 +330,11 @@ impl Space {
         self.regions.get(usize::from(id.0)).copied().flatten().map(|record| record.region)
     }
 
-    /// The region of a span when nothing else in it is taken. O(1).
-    pub(crate) fn sole_block_of(&self, id: NodeId) -> Option<Region> {
-        let record = self.regions[usize::from(self.nodes[id.index()].region.0)]?;
-        (record.taken == 1).then_some(record.region)
+    /// The size of a span's region when nothing else in it is taken. O(1).
+    #[inline]
+    pub(crate) fn sole_block_of(&self, id: NodeId) -> Option<Bytes> {
+        let record = self.regions[usize::from(self.nodes[id.index()].region.0)].as_ref()?;
+        if record.taken == 1 { Some(record.region.bytes) } else { None }
     }
 
     /// The regions in which nothing is taken.

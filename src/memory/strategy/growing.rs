@@ -83,35 +83,54 @@ impl Growing {
         self.limit.saturating_sub(self.reserved)
     }
 
+    #[inline(always)]
     fn place_small(&mut self, class: Class, backing: &dyn Backing) -> Option<Placed> {
         let extent_size = self.extent_size?;
-        self.pool.place_slot(class).or_else(|| {
-            if extent_size > self.room() {
-                return None;
-            }
-            let region = backing.reserve(extent_size).ok()?;
-            let Some(id) = self.pool.slabs.adopt(region.address, region.bytes) else {
-                give_back(backing, region);
-                return None;
-            };
-            self.reserved += region.bytes;
-            if self.extents.len() <= id.index() {
-                self.extents.resize(id.index() + 1, None);
-            }
-            self.extents[id.index()] = Some(region);
-            self.pool.place_slot(class)
-        })
+        match self.pool.place_slot(class) {
+            Some(placed) => Some(placed),
+            None => self.place_in_new_extent(class, extent_size, backing),
+        }
     }
 
-    fn place_span(&mut self, size: Bytes) -> Option<Placed> {
-        // Empty regions are few; their sum changes only when a block enters or leaves one.
-        let placed = self.pool.place_span_or_larger_slot(size)?;
-        if let Place::Span(id) = placed.place
-            && let Some(region) = self.pool.space.sole_block_of(id)
-        {
-            self.empty -= region.bytes;
+    #[cold]
+    fn place_in_new_extent(&mut self, class: Class, extent_size: Bytes, backing: &dyn Backing) -> Option<Placed> {
+        if extent_size > self.room() {
+            return None;
         }
-        Some(placed)
+        let region = backing.reserve(extent_size).ok()?;
+        let Some(id) = self.pool.slabs.adopt(region.address, region.bytes) else {
+            give_back(backing, region);
+            return None;
+        };
+        self.reserved += region.bytes;
+        if self.extents.len() <= id.index() {
+            self.extents.resize(id.index() + 1, None);
+        }
+        self.extents[id.index()] = Some(region);
+        self.pool.place_slot(class)
+    }
+
+    #[inline(always)]
+    fn place_span(&mut self, size: Bytes) -> Option<Placed> {
+        // Not `?`: as in the pool, results stay in registers.
+        match self.pool.place_span_or_larger_slot(size) {
+            Some(placed) => {
+                // Empty regions are few; their sum changes only when a block enters or leaves one.
+                if let Place::Span(id) = placed.place
+                    && let Some(bytes) = self.pool.space.sole_block_of(id)
+                {
+                    self.empty -= bytes;
+                }
+                Some(placed)
+            }
+            None => None,
+        }
+    }
+
+    #[cold]
+    fn place_in_new_region(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage> {
+        self.grow(size, backing)?;
+        self.place_span(size).ok_or(Shortage { refusal: None })
     }
 
     /// Adds a region that holds `size`.
@@ -214,11 +233,10 @@ impl Placement for Growing {
         {
             return Ok(placed);
         }
-        if let Some(placed) = self.place_span(size) {
-            return Ok(placed);
+        match self.place_span(size) {
+            Some(placed) => Ok(placed),
+            None => self.place_in_new_region(size, backing),
         }
-        self.grow(size, backing)?;
-        self.place_span(size).ok_or(Shortage { refusal: None })
     }
 
     fn retire(&mut self, place: Place) {
