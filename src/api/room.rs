@@ -139,7 +139,7 @@ impl Client {
             Goal::Hole(size),
             |patience| memory.allocate_waiting(size, patience),
             |opened| opened.allocate(size),
-            |shortage| shortage.free + shortage.pending >= size,
+            |shortage| shortage.in_prospect() >= size,
         );
         // What divides the memory is worth a look only where that is the cause.
         found.map_err(|shortage| match shortage.free >= size && self.compacts {
@@ -155,7 +155,10 @@ impl Client {
             Goal::Bottom(bytes),
             |_| memory.begin_scratch(bytes),
             |opened| opened.begin_scratch(bytes),
-            |shortage| shortage.free + shortage.reserved + memory.stats().pending_bytes >= bytes,
+            |shortage| {
+                let stats = memory.stats();
+                shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
+            },
         )
     }
 

@@ -29,8 +29,8 @@ pub struct OutOfMemory {
     pub largest_hole: Bytes,
     /// As in [`super::Stats::largest_request`].
     pub largest_request: Bytes,
-    /// As in [`super::Stats::pool_bytes`].
-    pub pool: Bytes,
+    /// As in [`super::Stats::reserved_bytes`].
+    pub reserved: Bytes,
     /// The arena's limit.
     pub limit: Bytes,
     /// What a compaction could not move, where there was one; the largest sum first.
@@ -64,9 +64,17 @@ impl fmt::Display for OutOfMemory {
         )?;
         write!(
             f,
-            "  limit {}, pool {} = in use {} + pending {} + slack {} + free {}",
-            self.limit, self.pool, self.in_use, self.pending, self.slack, self.free
+            "  limit {}, pool {} = in use {} + pending {} + slack {}",
+            self.limit,
+            self.pool(),
+            self.in_use,
+            self.pending,
+            self.slack
         )?;
+        if !self.reserved.is_zero() {
+            write!(f, " + programs' scratch {}", self.reserved)?;
+        }
+        write!(f, " + free {}", self.free)?;
         let (hole, largest) = (self.largest_hole, self.largest_request);
         write!(f, "\n  largest hole {hole}, largest request that would fit {largest} ({} bytes)", largest.get())?;
         match &self.refusal {
@@ -84,6 +92,16 @@ impl fmt::Display for OutOfMemory {
 impl std::error::Error for OutOfMemory {}
 
 impl OutOfMemory {
+    /// As in [`super::Stats::pool_bytes`].
+    pub fn pool(&self) -> Bytes {
+        self.in_use + self.pending + self.slack + self.reserved + self.free
+    }
+
+    /// What may be free, at most, once nothing is under way any more: the slack of retired blocks comes with them.
+    pub fn in_prospect(&self) -> Bytes {
+        self.free + self.pending + self.slack + self.reserved
+    }
+
     /// The TPU runtime's own sentence, which its users and their scripts know (google/trax#431).
     fn write_as_a_tpu(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (asked, free, hole) = (short(self.requested), short(self.free), short(self.largest_hole));
@@ -96,7 +114,7 @@ impl OutOfMemory {
 
     /// What is free, and what the limit still leaves to grow.
     fn within_reach(&self) -> Bytes {
-        Bytes::new(self.limit.get().saturating_sub(self.in_use.get() + self.pending.get() + self.slack.get()))
+        Bytes::new(self.limit.get().saturating_sub((self.in_use + self.pending + self.slack + self.reserved).get()))
     }
 }
 
@@ -122,7 +140,7 @@ mod tests {
             free: Bytes::gib(7),
             largest_hole: Bytes::gib(3),
             largest_request: Bytes::gib(4),
-            pool: Bytes::gib(9),
+            reserved: Bytes::ZERO,
             limit: Bytes::gib(10),
             pinned: Box::default(),
             refusal: None,

@@ -121,12 +121,12 @@ impl Arena {
         Ok(compaction)
     }
 
-    /// Whether `goal` could be reached once everything that is retired is free and everything else that lives can move, but
-    /// for pinned blocks. Without it there is nothing to wait for. O(n log n), with the lock.
+    /// Whether `goal` could be reached once no program runs, so that scratch and all that is retired are free, and everything
+    /// else that lives can move, but for pinned blocks. If not there is nothing to wait for. O(n log n), with the lock.
     pub fn is_in_reach(&self, goal: Goal, costs: &Costs) -> bool {
         let state = self.state.lock();
         let scratch = state.scratch.span();
-        let layout = state.placement.space().map(|space| space.prospect(|node| Some(node) != scratch));
+        let layout = state.placement.space().map(|space| space.prospect(scratch));
         layout.is_some_and(|layout| state.plan_on(&layout, goal, costs).is_some())
     }
 

@@ -374,7 +374,7 @@ impl Arena {
             free: stats.free_bytes,
             largest_hole: stats.largest_free_block,
             largest_request: stats.largest_request,
-            pool: stats.pool_bytes,
+            reserved: stats.reserved_bytes,
             limit: self.limit,
             pinned: Box::default(),
             refusal: shortage.refusal.map(Box::new),

@@ -51,17 +51,18 @@ impl Space {
         }
     }
 
-    /// A picture of what may come: retired and reserved spans count as holes, live ones as movable unless they stay, and
-    /// only pinned ones stay for certain. O(spans).
-    pub(crate) fn prospect(&self, movable: impl Fn(NodeId) -> bool) -> Layout {
+    /// A picture of what may come: retired and reserved spans and `scratch` count as holes, live ones as movable; only
+    /// pinned ones stay. O(spans).
+    pub(crate) fn prospect(&self, scratch: Option<NodeId>) -> Layout {
         let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
         for record in self.regions.iter().flatten() {
             for id in std::iter::successors(Some(record.first), |id| self.nodes[id.index()].next) {
                 let Node { region, offset, size, tenure, .. } = self.nodes[id.index()];
                 let kind = match tenure {
                     Tenure::Hole | Tenure::Retired | Tenure::Reserved => Kind::Hole,
-                    Tenure::Live if movable(id) => Kind::Movable,
-                    Tenure::Live | Tenure::Pinned | Tenure::Vacant => Kind::Fixed,
+                    Tenure::Live if Some(id) == scratch => Kind::Hole,
+                    Tenure::Live => Kind::Movable,
+                    Tenure::Pinned | Tenure::Vacant => Kind::Fixed,
                 };
                 match layout.spans.last_mut() {
                     // Holes of a region never touch.

@@ -84,7 +84,7 @@ fn hammering_threads_never_share_a_byte() {
                                     enter(&block);
                                     mine.push(block);
                                 }
-                                Err(oom) => assert!(oom.requested == size && oom.pool <= oom.limit),
+                                Err(oom) => assert!(oom.requested == size && oom.pool() <= oom.limit),
                             },
                             _ if mine.is_empty() => {}
                             action => {
