@@ -82,8 +82,8 @@ def test_allocations_are_counted():
     before = stats()["num_allocs"]
     for _ in range(10):
         jax.block_until_ready(double(jax.device_put(host, arena_device())))
-    # Each time one for the array from the host, and one for the result.
-    assert stats()["num_allocs"] - before == 20
+    # Each time one for the array from the host, and one for the result unless the last result's block is used again.
+    assert 10 <= stats()["num_allocs"] - before <= 20
 
 
 def test_limit_is_constant():

@@ -199,8 +199,7 @@ impl Client {
                     memory.wait_for_compaction(deadline);
                     continue;
                 }
-                // Where pins alone are in the way, nothing that ends will help.
-                if !hopeful(&shortage) || !memory.is_in_reach(goal, &memory.mover.costs()) {
+                if !hopeful(&shortage) {
                     return Err(shortage);
                 }
                 // What lands next may be freed, or moved.

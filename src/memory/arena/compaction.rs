@@ -121,15 +121,6 @@ impl Arena {
         Ok(compaction)
     }
 
-    /// Whether `goal` could be reached once no program runs, so that scratch and all that is retired are free, and everything
-    /// else that lives can move, but for pinned blocks. If not there is nothing to wait for. O(n log n), with the lock.
-    pub fn is_in_reach(&self, goal: Goal, costs: &Costs) -> bool {
-        let state = self.state.lock();
-        let scratch = state.scratch.span();
-        let layout = state.placement.space().map(|space| space.prospect(scratch));
-        layout.is_some_and(|layout| state.plan_on(&layout, goal, costs).is_some())
-    }
-
     /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
     /// to be pinned. O(1): only the region's highest spans are looked at.
     ///
@@ -467,6 +458,8 @@ impl State {
         movable: &dyn Fn(BlockId) -> bool,
         picture: &mut Picture,
     ) -> Option<Plan> {
+        // In a pool of many regions the best place may be in another one, which could then never go back.
+        self.placement.bottom()?;
         let record = self.table.get(id)?;
         let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
         if self.placement.space()?.lies_beside_pinned(span) {

@@ -51,29 +51,6 @@ impl Space {
         }
     }
 
-    /// A picture of what may come: retired and reserved spans and `scratch` count as holes, live ones as movable; only
-    /// pinned ones stay. O(spans).
-    pub(crate) fn prospect(&self, scratch: Option<NodeId>) -> Layout {
-        let mut layout = Layout { spans: Vec::with_capacity(self.nodes.len()), granule_shift: self.granule_shift };
-        for record in self.regions.iter().flatten() {
-            for id in std::iter::successors(Some(record.first), |id| self.nodes[id.index()].next) {
-                let Node { region, offset, size, tenure, .. } = self.nodes[id.index()];
-                let kind = match tenure {
-                    Tenure::Hole | Tenure::Retired | Tenure::Reserved => Kind::Hole,
-                    Tenure::Live if Some(id) == scratch => Kind::Hole,
-                    Tenure::Live => Kind::Movable,
-                    Tenure::Pinned | Tenure::Vacant => Kind::Fixed,
-                };
-                match layout.spans.last_mut() {
-                    // Holes of a region never touch.
-                    Some(last) if kind == Kind::Hole && last.kind == kind && last.region == region => last.size += size,
-                    _ => layout.spans.push(Span { region, offset, size, kind, node: Some(id) }),
-                }
-            }
-        }
-        layout
-    }
-
     /// One more than the largest number of a node.
     pub(crate) fn node_count(&self) -> usize {
         self.nodes.len()
