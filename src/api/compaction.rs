@@ -303,6 +303,8 @@ pub fn migrate(client: &Client, buffer: &Arc<Buffer>) {
             movable.add(block.id, Arc::clone(buffer));
             (compaction, movable)
         }
+        // It lies well, or cannot lie better: most often a scalar in its slot.
+        Err(_) if !memory.stands_amid(block.id) => return,
         // No hole up there holds it: others make way, if that is cheap too.
         Err(_) => {
             let (movable, _) = Movable::of(&memory, &FxHashSet::default());

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     memory::{
         compaction::{self, Costs, Kind, Layout, Plan, Run},
-        space::{Holds, Space, Tenure},
+        space::{Holds, NodeId, Space, Tenure},
         strategy::{Place, SmallBlock},
         table::BlockId,
     },
@@ -102,23 +102,7 @@ impl Arena {
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
-        let mut state = self.state.lock();
-        if state.compacting {
-            return Err(Obstacle::UnderWay);
-        }
-        let start = Instant::now();
-        let mut picture = std::mem::take(&mut state.picture);
-        let planned = state.plan(goal, costs, movable, &mut picture);
-        let counters = &mut state.counters;
-        counters.longest_plan = counters.longest_plan.max(start.elapsed());
-        let mut compaction = Compaction::new(self);
-        let prepared =
-            planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing));
-        state.picture = picture;
-        prepared?;
-        compaction.ended = false;
-        state.compacting = true;
-        Ok(compaction)
+        self.begin(false, |state, picture| state.plan(goal, costs, movable, picture))
     }
 
     /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
@@ -150,20 +134,37 @@ impl Arena {
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
+        self.begin(true, |state, picture| {
+            state.plan_pin_making_way(id, costs, most, movable, picture).ok_or(Obstacle::Nothing)
+        })
+    }
+
+    /// Whether a live block would divide the memory of those that move if it were pinned where it lies. O(1).
+    pub fn stands_amid(&self, id: BlockId) -> bool {
+        self.state.lock().span_amid(id).is_some()
+    }
+
+    /// Makes a plan and keeps what it needs out of circulation.
+    fn begin(
+        &self,
+        for_pin: bool,
+        find: impl FnOnce(&mut State, &mut Picture) -> Result<Plan, Obstacle>,
+    ) -> Result<Compaction<'_>, Obstacle> {
         let mut state = self.state.lock();
         if state.compacting {
             return Err(Obstacle::UnderWay);
         }
         let start = Instant::now();
         let mut picture = std::mem::take(&mut state.picture);
-        let planned = state.plan_pin_making_way(id, costs, most, movable, &mut picture);
+        let planned = find(&mut state, &mut picture);
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
         let mut compaction = Compaction::new(self);
-        let prepared = planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan));
+        let prepared =
+            planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing));
         state.picture = picture;
-        prepared.ok_or(Obstacle::Nothing)?;
-        (compaction.ended, compaction.for_pin) = (false, true);
+        prepared?;
+        (compaction.ended, compaction.for_pin) = (false, for_pin);
         state.compacting = true;
         Ok(compaction)
     }
@@ -450,6 +451,15 @@ impl State {
         Some(())
     }
 
+    /// The span of a live block that does not lie well for a pinned one.
+    fn span_amid(&self, id: BlockId) -> Option<NodeId> {
+        // In a pool of many regions the best place may be in another one, which could then never go back.
+        self.placement.bottom()?;
+        let record = self.table.get(id)?;
+        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
+        (!self.placement.space()?.lies_beside_pinned(span)).then_some(span)
+    }
+
     fn plan_pin_making_way(
         &mut self,
         id: BlockId,
@@ -458,13 +468,7 @@ impl State {
         movable: &dyn Fn(BlockId) -> bool,
         picture: &mut Picture,
     ) -> Option<Plan> {
-        // In a pool of many regions the best place may be in another one, which could then never go back.
-        self.placement.bottom()?;
-        let record = self.table.get(id)?;
-        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
-        if self.placement.space()?.lies_beside_pinned(span) {
-            return None;
-        }
+        let span = self.span_amid(id)?;
         self.draw(picture, &|other| other == id || movable(other))?;
         let block = picture.layout.spans.iter().position(|other| other.node == Some(span))?;
         compaction::pin(&picture.layout, block, costs).filter(|plan| plan.cost <= most)
