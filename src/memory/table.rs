@@ -6,9 +6,9 @@
 //! ```
 //!
 //! An id is honoured only with the generation of its entry, so a stale one is a miss and never another block. An entry
-//! whose generations are used up (2³² - 1 blocks) is not used again. Entries take 40 bytes; all operations are O(1).
+//! whose generations are used up (2³² - 2 blocks) is not used again. Entries take 40 bytes; all operations are O(1).
 
-use std::fmt;
+use std::{fmt, num::NonZeroU32};
 
 use super::{space::Tenure, strategy::Place};
 use crate::units::{Address, Bytes};
@@ -17,8 +17,11 @@ use crate::units::{Address, Bytes};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     index: u32,
-    generation: u32,
+    /// From 1 on, so that an optional id takes no more than an id.
+    generation: NonZeroU32,
 }
+
+const _: () = assert!(size_of::<Option<BlockId>>() == 8, "compaction keeps one for each block and hole");
 
 impl BlockId {
     /// The number of its entry, for tables beside the arena's: small, and used again after the block.
@@ -45,8 +48,8 @@ pub(super) struct Record {
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    Taken { generation: u32, record: Record },
-    Vacant { generation: u32, next: Option<u32> },
+    Taken { generation: NonZeroU32, record: Record },
+    Vacant { generation: NonZeroU32, next: Option<u32> },
 }
 
 /// All blocks that live or are retired.
@@ -77,8 +80,9 @@ impl Table {
         // 2^32 blocks of one granule are 1 TiB of granules and 160 GiB of entries; a truncated index would be
         // a wrong block, so this stops instead.
         let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 blocks");
-        self.entries.push(Entry::Taken { generation: 0, record });
-        BlockId { index, generation: 0 }
+        let generation = NonZeroU32::MIN;
+        self.entries.push(Entry::Taken { generation, record });
+        BlockId { index, generation }
     }
 
     /// The record of `id`, unless it is stale or unknown.
@@ -98,7 +102,7 @@ impl Table {
         }
         self.len -= 1;
         *entry = Entry::Vacant { generation: generation.saturating_add(1), next: self.vacant };
-        if generation < u32::MAX - 1 {
+        if generation.get() < u32::MAX - 1 {
             self.vacant = Some(id.index);
         }
         Some(record)
@@ -154,7 +158,7 @@ mod tests {
         assert_eq!((first.index, table.len()), (second.index, 1));
         assert!(table.get_mut(first).is_none() && table.remove(first).is_none());
         assert_eq!(table.get_mut(second).map(|record| record.address), Some(Address::new(2)));
-        assert!(table.remove(BlockId { index: 99, generation: 0 }).is_none());
+        assert!(table.remove(BlockId { index: 99, generation: NonZeroU32::MIN }).is_none());
         assert_eq!(table.iter().map(|(id, _)| id).collect::<Vec<_>>(), [second]);
     }
 
@@ -162,8 +166,9 @@ mod tests {
     fn an_entry_without_generations_left_retires() {
         let mut table = Table::default();
         let id = table.insert(record(1));
-        table.entries[0] = Entry::Taken { generation: u32::MAX - 1, record: record(1) };
-        let last = BlockId { generation: u32::MAX - 1, ..id };
+        let generation = NonZeroU32::new(u32::MAX - 1).expect("not zero");
+        table.entries[0] = Entry::Taken { generation, record: record(1) };
+        let last = BlockId { generation, ..id };
         assert!(table.remove(last).is_some());
         assert_ne!(table.insert(record(2)).index, id.index);
         assert!(table.get_mut(last).is_none());

@@ -82,7 +82,7 @@ pub struct Compaction<'a> {
     for_pin: bool,
 }
 
-/// What a plan is made from. At most 28 bytes a node.
+/// What a plan is made from. At most 24 bytes a node.
 #[derive(Debug, Default)]
 pub(super) struct Picture {
     layout: Layout,

@@ -106,6 +106,16 @@ impl Tariff {
         self.exchange.map_or(copied, |exchange| copied.min(self.exchanged(exchange, size, size)))
     }
 
+    /// The least that moving at least `size` granules in blocks of up to `largest` can cost. O(1).
+    pub(super) fn bulk(&self, size: u64, largest: u32) -> u64 {
+        // Each block's price is rounded down: a nanosecond less than its share of this one at most.
+        let Some(per_move) = self.per_move.checked_sub(1) else { return 0 };
+        let per_mib = self.exchange.map_or(self.per_mib, |exchange| exchange.per_mib.min(self.per_mib));
+        let moves = size.div_ceil(largest.max(1).into());
+        let bytes = u32::try_from(size).map_or(0, |size| self.by_size(size, per_mib));
+        moves.saturating_mul(per_move).saturating_add(bytes)
+    }
+
     /// Copying a block of `size` granules. O(1).
     pub(super) fn copied(&self, size: u32) -> u64 {
         self.per_move.saturating_add(self.by_size(size, self.per_mib))

@@ -29,26 +29,47 @@ pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
     /// Draws all regions that hold a block. `movable` has an element for each node. O(spans).
+    ///
+    /// Neighbours are found by following links, each of which waits for a cache; so a region is walked from both ends at
+    /// once, and two waits overlap.
     pub(crate) fn picture(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
         let nodes = &self.nodes[..];
+        let draw = |id: NodeId| {
+            let node = &nodes[id.index()];
+            let kind = match node.tenure {
+                Tenure::Hole => Kind::Hole,
+                _ if movable[id.index()].is_some() => Kind::Movable,
+                _ => Kind::Fixed,
+            };
+            Span { region: node.region, offset: node.offset, size: node.size, kind, node: Some(id) }
+        };
         let spans = &mut layout.spans;
         layout.granule_shift = self.granule_shift;
-        spans.clear();
-        spans.reserve(nodes.len());
+        // Filled from both ends; what is between them is of no meaning.
+        let filler = Span { region: RegionId(0), offset: 0, size: 0, kind: Kind::Fixed, node: None };
+        spans.resize(nodes.len(), filler);
+        let mut low = 0;
         for record in self.regions.iter().flatten().filter(|record| record.taken != 0) {
-            let mut next = Some(record.first);
-            while let Some(id) = next {
-                let node = &nodes[id.index()];
-                let kind = match node.tenure {
-                    Tenure::Hole => Kind::Hole,
-                    _ if movable[id.index()].is_some() => Kind::Movable,
-                    _ => Kind::Fixed,
-                };
-                let (region, offset, size) = (node.region, node.offset, node.size);
-                spans.push(Span { region, offset, size, kind, node: Some(id) });
-                next = node.next;
+            let mut high = nodes.len();
+            let (mut first, mut last) = (record.first, record.last);
+            loop {
+                spans[low] = draw(first);
+                low += 1;
+                if first == last {
+                    break;
+                }
+                high -= 1;
+                spans[high] = draw(last);
+                let (Some(above), Some(below)) = (nodes[first.index()].next, nodes[last.index()].prev) else { break };
+                if above == last {
+                    break;
+                }
+                (first, last) = (above, below);
             }
+            spans.copy_within(high.., low);
+            low += nodes.len() - high;
         }
+        spans.truncate(low);
     }
 
     /// One more than the largest number of a node.

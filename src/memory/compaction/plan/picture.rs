@@ -50,6 +50,11 @@ impl Edge {
     pub(super) fn above(&self) -> usize {
         self.span + usize::from(self.hole.size() != 0)
     }
+
+    /// Granules of the blocks between this edge and a higher one of the same run.
+    pub(super) fn blocks_up_to(&self, higher: &Self) -> u64 {
+        u64::from(higher.hole.low.saturating_sub(self.hole.low)).saturating_sub(higher.free - self.free)
+    }
 }
 
 impl<'a> Picture<'a> {

@@ -19,6 +19,9 @@ use crate::memory::compaction::Span;
 /// Windows that are tried; no heap keeps more of them.
 pub(super) const KEEP: usize = 64;
 
+/// Windows that are found at first: mostly one of them is it, and the fewer are kept, the fewer are looked at.
+const FEW: usize = 8;
+
 /// Spans that the windows tried may have in all: bounds a plan whose windows hold thousands of blocks each. The first
 /// trial is always made.
 pub(super) const SPANS: usize = 3_072;
@@ -221,7 +224,8 @@ impl Outline {
         let mut ends = Vec::with_capacity(picture.edges.len());
         let mut floors = BinaryHeap::with_capacity(keep);
         let mut bound = below;
-        let least = picture.tariff.floor(0);
+        let (least, largest) = (picture.tariff.floor(0), picture.block_sizes.1);
+        let pair = least.saturating_mul(2);
         for range in &picture.runs {
             let edges = &picture.edges[range.edges.clone()];
             let slid = &slid[range.edges.clone()];
@@ -237,11 +241,24 @@ impl Outline {
                     ends.push(End { first, floor: u64::MAX });
                     continue;
                 }
-                // One block of the first cluster at least, one of the last, and all between.
-                let between = edges[last - 1].floor.saturating_sub(edges[first + 1].floor);
-                let outer = least.saturating_mul(1 + u64::from(first + 1 < last));
-                ends.push(End { first, floor: between.saturating_add(outer) });
-                let floor = over.floor - edges[first].floor;
+                let lowest = &edges[first];
+                let holes = over.free + u64::from(over.hole.size()) - lowest.free;
+                let bulk = |needed: u64, taken: u64| picture.tariff.bulk(needed.saturating_sub(taken), largest);
+                let cheapest = match &edges[first + 1..last] {
+                    // All blocks of one cluster, or some of an earlier one as well.
+                    [] => bulk(need, holes).max(least).min(pair),
+                    [low, ..] => {
+                        let high = &edges[last - 1];
+                        // All between the outer clusters; of those at least one block each, and what is lacking, or the
+                        // whole first one and a block of an earlier one.
+                        let sliding = slid[last - 1] - slid[first + 1];
+                        let outer = bulk(need + sliding, holes + low.blocks_up_to(high)).max(pair);
+                        let outer = outer.min((low.floor - lowest.floor).saturating_add(pair));
+                        (high.floor - low.floor).saturating_add(outer)
+                    }
+                };
+                ends.push(End { first, floor: cheapest });
+                let floor = over.floor - lowest.floor;
                 if floor < bound {
                     if floors.len() < keep {
                         floors.push(floor);
@@ -285,10 +302,13 @@ fn slides(span: &Span, threshold: u32) -> u64 {
 #[derive(Debug)]
 pub(super) struct Candidates<'a> {
     picture: &'a Picture<'a>,
+    need: u32,
     threshold: u32,
     heap: BinaryHeap<Reverse<Window>>,
     /// All that were ever put into the heap: two ways lead to most of the longer windows.
     known: FxHashSet<Range<usize>>,
+    /// What was not looked for yet costs at least so much; `None` once all was.
+    beyond: Option<u64>,
     tries: Range<usize>,
     looked_at: usize,
 }
@@ -296,15 +316,20 @@ pub(super) struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     /// Windows as [`cheapest_to_leave`] finds them.
     pub(super) fn new(picture: &'a Picture<'a>, need: u32, threshold: u32, below: u64) -> Self {
-        let windows = cheapest_to_leave(picture, need, threshold, below, KEEP);
-        let known = windows.iter().map(|window| window.spans.clone()).collect();
-        let heap = windows.into_iter().map(Reverse).collect();
-        Self { picture, threshold, heap, known, tries: 0..KEEP, looked_at: 0 }
+        let (heap, known) = (BinaryHeap::new(), FxHashSet::default());
+        let mut candidates = Self { picture, need, threshold, heap, known, beyond: None, tries: 0..KEEP, looked_at: 0 };
+        candidates.beyond = candidates.find(below, FEW);
+        candidates
     }
 
     /// The cheapest window that costs less than `below`; `None` also after 64 of them, or 3,072 spans.
     pub(super) fn next(&mut self, below: u64) -> Option<Window> {
         let first = self.tries.next()? == 0;
+        let cheapest = self.heap.peek().map_or(u64::MAX, |Reverse(window)| window.floor);
+        if self.beyond.is_some_and(|beyond| beyond < below && beyond < cheapest) {
+            self.beyond = None;
+            self.find(below, KEEP);
+        }
         let Reverse(window) = self.heap.pop()?;
         self.looked_at += window.spans.len();
         (window.floor < below && (first || self.looked_at <= SPANS)).then_some(window)
@@ -318,12 +343,24 @@ impl<'a> Candidates<'a> {
         let below = picture.blocks_of(run.start..start).next_back().map(|block| (block..end, block));
         let above = picture.blocks_of(end..run.end).next().map(|block| (start..block + 1, block));
         for (spans, added) in [below, above].into_iter().flatten() {
-            if self.known.insert(spans.clone()) {
-                let block = &picture.spans[added];
-                let floor = window.floor.saturating_add(picture.tariff.floor(block.size));
-                let sliding = window.sliding + slides(block, self.threshold);
-                self.heap.push(Reverse(Window { floor, spans, run: window.run, sliding }));
-            }
+            let block = &picture.spans[added];
+            let floor = window.floor.saturating_add(picture.tariff.floor(block.size));
+            let sliding = window.sliding + slides(block, self.threshold);
+            self.add(Window { floor, spans, run: window.run, sliding });
+        }
+    }
+
+    /// Looks for the `keep` cheapest; what others cost at least, if there can be any.
+    fn find(&mut self, below: u64, keep: usize) -> Option<u64> {
+        let windows = cheapest_to_leave(self.picture, self.need, self.threshold, below, keep);
+        let dearest = windows.last().filter(|_| windows.len() == keep).map(|window| window.floor);
+        windows.into_iter().for_each(|window| self.add(window));
+        dearest
+    }
+
+    fn add(&mut self, window: Window) {
+        if self.known.insert(window.spans.clone()) {
+            self.heap.push(Reverse(window));
         }
     }
 }
