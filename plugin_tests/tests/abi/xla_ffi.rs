@@ -21,6 +21,12 @@ const CHANGED: [(&str, &str); 2] = [
     ("XLA_FFI_State_Get_Args", "XLA_FFI_State_Get_Args_V02"),
 ];
 
+/// What has no place in 0.3.
+fn is_of_another_version(name: &str) -> bool {
+    ["XLA_FFI_Api_V05", "XLA_FFI_InvokeContext_FindExtension_Args"].iter().any(|newer| name.starts_with(newer))
+        || CHANGED.iter().any(|(_, old)| name.starts_with(old))
+}
+
 /// jaxlib's header, in the Python environment of the engine that `PJRT_ARENA_TEST_ENGINE` names, or else in `.venv`.
 fn jaxlib_header() -> PathBuf {
     let file = "jaxlib/include/xla/ffi/api/c_api.h";
@@ -40,11 +46,11 @@ fn of_version<'a>(abi: &'a Abi, minor: u64, name: &str) -> Option<&'a Struct> {
 /// All that we declare is in `theirs` with the same numbers, but for functions that we do not type and so do not list.
 fn assert_ours_is_part_of(theirs: &Abi, minor: u64) {
     assert_eq!(theirs.values.get("XLA_FFI_API_MINOR"), Some(&minor), "the header is of another version");
-    let is_old = |name: &str| CHANGED.iter().any(|(_, old)| name.starts_with(old));
-    for name in OURS.structs.keys().filter(|name| !is_old(name)) {
+    for name in OURS.structs.keys().filter(|name| !is_of_another_version(name)) {
         assert_eq!(of_version(&OURS, minor, name), theirs.structs.get(name), "{name} at 0.{minor}");
     }
-    for (name, size) in OURS.values.iter().filter(|(name, _)| name.ends_with("_STRUCT_SIZE") && !is_old(name)) {
+    let sizes = OURS.values.iter().filter(|(name, _)| name.ends_with("_STRUCT_SIZE") && !is_of_another_version(name));
+    for (name, size) in sizes {
         let plain = name.trim_end_matches("_STRUCT_SIZE");
         let old = CHANGED.iter().find(|(new, _)| *new == plain && minor < 3);
         let size = old.map_or(*size, |(_, old)| OURS.struct_size(old));
@@ -74,6 +80,30 @@ fn the_ffi_header_of_the_engines_version_is_ours_with_the_old_state_structs() {
         assert_ne!(OURS.structs[new], old.structs[new], "{new} is another one since");
         assert_eq!(OURS.structs[ours], old.structs[new], "{new} as it was");
     }
+}
+
+/// The table of 0.5 begins as ours does, slot for slot, and so do the structs that handlers of 0.5 send or are sent.
+#[test]
+fn handlers_of_0_5_find_what_they_expect() {
+    let newer = Abi::parse(include_str!("../../data/abi_ffi_0.5.txt"));
+    assert_eq!(newer.values.get("XLA_FFI_API_MINOR"), Some(&5));
+    let (ours, theirs) = (&OURS.structs["XLA_FFI_Api"].fields, &newer.structs["XLA_FFI_Api"].fields);
+    let renamed = ["XLA_FFI_Error_GetMessage", "XLA_FFI_ExecutionContext_Get"];
+    for (our, their) in ours.iter().zip(theirs).filter(|(our, _)| !renamed.contains(&our.name.as_str())) {
+        assert_eq!(our, their);
+    }
+    let added = &OURS.structs["XLA_FFI_Api_V05"];
+    assert_eq!(added.size, newer.structs["XLA_FFI_Api"].size);
+    assert_eq!(added.fields[1..], theirs[ours.len()..]);
+    let same =
+        ["InvokeContext_FindExtension_Args", "State_Set_Args", "State_Get_Args", "CallFrame", "Metadata", "Buffer"];
+    for name in same.map(|name| format!("XLA_FFI_{name}")) {
+        assert_eq!(OURS.structs[&name], newer.structs[&name], "{name}");
+        assert_eq!(OURS.struct_size(&name), newer.struct_size(&name), "{name}");
+    }
+    let (message, details) =
+        (&OURS.structs["XLA_FFI_Error_GetMessage_Args"].fields, &newer.structs["XLA_FFI_Error_GetDetails_Args"].fields);
+    assert_eq!(message[..], details[..message.len()]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena import _library
+from jax_plugins.arena import _ffi, _library
 from jax_plugins.arena._library import ArenaError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def initialize() -> None:
         return
     try:
         path = _usable_library()
+        _ffi.install(_library.load())
         _warn_of_untried_jax(jax.__version__)
         c_api = xla_bridge.register_plugin(NAME, library_path=path, factory=_start)
     except RuntimeError as reason:
@@ -109,6 +110,7 @@ def _start() -> Any:
 def _start_late() -> Any:
     """Backend start after a failed check: looks again, then starts or raises the sentence."""
     path = _usable_library()
+    _ffi.install(_library.load())
     from jax._src.lib import xla_client
 
     if not xla_client.pjrt_plugin_loaded(NAME):
