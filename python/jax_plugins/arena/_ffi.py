@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from jax_plugins.arena._library import STAGES, ArenaError, Library
@@ -47,11 +48,12 @@ def install(library: Library) -> None:
 
     forward = _Forwarder(library, xla_client._xla)
     forward.builtin()
-    xla_client.register_custom_call_handler("cpu", forward.handler)
-    # Before jaxlib 0.9 a type has an id alone.
+    # Types come first: XLA wants to know a state's type before the handler that leaves it. Before jaxlib 0.9 a type
+    # has an id alone.
     register_types = getattr(xla_client, "register_custom_type_handler", None)
     register_types = register_types or xla_client.register_custom_type_id_handler
     register_types("cpu", forward.type)
+    xla_client.register_custom_call_handler("cpu", forward.handler)
     forward.started()
 
 
@@ -79,26 +81,32 @@ class _Forwarder:
         refused, self._refused = self._refused, None
         if refused:
             _log.warning(
-                "%d custom calls for the CPU are not available on arena; the first: %s", len(refused), refused[0]
+                "%d handlers for the CPU are not available on arena; the first: %s", len(refused), refused[0]
             )
 
     def handler(self, name: str, fn: Any, platform: str, api_version: int = 0, traits: Any = 0) -> None:
         """Registers a custom call's handlers with both; jaxlib's function for it, with the same arguments."""
-        self._xla.register_custom_call_target(name, fn, platform, api_version, traits)
-        if api_version != TYPED:
-            _log.debug("custom call %s has no version that a plugin takes: it is there on JAX's own backend only", name)
-        else:
-            self._attempt(self._give, name, fn, int(traits))
+
+        def register() -> None:
+            self._xla.register_custom_call_target(name, fn, platform, api_version, traits)
+            if api_version == TYPED:
+                self._give(name, fn, int(traits))
+            else:
+                _log.debug("%s is no FFI handler: the custom call is there on JAX's own backend alone", name)
+
+        self._attempt(name, register)
 
     def type(self, name: str, registration: Any) -> None:
         """Registers a type with both; jaxlib's function for it, which gives the type its id."""
-        register = getattr(self._xla, "register_custom_type", None) or self._xla.register_custom_type_id
-        register(name, registration)
-        capsules = registration if isinstance(registration, dict) else {"type_id": registration}
-        info = capsules.get("type_info")
-        self._attempt(
-            self._library.register_ffi_type, name, _address(capsules["type_id"]), info and _address(info)
-        )
+
+        def register() -> None:
+            own = getattr(self._xla, "register_custom_type", None) or self._xla.register_custom_type_id
+            own(name, registration)
+            capsules = registration if isinstance(registration, dict) else {"type_id": registration}
+            info = capsules.get("type_info")
+            self._library.register_ffi_type(name, _address(capsules["type_id"]), info and _address(info))
+
+        self._attempt(name, register)
 
     def _give(self, name: str, fn: Any, traits: int = 0) -> None:
         capsules = fn if isinstance(fn, dict) else {"execute": fn}
@@ -106,13 +114,13 @@ class _Forwarder:
         stages = {stage: _address(capsules[stage]) for stage in STAGES if capsules.get(stage) is not None}
         self._library.register_ffi_handler(name, stages, traits)
 
-    def _attempt(self, register: Any, *arguments: Any) -> None:
+    def _attempt(self, name: str, register: Callable[[], None]) -> None:
         try:
-            register(*arguments)
-        except ArenaError as refused:
+            register()
+        except Exception as refused:  # jaxlib's own as well: one bad handler must not keep the backend from starting
             if self._refused is None:
                 raise
-            self._refused.append(str(refused))
+            self._refused.append(f"{name}: {refused}")
 
 
 def _address(capsule: Any) -> int:
