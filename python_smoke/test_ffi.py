@@ -173,12 +173,24 @@ print(jnp.linalg.eigh(jnp.diag(x[:3]))[0])
 
 
 @needs_compiler
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("platforms", ["arena,cpu", "arena"])
+@pytest.mark.parametrize("early, platforms", [(True, "arena,cpu"), (False, "arena")])
 def test_handlers_in_a_fresh_process(library, early, platforms):
     run = run_jax(EARLY.format(early=early, library=str(library)), JAX_PLATFORMS=platforms)
     assert "[0. 1. 2.]" in run.stdout
     assert "not available" not in run.stderr
+
+
+def test_a_library_that_jaxs_own_variable_names_has_handlers_too():
+    run = run_jax(
+        """
+        import jax, jax.numpy as jnp
+
+        assert jax.devices()[0].memory_stats() is not None
+        print(jnp.linalg.eigh(jnp.diag(jnp.arange(3.0)))[0])
+        """,
+        PJRT_NAMES_AND_LIBRARY_PATHS=f"arena:{_library.load().path}",
+    )
+    assert "[0. 1. 2.]" in run.stdout
 
 
 def test_nothing_happens_without_the_arena():

@@ -47,7 +47,7 @@ def install(library: Library) -> None:
     from jaxlib import xla_client
 
     forward = _Forwarder(library, xla_client._xla)
-    forward.builtin()
+    forward.builtin()  # all but HOST_CALLBACKS
     # Types come first: XLA wants to know a state's type before the handler that leaves it. Before jaxlib 0.9 a type
     # has an id alone.
     register_types = getattr(xla_client, "register_custom_type_handler", None)
