@@ -15,6 +15,7 @@
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
 //!  ...            one file for each kind of handle
+//!  ffi.rs         handlers for custom calls, given to the engine
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
 //! ```
 //!
@@ -39,6 +40,7 @@ pub mod error;
 pub mod executable;
 pub mod execute;
 pub mod extensions;
+pub mod ffi;
 pub mod flight;
 pub mod getters;
 pub mod host;

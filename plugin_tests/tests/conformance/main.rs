@@ -15,6 +15,7 @@ mod donation;
 mod engines;
 mod executable;
 mod execute;
+mod ffi;
 mod lifetime;
 mod misuse;
 mod on_demand;
