@@ -25,6 +25,7 @@ mod strategies;
 mod table;
 mod transfer;
 mod traps;
+mod versions;
 mod views;
 
 use std::{
