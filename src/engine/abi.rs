@@ -230,3 +230,47 @@ args! {
     PJRT_TopologyDescription_MakeCanonicalShapeForMemorySpace PJRT_TopologyDescription_MakeCanonicalShapeForMemorySpace_Args;
     PJRT_TopologyDescription_GetMemorySpaceKindIds PJRT_TopologyDescription_GetMemorySpaceKindIds_Args;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::CStruct;
+
+    type Args = sys::PJRT_Device_PoisonExecution_Args;
+    const GUARD: u8 = 0xA5;
+    const WRITTEN: u8 = 0x11;
+
+    /// Memory of a caller whose struct has `size` bytes, after a body that sees `seen` bytes and writes all of them.
+    fn after(size: usize, sizes: impl RangeBounds<usize>, seen: usize) -> Vec<u8> {
+        let mut words = vec![u64::from_ne_bytes([GUARD; 8]); 32];
+        words[0] = size as u64;
+        let args = words.as_mut_ptr().cast::<Args>();
+        // SAFETY: the memory is longer than every size below, and the body writes what it was told there is.
+        unsafe {
+            fitted(args, sizes, seen, |args| {
+                let bytes = args.cast::<u8>();
+                let shown = args.cast::<usize>().read();
+                assert!((seen..=size.max(seen)).contains(&shown), "{shown} bytes are shown");
+                if shown > size {
+                    assert!((size..shown).all(|at| bytes.add(at).read() == 0), "zeros behind the caller's fields");
+                }
+                bytes.add(8).write_bytes(WRITTEN, shown - 8);
+            });
+        }
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_struct_comes_back_as_long_as_it_was() {
+        let ours = Args::STRUCT_SIZE;
+        for size in [Args::MIN_SIZE, Args::MIN_SIZE + 8, ours, ours + 7, ours + 64] {
+            for (sizes, seen) in [(ours..=ours, ours), (ours..=usize::MAX, ours), (160..=usize::MAX, 160)] {
+                let bytes = after(size, sizes.clone(), seen);
+                assert_eq!(bytes[..8], size.to_ne_bytes(), "struct_size stays the caller's");
+                let written = if sizes.contains(&size) { size } else { size.min(seen) };
+                assert!(bytes[8..written].iter().all(|&byte| byte == WRITTEN), "{size} of {seen}");
+                assert!(bytes[written..].iter().all(|&byte| byte == GUARD), "{size} of {seen}: {bytes:?}");
+            }
+        }
+    }
+}
