@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak stress asan wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -70,6 +70,15 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-rdynamic" \
 asan: setup ## the conformance tests, a short stress among them, under AddressSanitizer
 	$(LIBCLANG) $(ENGINE) $(ASAN) $(CARGO) test --package plugin_tests --test conformance --locked \
 	  --target x86_64-unknown-linux-gnu -- $(TESTS)
+
+# Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
+# ONLY=0.7.2:3.11,0.12 for some of them.
+compat: wheel ## a table: which checks pass with which JAX version and Python
+	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)")
+
+# Not part of make test either: it fetches the clients, and protoc for one of them.
+clients: target/debug/libpjrt_arena.so ## other PJRT clients: pypjrt's conformance checker, the crate pjrt
+	$(LIBCLANG) "$(PY)" python_smoke/other_clients/run.py
 
 wheel: setup ## dist/pjrt_arena-*-py3-none-linux_*.whl
 	$(LIBCLANG) "$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -22,7 +22,7 @@ extern "C" {
 
 // Names the struct and gives two constants, in bytes:
 //   X_STRUCT_SIZE  what a caller compiled with this header puts in struct_size (no padding behind the last field);
-//   X_MIN_SIZE     the smallest struct_size that a caller of 0.70 or later may pass.
+//   X_MIN_SIZE     the smallest struct_size that a caller of 0.54 or later may pass.
 // They differ only where a struct grew (the _GREW forms, which take the last field of the smallest form).
 #define PJRT_STRUCT_GREW(sname, min_last_field, last_field)       \
   typedef struct sname sname;                                     \

@@ -47,7 +47,7 @@ struct PJRT_Client_CreateViewOfDeviceBuffer_Args {
   PJRT_Buffer *buffer;  // out
   PJRT_Memory *memory;  // [0.66]
 };
-PJRT_FN(PJRT_Client_CreateViewOfDeviceBuffer, memory)
+PJRT_FN_GREW(PJRT_Client_CreateViewOfDeviceBuffer, buffer, memory)
 
 // [0.69] Memory with no defined contents.
 struct PJRT_Client_CreateUninitializedBuffer_Args {

@@ -70,7 +70,7 @@ struct PJRT_Client_Create_Args {
   PJRT_KeyValueTryGetCallback kv_try_get_callback;  // [0.61]
   void *kv_try_get_user_arg;
 };
-PJRT_FN(PJRT_Client_Create, kv_try_get_user_arg)
+PJRT_FN_GREW(PJRT_Client_Create, client, kv_try_get_user_arg)
 
 // Ends the client; NULL is allowed.
 struct PJRT_Client_Destroy_Args {

@@ -357,7 +357,7 @@ struct PJRT_ExecuteOptions {
   bool use_major_to_minor_data_layout_for_callbacks;  // [0.108]
   PJRT_HloOutputCallbackInfo *hlo_output_callbacks; size_t num_hlo_output_callbacks;  // [0.112]
 };
-PJRT_STRUCT_GREW(PJRT_ExecuteOptions, context, num_hlo_output_callbacks)
+PJRT_STRUCT_GREW(PJRT_ExecuteOptions, num_non_donatable_input_indices, num_hlo_output_callbacks)
 
 // Starts the program on its devices, and returns before it ends.
 struct PJRT_LoadedExecutable_Execute_Args {

@@ -189,7 +189,7 @@ def test_an_untried_jax_is_one_line():
     """
     run = run_jax(code)
     (line,) = run.stderr.splitlines()
-    assert "0.99.1" in line and ">=0.8,<0.13" in line
+    assert "0.99.1" in line and ">=0.6.2,<0.13" in line
 
 
 def test_importing_the_package_starts_no_jax():

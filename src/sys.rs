@@ -27,7 +27,7 @@ pub unsafe trait CStruct: Copy + Default {
     const NAME: &'static str;
     /// Bytes from the start to the end of the last field, without padding: what we say as a caller.
     const STRUCT_SIZE: usize;
-    /// Bytes of the smallest form that a caller of API minor 0.70 or later may hand us.
+    /// Bytes of the smallest form that a caller of API minor 0.54 or later may hand us.
     const MIN_SIZE: usize;
 }
 

@@ -60,8 +60,6 @@ pub struct RunOptions<'a> {
     pub keep: &'a [i64],
     /// An execute context.
     pub context: *mut sys::PJRT_ExecuteContext,
-    /// Pass the option struct of the oldest callers.
-    pub oldest: bool,
 }
 
 impl Loaded {
@@ -113,9 +111,6 @@ impl Loaded {
         let output_lists: Vec<*mut *mut sys::PJRT_Buffer> = outputs.iter_mut().map(Vec::as_mut_ptr).collect();
         let mut complete = vec![ptr::null_mut::<sys::PJRT_Event>(); devices];
         let mut options = sized!(PJRT_ExecuteOptions);
-        if how.oldest {
-            options.struct_size = <sys::PJRT_ExecuteOptions as sys::CStruct>::MIN_SIZE;
-        }
         options.non_donatable_input_indices = how.keep.as_ptr();
         options.num_non_donatable_input_indices = how.keep.len();
         options.context = how.context;

@@ -2,7 +2,8 @@
 //!
 //! A caller's argument struct may be NULL, shorter than ours (an older framework) or longer (a newer one). A shorter
 //! one is extended with zeros, and what the function wrote comes back up to the caller's size; one that is shorter
-//! than any version allows is refused. Panics end here as INTERNAL errors.
+//! than any version allows is refused. What goes to the engine keeps a longer one's tail; functions of ours do not see
+//! it. Panics end here as INTERNAL errors.
 
 use std::{
     any::Any,
@@ -12,7 +13,7 @@ use std::{
 
 use super::{error, plugin};
 use crate::{
-    engine::{Args, EngineError, set_struct_size},
+    engine::{Args, EngineError, fitted},
     error::{Code, Error},
     sys::{self, CStruct},
 };
@@ -63,7 +64,11 @@ pub trait Entry: CStruct {
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
     // SAFETY: the caller's promise, handed on.
-    guard(function_name::<A>(), || unsafe { extended(args, |args| (*args).run()) })
+    guard(function_name::<A>(), || unsafe {
+        check_size(args)?;
+        // A body may write the whole of the struct that we know, so a longer one is shielded from it.
+        fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| (*args).run())
+    })
 }
 
 /// The exported function for a struct that goes to the engine as it is.
@@ -83,7 +88,10 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
             .into());
         };
         // SAFETY: the caller's promise, handed on; the slot belongs to `A`.
-        unsafe { extended(args, |args| EngineError::check(engine, function(args.cast())).map_err(Failure::from)) }
+        unsafe {
+            check_size(args)?;
+            Ok(EngineError::check(engine, engine.invoke(args, |args| function(args.cast())))?)
+        }
     })
 }
 
@@ -92,19 +100,16 @@ fn function_name<A: CStruct>() -> &'static str {
     A::NAME.strip_suffix("_Args").unwrap_or(A::NAME)
 }
 
-/// Runs `body` on `args`, or on a zero-extended copy of it if the caller's struct is older than ours.
+/// Refuses a struct that is missing, or shorter than any caller's may be.
 ///
 /// # Safety
 /// `args` must be NULL or point to a struct of `struct_size` bytes.
-unsafe fn extended<A: CStruct>(args: *mut A, body: impl FnOnce(*mut A) -> Outcome) -> Outcome {
+unsafe fn check_size<A: CStruct>(args: *const A) -> Outcome {
     if args.is_null() {
         return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", function_name::<A>())).into());
     }
     // SAFETY: every argument struct begins with its size.
-    let size = unsafe { ptr::read(args.cast::<usize>()) };
-    if size >= A::STRUCT_SIZE {
-        return body(args);
-    }
+    let size = unsafe { args.cast::<usize>().read() };
     if size < A::MIN_SIZE {
         return Err(Error::invalid_argument(format!(
             "Unexpected {} size: expected at least {}, got {size}. Check installed software versions.",
@@ -113,15 +118,7 @@ unsafe fn extended<A: CStruct>(args: *mut A, body: impl FnOnce(*mut A) -> Outcom
         ))
         .into());
     }
-    let mut copy = A::default();
-    // SAFETY: the caller's struct has `size` bytes, fewer than the copy; they do not overlap.
-    unsafe { ptr::copy_nonoverlapping(args.cast::<u8>(), (&raw mut copy).cast(), size) };
-    set_struct_size(&mut copy, A::STRUCT_SIZE);
-    let outcome = body(&raw mut copy);
-    set_struct_size(&mut copy, size);
-    // SAFETY: as above, the other way round.
-    unsafe { ptr::copy_nonoverlapping((&raw const copy).cast::<u8>(), args.cast(), size) };
-    outcome
+    Ok(())
 }
 
 /// Runs `body`; failures and panics become error objects, which the caller of the C API owns.

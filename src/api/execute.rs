@@ -446,7 +446,7 @@ unsafe fn again(buffer: &Buffer) -> Arc<Buffer> {
     }
 }
 
-/// The caller's options, extended with zeros to the newest size; a longer struct keeps its tail.
+/// The caller's options, extended with zeros to more than any version has; a longer struct keeps its tail.
 ///
 /// # Safety
 /// `options` must be NULL or point to a struct of `struct_size` bytes.
@@ -468,6 +468,6 @@ unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Opti
     let bytes = size.min(size_of::<Options>());
     // SAFETY: the caller's struct has at least that many bytes; the copy has room for them.
     unsafe { ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut copy).cast(), bytes) };
-    copy.known.struct_size = bytes.max(sys::PJRT_ExecuteOptions::STRUCT_SIZE);
+    copy.known.struct_size = size_of::<Options>();
     Ok(copy)
 }

@@ -1,7 +1,9 @@
 //! The engine's extensions, rebuilt: those whose functions take handles of ours get functions of ours in those slots.
 //!
 //! Each extension is copied as long as the engine's own is, so that versions shorter or longer than ours work; slots
-//! are replaced only inside that length. An extension that is unknown here is left out: it may take a `PJRT_Buffer`.
+//! are replaced only inside that length. Behind a copy lie words of zero, as behind the table: a framework that asks for
+//! a newer function without looking at the size reads NULL. An extension that is unknown here is left out: it may take a
+//! `PJRT_Buffer`.
 
 use std::{mem::offset_of, ptr};
 
@@ -12,6 +14,7 @@ use super::{
     context::Context,
     entry::{Entry, Outcome, entry, required},
     state::EXECUTABLES,
+    table::PADDING,
 };
 use crate::{
     engine::{Engine, EngineError, set_struct_size},
@@ -96,7 +99,7 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
         if fate == Fate::Drop || base.struct_size < size_of::<sys::PJRT_Extension_Base>() {
             log::debug!("extension {} of the engine is left out", base.type_.0);
         } else {
-            let words = vec![0_u64; base.struct_size.div_ceil(size_of::<u64>())];
+            let words = vec![0_u64; base.struct_size.div_ceil(size_of::<u64>()) + PADDING];
             let copy: *mut sys::PJRT_Extension_Base = words.leak().as_mut_ptr().cast();
             // SAFETY: the engine's extension has `struct_size` bytes, the copy has room for them.
             unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), copy.cast(), base.struct_size) };
@@ -175,7 +178,7 @@ unsafe fn call<A: CStruct>(
         function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
     set_struct_size(&mut args, A::STRUCT_SIZE);
     // SAFETY: the caller's promise.
-    unsafe { EngineError::check(engine, function(&raw mut args))? };
+    unsafe { EngineError::check(engine, engine.invoke(&raw mut args, |args| function(args)))? };
     Ok(args)
 }
 

@@ -9,7 +9,7 @@ use std::{
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::entry::{Entry, Outcome};
+use super::entry::{Entry, Outcome, pass};
 use crate::{
     config::{self, EngineKind, EngineRequest, Environment, Setting},
     engine::{
@@ -17,7 +17,8 @@ use crate::{
         discover::{EngineChoice, Surroundings, discover},
     },
     error::{Error, Result},
-    logging, sys,
+    logging,
+    sys::{self, CStruct},
 };
 
 /// The engine, and what discovery knows about it.
@@ -100,6 +101,31 @@ pub unsafe extern "C" fn pjrt_arena_set_search_path(paths: *const c_char) {
         let bytes = unsafe { CStr::from_ptr(paths) }.to_bytes();
         std::env::split_paths(OsStr::from_bytes(bytes)).filter(|path| !path.as_os_str().is_empty()).collect()
     };
+}
+
+/// `PJRT_Plugin_Attributes`: the engine's.
+///
+/// Callers older than 0.71 (jaxlib 0.6) say a size that leaves out the last field, which their struct has and which they
+/// read. It is the one struct whose caller is given more than it says.
+///
+/// # Safety
+/// `args` must be NULL or point to the function's argument struct.
+pub unsafe extern "C" fn attributes(args: *mut sys::PJRT_Plugin_Attributes_Args) -> *mut sys::PJRT_Error {
+    type Args = sys::PJRT_Plugin_Attributes_Args;
+    let size = args.cast::<usize>();
+    // SAFETY: not NULL, so a struct that begins with its size.
+    let told_short = !args.is_null() && unsafe { size.read() } == Args::MIN_SIZE;
+    // SAFETY: a struct of that size is as long as ours, see above; the rest is the caller's promise.
+    unsafe {
+        if told_short {
+            size.write(Args::STRUCT_SIZE);
+        }
+        let error = pass(args);
+        if told_short {
+            size.write(Args::MIN_SIZE);
+        }
+        error
+    }
 }
 
 impl Entry for sys::PJRT_Plugin_Initialize_Args {

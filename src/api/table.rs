@@ -18,8 +18,8 @@ use crate::{
     sys::{self, CStruct},
 };
 
-/// Words of zero behind the table.
-const PADDING: usize = 64;
+/// Words of zero behind the table, and behind each extension.
+pub const PADDING: usize = 64;
 
 /// The version that the table says while there is no engine.
 const MINOR_WITHOUT_ENGINE: i32 = 81;
@@ -67,6 +67,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     };
     api.PJRT_Error_Destroy = Some(error_destroy);
     api.PJRT_Error_Message = Some(error_message);
+    api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
     Table { api, padding: [0; PADDING] }
 }
@@ -78,7 +79,7 @@ fn has(api: &sys::PJRT_Api, engine: Option<&Engine>, offset: usize) -> bool {
 
 macro_rules! fill {
     ($($kind:ident { $($function:ident $args:ident)* })*) => {
-        /// Fills in all functions but the two that return nothing.
+        /// Fills in all functions but those that [`build`] names.
         fn fill(api: &mut sys::PJRT_Api, engine: Option<&Engine>) {
             $($(
                 if has(api, engine, offset_of!(sys::PJRT_Api, $function)) {
@@ -158,7 +159,6 @@ fill! {
     }
     // The engine's, with only the edge in between.
     pass {
-        PJRT_Plugin_Attributes PJRT_Plugin_Attributes_Args
         PJRT_Event_Destroy PJRT_Event_Destroy_Args
         PJRT_Event_IsReady PJRT_Event_IsReady_Args
         PJRT_Event_Error PJRT_Event_Error_Args

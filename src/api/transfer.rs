@@ -1,6 +1,6 @@
 //! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases.
 
-use std::sync::Arc;
+use std::{ffi::c_void, sync::Arc};
 
 use super::{
     buffer::Buffer,
@@ -10,6 +10,10 @@ use super::{
     state,
 };
 use crate::{error::Error, sys};
+
+/// Told of the end of a view whose maker does not want to know: engines call the callback without looking whether there
+/// is one, and end the process.
+unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
 
 impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
@@ -22,7 +26,9 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
         }
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
-            let args = client.engine.call(*self)?;
+            let args = client
+                .engine
+                .call(Self { on_delete_callback: self.on_delete_callback.or(Some(nobody_listens)), ..*self })?;
             self.buffer = Buffer::adopt(&client, args.buffer, true)?.into_raw();
         }
         Ok(())

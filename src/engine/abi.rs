@@ -1,6 +1,17 @@
-//! What is the same for every function of the C API: its argument struct and its slot in the table.
+//! What is the same for every function of the C API: its argument struct, its slot in the table, and the sizes that
+//! caller, library and engine each think the struct has.
+//!
+//! ```text
+//!  caller's struct   |=========|                    an older caller's is shorter than the callee asks for
+//!  as passed on      |=========|00000000|           ... so a copy of it is, with zeros behind
+//!  copied back       |=========|                    never more than the caller has
+//! ```
+//! Zero is every field's default, and a callee asks only that `struct_size` is not below its own.
 
-use std::mem::offset_of;
+use std::{
+    mem::{MaybeUninit, offset_of},
+    ops::RangeBounds,
+};
 
 use crate::sys;
 
@@ -13,6 +24,53 @@ pub unsafe trait Args: sys::CStruct {
     const FUNCTION: &'static str;
     /// Byte offset of the function's slot in `PJRT_Api`.
     const SLOT: usize;
+}
+
+/// Bytes of a struct as passed to an engine that is newer than our declarations: more than they know (trap T30).
+pub const fn oversize<A>() -> usize {
+    size_of::<Roomy<A>>()
+}
+
+/// A struct with room behind it for the fields of later versions; the largest growth so far was 32 bytes.
+#[repr(C)]
+struct Roomy<A> {
+    known: A,
+    later: [u64; 16],
+}
+
+/// Calls `body` with the struct at `args` if its size is one of `sizes`, or else with a zero-extended or cut copy of
+/// `size` bytes, of which as much comes back as the caller has.
+///
+/// # Safety
+/// `args` must point to a struct of `struct_size` bytes, and `size` be at most [`oversize`].
+pub unsafe fn fitted<A: sys::CStruct, T>(
+    args: *mut A,
+    sizes: impl RangeBounds<usize>,
+    size: usize,
+    body: impl FnOnce(*mut A) -> T,
+) -> T {
+    debug_assert!(size <= oversize::<A>());
+    // SAFETY: every struct of the C API begins with its size.
+    let theirs = unsafe { args.cast::<usize>().read() };
+    if sizes.contains(&theirs) {
+        return body(args);
+    }
+    let mut copy = MaybeUninit::<Roomy<A>>::zeroed();
+    let ours = copy.as_mut_ptr().cast::<u8>();
+    let shared = theirs.min(size);
+    // SAFETY: the caller's struct has `theirs` bytes, the copy has room for `size`, and they do not overlap.
+    unsafe {
+        ours.copy_from_nonoverlapping(args.cast(), shared);
+        ours.cast::<usize>().write(size);
+    }
+    let result = body(ours.cast());
+    // SAFETY: as above, the other way round; the caller's size stays as it was.
+    unsafe {
+        args.byte_add(size_of::<usize>())
+            .cast::<u8>()
+            .copy_from_nonoverlapping(ours.add(size_of::<usize>()), shared - size_of::<usize>())
+    };
+    result
 }
 
 /// Writes `struct_size`, the first field of every struct of the C API that has one.
@@ -171,4 +229,48 @@ args! {
     PJRT_Device_ClearMemoryStats PJRT_Device_ClearMemoryStats_Args;
     PJRT_TopologyDescription_MakeCanonicalShapeForMemorySpace PJRT_TopologyDescription_MakeCanonicalShapeForMemorySpace_Args;
     PJRT_TopologyDescription_GetMemorySpaceKindIds PJRT_TopologyDescription_GetMemorySpaceKindIds_Args;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::CStruct;
+
+    type Args = sys::PJRT_Device_PoisonExecution_Args;
+    const GUARD: u8 = 0xA5;
+    const WRITTEN: u8 = 0x11;
+
+    /// Memory of a caller whose struct has `size` bytes, after a body that sees `seen` bytes and writes all of them.
+    fn after(size: usize, sizes: impl RangeBounds<usize>, seen: usize) -> Vec<u8> {
+        let mut words = vec![u64::from_ne_bytes([GUARD; 8]); 32];
+        words[0] = size as u64;
+        let args = words.as_mut_ptr().cast::<Args>();
+        // SAFETY: the memory is longer than every size below, and the body writes what it was told there is.
+        unsafe {
+            fitted(args, sizes, seen, |args| {
+                let bytes = args.cast::<u8>();
+                let shown = args.cast::<usize>().read();
+                assert!((seen..=size.max(seen)).contains(&shown), "{shown} bytes are shown");
+                if shown > size {
+                    assert!((size..shown).all(|at| bytes.add(at).read() == 0), "zeros behind the caller's fields");
+                }
+                bytes.add(8).write_bytes(WRITTEN, shown - 8);
+            });
+        }
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_struct_comes_back_as_long_as_it_was() {
+        let ours = Args::STRUCT_SIZE;
+        for size in [Args::MIN_SIZE, Args::MIN_SIZE + 8, ours, ours + 7, ours + 64] {
+            for (sizes, seen) in [(ours..=ours, ours), (ours..=usize::MAX, ours), (160..=usize::MAX, 160)] {
+                let bytes = after(size, sizes.clone(), seen);
+                assert_eq!(bytes[..8], size.to_ne_bytes(), "struct_size stays the caller's");
+                let written = if sizes.contains(&size) { size } else { size.min(seen) };
+                assert!(bytes[8..written].iter().all(|&byte| byte == WRITTEN), "{size} of {seen}");
+                assert!(bytes[written..].iter().all(|&byte| byte == GUARD), "{size} of {seen}: {bytes:?}");
+            }
+        }
+    }
 }

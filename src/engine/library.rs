@@ -8,18 +8,18 @@ use std::{
 };
 
 use super::{
-    abi::{Args, set_struct_size},
+    abi::{Args, fitted, oversize, set_struct_size},
     handles::{EngineError, EngineEvent},
 };
 use crate::{
     error::{Error, Result},
-    sys,
+    sys::{self, CStruct},
 };
 
 /// Every PJRT function but the two that cannot fail takes one struct and returns an error or NULL.
 pub type Function = unsafe extern "C" fn(*mut c_void) -> *mut sys::PJRT_Error;
 
-/// The oldest minor version of an engine: from here on our `MIN_SIZE`s hold.
+/// The oldest minor version of an engine, whose table is the shortest one that we fill in.
 const OLDEST_MINOR: i32 = 70;
 
 /// A loaded engine. It is never unloaded: buffers and threads of it outlive every client.
@@ -125,8 +125,7 @@ impl Engine {
 
     /// Calls the function whose argument struct is `A`; gives the struct back with its out fields filled in.
     ///
-    /// The struct always has the newest size that we know, zero where the caller set nothing: an engine only asks that
-    /// `struct_size` is at least its own.
+    /// The struct has the newest size that we know or, for a newer engine, more ([`Self::invoke`]).
     ///
     /// # Errors
     /// The engine's error; UNIMPLEMENTED when the engine's version lacks the function.
@@ -138,9 +137,21 @@ impl Engine {
         set_struct_size(&mut args, A::STRUCT_SIZE);
         let Some(function) = self.slot(A::SLOT) else { return Err(EngineError::missing(self, A::FUNCTION)) };
         // SAFETY: the slot belongs to `A`; the fields are the caller's promise.
-        let error = unsafe { function((&raw mut args).cast()) };
+        let error = unsafe { self.invoke(&raw mut args, |args| function(args.cast())) };
         // SAFETY: what an engine's function returns is NULL or an error that the caller now owns.
         unsafe { EngineError::check(self, error) }.map(|()| args)
+    }
+
+    /// Calls one of the engine's functions with a struct as long as the engine asks for: of the size that we declare, or
+    /// longer by more than structs grow by when the engine is newer than our declarations (trap T30). A struct that is
+    /// long enough is not touched.
+    ///
+    /// # Safety
+    /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs.
+    pub unsafe fn invoke<A: CStruct, T>(&self, args: *mut A, function: impl FnOnce(*mut A) -> T) -> T {
+        let size = if self.minor() > sys::PJRT_API_MINOR as i32 { oversize::<A>() } else { A::STRUCT_SIZE };
+        // SAFETY: the caller's promise.
+        unsafe { fitted(args, size.., size, function) }
     }
 
     /// Wraps an event that the engine handed to us.

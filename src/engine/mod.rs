@@ -18,6 +18,6 @@ pub mod handles;
 pub mod library;
 pub mod views;
 
-pub use abi::{Args, set_struct_size};
+pub use abi::{Args, fitted, set_struct_size};
 pub use handles::{EngineError, EngineEvent, Raw};
 pub use library::Engine;

@@ -10,8 +10,7 @@ use plugin_tests::{
 
 use crate::{DIMS, N, four, plus, ramp, shared, ticket};
 
-const WITH_EVENTS: RunOptions<'static> =
-    RunOptions { complete: true, keep: &[], context: std::ptr::null_mut(), oldest: false };
+const WITH_EVENTS: RunOptions<'static> = RunOptions { complete: true, keep: &[], context: std::ptr::null_mut() };
 
 #[test]
 fn c15_results_are_right() {

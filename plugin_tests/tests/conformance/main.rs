@@ -26,6 +26,7 @@ mod strategies;
 mod table;
 mod transfer;
 mod traps;
+mod versions;
 mod views;
 
 use std::{

@@ -4,8 +4,7 @@ use plugin_tests::{Buffer, Client, Code, Gate, Program, RunOptions, args, call, 
 
 use crate::{DIMS, MIB, eventually, limited, ramp, settles_at, shared, ticket};
 
-const WITH_EVENTS: RunOptions<'static> =
-    RunOptions { complete: true, keep: &[], context: std::ptr::null_mut(), oldest: false };
+const WITH_EVENTS: RunOptions<'static> = RunOptions { complete: true, keep: &[], context: std::ptr::null_mut() };
 
 #[test]
 fn t20_arena_a_poisoned_result_gives_its_block_back() {
@@ -87,23 +86,6 @@ fn t25_callers_of_a_newer_version_pass_longer_structs() {
     plugin().check(error).unwrap();
     assert_eq!(args.known.platform_name_size, 3);
     assert_eq!(args.later, [0; 8]);
-}
-
-#[test]
-fn t25_arena_callers_of_an_older_version_are_served() {
-    // The engine wants its own struct sizes; a framework built before it passes shorter ones.
-    let add_one = shared().compile(&Program::add_one()).unwrap();
-    let x = shared().put(&ramp(0.0), &DIMS).unwrap();
-    let y = add_one.execute(&[&[&x]], RunOptions { oldest: true, ..WITH_EVENTS }).unwrap().only();
-    assert_eq!(y.read::<f32>().unwrap(), ramp(1.0));
-    let executable = add_one.executable();
-    let mut args =
-        args!(PJRT_Executable_GetCompiledMemoryStats { executable: executable.raw(), peak_memory_in_bytes: -77 });
-    args.struct_size = <sys::PJRT_Executable_GetCompiledMemoryStats_Args as sys::CStruct>::MIN_SIZE;
-    // SAFETY: the struct is longer than it says.
-    let error = unsafe { plugin().table().PJRT_Executable_GetCompiledMemoryStats.unwrap()(&mut args) };
-    plugin().check(error).unwrap();
-    assert_eq!((args.argument_size_in_bytes, args.peak_memory_in_bytes), (4096, -77));
 }
 
 #[test]

@@ -38,7 +38,7 @@ __all__ = ["ArenaError", "__version__", "counters", "initialize"]
 NAME = "arena"
 
 #: JAX versions [first, end) that pjrt-arena and its engine were tried with; pyproject.toml says the same.
-JAX_TRIED = ((0, 8), (0, 13))
+JAX_TRIED = ((0, 6, 2), (0, 13))
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def initialize() -> None:
         path = _usable_library()
         _ffi.install(_library.load())
         _warn_of_untried_jax(jax.__version__)
-        c_api = xla_bridge.register_plugin(NAME, library_path=path, factory=_start)
+        c_api = xla_bridge.register_plugin(NAME, library_path=path)
     except RuntimeError as reason:
         _log.debug("not usable: %s", reason)
         xla_bridge.register_backend_factory(NAME, _start_late, fail_quietly=False)
@@ -110,7 +110,19 @@ def _start() -> Any:
     """Backend start: JAX's own, with our options."""
     from jax._src import xla_bridge
 
-    return xla_bridge.make_pjrt_c_api_client(NAME, options=_client_options)
+    if hasattr(xla_bridge, "make_pjrt_c_api_client"):
+        return xla_bridge.make_pjrt_c_api_client(NAME, options=_client_options)
+    # JAX before 0.8 keeps it inside register_plugin, out of reach.
+    from jax._src import distributed
+    from jax._src.lib import xla_client
+
+    if not xla_client.pjrt_plugin_initialized(NAME):
+        xla_client.initialize_pjrt_plugin(NAME)
+    options = _client_options() | xla_bridge._options_from_jax_configs(NAME)
+    job = distributed.global_state
+    if job.client is not None:
+        options = {"node_id": job.process_id, "num_nodes": job.num_processes} | options
+    return xla_client.make_c_api_client(NAME, options, job.client)
 
 
 def _start_late() -> Any:
@@ -139,15 +151,14 @@ def _client_options() -> dict[str, int]:
 def _warn_of_untried_jax(version: str) -> None:
     first, end = JAX_TRIED
     try:
-        major, minor = (int(part) for part in version.split(".")[:2])
+        this = tuple(int(part) for part in version.split(".")[:3])
     except ValueError:
         return
-    if not first <= (major, minor) < end:
-        spell = "{}.{}".format
+    if not first <= this < end:
         _log.warning(
             "pjrt-arena %s was tried with jax >=%s,<%s and this is jax %s: install one of those if something fails.",
             _library.version(),
-            spell(*first),
-            spell(*end),
+            ".".join(map(str, first)),
+            ".".join(map(str, end)),
             version,
         )
