@@ -11,6 +11,7 @@
 //!  room.rs        what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs  the mover: carries an arena's plan out on live buffers
 //!  flight.rs      executions and transfers under way, and what they keep alive
+//!  callbacks.rs   programs that call back into the host end before Execute returns
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
@@ -24,6 +25,7 @@
 
 pub mod async_transfer;
 pub mod buffer;
+pub mod callbacks;
 pub mod client;
 pub mod compaction;
 pub mod compile;
