@@ -1,4 +1,4 @@
-//! Generates the Rust view of the PJRT C ABI, which `src/sys.rs` includes, from the headers in `pjrt_c_api/`.
+//! Generates the Rust view of the C ABIs, PJRT's and XLA FFI's, which `src/sys.rs` includes, from `pjrt_c_api/`.
 //!
 //! bindgen loads libclang at run time. It is looked for in `LIBCLANG_PATH`, then where clang-sys looks (`llvm-config`,
 //! the system's library folders), then in a `.venv` beside `Cargo.toml` that has PyPI's `libclang` wheel.
@@ -16,10 +16,12 @@ use std::{
 /// The C enums. They become newtypes over the C integer: a plugin may send a value that this header does not know yet,
 /// which would be undefined behaviour in a Rust enum.
 const ENUMS: &str = "PJRT_(Extension_Type|Error_Code|NamedValue_Type|ProcessState|Buffer_Type|HostBufferSemantics|\
-                     Buffer_MemoryLayout_Type|FFI_Handler_TraitsBits)";
+                     Buffer_MemoryLayout_Type|FFI_Handler_TraitsBits)|\
+                     XLA_FFI_(Extension_Type|Error_Code|DataType|ExecutionStage|ArgType|RetType|AttrType|\
+                     Handler_TraitsBits)";
 
-/// Includes all the others.
-const HEADER: &str = "pjrt_c_api/pjrt_c_api_extensions.h";
+/// The first includes all of PJRT's, the second stands for itself.
+const HEADERS: [&str; 2] = ["pjrt_c_api/pjrt_c_api_extensions.h", "pjrt_c_api/xla_ffi.h"];
 
 const INSTALL: &str = "libclang was not found: run `pip install libclang` and set LIBCLANG_PATH to the wheel's \
                        clang/native folder, or run `apt install libclang-dev`";
@@ -37,9 +39,10 @@ fn generate() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("pjrt_c_api.rs");
     load_libclang(&root)?;
     let bindings = bindgen::Builder::default()
-        .header(root.join(HEADER).to_string_lossy())
+        .headers(HEADERS.map(|header| root.join(header).to_string_lossy().into_owned()))
         .clang_args(compiler_includes())
-        .allowlist_item("PJRT_.*")
+        .allowlist_item("(PJRT|XLA_FFI)_.*")
+        .override_abi(bindgen::Abi::CUnwind, "XLA_FFI_Handler") // handlers may throw
         .newtype_global_enum(ENUMS)
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
@@ -48,7 +51,7 @@ fn generate() -> Result<(), String> {
         .generate_cstr(true)
         .use_core()
         .generate()
-        .map_err(|error| format!("bindgen could not read {HEADER}: {}", one_line(&error)))?
+        .map_err(|error| format!("bindgen could not read {HEADERS:?}: {}", one_line(&error)))?
         .to_string();
     let implementations = c_struct_implementations(&bindings);
     fs::write(&out, bindings + &implementations).map_err(|error| format!("{}: {error}", out.display()))
