@@ -14,7 +14,10 @@
 //! Memory is waited for less patiently meanwhile (`room.rs`), because the one who waits may be such a callback. Nothing
 //! runs such a program a second time: what its callbacks did cannot be taken back.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    cell::Cell,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::{entry::slice, state::Client};
 use crate::{
@@ -60,5 +63,32 @@ pub unsafe fn destroy_outputs(engine: &'static Engine, lists: &[*mut *mut sys::P
             // SAFETY: as above; the run is over, so this does not block.
             unsafe { views::destroy(engine, output) };
         }
+    }
+}
+
+thread_local! {
+    /// How many callbacks, one inside of the other, this thread is in.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// This thread runs a callback: what it asks of us, a program waits for.
+pub struct Inside(());
+
+impl Inside {
+    /// A callback begins.
+    pub fn enter() -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self(())
+    }
+
+    /// How many callbacks this thread is in.
+    pub fn depth() -> usize {
+        DEPTH.get()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
     }
 }

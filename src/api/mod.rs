@@ -15,6 +15,7 @@
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
+//!  python/        the handler of host callbacks into Python
 //!  ...            one file for each kind of handle
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
 //! ```
@@ -47,6 +48,7 @@ pub mod host;
 pub mod lane;
 pub mod loaded;
 pub mod plugin;
+pub mod python;
 pub mod references;
 pub mod room;
 pub mod shape;

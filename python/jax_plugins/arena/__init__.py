@@ -80,6 +80,7 @@ def initialize() -> None:
     try:
         path = _usable_library()
         _warn_of_untried_jax(jax.__version__)
+        _install_callbacks()
         c_api = xla_bridge.register_plugin(NAME, library_path=path, factory=_start)
     except RuntimeError as reason:
         _log.debug("not usable: %s", reason)
@@ -99,6 +100,14 @@ def _usable_library() -> str:
     return os.fspath(library.path)
 
 
+def _install_callbacks() -> None:
+    """Host callbacks; without them all other programs run."""
+    from jax_plugins.arena import _callbacks
+
+    if reason := _callbacks.install(_library.load()):
+        _log.warning("jax.pure_callback, io_callback and jax.debug will fail: %s", reason)
+
+
 def _start() -> Any:
     """Backend start: JAX's own, with our options."""
     from jax._src import xla_bridge
@@ -113,6 +122,7 @@ def _start_late() -> Any:
 
     if not xla_client.pjrt_plugin_loaded(NAME):
         xla_client.load_pjrt_plugin_dynamically(NAME, path)
+    _install_callbacks()
     return _start()
 
 
