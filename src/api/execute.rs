@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::{
     buffer::{Buffer, Storage},
-    callbacks::{self, CallbackRun},
+    callbacks::{self, CallbackRun, Inside},
     context::Context,
     counters::Miss,
     device_memory::Held,
@@ -30,7 +30,7 @@ use super::{
     flight::{Cargo, Consumed},
     lane::{Lane, abandon},
     loaded::{Donations, Home, Loaded, Origin, Origins, Program},
-    plugin,
+    nested, plugin,
     state::{self, Device},
 };
 use crate::{
@@ -147,6 +147,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         let context = unsafe { Context::share(options.known.context) };
         options.known.context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
 
+        if Inside::depth() > 0 && plugin::kind() == Some(EngineKind::Cpu) {
+            // SAFETY: the caller's arguments, checked; the options are complete.
+            return unsafe { nested::execute(self, (&raw mut options).cast(), context.as_deref(), &loaded) };
+        }
+
         // 1. Scratch and destinations; from here on a failure has to give them back.
         let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
         for index in 0..self.num_devices {
@@ -207,7 +212,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         let result_count = loaded.program.results.len();
         let outcome = outcome.and_then(|_| match &callback_run {
             // SAFETY: the caller passes `num_devices` lists, which the engine filled in.
-            Some(run) => run.wait(&events).inspect_err(|_| unsafe {
+            Some(_) => callbacks::wait(&events).inspect_err(|_| unsafe {
                 let lists = if result_count == 0 { &[] } else { slice(self.output_lists, self.num_devices) };
                 callbacks::destroy_outputs(engine, lists, result_count);
             }),

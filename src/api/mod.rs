@@ -13,6 +13,7 @@
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  callbacks.rs   programs that call back into the host end before Execute returns
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
+//!  nested.rs      programs that host callbacks run
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
 //!  python/        the handler of host callbacks into Python
@@ -47,6 +48,7 @@ pub mod getters;
 pub mod host;
 pub mod lane;
 pub mod loaded;
+pub mod nested;
 pub mod plugin;
 pub mod python;
 pub mod references;

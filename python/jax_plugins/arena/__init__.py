@@ -102,8 +102,14 @@ def _usable_library() -> str:
 
 def _install_callbacks() -> None:
     """Host callbacks; without them all other programs run."""
+    import jax
+
     from jax_plugins.arena import _callbacks
 
+    if "cpu" not in (listed := jax.config.jax_platforms.split(",")):
+        # JAX hands a callback its arguments on a device of its own backend "cpu", and raises without one. The arena's
+        # devices cannot stand in: what a callback does there would wait for the program that waits for the callback.
+        jax.config.update("jax_platforms", ",".join([*listed, "cpu"]))
     if reason := _callbacks.install(_library.load()):
         _log.warning("jax.pure_callback, io_callback and jax.debug will fail: %s", reason)
 

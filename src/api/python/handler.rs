@@ -15,13 +15,12 @@ use super::{
     gil::{Gil, Raised},
 };
 use crate::{
-    api::{callbacks::Inside, entry::panicked, entry::slice},
+    api::{
+        callbacks::{CALLABLES, Inside},
+        entry::{panicked, slice},
+    },
     sys::{self, CStruct},
 };
-
-/// The id of the user data `xla::FfiLoadedHostCallbacks` (XLA `pjrt/host_callback.cc`: the first 64 bits of the SHA-512
-/// of that name).
-const CALLABLES: i64 = 7_357_244_197_867_843_242;
 
 /// `xla::FfiLoadedHostCallbacks`: the callables of a program.
 #[repr(C)]
@@ -120,7 +119,7 @@ unsafe fn answer_version(frame: &sys::XLA_FFI_CallFrame) -> bool {
 unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     let python = PYTHON.get().ok_or_else(|| Failure::internal("Python callbacks are not installed"))?;
     // SAFETY: the caller's promise.
-    let (arguments, results, callable) = unsafe {
+    let (arguments, results, (callable, callables)) = unsafe {
         let count = |size: i64| usize::try_from(size).unwrap_or(0);
         (
             slice(frame.args.args.cast::<*const sys::XLA_FFI_Buffer>(), count(frame.args.size)),
@@ -139,7 +138,7 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     }
     let objects: SmallVec<[Object; 8]> = owned.iter().map(|array| array.object()).collect();
     let returned = {
-        let _inside = Inside::enter();
+        let _inside = Inside::enter(callables);
         // SAFETY: callable and arguments are alive; the GIL is held.
         unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) }
     };
@@ -157,11 +156,11 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The callable that the custom call means: the one with its number among the run's.
+/// The callable that the custom call means: the one with its number among the run's, and where those are.
 ///
 /// # Safety
 /// As [`handler`].
-unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
+unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<(Object, usize), Failure> {
     let mut id = sys::XLA_FFI_TypeId { type_id: CALLABLES };
     let mut args = sys::XLA_FFI_ExecutionContext_Get_Args {
         struct_size: sys::XLA_FFI_ExecutionContext_Get_Args::STRUCT_SIZE,
@@ -184,7 +183,7 @@ unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
     // SAFETY: the client's struct, alive as long as the context.
     let items = callables.map_or(&[][..], |callables| unsafe { slice(callables.items, callables.count as usize) });
     let item = usize::try_from(index).ok().and_then(|index| items.get(index));
-    item.copied().filter(|item| !item.is_null()).ok_or_else(|| {
+    item.copied().filter(|item| !item.is_null()).map(|item| (item, args.data.addr())).ok_or_else(|| {
         Failure::internal(format!("the custom call means callable {index}, and the run has {}", items.len()))
     })
 }
