@@ -437,7 +437,8 @@ def callback(v):
         assert "RESOURCE_EXHAUSTED" in str(error), error
     if COMPACTS:
         wide = jax.device_put(np.ones(10 * MIB, np.uint8), devices[0])
-        assert int(jnp.sum(wide.astype(jnp.int32))) == 10 * MIB
+        assert (np.asarray(wide) == 1).all()
+        close(square(x), a @ a)
     return np.asarray(v) + 1
 outer = jax.jit(lambda x: jax.pure_callback(callback, shape, x @ x) @ x)
 blocks = [block(n) for n in range(28)]
