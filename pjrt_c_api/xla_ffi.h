@@ -4,9 +4,14 @@
 //   compile:  instantiate   may leave a state, which belongs to the executable
 //   run:      prepare, initialize, execute: one call frame each
 //
-// It is versioned apart from PJRT: 0.2 is XLA of November 2025, 0.3 XLA of 2026. Between the two one thing changed, in
-// place: the arguments of State_Set and State_Get, which are therefore declared twice. XLA 0.3 itself takes the old form
-// only when it has 40 bytes; XLA of November 2025 has a deleter behind those.
+// It is versioned apart from PJRT: 0.1 is jaxlib 0.6 to 0.8, 0.2 jaxlib 0.9, 0.3 jaxlib 0.10 and 0.11, 0.5 jaxlib 0.12.
+// Declared here is 0.3, and what differs for those who call or are called by the others:
+//   0.2, 0.3  the arguments of State_Set and State_Get changed in place. State_Set has had three forms: 48 bytes that end
+//             with a deleter (0.1, and 0.2 as the XLA of November 2025 has it), 40 without it (jaxlib 0.9), and 48 with a
+//             stage in the middle (0.3). XLA 0.3 itself takes the form of 40 bytes too, but not the one with a deleter.
+//   0.5       Error_GetMessage may be asked for a code as well, behind what it had (and is called GetDetails); two
+//             functions came at the table's end; bundles have a fifth handler, `record`, which GPUs use; Extension_Base is
+//             called InternalExtension, ExecutionContext InvokeContext.
 //
 // Some sizes here end before the last field (XLA_FFI_CallFrame's, XLA_FFI_Type_Register_Args', XLA_FFI_Metadata's and
 // XLA_FFI_Future_Create_Args'). They are what XLA's headers say: both sides read the rest all the same.
@@ -235,7 +240,7 @@ struct XLA_FFI_State_Set_Args_V02 {
   XLA_FFI_ExecutionContext *ctx;
   XLA_FFI_TypeId *type_id;
   void *state;
-  void (*deleter)(void *state);  // NULL: the type's; gone in the last versions that called themselves 0.2
+  void (*deleter)(void *state);  // NULL: the type's; not in the form of 40 bytes
 };
 XLA_FFI_STRUCT(XLA_FFI_State_Set_Args_V02, deleter)
 
@@ -383,6 +388,27 @@ struct XLA_FFI_Api {
   XLA_FFI_UNUSED_SLOT(XLA_FFI_DeviceOrdinal_Get);
 };
 XLA_FFI_STRUCT(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get)
+
+typedef struct XLA_FFI_Extension XLA_FFI_Extension;
+
+// [0.5] What the runtime attached to this execution under a number; NULL when there is nothing.
+struct XLA_FFI_InvokeContext_FindExtension_Args {
+  XLA_FFI_ARGS_HEAD;
+  XLA_FFI_ExecutionContext *ctx;
+  int64_t extension_type;
+  const XLA_FFI_Extension *extension;  // out
+};
+XLA_FFI_STRUCT(XLA_FFI_InvokeContext_FindExtension_Args, extension)
+typedef XLA_FFI_Error *XLA_FFI_InvokeContext_FindExtension(XLA_FFI_InvokeContext_FindExtension_Args *args);
+
+// The table as handlers of 0.5 expect it. They look for the last function before they call it, but not for the one
+// before. XLA's name has no `_V05`.
+struct XLA_FFI_Api_V05 {
+  XLA_FFI_Api base;
+  XLA_FFI_SLOT(XLA_FFI_InvokeContext_FindExtension);
+  XLA_FFI_UNUSED_SLOT(XLA_FFI_CustomOptions_Get);
+};
+XLA_FFI_STRUCT(XLA_FFI_Api_V05, XLA_FFI_CustomOptions_Get)
 
 #undef XLA_FFI_UNUSED_SLOT
 #undef XLA_FFI_SLOT

@@ -20,6 +20,7 @@
 
 pub mod alias;
 pub mod buffer;
+pub mod bundle;
 pub mod child;
 pub mod client;
 pub mod event;

@@ -169,6 +169,18 @@ impl Plugin {
         unsafe { self.library.get::<*const c_void>(name.as_bytes()) }.is_ok()
     }
 
+    /// The library's own function `name`.
+    ///
+    /// # Safety
+    /// `F` must be the function's type.
+    ///
+    /// # Panics
+    /// When the library exports no such function.
+    pub unsafe fn symbol<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's promise; the library is never unloaded.
+        *unsafe { self.library.get::<F>(name.as_bytes()) }.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
     /// What one of the library's own text functions says, such as `pjrt_arena_counters`; `None` when it is not exported.
     pub fn text(&self, name: &str) -> Option<String> {
         // SAFETY: every exported `pjrt_arena_*` function that gives text has this type.

@@ -152,7 +152,9 @@ unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_B
         sys::PJRT_Extension_Type_Stream => replace!(stream: PJRT_Stream_Extension,
             wait_stream => PJRT_Wait_Until_Buffer_Ready_On_Stream_Args),
         sys::PJRT_Extension_Type_FFI => replace!(ffi: PJRT_FFI_Extension,
-            user_data_add => PJRT_FFI_UserData_Add_Args),
+            type_register => PJRT_FFI_Type_Register_Args,
+            user_data_add => PJRT_FFI_UserData_Add_Args,
+            register_handler => PJRT_FFI_Register_Handler_Args),
         sys::PJRT_Extension_Type_Shardings => replace!(shardings: PJRT_Shardings_Extension,
             PJRT_Shardings_PJRT_Executable_ParameterShardings =>
                 PJRT_Shardings_PJRT_Executable_ParameterShardings_Args),
@@ -232,6 +234,19 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
         }
         Ok(())
     }
+}
+
+/// Registers a type of user data with the engine, through its own function.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The struct must satisfy the function's contract.
+pub unsafe fn register_type(args: sys::PJRT_FFI_Type_Register_Args) -> Outcome<sys::PJRT_FFI_Type_Register_Args> {
+    let originals = originals()?;
+    // SAFETY: the caller's promise.
+    unsafe { call(originals.engine, originals.ffi.type_register, args) }
 }
 
 impl Entry for sys::PJRT_FFI_UserData_Add_Args {

@@ -18,6 +18,7 @@
 //!  async_transfer.rs  arrays first, their bytes later
 //!  python/        the handler of host callbacks into Python
 //!  ...            one file for each kind of handle
+//!  ffi.rs         handlers for custom calls, given to the engine
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
 //! ```
 //!
@@ -43,6 +44,7 @@ pub mod error;
 pub mod executable;
 pub mod execute;
 pub mod extensions;
+pub mod ffi;
 pub mod flight;
 pub mod getters;
 pub mod host;

@@ -6,12 +6,14 @@
 //!  discover.rs  which library it is
 //!  abi.rs       the argument struct and the table slot of each function
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
+//!  ffi.rs       the engine's XLA FFI: handlers for custom calls
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
 //! ```
 
 pub mod abi;
 pub mod discover;
+pub mod ffi;
 pub mod handles;
 pub mod library;
 pub mod views;

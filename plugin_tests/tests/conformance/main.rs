@@ -16,6 +16,7 @@ mod donation;
 mod engines;
 mod executable;
 mod execute;
+mod ffi;
 mod lifetime;
 mod misuse;
 mod on_demand;

@@ -7,7 +7,9 @@ same name), imports it in every program and calls `initialize()`:
     arena in jax_platforms, usable .... the library is registered as backend "arena"
     arena in jax_platforms, unusable .. a backend is registered whose start fails with one sentence;
                                         the next start looks again, so a notebook can mend it
-    PJRT_NAMES_AND_LIBRARY_PATHS=arena:... JAX loads that library by itself; nothing is done here
+    PJRT_NAMES_AND_LIBRARY_PATHS=arena:... JAX loads that library by itself
+
+Where the library is used, it is also given the handlers for custom calls that JAX knows (`_ffi.py`).
 
 The middle case is why a failure is not raised in `initialize()`: JAX would log it with a traceback
 and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as
@@ -25,7 +27,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena import _library
+from jax_plugins.arena import _ffi, _library
 from jax_plugins.arena._library import ArenaError
 
 if TYPE_CHECKING:
@@ -71,7 +73,11 @@ def initialize() -> None:
     if NAME not in (jax.config.jax_platforms or "").split(","):
         return
     if _library.named_by_jax_variable():
-        # JAX registers that library after this function returns, and refuses a second one.
+        # JAX registers that library after this function returns, and refuses a second one. It may not be ours.
+        try:
+            _ffi.install(_library.load())
+        except ArenaError as reason:
+            _log.debug("no handlers for custom calls: %s", reason)
         return
     from jax._src import xla_bridge
 
@@ -79,6 +85,7 @@ def initialize() -> None:
         return
     try:
         path = _usable_library()
+        _ffi.install(_library.load())
         _warn_of_untried_jax(jax.__version__)
         _install_callbacks()
         c_api = xla_bridge.register_plugin(NAME, library_path=path, factory=_start)
@@ -124,6 +131,7 @@ def _start() -> Any:
 def _start_late() -> Any:
     """Backend start after a failed check: looks again, then starts or raises the sentence."""
     path = _usable_library()
+    _ffi.install(_library.load())
     from jax._src.lib import xla_client
 
     if not xla_client.pjrt_plugin_loaded(NAME):

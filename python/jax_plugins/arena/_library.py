@@ -91,6 +91,16 @@ def version() -> str:
         return load().version()
 
 
+#: A custom call's stages, in the order of `_Bundle`'s fields.
+STAGES = ("instantiate", "prepare", "initialize", "execute")
+
+
+class _Bundle(ctypes.Structure):
+    """``XLA_FFI_Handler_Bundle``: the address of each stage's handler, or None."""
+
+    _fields_ = [(stage, ctypes.c_void_p) for stage in STAGES]
+
+
 class Library:
     """The functions of one opened libpjrt_arena.so. All are callable from any thread."""
 
@@ -145,6 +155,33 @@ class Library:
         """
         text = self._text(name, room=1 << 20, again=False)
         return json.loads(text)
+
+    def serves_cpu_handlers(self) -> bool:
+        """Whether the engine computes on the CPU, as far as is known: then handlers for the CPU are for it. Loads it."""
+        return bool(self._function("pjrt_arena_ffi_is_for_cpu", returns=ctypes.c_int)())
+
+    def register_ffi_handler(self, name: str, stages: dict[str, int], traits: int = 0) -> None:
+        """Registers the handlers of a custom call with the engine; `stages` gives the address for each stage's name.
+
+        Raises:
+          ArenaError: the engine, or the library, refuses them; it says why, and of which custom call.
+        """
+        bundle = _Bundle(*(stages.get(stage) for stage in STAGES))
+        self._register("pjrt_arena_ffi_register_handler", name, (ctypes.POINTER(_Bundle), bundle), (ctypes.c_uint32, traits))
+
+    def register_ffi_type(self, name: str, type_id: int, type_info: int | None) -> None:
+        """Registers a type of handlers' states or user data: addresses of its id and of its ``XLA_FFI_TypeInfo``.
+
+        Raises:
+          ArenaError: as `register_ffi_handler`.
+        """
+        pointer = ctypes.c_void_p
+        self._register("pjrt_arena_ffi_register_type", name, (pointer, type_id), (pointer, type_info))
+
+    def _register(self, function: str, name: str, *arguments: tuple[Any, Any]) -> None:
+        names = ((ctypes.c_char_p, name.encode()), (ctypes.c_char_p, b"cpu"))
+        if refused := self._text(function, *names, *arguments):
+            raise ArenaError(refused)
 
     def _text(self, name: str, *arguments: tuple[Any, Any], room: int = 4096, again: bool = True) -> str:
         """Calls a function that writes text: it returns the length needed and cuts at the room given.

@@ -9,98 +9,31 @@
 //!  data/abi_0.114.txt, such lists -----+
 //!  Rust's size_of (bindgen)    --------+
 //! ```
-//! `data/abi_growth.txt` says which structs grew, and when: all that may differ between two versions.
+//! `data/abi_growth.txt` says which structs grew, and when: all that may differ between two versions. `header.rs` makes
+//! the lists; `xla_ffi.rs` does the same for XLA FFI, whose header of version 0.3 is in the `jaxlib` wheel.
+
+mod header;
+mod xla_ffi;
 
 use std::{
     collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::LazyLock,
 };
 
+use header::{Abi, PJRT, XLA_FFI, list};
 use pjrt_arena::sys;
 
 /// The API version of the header that `xla-cpu-pjrt` 0.0.1 ships.
 const ENGINE_MINOR: u64 = 81;
 const NEWEST_MINOR: u64 = 114;
 
-/// What a header says, as numbers: bytes, or an enumerator's value.
-#[derive(Default)]
-struct Abi {
-    structs: BTreeMap<String, Struct>,
-    values: BTreeMap<String, u64>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Struct {
-    size: u64,
-    /// In the order of the header.
-    fields: Vec<Field>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Field {
-    name: String,
-    offset: u64,
-    size: u64,
-}
-
-impl Field {
-    /// The first byte behind the field.
-    fn end(&self) -> u64 {
-        self.offset + self.size
-    }
-}
-
-impl Abi {
-    /// Reads lines `struct NAME size FIELD offset size FIELD offset size ...` and `value NAME number`.
-    fn parse(text: &str) -> Self {
-        let mut abi = Self::default();
-        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let words: Vec<&str> = line.split(' ').collect();
-            let number = |word: &str| word.parse().unwrap_or_else(|_| panic!("`{word}` is no number in `{line}`"));
-            match words.as_slice() {
-                ["struct", name, size, fields @ ..] => {
-                    let field = |words: &[&str]| Field {
-                        name: words[0].to_owned(),
-                        offset: number(words[1]),
-                        size: number(words[2]),
-                    };
-                    let fields = fields.chunks_exact(3).map(field).collect();
-                    abi.structs.insert((*name).to_owned(), Struct { size: number(size), fields });
-                }
-                ["value", name, value] => {
-                    abi.values.insert((*name).to_owned(), number(value));
-                }
-                _ => panic!("`{line}` is neither a struct nor a value"),
-            }
-        }
-        assert!(!abi.structs.is_empty() && !abi.values.is_empty(), "the list holds no struct or no value");
-        abi
-    }
-
-    /// Compiles and runs the program that lists `header`.
-    fn of_header(header: &Path, name: &str) -> Self {
-        Self::parse(&list(header, name))
-    }
-
-    fn struct_size(&self, name: &str) -> u64 {
-        let constant = format!("{name}_STRUCT_SIZE");
-        *self.values.get(&constant).unwrap_or_else(|| panic!("{constant} is not declared"))
-    }
-
-    /// The enumerators proper, without the constants that tell a struct's size.
-    fn enumerators(&self) -> impl Iterator<Item = (&String, &u64)> {
-        self.values.iter().filter(|(name, _)| !name.ends_with("_STRUCT_SIZE") && !name.ends_with("_MIN_SIZE"))
-    }
-}
-
 static OURS: LazyLock<Abi> = LazyLock::new(|| {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pjrt_c_api/pjrt_c_api_extensions.h");
-    Abi::of_header(&header, "ours")
+    Abi::of_header(&header, &PJRT, "ours")
 });
-static NEWEST: LazyLock<Abi> = LazyLock::new(|| Abi::parse(include_str!("../data/abi_0.114.txt")));
+static NEWEST: LazyLock<Abi> = LazyLock::new(|| Abi::parse(include_str!("../../data/abi_0.114.txt")));
 
 /// The header beside the engine that `PJRT_ARENA_TEST_ENGINE` names, or else beside the one in `.venv`.
 fn engine_header() -> PathBuf {
@@ -112,17 +45,19 @@ fn engine_header() -> PathBuf {
 }
 
 fn engine_in_venv() -> Option<PathBuf> {
+    in_venv("xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so")
+}
+
+/// A file of a package that is installed in `.venv`.
+fn in_venv(file: &str) -> Option<PathBuf> {
     let versions = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib")).ok()?;
-    versions
-        .flatten()
-        .map(|version| version.path().join("site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"))
-        .find(|engine| engine.is_file())
+    versions.flatten().map(|version| version.path().join("site-packages").join(file)).find(|file| file.is_file())
 }
 
 /// `abi_growth.txt`: for each struct that grew, (minor version, STRUCT_SIZE from then on), in the order of versions.
 fn growth() -> BTreeMap<&'static str, Vec<(u64, u64)>> {
     let mut growth: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for line in include_str!("../data/abi_growth.txt").lines().filter(|line| !line.starts_with('#')) {
+    for line in include_str!("../../data/abi_growth.txt").lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let mut word = || words.next().unwrap_or_else(|| panic!("`{line}` has fewer than three words"));
         let (name, minor, size) = (word(), word(), word());
@@ -136,109 +71,6 @@ fn growth() -> BTreeMap<&'static str, Vec<(u64, u64)>> {
 fn size_at(growth: &BTreeMap<&str, Vec<(u64, u64)>>, name: &str, minor: u64) -> Option<u64> {
     let steps = growth.get(name)?;
     steps.iter().rev().find(|(from, _)| *from <= minor).map(|(_, size)| *size)
-}
-
-// ---- From a header to its list -------------------------------------------------------------------------------------
-
-fn list(header: &Path, name: &str) -> String {
-    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let text = output(Command::new(&compiler).args(["-E", "-P", "-x", "c"]).arg(header));
-    let program = program(header, &structs(&text), &enumerators(&text));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (source, binary) = (folder.join(format!("abi_{name}.c")), folder.join(format!("abi_{name}")));
-    fs::write(&source, program).expect("the test's folder can be written to");
-    output(Command::new(&compiler).args(["-w", "-o"]).arg(&binary).arg(&source));
-    output(&mut Command::new(&binary))
-}
-
-fn output(command: &mut Command) -> String {
-    let result = command.output().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-    assert!(result.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&result.stderr));
-    String::from_utf8(result.stdout).expect("names and numbers are text")
-}
-
-fn program(header: &Path, structs: &[(&str, Vec<&str>)], enumerators: &[&str]) -> String {
-    let mut program = format!("#include \"{}\"\n#include <stdio.h>\nint main(void) {{\n", header.display());
-    for (name, fields) in structs {
-        program += &format!("printf(\"struct {name} %zu\", sizeof(struct {name}));\n");
-        for field in fields {
-            program += &format!(
-                "printf(\" {field} %zu %zu\", offsetof(struct {name}, {field}), sizeof(((struct {name} *)0)->{field}));\n"
-            );
-        }
-        program += "puts(\"\");\n";
-    }
-    for name in enumerators {
-        program += &format!("printf(\"value {name} %d\\n\", (int){name});\n");
-    }
-    program + "printf(\"value PJRT_API_MINOR %d\\n\", PJRT_API_MINOR);\nreturn 0;\n}\n"
-}
-
-/// The structs that are defined in preprocessed C, with their fields; those of an unnamed union count as the struct's.
-fn structs(text: &str) -> Vec<(&str, Vec<&str>)> {
-    let mut found = Vec::new();
-    for (at, _) in text.match_indices("struct PJRT_") {
-        let rest = &text[at + "struct ".len()..];
-        let name = first_word(rest);
-        if let Some(body) = rest[name.len()..].trim_start().strip_prefix('{') {
-            found.push((name, fields(&body[..closing_brace(body)])));
-        }
-    }
-    found
-}
-
-fn closing_brace(body: &str) -> usize {
-    let mut depth = 1;
-    for (at, byte) in body.bytes().enumerate() {
-        match byte {
-            b'{' => depth += 1,
-            b'}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return at;
-        }
-    }
-    panic!("a struct has no end: {body}")
-}
-
-fn fields(body: &str) -> Vec<&str> {
-    body.split([';', '{', '}']).map(str::trim).filter(|part| !part.is_empty() && *part != "union").map(field).collect()
-}
-
-/// `x` in `T *x` and in `void (*x)(T *y)`.
-fn field(declaration: &str) -> &str {
-    match declaration.split_once("(*") {
-        Some((_, pointer)) => first_word(pointer.trim_start()),
-        None => {
-            let start = declaration.rfind(|c: char| !is_name(c)).map_or(0, |at| at + 1);
-            &declaration[start..]
-        }
-    }
-}
-
-fn enumerators(text: &str) -> Vec<&str> {
-    text.match_indices("enum ")
-        .filter_map(|(at, _)| text[at..].split_once('{'))
-        .filter(|(head, _)| head.split_whitespace().count() <= 2)
-        .flat_map(|(_, rest)| rest[..closing_brace(rest)].split(','))
-        .filter_map(enumerator)
-        .collect()
-}
-
-/// `A` of `A` and of `A = 1`, but nothing of the `b)` that a comma left of `A = offsetof(a, b)`.
-fn enumerator(part: &str) -> Option<&str> {
-    let name = first_word(part.trim());
-    let rest = part.trim()[name.len()..].trim_start();
-    (name.starts_with("PJRT_") && (rest.is_empty() || rest.starts_with('='))).then_some(name)
-}
-
-fn first_word(text: &str) -> &str {
-    &text[..text.find(|c: char| !is_name(c)).unwrap_or(text.len())]
-}
-
-fn is_name(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '_'
 }
 
 // ---- The tests -----------------------------------------------------------------------------------------------------
@@ -270,14 +102,14 @@ fn assert_ours_extends(theirs: &Abi, minor: u64) {
 
 #[test]
 fn the_engines_header_is_a_prefix_of_ours() {
-    let engine = Abi::of_header(&engine_header(), "engine");
+    let engine = Abi::of_header(&engine_header(), &PJRT, "engine");
     assert_eq!(engine.structs["PJRT_Api"].fields.len(), 3 + 118, "0.81 has 118 functions behind the table's head");
     assert_ours_extends(&engine, ENGINE_MINOR);
 }
 
 #[test]
 fn the_header_of_0_112_is_a_prefix_of_ours() {
-    let theirs = Abi::parse(include_str!("../data/abi_0.112.txt"));
+    let theirs = Abi::parse(include_str!("../../data/abi_0.112.txt"));
     assert!(theirs.values.len() > 160, "{} sizes", theirs.values.len());
     assert_ours_extends(&theirs, 112);
 }
@@ -333,7 +165,7 @@ fn structs_that_did_not_grow_have_one_size() {
 #[test]
 fn the_version_marks_of_the_table_agree_with_its_growth() {
     let growth = growth();
-    let text = include_str!("../../pjrt_c_api/pjrt_c_api.h");
+    let text = include_str!("../../../pjrt_c_api/pjrt_c_api.h");
     let ends: BTreeMap<_, _> = OURS.structs["PJRT_Api"].fields.iter().map(|f| (f.name.as_str(), f.end())).collect();
     let mut marks = 0;
     for line in text.lines() {
@@ -356,8 +188,9 @@ fn the_version_marks_of_the_table_agree_with_its_growth() {
 
 #[test]
 fn rust_sees_the_sizes_that_c_sees() {
-    assert_eq!(sys::C_STRUCTS.len(), OURS.values.keys().filter(|name| name.ends_with("_STRUCT_SIZE")).count());
-    for sizes in sys::C_STRUCTS {
+    let structs: Vec<_> = sys::C_STRUCTS.iter().filter(|sizes| sizes.name.starts_with(PJRT.prefix)).collect();
+    assert_eq!(structs.len(), OURS.values.keys().filter(|name| name.ends_with("_STRUCT_SIZE")).count());
+    for sizes in structs {
         let name = sizes.name;
         assert_eq!(sizes.size_of as u64, OURS.structs[name].size, "{name}");
         assert_eq!(sizes.struct_size as u64, OURS.struct_size(name), "{name}");
@@ -370,5 +203,7 @@ fn rust_sees_the_sizes_that_c_sees() {
 #[ignore = "no check: prints the list of the header that PJRT_ARENA_ABI_HEADER names, for data/ when a version is added"]
 fn print_a_headers_list() {
     let header = env::var_os("PJRT_ARENA_ABI_HEADER").expect("PJRT_ARENA_ABI_HEADER names a header");
-    print!("{}", list(Path::new(&header), "printed"));
+    let header = Path::new(&header);
+    let dialect = if header.ends_with("ffi/api/c_api.h") { &XLA_FFI } else { &PJRT };
+    print!("{}", list(header, dialect, "printed"));
 }

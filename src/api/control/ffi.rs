@@ -1,0 +1,84 @@
+//! Registering handlers for custom calls with the engine: whole bundles, and an answer, neither of which PJRT has.
+
+use std::ffi::{CStr, c_char};
+
+use super::{
+    super::{entry::Failure, ffi, plugin},
+    give, tell,
+};
+use crate::{config::EngineKind, sys};
+
+/// What went wrong, in one sentence; empty when nothing did.
+fn sentence(outcome: Result<(), Failure>) -> String {
+    match outcome {
+        Ok(()) => String::new(),
+        Err(Failure::Own(error)) => error.message,
+        Err(Failure::Engine(error)) => error.message(),
+    }
+}
+
+/// Registers the handlers of the custom call `name` with the engine: an empty text means that it took them, anything
+/// else is one sentence that says why not, with the name. `platform` is "cpu" or "Host" (or "CUDA", "ROCM"); `traits` is
+/// a sum of `XLA_FFI_Handler_TraitsBits`. Handlers may be of a newer version of XLA FFI than the engine's, as long as we
+/// know what changed. Loads the engine; no client is needed. Registering the same again does nothing.
+///
+/// # Safety
+/// `name` and `platform` must be C strings, `bundle` point to an `XLA_FFI_Handler_Bundle` of functions that stay as long
+/// as the process, and `buffer` be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_ffi_register_handler(
+    name: *const c_char,
+    platform: *const c_char,
+    bundle: *const sys::XLA_FFI_Handler_Bundle,
+    traits: u32,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    let text = tell(|| {
+        // SAFETY: the caller's promise.
+        sentence(unsafe {
+            let (name, platform) = (CStr::from_ptr(name), CStr::from_ptr(platform));
+            ffi::register_handler(&name.to_string_lossy(), &platform.to_string_lossy(), *bundle, traits)
+        })
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+/// Registers a type of handlers' states or user data with the engine, under `*type_id`, or under an id that the engine
+/// chooses and writes there when it is 0. `info` may be NULL: then nothing frees objects of the type. Answers as
+/// [`pjrt_arena_ffi_register_handler`] does.
+///
+/// # Safety
+/// `name` and `platform` must be C strings, `type_id` point to an id, `info` be NULL or an `XLA_FFI_TypeInfo`, and
+/// `buffer` be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_ffi_register_type(
+    name: *const c_char,
+    platform: *const c_char,
+    type_id: *mut sys::XLA_FFI_TypeId,
+    info: *const sys::XLA_FFI_TypeInfo,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    let text = tell(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe {
+            let (name, platform) = (CStr::from_ptr(name), CStr::from_ptr(platform));
+            let deleter = info.as_ref().and_then(|info| info.deleter);
+            ffi::register_type(&name.to_string_lossy(), &platform.to_string_lossy(), (*type_id).type_id, deleter)
+        };
+        // SAFETY: the caller's promise.
+        sentence(id.map(|id| unsafe { (*type_id).type_id = id }))
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+/// Whether handlers for the CPU are of use to the engine: 1 if it computes there or does not say where, 0 if it is known
+/// to be for a GPU, or cannot be loaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjrt_arena_ffi_is_for_cpu() -> std::ffi::c_int {
+    let gpu = |kind| kind != EngineKind::Cpu;
+    (plugin::engine().is_ok() && !plugin::kind().is_some_and(gpu)).into()
+}

@@ -1,0 +1,158 @@
+//! Handlers for custom calls, given to the engine: what a framework, or its user, registers through us.
+//!
+//! ```text
+//!  PJRT FFI extension: register_handler, type_register --+
+//!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
+//!                                                              |
+//!      the engine takes its version, and it leaves no state    +-- as it is
+//!      newer, or the bundle may leave a state (lowering.rs)    +-- its trampoline (trampolines.rs)
+//!      newer than we know, or another major version            +-- refused
+//! ```
+//!
+//! Everything here works before a client exists: registries belong to the engine's library, not to a client.
+//! Registering is rare; nothing of it is on the way of an execution but the trampoline.
+
+mod lowering;
+mod trampolines;
+
+use once_cell::sync::OnceCell;
+
+use super::{
+    entry::{Entry, Outcome, text},
+    extensions, plugin,
+};
+use crate::{
+    engine::{
+        Engine,
+        ffi::{self, Deleter, Handler, Table},
+    },
+    error::Error,
+    sys,
+};
+use lowering::{Lowering, NEWEST};
+
+/// The handlers of a custom call's stages, as functions that may throw.
+pub type Bundle = sys::XLA_FFI_Handler_Bundle;
+
+static TABLE: OnceCell<Table> = OnceCell::new();
+
+/// The engine's table; `None` if it has the extension, but does not show the table.
+fn table(engine: &'static Engine, platform: &str) -> Outcome<Option<&'static Table>> {
+    if let Some(table) = TABLE.get() {
+        return Ok(Some(table));
+    }
+    let Some(table) = Table::learn(engine, platform)? else { return Ok(None) };
+    Ok(Some(TABLE.get_or_init(|| table)))
+}
+
+/// Registers the handlers of the custom call `name` on `platform` with the engine: "cpu" or "Host", "CUDA", in any case.
+///
+/// # Errors
+/// Each names the custom call and the platform. INVALID_ARGUMENT: no execute handler, or the engine refuses the bundle
+/// with a reason of its own (another one has the name). UNIMPLEMENTED: a handler's version is one that neither the engine
+/// nor we know, or the engine has no XLA FFI. RESOURCE_EXHAUSTED: there are no trampolines left.
+///
+/// # Safety
+/// The functions must be handlers of XLA FFI, for as long as the process lives.
+pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, traits: u32) -> Outcome {
+    let engine = plugin::engine()?;
+    let said = |error: Error| error.context(&format!("FFI handler {name} on platform {platform}"));
+    let Some(execute) = bundle.execute else {
+        return Err(said(Error::invalid_argument("there is no handler for the stage execute")).into());
+    };
+    let Some(table) = table(engine, platform)? else {
+        if bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some() {
+            let why = format!("the engine {} takes handlers of the stage execute alone", engine.path().display());
+            return Err(said(Error::unimplemented(why)).into());
+        }
+        return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
+    };
+    let stateful = bundle.instantiate.is_some();
+    let fit = |handler: Option<Handler>| {
+        // SAFETY: the caller's promise.
+        handler.map(|handler| unsafe { fit(table, engine, handler, stateful) }).transpose()
+    };
+    let register = || {
+        let bundle = Bundle {
+            instantiate: fit(bundle.instantiate)?,
+            prepare: fit(bundle.prepare)?,
+            initialize: fit(bundle.initialize)?,
+            execute: fit(Some(execute))?,
+        };
+        // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
+        unsafe { table.register_handler(name, platform, bundle, traits) }
+    };
+    Ok(register().map_err(said)?)
+}
+
+/// The function by which the engine can call `handler`: itself, or its trampoline. The stages of a `stateful` bundle have
+/// trampolines even when the engine takes their version: not all that call themselves 0.2 agree on what a state is.
+///
+/// # Safety
+/// As for [`register_handler`].
+unsafe fn fit(table: &'static Table, engine: &Engine, handler: Handler, stateful: bool) -> Result<Handler, Error> {
+    // SAFETY: the caller's promise.
+    let told = unsafe { table.describe(handler)? }.api_version;
+    let (major, minor) = table.version();
+    let newer = told.major_version != major || told.minor_version > minor;
+    if !newer && !stateful {
+        return Ok(handler);
+    }
+    match Lowering::get(table)? {
+        Some(lowering) if told.major_version == major && told.minor_version <= NEWEST => {
+            trampolines::assign(handler, told.minor_version, lowering)
+        }
+        _ if !newer => Ok(handler),
+        lowering => Err(Error::unimplemented(format!(
+            "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
+            told.major_version,
+            told.minor_version,
+            engine.path().display(),
+            if lowering.is_some() { NEWEST } else { minor },
+        ))),
+    }
+}
+
+/// Registers a type of handlers' states or user data under `id`, or under one that the engine chooses when it is 0;
+/// gives the id.
+///
+/// # Errors
+/// INVALID_ARGUMENT: the engine knows the name under another id. UNIMPLEMENTED: it has no XLA FFI, or does not show it.
+///
+/// # Safety
+/// `deleter` must be fit for the type's objects, for as long as the process lives.
+pub unsafe fn register_type(name: &str, platform: &str, id: i64, deleter: Deleter) -> Outcome<i64> {
+    let engine = plugin::engine()?;
+    let said = |error: Error| error.context(&format!("FFI type {name}"));
+    let Some(table) = table(engine, platform)? else {
+        let why = format!("the engine {} shows no table of XLA FFI", engine.path().display());
+        return Err(said(Error::unimplemented(why)).into());
+    };
+    // SAFETY: the caller's promise.
+    let id = unsafe { table.register_type(name, id, deleter) }.map_err(said)?;
+    lowering::note_deleter(id, deleter);
+    Ok(id)
+}
+
+impl Entry for sys::PJRT_FFI_Register_Handler_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's strings; a handler, as a pointer that is NULL or a function's.
+        unsafe {
+            let name = text(self.target_name, self.target_name_size);
+            let platform = text(self.platform_name, self.platform_name_size);
+            let execute = std::mem::transmute::<*mut std::ffi::c_void, Option<Handler>>(self.handler);
+            register_handler(&name, &platform, Bundle { execute, ..Bundle::default() }, self.traits.0)
+        }
+    }
+}
+
+impl Entry for sys::PJRT_FFI_Type_Register_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's promise, handed on as it is.
+        *self = unsafe { extensions::register_type(*self)? };
+        // SAFETY: the engine has just read it.
+        let info = unsafe { self.type_info.as_ref() };
+        lowering::note_deleter(self.type_id, info.and_then(|info| info.deleter));
+        Ok(())
+    }
+}
