@@ -23,6 +23,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::{entry::slice, state::Client};
 use crate::{
@@ -57,8 +58,8 @@ impl Drop for CallbackRun {
 /// # Errors
 /// That of the first device that failed.
 pub fn wait(events: &[Option<EngineEvent>]) -> Result<(), EngineError> {
-    let outcomes = events.iter().flatten().map(EngineEvent::wait);
-    outcomes.fold(Ok(()), |first, outcome| first.and(outcome))
+    let outcomes: SmallVec<[Result<(), EngineError>; 1]> = events.iter().flatten().map(EngineEvent::wait).collect();
+    outcomes.into_iter().collect()
 }
 
 /// Destroys what a run that failed left in its caller's output lists: the caller is told of the error, and will not.

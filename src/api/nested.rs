@@ -27,11 +27,13 @@ use super::{
     callbacks::{self, CallbackRun, Inside, Level},
     client::named_values,
     context::Context,
+    device_memory::Held,
     entry::{Failure, Outcome, slice},
     executable,
     lane::{Lane, abandon},
     loaded::{Donations, Loaded},
     plugin,
+    shape::Shape,
     state::{Client, Device},
 };
 use crate::{
@@ -167,9 +169,9 @@ impl Drop for Guests {
 }
 
 /// Arguments in use until the run is over.
-struct Held<'a>(Vec<&'a Buffer>);
+struct InUse<'a>(Vec<&'a Buffer>);
 
-impl Drop for Held<'_> {
+impl Drop for InUse<'_> {
     fn drop(&mut self) {
         self.0.iter().for_each(|buffer| buffer.land());
     }
@@ -213,7 +215,7 @@ pub unsafe fn execute(
 
     let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
     let mut guests = Guests { engine, handles: Vec::new() };
-    let mut held = Held(Vec::new());
+    let mut held = InUse(Vec::new());
     // SAFETY: the caller's promise.
     let outcome = unsafe {
         run(args, options, loaded, &other, twin, &mut lanes, &mut guests, &mut held).and_then(|(events, outputs)| {
@@ -287,7 +289,7 @@ type Ran = (SmallVec<[Option<EngineEvent>; 1]>, Vec<Vec<*mut sys::PJRT_Buffer>>)
 ///
 /// # Safety
 /// As [`execute`].
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // what `execute` began and has to end, whatever happens here
 unsafe fn run<'a>(
     args: &sys::PJRT_LoadedExecutable_Execute_Args,
     options: *mut sys::PJRT_ExecuteOptions,
@@ -296,7 +298,7 @@ unsafe fn run<'a>(
     twin: *mut sys::PJRT_LoadedExecutable,
     lanes: &mut SmallVec<[Lane<'a>; 1]>,
     guests: &mut Guests,
-    held: &mut Held<'_>,
+    held: &mut InUse<'_>,
 ) -> Outcome<Ran> {
     let client = &loaded.client;
     let (engine, program) = (client.engine, &*loaded.program);
@@ -423,9 +425,9 @@ unsafe fn constant(
 unsafe fn copied(
     loaded: &Loaded,
     device: &Device,
-    shape: &super::shape::Shape,
+    shape: &Shape,
     address: usize,
-) -> Outcome<(super::device_memory::Held, *mut sys::PJRT_Buffer)> {
+) -> Outcome<(Held, *mut sys::PJRT_Buffer)> {
     let client = &loaded.client;
     let arena = device.arena.as_ref().ok_or_else(|| Error::internal("a device without an arena"))?;
     let block = client.allocate(arena, shape)?;

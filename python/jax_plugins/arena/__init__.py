@@ -76,6 +76,7 @@ def initialize() -> None:
         # JAX registers that library after this function returns, and refuses a second one. It may not be ours.
         try:
             _ffi.install(_library.load())
+            _install_callbacks()
         except ArenaError as reason:
             _log.debug("no handlers for custom calls: %s", reason)
         return

@@ -19,6 +19,7 @@ use crate::{
         callbacks::{CALLABLES, Inside},
         entry::{panicked, slice},
     },
+    engine::ffi::metadata_of,
     sys::{self, CStruct},
 };
 
@@ -65,13 +66,18 @@ impl Failure {
 /// # Safety
 /// `frame` must be what the engine passes to handlers.
 pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
-    // SAFETY: the engine's frame lives through the call, and so does what it points to.
-    let frame = unsafe { &*frame };
-    // SAFETY: as above.
-    if unsafe { answer_version(frame) } {
-        TAKEN.store(true, Ordering::Release);
-        return ptr::null_mut();
-    }
+    // SAFETY: the engine's frame lives through the call, and so does what it points to; it waits for the metadata.
+    let frame = unsafe {
+        if let Some(metadata) = metadata_of(frame) {
+            // What the handler uses has been the same since version 0.1 of the FFI, so it speaks the engine's own.
+            (*metadata).api_version.major_version = (*(*frame).api).api_version.major_version;
+            (*metadata).api_version.minor_version = (*(*frame).api).api_version.minor_version;
+            (*metadata).traits = 0;
+            TAKEN.store(true, Ordering::Release);
+            return ptr::null_mut();
+        }
+        &*frame
+    };
     // SAFETY: as above.
     let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { call(frame) }));
     let (code, message) = match outcome {
@@ -92,26 +98,6 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
     };
     // SAFETY: the engine's table lives as long as the engine; the message is copied.
     unsafe { (*frame.api).XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| create(&raw mut args)) }
-}
-
-/// Says that the handler speaks the engine's own version of the FFI, if that is the question: what it uses has been the
-/// same since 0.1.
-///
-/// # Safety
-/// As [`handler`].
-unsafe fn answer_version(frame: &sys::XLA_FFI_CallFrame) -> bool {
-    // SAFETY: the only extension of a frame is the one for metadata, which the engine owns and waits for.
-    unsafe {
-        let Some(extension) = frame.extension_start.as_ref() else { return false };
-        if extension.type_ != sys::XLA_FFI_Extension_Metadata {
-            return false;
-        }
-        let metadata = (*frame.extension_start.cast::<sys::XLA_FFI_Metadata_Extension>()).metadata;
-        (*metadata).api_version.major_version = (*frame.api).api_version.major_version;
-        (*metadata).api_version.minor_version = (*frame.api).api_version.minor_version;
-        (*metadata).traits = 0;
-    }
-    true
 }
 
 /// # Safety

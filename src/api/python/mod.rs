@@ -29,9 +29,8 @@ use once_cell::sync::OnceCell;
 
 use super::{control, entry::slice, plugin};
 use crate::{
-    engine::{Engine, EngineError},
+    engine::ffi,
     error::{Error, Result},
-    sys::{self, CStruct},
 };
 
 /// The names under which JAX's programs call back into Python, alone and from within partitioned programs.
@@ -156,7 +155,7 @@ unsafe fn install(table: *const Table) -> Result<()> {
     let _ = PYTHON.set(python);
     let engine = plugin::engine()?;
     for target in TARGETS {
-        register(engine, target)?;
+        ffi::register_plainly(engine, target, "Host", handler::handler, 0)?;
     }
     if !TAKEN.load(Ordering::Acquire) {
         // The engine refuses in silence.
@@ -165,36 +164,5 @@ unsafe fn install(table: *const Table) -> Result<()> {
             engine.path().display()
         )));
     }
-    Ok(())
-}
-
-/// Registers the handler for the custom call `target`.
-fn register(engine: &'static Engine, target: &str) -> Result<()> {
-    const PLATFORM: &str = "Host";
-    let unable =
-        || Error::unimplemented(format!("the engine {} takes no handlers of custom calls", engine.path().display()));
-    let mut next = engine.extensions();
-    // SAFETY: the engine's chain ends with NULL, and every extension begins with the base.
-    let extension = unsafe {
-        while !next.is_null() && (*next).type_ != sys::PJRT_Extension_Type_FFI {
-            next = (*next).next;
-        }
-        next.cast::<sys::PJRT_FFI_Extension>().as_ref().ok_or_else(unable)?
-    };
-    if extension.base.struct_size < sys::PJRT_FFI_Extension::STRUCT_SIZE {
-        return Err(unable());
-    }
-    let mut args = sys::PJRT_FFI_Register_Handler_Args {
-        struct_size: sys::PJRT_FFI_Register_Handler_Args::STRUCT_SIZE,
-        target_name: target.as_ptr().cast(),
-        target_name_size: target.len(),
-        handler: handler::handler as *mut c_void,
-        platform_name: PLATFORM.as_ptr().cast(),
-        platform_name_size: PLATFORM.len(),
-        ..Default::default()
-    };
-    let function = extension.register_handler.ok_or_else(unable)?;
-    // SAFETY: the strings are copied; the handler is a function of this library, which is never unloaded.
-    unsafe { EngineError::check(engine, function(&raw mut args)) }?;
     Ok(())
 }
