@@ -1,8 +1,27 @@
 //! Python's lock and Python's references.
 
-use std::{ffi::c_int, marker::PhantomData, ptr, slice};
+use std::{ffi::c_int, marker::PhantomData, ptr, slice, thread};
 
 use super::{Object, Table};
+
+impl Table {
+    /// Whether the interpreter is on its way out.
+    fn is_ending(&self) -> bool {
+        // SAFETY: may be asked without the GIL.
+        unsafe { (self.is_finalizing)() != 0 }
+    }
+
+    /// Stops this thread for good if the interpreter is on its way out.
+    ///
+    /// Python up to 3.13 then ends each other thread that wants the GIL back, in the middle of its callback, by unwinding
+    /// its stack. That must not reach the engine's frames, which would abort the process; nothing of Python may be touched
+    /// either. Standing still until the process is gone is what Python itself does from 3.14 on.
+    fn stop_if_ending(&self) {
+        while self.is_ending() {
+            thread::park();
+        }
+    }
+}
 
 /// Holds the GIL; without it nothing of Python may be touched.
 pub(super) struct Gil {
@@ -16,8 +35,7 @@ impl Gil {
     /// Takes the GIL, on a thread that Python may never have seen. `None` when the interpreter is on its way out: it
     /// would never let another thread in, or end that thread.
     pub(super) fn take(python: &'static Table) -> Option<Self> {
-        // SAFETY: may be asked without the GIL.
-        if unsafe { (python.is_finalizing)() } != 0 {
+        if python.is_ending() {
             return None;
         }
         // SAFETY: the interpreter is alive.
@@ -91,6 +109,7 @@ impl Gil {
 
 impl Drop for Gil {
     fn drop(&mut self) {
+        self.python.stop_if_ending();
         // SAFETY: the state is what taking it gave, on this thread.
         unsafe { (self.python.gil_release)(self.state) };
     }
@@ -119,6 +138,7 @@ impl Owned<'_> {
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
+        self.gil.python.stop_if_ending();
         // SAFETY: the reference is ours, and the GIL is held as long as it lives.
         unsafe { (self.gil.python.dec_ref)(self.object) };
     }
