@@ -57,7 +57,7 @@ unsafe fn options(args: &sys::PJRT_Client_Create_Args) -> Result<Vec<(String, Op
 }
 
 /// Options in the form of the C API; the pointers are into `from`.
-fn named_values(from: &[(String, OptionValue)]) -> Vec<sys::PJRT_NamedValue> {
+pub(super) fn named_values(from: &[(String, OptionValue)]) -> Vec<sys::PJRT_NamedValue> {
     from.iter()
         .map(|(name, option)| {
             let mut value = sys::PJRT_NamedValue {
@@ -221,6 +221,10 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         // Views first, then the engine's client; the arenas go with the last buffer.
         client.traffic.end(client.engine);
         client.spares.clear(&client);
+        for loaded in state::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
+            loaded.twins.end(client.engine);
+        }
+        client.beside.end(client.engine);
         client.close();
         // SAFETY: the caller gives the client up.
         unsafe { client.engine.call(*self)? };

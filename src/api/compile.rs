@@ -4,6 +4,7 @@ use std::{borrow::Cow, ptr, sync::Arc};
 
 use super::{
     entry::{Entry, Outcome, required, slice},
+    executable::optimized,
     loaded::{Donations, Home, Loaded, Plan, Program},
     plugin,
     state::{self, Client},
@@ -227,7 +228,10 @@ impl Entry for sys::PJRT_Compile_Args {
                     compile_options_size: options.len(),
                     ..*self
                 })?;
-                let plan = Plan::unmodified("compiled without a client");
+                let program = required(self.program.cast_mut(), "PJRT_Compile", "program")?;
+                let host_callbacks =
+                    program::has_host_callbacks(slice((*program).code.cast::<u8>(), (*program).code_size));
+                let plan = Plan { host_callbacks, ..Plan::unmodified("compiled without a client") };
                 let program = Program::new(engine, None, args.executable, plan)?;
                 state::EXECUTABLES.insert(args.executable, Arc::new(program));
                 self.executable = args.executable;
@@ -268,9 +272,15 @@ impl Entry for sys::PJRT_Client_Load_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = state::client(self.client)?;
         let executable = required(self.executable, "PJRT_Client_Load", "executable")?;
-        let plan = state::EXECUTABLES
-            .get(executable)
-            .map_or_else(|| Plan::unmodified("of unknown origin"), |program| program.plan.clone());
+        let plan = state::EXECUTABLES.get(executable).map_or_else(
+            || {
+                // SAFETY: the executable is alive. An engine that does not show the program is believed to call nobody.
+                let shown = unsafe { optimized(client.engine, executable) };
+                let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
+                Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
+            },
+            |program| program.plan.clone(),
+        );
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
             let args = client.engine.call(*self)?;

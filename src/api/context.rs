@@ -4,9 +4,16 @@
 //! thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
 //! lives until every execution that was given it is done.
 
-use std::{ptr, sync::Arc};
+use std::{
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use super::{
+    callbacks::CALLABLES,
     entry::{Entry, Outcome, required},
     plugin,
 };
@@ -19,12 +26,26 @@ use crate::{
 pub struct Context {
     engine: &'static Engine,
     handle: Raw<sys::PJRT_ExecuteContext>,
+    /// Where the run's Python callables are, if it has any.
+    callables: AtomicUsize,
 }
 
 impl Context {
     /// The engine's context.
     pub fn handle(&self) -> *mut sys::PJRT_ExecuteContext {
         self.handle.0
+    }
+
+    /// Notes user data that was added.
+    pub fn note(&self, data: &sys::PJRT_FFI_UserData) {
+        if data.type_id == CALLABLES {
+            self.callables.store(data.data.addr(), Ordering::Relaxed);
+        }
+    }
+
+    /// Where the run's Python callables are; 0 if it has none.
+    pub fn callables(&self) -> usize {
+        self.callables.load(Ordering::Relaxed)
     }
 
     /// A share of the context behind a caller's handle; `None` for NULL.
@@ -58,7 +79,7 @@ impl Entry for sys::PJRT_ExecuteContext_Create_Args {
         let engine = plugin::engine()?;
         // SAFETY: the struct has only an out field.
         let args = unsafe { engine.call(Self { context: ptr::null_mut(), ..*self })? };
-        let context = Arc::new(Context { engine, handle: Raw(args.context) });
+        let context = Arc::new(Context { engine, handle: Raw(args.context), callables: AtomicUsize::new(0) });
         self.context = Arc::into_raw(context).cast_mut().cast();
         Ok(())
     }

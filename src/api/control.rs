@@ -30,7 +30,7 @@ use crate::{
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
-unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
+pub(super) unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
     if !buffer.is_null() && capacity > 0 {
         let mut length = text.len().min(capacity - 1);
         while !text.is_char_boundary(length) {
@@ -46,7 +46,7 @@ unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
 }
 
 /// The text that `body` makes; a panic becomes text too.
-fn tell(body: impl FnOnce() -> String) -> String {
+pub(super) fn tell(body: impl FnOnce() -> String) -> String {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| format!("panic: {}; this is a bug", panicked(&*panic)))
 }
 

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     engine::Engine,
     error::{Error, Result},
-    program::hlo,
+    program::{has_host_callbacks, hlo},
     sys,
 };
 
@@ -88,7 +88,7 @@ impl Entry for sys::PJRT_Executable_ParameterMemoryKinds_Args {
 ///
 /// # Safety
 /// `executable` must be alive.
-unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Outcome<(String, Vec<u8>)> {
+pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Outcome<(String, Vec<u8>)> {
     let mut program = sys::PJRT_Program { struct_size: size_of::<sys::PJRT_Program>(), ..Default::default() };
     let args =
         sys::PJRT_Executable_OptimizedProgram_Args { executable, program: &raw mut program, ..Default::default() };
@@ -169,7 +169,9 @@ fn seal(plan: &Plan, blob: &[u8]) -> Result<Vec<u8>> {
 /// The plan and the engine's blob. A blob that is not of ours, the bare engine's for instance, runs as it is.
 fn open(sealed: &[u8]) -> Result<(Plan, &[u8])> {
     let Some(rest) = sealed.strip_prefix(MAGIC) else {
-        return Ok((Plan::unmodified("serialised by the bare engine"), sealed));
+        // The blob holds the program as text that names its custom calls.
+        let host_callbacks = has_host_callbacks(sealed);
+        return Ok((Plan { host_callbacks, ..Plan::unmodified("serialised by the bare engine") }, sealed));
     };
     let broken = || Error::invalid_argument(format!("a serialised executable of {} bytes is cut short", sealed.len()));
     let (length, rest) = rest.split_first_chunk::<8>().ok_or_else(broken)?;
@@ -237,6 +239,41 @@ impl Entry for sys::PJRT_Executable_DeserializeAndLoad_Args {
             self.loaded_executable = executable;
         }
         Ok(())
+    }
+}
+
+/// Loads the same program on another client of the engine.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The executable and the client must be alive.
+pub unsafe fn copy(
+    engine: &'static Engine,
+    loaded: *mut sys::PJRT_LoadedExecutable,
+    client: *mut sys::PJRT_Client,
+) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
+    // SAFETY: the caller's promise; the engine's blob lives until its deleter is called.
+    unsafe {
+        let described = engine
+            .call(sys::PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Default::default() })?;
+        let executable = described.executable;
+        let blob = engine.call(sys::PJRT_Executable_Serialize_Args { executable, ..Default::default() });
+        let copy = blob.and_then(|blob| {
+            let copy = engine.call(sys::PJRT_Executable_DeserializeAndLoad_Args {
+                client,
+                serialized_executable: blob.serialized_bytes,
+                serialized_executable_size: blob.serialized_bytes_size,
+                ..Default::default()
+            });
+            if let Some(delete) = blob.serialized_executable_deleter {
+                delete(blob.serialized_executable);
+            }
+            copy
+        });
+        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
+        Ok(copy?.loaded_executable)
     }
 }
 

@@ -3,14 +3,14 @@
 //! ```text
 //!  1 allocate    the program's scratch (strategy tpu), a block for each destination of each device, and a view of it
 //!  2 take up     each argument: alive? then nobody moves or frees its bytes from here on
-//!  3 execute     the engine runs on the views; no lock of ours is held
+//!  3 execute     the engine runs on the views; no lock of ours is held; a program with host callbacks is waited for
 //!  4 settle      consumed arguments give up their memory; each result is matched by address with a destination or a
 //!                consumed argument, and what matches nothing is the engine's own
 //!  5 launch      what is not done yet is watched; done programs, the usual case for small ones, need no watch
 //! ```
 //!
 //! Allocation comes first so that the program's own arguments may be moved to make room for its results. Every failure
-//! before 4 leaves all arguments as they were, unless the engine itself consumed them.
+//! before 4 leaves all arguments as they were, unless the engine itself consumed them. Nothing is ever run twice.
 
 use std::{
     mem::size_of,
@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::{
     buffer::{Buffer, Storage},
+    callbacks::{self, CallbackRun, Inside},
     context::Context,
     counters::Miss,
     device_memory::Held,
@@ -29,8 +30,7 @@ use super::{
     flight::{Cargo, Consumed},
     lane::{Lane, abandon},
     loaded::{Donations, Home, Loaded, Origin, Origins, Program},
-    plugin,
-    room::CallbackRun,
+    nested, plugin,
     state::{self, Device},
 };
 use crate::{
@@ -147,6 +147,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         let context = unsafe { Context::share(options.known.context) };
         options.known.context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
 
+        if Inside::depth() > 0 && plugin::kind() == Some(EngineKind::Cpu) {
+            // SAFETY: the caller's arguments, checked; the options are complete.
+            return unsafe { nested::execute(self, (&raw mut options).cast(), context.as_deref(), &loaded) };
+        }
+
         // 1. Scratch and destinations; from here on a failure has to give them back.
         let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
         for index in 0..self.num_devices {
@@ -183,8 +188,9 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         // 3. The engine.
         let argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> =
             (0..self.num_devices).map(|index| handles[index * width..].as_ptr()).collect();
-        let mut events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::from_elem(ptr::null_mut(), self.num_devices);
-        let callbacks = plan.host_callbacks.then(|| CallbackRun::begin(&loaded.client));
+        let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> =
+            SmallVec::from_elem(ptr::null_mut(), self.num_devices);
+        let callback_run = plan.host_callbacks.then(|| CallbackRun::begin(&loaded.client));
         // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
         let outcome = unsafe {
             engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
@@ -195,13 +201,25 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 num_devices: self.num_devices,
                 num_args: width,
                 output_lists: self.output_lists,
-                device_complete_events: events.as_mut_ptr(),
+                device_complete_events: raw_events.as_mut_ptr(),
                 execute_device: self.execute_device,
                 ..Default::default()
             })
         };
+        // SAFETY: an event that the engine filled in is ours.
+        let mut events: SmallVec<[Option<EngineEvent>; 1]> =
+            raw_events.into_iter().map(|event| unsafe { engine.own_event(event) }).collect();
+        let result_count = loaded.program.results.len();
+        let outcome = outcome.and_then(|_| match &callback_run {
+            // SAFETY: the caller passes `num_devices` lists, which the engine filled in.
+            Some(_) => callbacks::wait(&events).inspect_err(|_| unsafe {
+                let lists = if result_count == 0 { &[] } else { slice(self.output_lists, self.num_devices) };
+                callbacks::destroy_outputs(engine, lists, result_count);
+            }),
+            None => Ok(()),
+        });
         if let Err(error) = outcome {
-            // SAFETY: as above; the engine gave up on the programs, or will be waited for.
+            // SAFETY: as above; the engine gave up on the programs, or is done with them, or will be waited for.
             unsafe {
                 for index in 0..self.num_devices {
                     let seats = &passengers.seats[index * self.num_args..][..self.num_args];
@@ -215,14 +233,12 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         // 4. and 5., device by device.
         for (index, lane) in lanes.iter_mut().enumerate() {
             loaded.program.executions.count();
-            // SAFETY: the engine filled in one event a device, which is ours.
-            let event = unsafe { engine.own_event(events[index]) };
+            let event = events[index].take();
             let seats = index * self.num_args..(index + 1) * self.num_args;
-            let count = loaded.program.results.len();
             // SAFETY: the caller passes one list of places a device, which the engine filled in; none if it expects nothing.
-            let places = if count == 0 { ptr::null_mut() } else { unsafe { *self.output_lists.add(index) } };
+            let places = if result_count == 0 { ptr::null_mut() } else { unsafe { *self.output_lists.add(index) } };
             // SAFETY: as above.
-            let outputs = unsafe { slice(places, count) };
+            let outputs = unsafe { slice(places, result_count) };
             let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
             let mut consumed = Consumed::new();
             for (number, destination) in lane.destinations.drain(..).enumerate() {
@@ -240,13 +256,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
             match &event {
                 Some(event) if !event.is_ready() => {
-                    let mut cargo = Cargo {
-                        consumed,
-                        context: context.clone(),
-                        scratch: lane.scratch.take(),
-                        callbacks: callbacks.clone(),
-                        ..Cargo::default()
-                    };
+                    let mut cargo =
+                        Cargo { consumed, context: context.clone(), scratch: lane.scratch.take(), ..Cargo::default() };
                     for seat in &mut passengers.seats[seats] {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));

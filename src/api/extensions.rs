@@ -259,8 +259,11 @@ impl Entry for sys::PJRT_FFI_UserData_Add_Args {
         // SAFETY: the caller's context is one of ours and alive.
         unsafe {
             let context = Context::share(handle);
-            let context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
-            call(originals.engine, originals.ffi.user_data_add, Self { context, ..*self })?;
+            let handle = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
+            call(originals.engine, originals.ffi.user_data_add, Self { context: handle, ..*self })?;
+            if let Some(context) = &context {
+                context.note(&self.user_data);
+            }
         }
         Ok(())
     }

@@ -27,12 +27,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::{
-    buffer::Buffer,
-    context::Context,
-    device_memory::Held,
-    room::{CallbackRun, Scratch},
-};
+use super::{buffer::Buffer, context::Context, device_memory::Held, room::Scratch};
 use crate::{
     engine::{Engine, EngineEvent, Raw, views},
     sys,
@@ -52,8 +47,6 @@ pub struct Cargo {
     pub leftovers: SmallVec<[Held; 2]>,
     /// What the arena keeps for its scratch.
     pub scratch: Option<Scratch>,
-    /// The program calls back into the host.
-    pub callbacks: Option<CallbackRun>,
     /// Handles to destroy.
     pub consumed: Consumed,
     /// The execute context.

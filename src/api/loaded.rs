@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     counters::{Executions, Miss, Tally},
     entry::{Outcome, slice, text},
+    nested::Twins,
     shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
     state::Client,
@@ -269,6 +270,8 @@ pub struct Loaded {
     pub devices: Vec<Raw<sys::PJRT_Device>>,
     /// For each of them the destinations that wait for the next run.
     pub spares: Vec<Arc<Spares>>,
+    /// The same program where callbacks run it.
+    pub twins: Twins,
 }
 
 impl Loaded {
@@ -281,7 +284,7 @@ impl Loaded {
         if count > 0 {
             spares.iter().for_each(|spares| client.spares.add(spares));
         }
-        Self { client, program, devices, spares }
+        Self { client, program, devices, spares, twins: Twins::default() }
     }
 
     /// Where a result in the destination with this number goes when it is destroyed.
@@ -297,5 +300,8 @@ impl Loaded {
 impl Drop for Loaded {
     fn drop(&mut self) {
         self.spares.iter().for_each(|spares| spares.close(&self.client));
+        if self.client.is_open() {
+            self.twins.end(self.client.engine);
+        }
     }
 }

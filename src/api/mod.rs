@@ -11,9 +11,12 @@
 //!  room.rs        what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs  the mover: carries an arena's plan out on live buffers
 //!  flight.rs      executions and transfers under way, and what they keep alive
+//!  callbacks.rs   programs that call back into the host end before Execute returns
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
+//!  nested.rs      programs that host callbacks run
 //!  spares.rs      destinations ready to be used again
 //!  async_transfer.rs  arrays first, their bytes later
+//!  python/        the handler of host callbacks into Python
 //!  ...            one file for each kind of handle
 //!  ffi.rs         handlers for custom calls, given to the engine
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
@@ -25,6 +28,7 @@
 
 pub mod async_transfer;
 pub mod buffer;
+pub mod callbacks;
 pub mod client;
 pub mod compaction;
 pub mod compile;
@@ -46,7 +50,9 @@ pub mod getters;
 pub mod host;
 pub mod lane;
 pub mod loaded;
+pub mod nested;
 pub mod plugin;
+pub mod python;
 pub mod references;
 pub mod room;
 pub mod shape;

@@ -59,29 +59,6 @@ impl Drop for Scratch {
     }
 }
 
-/// A run of a program that calls back into the host, from Execute until the program is done.
-pub struct CallbackRun(Arc<Client>);
-
-impl CallbackRun {
-    /// Begins one.
-    pub fn begin(client: &Arc<Client>) -> Self {
-        client.callbacks_under_way.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(client))
-    }
-}
-
-impl Clone for CallbackRun {
-    fn clone(&self) -> Self {
-        Self::begin(&self.0)
-    }
-}
-
-impl Drop for CallbackRun {
-    fn drop(&mut self) {
-        self.0.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Client {
     /// What an array of this shape takes from the arena.
     pub fn footprint(&self, shape: &Shape) -> Bytes {

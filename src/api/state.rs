@@ -18,6 +18,7 @@ use super::{
     entry::Outcome,
     flight::Traffic,
     loaded::{Loaded, Program},
+    nested::Beside,
     spares::AllSpares,
 };
 use crate::{
@@ -63,6 +64,8 @@ pub struct Client {
     pub traffic: Traffic,
     /// Destinations that wait for the next run of their program.
     pub spares: AllSpares,
+    /// What programs in host callbacks run on.
+    pub beside: Beside,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,
     /// Counts what the engine holds for devices that are not ours to address.
@@ -119,6 +122,7 @@ impl Client {
             counters: Counters::default(),
             traffic: Traffic::default(),
             spares: AllSpares::default(),
+            beside: Beside::default(),
             callbacks_under_way: AtomicI64::new(0),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),

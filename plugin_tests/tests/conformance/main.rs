@@ -7,6 +7,7 @@
 
 mod async_transfer;
 mod buffer;
+mod callbacks;
 mod client;
 mod compaction;
 mod concurrency;

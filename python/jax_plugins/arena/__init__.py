@@ -76,6 +76,7 @@ def initialize() -> None:
         # JAX registers that library after this function returns, and refuses a second one. It may not be ours.
         try:
             _ffi.install(_library.load())
+            _install_callbacks()
         except ArenaError as reason:
             _log.debug("no handlers for custom calls: %s", reason)
         return
@@ -87,6 +88,7 @@ def initialize() -> None:
         path = _usable_library()
         _ffi.install(_library.load())
         _warn_of_untried_jax(jax.__version__)
+        _install_callbacks()
         c_api = xla_bridge.register_plugin(NAME, library_path=path)
     except RuntimeError as reason:
         _log.debug("not usable: %s", reason)
@@ -104,6 +106,22 @@ def _usable_library() -> str:
     if reason := library.why_unusable():
         raise ArenaError(reason)
     return os.fspath(library.path)
+
+
+def _install_callbacks() -> None:
+    """Host callbacks; without them all other programs run."""
+    import jax
+
+    from jax_plugins.arena import _callbacks
+
+    if not _library.load().serves_cpu_handlers():
+        return
+    if "cpu" not in (listed := jax.config.jax_platforms.split(",")):
+        # JAX hands a callback its arguments on a device of its own backend "cpu", and raises without one. The arena's
+        # devices cannot stand in: what a callback does there would wait for the program that waits for the callback.
+        jax.config.update("jax_platforms", ",".join([*listed, "cpu"]))
+    if reason := _callbacks.install(_library.load()):
+        _log.warning("jax.pure_callback, io_callback and jax.debug will fail: %s", reason)
 
 
 def _start() -> Any:
@@ -133,6 +151,7 @@ def _start_late() -> Any:
 
     if not xla_client.pjrt_plugin_loaded(NAME):
         xla_client.load_pjrt_plugin_dynamically(NAME, path)
+    _install_callbacks()
     return _start()
 
 

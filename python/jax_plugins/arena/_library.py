@@ -144,6 +144,10 @@ class Library:
         rank = (ctypes.c_size_t, len(dims))
         return json.loads(self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank))
 
+    def install_python_callbacks(self, table: ctypes.Structure) -> str:
+        """See `_callbacks.install`; the sentence on why not, empty when it worked."""
+        return self._text("pjrt_arena_install_python_callbacks", (ctypes.c_void_p, ctypes.addressof(table)))
+
     def act(self, name: str) -> Any:
         """Calls a function that does something at every call and tells of it in JSON.
 
