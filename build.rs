@@ -39,7 +39,7 @@ fn generate() -> Result<(), String> {
     let bindings = bindgen::Builder::default()
         .header(root.join(HEADER).to_string_lossy())
         .clang_args(compiler_includes())
-        .allowlist_item("PJRT_.*")
+        .allowlist_item("(PJRT|PLUGIN)_.*")
         .newtype_global_enum(ENUMS)
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)

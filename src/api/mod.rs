@@ -13,6 +13,7 @@
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
 //!  spares.rs      destinations ready to be used again
+//!  profiler.rs    what memory does, in a profiler's trace
 //!  async_transfer.rs  arrays first, their bytes later
 //!  ...            one file for each kind of handle
 //!  control.rs     pjrt_arena_*: what PJRT has no function for
@@ -45,6 +46,7 @@ pub mod host;
 pub mod lane;
 pub mod loaded;
 pub mod plugin;
+pub mod profiler;
 pub mod references;
 pub mod room;
 pub mod shape;

@@ -32,6 +32,7 @@ use crate::{
         Block, Goal, NoScratch, Obstacle, OutOfMemory,
         tiles::{self, Element},
     },
+    report::timeline::{TIMELINE, What},
     units::Bytes,
 };
 
@@ -103,6 +104,7 @@ impl Client {
     /// RESOURCE_EXHAUSTED with the numbers.
     pub fn allocate(&self, memory: &Arc<DeviceMemory>, shape: &Shape) -> Result<Held> {
         let size = self.footprint(shape);
+        let since = TIMELINE.clock();
         if self.compaction == Compact::Always {
             self.pack(memory);
         }
@@ -110,6 +112,10 @@ impl Client {
             Ok(block) => block,
             Err(_) => self.find_room(memory, size)?,
         };
+        if let Some(since) = since {
+            let in_use = memory.stats().bytes_in_use;
+            TIMELINE.note(memory.name(), since, What::Allocated { bytes: size, in_use });
+        }
         Ok(Held::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64)))
     }
 
