@@ -146,7 +146,8 @@ def test_serialised_executables_cross(tmp_path):
                 return blobs.serialize(jax.jit(lambda x: (x @ x, x + 1)).lower(X).compile())
         def load(made, name):
             device = jax.devices(name)[0]
-            return blobs.deserialize_and_load(*made, backend=device.client, execution_devices=[device])(jax.device_put(X, device))
+            call = blobs.deserialize_and_load(*made, backend=device.client, execution_devices=[device])
+            return call(jax.device_put(X, device))
         product, plus = load(make("bare"), "arena")
         assert (np.asarray(product) == 8).all() and (np.asarray(plus) == 2).all()
         assert plus.devices() == {jax.devices("arena")[0]}

@@ -19,6 +19,7 @@ mod lifetime;
 mod misuse;
 mod on_demand;
 mod out_of_memory;
+mod profiler;
 mod settings;
 mod stats;
 mod strategies;
