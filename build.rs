@@ -41,7 +41,7 @@ fn generate() -> Result<(), String> {
     let bindings = bindgen::Builder::default()
         .headers(HEADERS.map(|header| root.join(header).to_string_lossy().into_owned()))
         .clang_args(compiler_includes())
-        .allowlist_item("(PJRT|XLA_FFI)_.*")
+        .allowlist_item("(PJRT|PLUGIN|XLA_FFI)_.*")
         .override_abi(bindgen::Abi::CUnwind, "XLA_FFI_Handler") // handlers may throw
         .newtype_global_enum(ENUMS)
         .default_enum_style(bindgen::EnumVariation::Consts)

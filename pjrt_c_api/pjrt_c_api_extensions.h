@@ -472,6 +472,58 @@ struct PJRT_Profiler_Extension {
 };
 PJRT_TABLE(PJRT_Profiler_Extension, traceme_context_id)
 
+// The API itself (XLA, xla/backends/profiler/plugin). Callers leave struct_size unset.
+typedef struct PLUGIN_Profiler PLUGIN_Profiler;
+typedef struct PLUGIN_Profiler_Error PLUGIN_Profiler_Error;
+
+typedef struct PLUGIN_Profiler_Error_Destroy_Args {
+  size_t struct_size;
+  void *priv;
+  PLUGIN_Profiler_Error *error;
+} PLUGIN_Profiler_Error_Destroy_Args;
+typedef struct PLUGIN_Profiler_Error_Message_Args {
+  size_t struct_size;
+  void *priv;
+  const PLUGIN_Profiler_Error *error;
+  const char *message;  // out; lives as long as the error
+  size_t message_size;  // out
+} PLUGIN_Profiler_Error_Message_Args;
+typedef struct PLUGIN_Profiler_Error_GetCode_Args {
+  size_t struct_size;
+  void *priv;
+  const PLUGIN_Profiler_Error *error;
+  int code;  // out; absl's, which PJRT_Error_Code follows
+} PLUGIN_Profiler_Error_GetCode_Args;
+typedef struct PLUGIN_Profiler_Create_Args {
+  size_t struct_size;
+  const char *options;  // a serialized tensorflow.ProfileOptions
+  size_t options_size;
+  PLUGIN_Profiler *profiler;  // out
+} PLUGIN_Profiler_Create_Args;
+typedef struct PLUGIN_Profiler_Args {
+  size_t struct_size;
+  PLUGIN_Profiler *profiler;
+} PLUGIN_Profiler_Args;
+typedef struct PLUGIN_Profiler_CollectData_Args {
+  size_t struct_size;
+  PLUGIN_Profiler *profiler;
+  uint8_t *buffer;  // in: NULL asks for the size, older callers then pass a buffer; out: newer ones read it here
+  size_t buffer_size_in_bytes;  // out
+} PLUGIN_Profiler_CollectData_Args;
+
+struct PLUGIN_Profiler_Api {
+  size_t struct_size;
+  void *priv;
+  void (*error_destroy)(PLUGIN_Profiler_Error_Destroy_Args *args);
+  void (*error_message)(PLUGIN_Profiler_Error_Message_Args *args);
+  PLUGIN_Profiler_Error *(*error_get_code)(PLUGIN_Profiler_Error_GetCode_Args *args);
+  PLUGIN_Profiler_Error *(*create)(PLUGIN_Profiler_Create_Args *args);
+  PLUGIN_Profiler_Error *(*destroy)(PLUGIN_Profiler_Args *args);
+  PLUGIN_Profiler_Error *(*start)(PLUGIN_Profiler_Args *args);
+  PLUGIN_Profiler_Error *(*stop)(PLUGIN_Profiler_Args *args);
+  PLUGIN_Profiler_Error *(*collect_data)(PLUGIN_Profiler_CollectData_Args *args);
+};
+
 #undef PJRT_TABLE
 
 #ifdef __cplusplus

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +48,19 @@ def run_python(*arguments: str, check: bool = True, **settings: str | None) -> s
 def run_jax(code: str, check: bool = True, **settings: str | None) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a fresh process where JAX uses the arena."""
     return run_python("-c", textwrap.dedent(code), check=check, **settings)
+
+
+def beside_the_bare_engine(folder: Path, devices: int = 4) -> dict[str, str]:
+    """Settings for a process that has the engine twice: behind the arena, and by itself as the backend "bare"."""
+    (package,) = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations
+    engine = {"library_path": f"{package}/xla_cpu_pjrt.so", "create_options": {"cpu_device_count": devices}}
+    description = folder / "engine.json"
+    description.write_text(json.dumps(engine))
+    return {
+        "JAX_PLATFORMS": "arena,bare,cpu",
+        "PJRT_NAMES_AND_LIBRARY_PATHS": f"bare:{description}",
+        "PJRT_ARENA_DEVICES": str(devices),
+    }
 
 
 def start_error(start=jax.devices) -> str:

@@ -31,7 +31,7 @@ BAD = {
     "limit that is no size": ({"PJRT_ARENA_LIMIT": "plenty"}, ["PJRT_ARENA_LIMIT=plenty", "bytes"]),
     "limit of more than all": ({"PJRT_ARENA_LIMIT": "140%"}, ["PJRT_ARENA_LIMIT=140%", "at most 100%"]),
     "no devices": ({"PJRT_ARENA_DEVICES": "0"}, ["PJRT_ARENA_DEVICES=0", "from 1"]),
-    "compact sometimes": ({"PJRT_ARENA_COMPACT": "sometimes"}, ["PJRT_ARENA_COMPACT=sometimes", "on, off"]),
+    "compact sometimes": ({"PJRT_ARENA_COMPACT": "sometimes"}, ["PJRT_ARENA_COMPACT=sometimes", "on, off, always"]),
     "tiles of a size": ({"PJRT_ARENA_TPU_TILES": "8x128"}, ["PJRT_ARENA_TPU_TILES=8x128", "on, off"]),
     "devices not a number": ({"PJRT_ARENA_DEVICES": "two"}, ["PJRT_ARENA_DEVICES=two", "from 1"]),
 }

@@ -9,7 +9,7 @@ use super::{
     state::{self, Client, Device},
 };
 use crate::{
-    config::{Environment, OptionValue, Outcome as Decided, Settings, strategy_name},
+    config::{Compact, Environment, OptionValue, Outcome as Decided, Settings, strategy_name},
     device::host,
     engine::{Engine, Raw, views, views::Viewable},
     error::{Error, Result},
@@ -194,7 +194,10 @@ unsafe fn dress(
             let name = format!("{platform}:{index}");
             let host = host::HostBacking::new();
             let backing = Box::new(host.clone());
-            let arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
+            let mut arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
+            if settings.compaction() == Compact::Always {
+                arena.use_no_slots();
+            }
             Some(DeviceMemory::new(arena, Box::new(host)))
         };
         let engine_bytes = Arc::new(AtomicI64::new(0));

@@ -27,6 +27,7 @@ use crate::{
     engine::{EngineError, Raw, views},
     error::{Error, Result},
     memory::{BlockId, Compaction, Goal, Move, Obstacle, Pinned},
+    report::timeline::{TIMELINE, What},
     sys,
     units::Bytes,
 };
@@ -197,6 +198,7 @@ fn perform<'a>(
     mut compaction: Compaction<'a>,
     seized: Vec<Seized>,
 ) -> Opened<'a> {
+    let since = TIMELINE.clock();
     let moves = compaction.moves().to_vec();
     let (mut buffers, mut bytes) = (0, Bytes::ZERO);
     let mut seized = seized.into_iter();
@@ -219,6 +221,9 @@ fn perform<'a>(
         }
     }
     seized.for_each(|other| other.buffer.custody().release(|_| ()));
+    if let Some(since) = since.filter(|_| buffers > 0) {
+        TIMELINE.note(memory.name(), since, What::Moved { buffers, bytes });
+    }
     Opened { compaction, buffers, bytes }
 }
 

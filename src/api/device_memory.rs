@@ -14,6 +14,7 @@ use super::buffer::Buffer;
 use crate::{
     device::Mover,
     memory::{Arena, Block, BlockId},
+    report::timeline::{TIMELINE, What},
     units::Bytes,
 };
 
@@ -145,6 +146,11 @@ impl Drop for Held {
         if !self.padding.is_zero() {
             self.home.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
         }
+        let since = TIMELINE.clock();
         self.report(self.home.free(self.block.id));
+        if let Some(since) = since {
+            let in_use = self.home.stats().bytes_in_use;
+            TIMELINE.note(self.home.name(), since, What::Freed { bytes: self.block.size, in_use });
+        }
     }
 }

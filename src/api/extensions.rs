@@ -13,6 +13,7 @@ use super::{
     buffer::Buffer,
     context::Context,
     entry::{Entry, Outcome, entry, required},
+    profiler,
     state::EXECUTABLES,
     table::PADDING,
 };
@@ -110,6 +111,11 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
             chain.push(copy);
         }
         next = base.next;
+    }
+    // An engine of a real device has a profiler of its own; a trace has room for one.
+    // SAFETY: the copies are ours and begin with the base.
+    if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Profiler) {
+        chain.push(profiler::extension());
     }
     // A second table would find the same engine.
     let _ = ORIGINALS.set(originals);

@@ -17,6 +17,7 @@ use super::{
     state::Client,
 };
 use crate::{
+    config::Compact,
     engine::{Engine, EngineError, Raw},
     memory::Strategy,
     sys,
@@ -277,8 +278,9 @@ pub struct Loaded {
 impl Loaded {
     /// A program on `devices`.
     pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
-        // What this strategy frees goes back to the device at once.
-        let keeps = client.settings.strategy.value != Strategy::Platform;
+        // What this strategy frees goes back to the device at once. And a spare would save the allocation before which
+        // everything is to move.
+        let keeps = client.settings.strategy.value != Strategy::Platform && client.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
         let spares: Vec<_> = devices.iter().map(|_| Spares::new(count)).collect();
         if count > 0 {

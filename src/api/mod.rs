@@ -15,6 +15,7 @@
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
 //!  nested.rs      programs that host callbacks run
 //!  spares.rs      destinations ready to be used again
+//!  profiler.rs    what memory does, in a profiler's trace
 //!  async_transfer.rs  arrays first, their bytes later
 //!  python/        the handler of host callbacks into Python
 //!  ...            one file for each kind of handle
@@ -52,6 +53,7 @@ pub mod lane;
 pub mod loaded;
 pub mod nested;
 pub mod plugin;
+pub mod profiler;
 pub mod python;
 pub mod references;
 pub mod room;

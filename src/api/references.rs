@@ -37,7 +37,7 @@ impl<'a> Hold<'a> {
     unsafe fn to_pin(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
         let share = unsafe { Buffer::share(buffer, function)? };
-        if share.client.compacts {
+        if share.client.compacts() {
             compaction::migrate(&share.client, &share);
         }
         // SAFETY: the caller's promise.

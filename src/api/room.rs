@@ -1,6 +1,7 @@
 //! Room for an array: what happens when an arena has none at once.
 //!
 //! ```text
+//!  0 compact   with PJRT_ARENA_COMPACT=always alone, before anybody looks for room
 //!  1 drain     what is done lands, spares go back; nothing is waited for
 //!  2 wait      for blocks that their owners let go, only if that alone makes room
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on)
@@ -25,11 +26,13 @@ use super::{
     state::Client,
 };
 use crate::{
+    config::Compact,
     error::Result,
     memory::{
         Block, Goal, NoScratch, Obstacle, OutOfMemory,
         tiles::{self, Element},
     },
+    report::timeline::{TIMELINE, What},
     units::Bytes,
 };
 
@@ -78,10 +81,18 @@ impl Client {
     /// RESOURCE_EXHAUSTED with the numbers.
     pub fn allocate(&self, memory: &Arc<DeviceMemory>, shape: &Shape) -> Result<Held> {
         let size = self.footprint(shape);
+        let since = TIMELINE.clock();
+        if self.compaction == Compact::Always {
+            self.pack(memory);
+        }
         let block = match memory.allocate(size) {
             Ok(block) => block,
             Err(_) => self.find_room(memory, size)?,
         };
+        if let Some(since) = since {
+            let in_use = memory.stats().bytes_in_use;
+            TIMELINE.note(memory.name(), since, What::Allocated { bytes: size, in_use });
+        }
         Ok(Held::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64)))
     }
 
@@ -89,7 +100,7 @@ impl Client {
     pub fn open_hole<'a>(&self, memory: &DeviceMemory, shapes: impl Iterator<Item = &'a Shape>) -> bool {
         let rounded = |shape| self.footprint(shape).max(Bytes::new(1)).checked_round_up(GRANULE);
         let total = shapes.map(rounded).try_fold(Bytes::ZERO, |sum, size| sum.checked_add(size?));
-        self.compacts && total.is_some_and(|total| compaction::carry_out(self, memory, Goal::Hole(total)).is_ok())
+        self.compacts() && total.is_some_and(|total| compaction::carry_out(self, memory, Goal::Hole(total)).is_ok())
     }
 
     /// Keeps the low end of the pool for a program's scratch.
@@ -102,6 +113,14 @@ impl Client {
             Err(_) => self.find_scratch(memory, bytes)?,
         }
         Ok(Scratch { memory: Arc::clone(memory), bytes })
+    }
+
+    /// Moves all that can move, whether there is room or not.
+    #[cold]
+    fn pack(&self, memory: &DeviceMemory) {
+        self.settle();
+        // Where another thread compacts at this moment, this one does not wait for it.
+        drop(compaction::carry_out(self, memory, Goal::Pack));
     }
 
     fn patience(&self) -> Duration {
@@ -119,7 +138,7 @@ impl Client {
             |shortage| shortage.in_prospect() >= size,
         );
         // What divides the memory is worth a look only where that is the cause.
-        found.map_err(|shortage| match shortage.free >= size && self.compacts {
+        found.map_err(|shortage| match shortage.free >= size && self.compacts() {
             true => OutOfMemory { pinned: compaction::pinned(memory).into(), ..shortage },
             false => shortage,
         })
@@ -161,7 +180,7 @@ impl Client {
                     Err(shortage) => shortage,
                 };
                 let over = rounds.next().is_none() || Instant::now() >= deadline;
-                if !self.compacts || over {
+                if !self.compacts() || over {
                     return Err(shortage);
                 }
                 let hindrance = match compaction::carry_out(self, memory, goal) {

@@ -22,7 +22,7 @@ use super::{
     spares::AllSpares,
 };
 use crate::{
-    config::Settings,
+    config::{Compact, Settings},
     engine::{Engine, Raw, views::Viewable},
     error::Error,
     sys,
@@ -48,8 +48,8 @@ pub struct Client {
     pub handle: Raw<sys::PJRT_Client>,
     /// What was decided when it was created.
     pub settings: Settings,
-    /// Whether live buffers are moved when there is no room.
-    pub compacts: bool,
+    /// When live buffers are moved.
+    pub compaction: Compact,
     /// Whether arrays take what a TPU's tiles take.
     pub counts_tiles: bool,
     /// Element types whose arrays can lie in the arena.
@@ -113,7 +113,7 @@ impl Client {
         Self {
             engine,
             handle,
-            compacts: settings.compacts(),
+            compaction: settings.compaction(),
             counts_tiles: settings.counts_tiles(),
             settings,
             viewable,
@@ -128,6 +128,11 @@ impl Client {
             open: AtomicBool::new(true),
             visitors: Visitors { inside: Mutex::new(Some(0)), left: Condvar::new() },
         }
+    }
+
+    /// Whether live buffers are moved when there is no room.
+    pub fn compacts(&self) -> bool {
+        self.compaction != Compact::Off
     }
 
     /// Comes in from outside of the C API, whose callers see to it themselves that a client lives; `None` if it is about to

@@ -137,7 +137,7 @@ pub struct Settings {
     pub strategy: Setting<Strategy>,
     /// How much memory one device may use; [`Setting::resolve`] turns it into bytes.
     pub limit: Setting<Limit>,
-    /// Whether live buffers are moved to make room, as it was said; [`Settings::compacts`] is what that comes to.
+    /// When live buffers are moved, as it was said; [`Settings::compaction`] is what that comes to.
     pub compact: Setting<Compact>,
     /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].
     pub tpu_tiles: Setting<TpuTiles>,
@@ -169,9 +169,9 @@ impl Settings {
         Reading::new(environment, options).settings()
     }
 
-    /// Whether live buffers may be moved. Never under `platform`, whose buffers lie in no common region.
-    pub fn compacts(&self) -> bool {
-        self.compact.value == Compact::On && self.strategy.value != Strategy::Platform
+    /// When live buffers are moved. Never under `platform`, whose buffers lie in no common region.
+    pub fn compaction(&self) -> Compact {
+        if self.strategy.value == Strategy::Platform { Compact::Off } else { self.compact.value }
     }
 
     /// Whether an array takes what it would take on a TPU. Only under `tpu`.
@@ -218,7 +218,7 @@ impl Reading {
         let chosen = strategy.as_ref().map_or(Strategy::Preallocate, |strategy| strategy.value);
         let compact = said(&COMPACT).and_then(|said| {
             let compact = claim::decide(&said, Compact::parse, Compact::default_for(chosen), &mut notes)?;
-            if chosen == Strategy::Platform && compact.value == Compact::On {
+            if chosen == Strategy::Platform && compact.value != Compact::Off {
                 notes.no_effect(&said, "the strategy platform has no region in which buffers could be moved");
             }
             Ok(compact)

@@ -55,9 +55,9 @@ pub static COMPACT: Row = Row {
     name: "compact",
     names: &[Opt("compact"), Var("PJRT_ARENA_COMPACT")],
     default: "off",
-    allowed: "on, off",
+    allowed: "on, off, always",
     doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu, off for \
-          the others. platform has nothing to move in.",
+          the others. platform has nothing to move in. always, for tests: before each allocation too, at any price.",
 };
 
 /// Whether arrays are counted as a TPU would lay them out.

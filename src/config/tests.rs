@@ -143,14 +143,16 @@ fn xlas_names_never_lead_to_tpu() {
 fn compaction_follows_the_strategy_unless_told() {
     for (name, compact) in [("preallocate", false), ("growing", false), ("platform", false), ("tpu", true)] {
         let settings = read(&[(OURS, name)], &[]).unwrap();
-        assert_eq!((settings.compacts(), settings.compact.source), (compact, Source::Default), "{name}");
+        let moves = settings.compaction() == Compact::On;
+        assert_eq!((moves, settings.compact.source), (compact, Source::Default), "{name}");
         assert!(settings.warnings.is_empty(), "{name}: {:?}", settings.warnings);
-        for (text, told) in [("on", true), ("True", true), ("1", true), ("off", false), ("FALSE", false), ("0", false)]
-        {
+        let on = ["on", "True", "1"].map(|text| (text, Compact::On));
+        let off = ["off", "FALSE", "0"].map(|text| (text, Compact::Off));
+        for (text, told) in on.into_iter().chain(off).chain([("Always", Compact::Always)]) {
             let settings = read(&[(OURS, name), ("PJRT_ARENA_COMPACT", text)], &[]).unwrap();
-            assert_eq!(settings.compact.value == Compact::On, told);
-            assert_eq!(settings.compacts(), told && name != "platform");
-            let warnings: &[&str] = if told && name == "platform" {
+            assert_eq!(settings.compact.value, told);
+            assert_eq!(settings.compaction(), if name == "platform" { Compact::Off } else { told });
+            let warnings: &[&str] = if told != Compact::Off && name == "platform" {
                 &["has no effect: the strategy platform has no region in which buffers could be moved"]
             } else {
                 &[]
@@ -163,10 +165,10 @@ fn compaction_follows_the_strategy_unless_told() {
     let settings = read(&[("PJRT_ARENA_COMPACT", "on")], &[("strategy", "tpu"), ("compact", "off")]).unwrap();
     assert_eq!(settings.compact.to_string(), "off (client option compact)");
     assert_eq!(settings.overridden, ["PJRT_ARENA_COMPACT=on"]);
-    assert!(!settings.compacts());
+    assert_eq!(settings.compaction(), Compact::Off);
     assert_eq!(
-        message(&[("PJRT_ARENA_COMPACT", "always")], &[]),
-        "PJRT_ARENA_COMPACT=always is not valid; allowed: on, off"
+        message(&[("PJRT_ARENA_COMPACT", "never")], &[]),
+        "PJRT_ARENA_COMPACT=never is not valid; allowed: on, off, always"
     );
     let text = message(&[(OURS, "fast"), ("PJRT_ARENA_COMPACT", "on"), ("PJRT_ARENA_TPU_TILES", "on")], &[]);
     assert!(text.starts_with("PJRT_ARENA_STRATEGY=fast") && text.matches("not valid").count() == 1, "{text}");
@@ -186,7 +188,7 @@ fn tiles_are_counted_for_tpu_only() {
     }
     let typed = [("tpu_tiles".to_owned(), OptionValue::Bool(true)), ("compact".to_owned(), OptionValue::Bool(false))];
     let settings = Settings::read(&environment(&[(OURS, "tpu")]), &typed).unwrap();
-    assert!(settings.counts_tiles() && !settings.compacts());
+    assert!(settings.counts_tiles() && settings.compaction() == Compact::Off);
     assert!(message(&[("PJRT_ARENA_TPU_TILES", "8x128")], &[]).ends_with("allowed: on, off"));
     // The doctor shows both, and their errors.
     let table = doctor(&environment(&[("PJRT_ARENA_TPU_TILES", "maybe"), ("PJRT_ARENA_COMPACT", "on")]), &[], &[]);

@@ -131,16 +131,38 @@ on_or_off! {
     Off
 }
 
-on_or_off! {
-    /// Whether live buffers are moved to make room.
-    Compact, COMPACT,
-    /// Before memory counts as exhausted, buffers are moved together.
+/// When live buffers are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compact {
+    /// To make room, before memory counts as exhausted.
     On,
-    /// Every buffer stays where it was put.
-    Off
+    /// Before each allocation, needed or not, and those of a few bytes too. For tests: a program that holds an address
+    /// which it should not shows soon.
+    Always,
+    /// Never: every buffer stays where it was put.
+    Off,
+}
+
+impl fmt::Display for Compact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::On => "on",
+            Self::Always => "always",
+            Self::Off => "off",
+        })
+    }
 }
 
 impl Compact {
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        match said.text().to_ascii_lowercase().as_str() {
+            "on" | "true" | "1" => Ok(Self::On),
+            "always" => Ok(Self::Always),
+            "off" | "false" | "0" => Ok(Self::Off),
+            _ => Err(said.refuse(COMPACT.allowed)),
+        }
+    }
+
     /// What holds where nobody says anything: a TPU's runtime compacts (XLA, `docs/errors/error_0100.md`), XLA's
     /// allocators for other devices never do.
     pub(super) fn default_for(strategy: Strategy) -> Self {

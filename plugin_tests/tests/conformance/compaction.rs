@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DIMS, MIB, eventually, limited, ramp, settles_at, ticket};
+use crate::{DIMS, MIB, N, eventually, limited, ramp, settles_at, ticket};
 use plugin_tests::{
     Buffer, Client, Code, ElementType, Failure, Gate, Loaded, Program, Value, call, event::elsewhere, gate, plugin,
 };
@@ -470,5 +470,31 @@ fn c31_arena_without_compaction_the_same_request_fails() {
         exhausted(room(&client, 4), &["enough is free, but not in one piece"]);
         assert_eq!(kept.iter().map(place).collect::<Vec<_>>(), places);
         eventually("one hole fits", || room(&client, 1).is_ok());
+    }
+}
+
+#[test]
+fn c31_arena_always_moves_before_each_allocation() {
+    for strategy in ["preallocate", "growing", "tpu"] {
+        let options = [("strategy", strategy), ("limit", "256MiB"), ("compact", "always")];
+        let client = Client::create(1, &options.map(|(name, value)| (name, Value::from(value)))).unwrap();
+        // Far more is free than is needed, and arrays as small as these lie in slots otherwise.
+        let mut all: Vec<Buffer> = (0..8).map(|start| client.put(&ramp(start as f32), &DIMS).unwrap()).collect();
+        all.sort_by_key(place);
+        let places: Vec<usize> = all.iter().map(place).collect();
+        drop(all.drain(..4));
+        let kept: Vec<f32> = all.iter().map(|buffer| buffer.read::<f32>().unwrap()[0]).collect();
+        settles_at(&client, 4 * 4 * N as i64);
+        assert_eq!(all.iter().map(place).collect::<Vec<_>>(), places[4..], "{strategy}: nothing moves unasked");
+        let next = client.put(&ramp(8.0), &DIMS).unwrap();
+        assert_eq!(all.iter().map(place).collect::<Vec<_>>(), places[..4], "{strategy}: a transfer to the device");
+        drop(all.remove(0));
+        settles_at(&client, 4 * 4 * N as i64);
+        let result = client.compile(&Program::add_one()).unwrap().run1(&[&next]).unwrap();
+        assert_eq!(all.iter().map(place).collect::<Vec<_>>(), places[..3], "{strategy}: a program's result");
+        assert_eq!(result.read::<f32>().unwrap(), ramp(9.0));
+        let starts: Vec<f32> = all.iter().map(|buffer| buffer.read::<f32>().unwrap()[0]).collect();
+        assert_eq!(starts, kept[1..], "{strategy}");
+        all.iter().zip(starts).for_each(|(buffer, start)| assert_eq!(buffer.read::<f32>().unwrap(), ramp(start)));
     }
 }

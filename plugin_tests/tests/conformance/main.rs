@@ -21,6 +21,7 @@ mod lifetime;
 mod misuse;
 mod on_demand;
 mod out_of_memory;
+mod profiler;
 mod settings;
 mod stats;
 mod strategies;

@@ -44,7 +44,11 @@ refuses!(
     &["XLA_PYTHON_CLIENT_ALLOCATOR", "bogus"]
 );
 refuses!(c33_arena_devices_no_number, &[("PJRT_ARENA_DEVICES", "many")], &["PJRT_ARENA_DEVICES", "many"]);
-refuses!(c33_arena_compact_neither_on_nor_off, &[("PJRT_ARENA_COMPACT", "maybe")], &["PJRT_ARENA_COMPACT", "on, off"]);
+refuses!(
+    c33_arena_compact_neither_on_nor_off,
+    &[("PJRT_ARENA_COMPACT", "maybe")],
+    &["PJRT_ARENA_COMPACT", "on, off, always"]
+);
 refuses!(
     c33_arena_tpu_tiles_neither_on_nor_off,
     &[("PJRT_ARENA_TPU_TILES", "8x128")],

@@ -166,6 +166,12 @@ impl Arena {
         Ok(Self { name: name.into(), strategy, limit, backing, state: Lock::new(state) })
     }
 
+    /// Gives small blocks a place among the others from here on: what lies in slots is moved only where nothing else
+    /// helps. To be said before the first allocation; blocks in slots stay there.
+    pub fn use_no_slots(&mut self) {
+        self.state.get_mut().placement.use_no_slots();
+    }
+
     /// The name given to [`Self::new`].
     pub fn name(&self) -> &str {
         &self.name

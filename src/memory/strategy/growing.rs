@@ -239,6 +239,10 @@ impl Placement for Growing {
         }
     }
 
+    fn use_no_slots(&mut self) {
+        self.extent_size = None;
+    }
+
     fn retire(&mut self, place: Place) {
         self.pool.retire(place);
     }

@@ -136,6 +136,9 @@ pub(super) trait Placement: Send + fmt::Debug {
         Vec::new()
     }
 
+    /// Puts small blocks where large ones go from here on.
+    fn use_no_slots(&mut self) {}
+
     /// Makes spans of the index out of all slots, which the caller lists completely, where they lie: then they can move
     /// like other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do
     /// not lie in the index. O(slots).

@@ -117,6 +117,10 @@ impl Placement for Preallocate {
         placed.ok_or(Shortage { refusal: None })
     }
 
+    fn use_no_slots(&mut self) {
+        self.extent_size = None;
+    }
+
     fn retire(&mut self, place: Place) {
         self.pool.retire(place);
     }

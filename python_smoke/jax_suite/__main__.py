@@ -1,0 +1,149 @@
+"""Runs JAX's own test suite on pjrt-arena, on JAX's CPU backend or on a bare PJRT plugin, and compares the runs.
+
+JAX's tests are not in its wheel, and none of them is copied here. Get the tree of the version that is installed:
+
+    git clone --depth 1 --branch jax-v$(python -c 'import jax; print(jax.__version__)') \
+        https://github.com/jax-ml/jax
+    pip install pytest absl-py hypothesis cloudpickle flatbuffers portpicker matplotlib
+
+    python python_smoke/jax_suite run --tests jax/tests --backend cpu   --out cpu.json
+    python python_smoke/jax_suite run --tests jax/tests --backend arena --out arena.json
+    python python_smoke/jax_suite compare cpu.json arena.json
+
+The arena is used as anybody uses it: the installed package and JAX_PLATFORMS=arena,cpu. Its settings are variables, so
+a strategy is a variable too, and so is JAX's 64-bit mode:
+
+    PJRT_ARENA_STRATEGY=growing           python python_smoke/jax_suite run ...
+    PJRT_ARENA_COMPACT=always             python python_smoke/jax_suite run ...
+    JAX_ENABLE_X64=1                      python python_smoke/jax_suite run ...
+
+Without --all the files of `sample.txt` are run: 47 files, of the large ones a part, chosen by the crc32 of each test's
+name, so that every run has the same tests. JAX_NUM_GENERATED_CASES is 1 unless set. A crash or a stall ends one test:
+it is marked `crash` or `timeout`, and the file goes on after it.
+
+state_test and a few others need `jax/_src/hypothesis_test_util.py`, which the wheel lacks: copy it from the tree into
+the installed package, or they count as errors of collection on every backend.
+
+OUT.json has all outcomes, the versions and the variables; OUT.json.d has what pytest printed. Both subcommands end with
+status 1 when something is not as it should be: `run` when a test failed, crashed or stalled, or a file did not end
+well, `compare` when something passed in the first run and not in the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from comparing import compare
+from running import Backend, File, counts, in_words, read_list, run_file
+
+SAMPLE = Path(__file__).resolve().parent / "sample.txt"
+BAD = ("failed", "crash", "timeout", "notrun")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="jax_suite", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run test files and write a JSON file")
+    run.add_argument("--tests", type=Path, required=True, help="the folder `tests` of JAX's repository")
+    run.add_argument("--backend", default="arena", help="arena (default), cpu, or the path of a bare PJRT plugin")
+    run.add_argument("--out", type=Path, required=True, help="where the results go; --files adds to what is there")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("--sample", dest="list", type=Path, default=SAMPLE, help="a list of files; default: sample.txt")
+    which.add_argument("--all", action="store_true", help="every *_test.py of the tree")
+    run.add_argument("--files", nargs="+", metavar="FILE", help="only these: array_test api_test.py ...")
+    run.add_argument("--except", dest="skip", nargs="+", default=[], metavar="FILE", help="all but these")
+    run.add_argument("--keep", type=int, help="tests kept of each file, instead of the list's number; 0: all")
+    run.add_argument("--limit", type=float, help="seconds for each file, instead of the list's (--all: 600)")
+    run.add_argument("--stall", type=float, default=100, help="seconds without a result that end a test (100)")
+    run.add_argument("--jobs", type=int, default=1, help="files that run at the same time (1)")
+    against = commands.add_parser("compare", help="compare two runs; status 1 on any regression")
+    against.add_argument("base", type=Path)
+    against.add_argument("new", type=Path)
+    against.add_argument("--every", action="store_true", help="name every test, not three for each cause")
+    arguments = parser.parse_args()
+    if arguments.command == "compare":
+        base, new = (json.loads(path.read_text()) for path in (arguments.base, arguments.new))
+        return int(compare(base, new, arguments.every))
+    tests = arguments.tests.resolve()
+    if tests.name != "tests" or not tests.is_dir():
+        # The choice of tests goes by names that begin with it.
+        parser.error(f"--tests {arguments.tests}: not a folder called tests")
+    files = chosen(arguments, tests)
+    if not files:
+        parser.error("no file to run")
+    backend = Backend(arguments.backend)
+    if backend.plugin() and not backend.plugin().is_file():
+        parser.error(f"--backend {arguments.backend}: neither arena nor cpu nor a file")
+    return run_all(files, tests, backend, arguments)
+
+
+def chosen(arguments: argparse.Namespace, tests: Path) -> list[File]:
+    """The files to run, with the limits that hold for each."""
+    named = [name.removesuffix(".py") + ".py" for name in arguments.files or []]
+    left_out = {name.removesuffix(".py") + ".py" for name in arguments.skip}
+    listed = read_list(arguments.list)
+    if arguments.all:
+        listed = [File(path.name, 0, 600) for path in sorted(tests.glob("*_test.py"))]
+    if named:
+        known = {file.name: file for file in listed}
+        listed = [known.get(name) or File(name, 0, 600) for name in named]
+    kept = [file for file in listed if file.name not in left_out]
+    instead = lambda value, other: other if value is None else value  # noqa: E731
+    return [
+        File(file.name, instead(arguments.keep, file.keep), instead(arguments.limit, file.limit), file.variables)
+        for file in kept
+    ]
+
+
+def run_all(files: list[File], tests: Path, backend: Backend, arguments: argparse.Namespace) -> int:
+    work = arguments.out.with_name(arguments.out.name + ".d").resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    results = {"about": about(backend), "files": {}}
+    if arguments.files and arguments.out.exists():
+        results["files"] = json.loads(arguments.out.read_text())["files"]
+    total, wall = Counter(), 0.0
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        running = {pool.submit(run_file, file, tests, backend, arguments.stall, work): file for file in files}
+        for done in as_completed(running):
+            name, result = running[done].name, done.result()
+            results["files"][name] = result
+            # After each file: a run of hours that is ended early is still a result.
+            write(arguments.out, results)
+            counted = counts(result["tests"])
+            total, wall = total + counted, wall + result["wall"]
+            note = f"  [{result['note'].splitlines()[0]}]" if result["note"] else ""
+            print(f"{name:44} {result['wall']:7.1f} s  {in_words(counted)}{note}", flush=True)
+    print(f"{'TOTAL':44} {wall:7.1f} s  {in_words(total)}")
+    for name in ("compactions", "moved_blocks"):
+        print(f"{name}: {sum((results['files'][file.name]['arena'] or {}).get(name, 0) for file in files)}")
+    notes = any(results["files"][file.name]["note"] for file in files)
+    return int(notes or any(total[outcome] for outcome in BAD))
+
+
+def write(path: Path, results: dict) -> None:
+    half = path.with_name(path.name + ".part")
+    half.write_text(json.dumps(results, indent=0))
+    os.replace(half, path)
+
+
+def about(backend: Backend) -> dict:
+    """What a run can be told from another by."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in ("jax", "jaxlib", "numpy", "scipy", "pjrt-arena", "xla-cpu-pjrt"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "PJRT_", "XLA_"))}
+    return {"backend": backend.name, "versions": versions, "variables": variables | backend.variables()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The script that runs JAX's tests, on a folder of tests that do everything a test can do to its runner."""
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parent / "jax_suite"
+
+FILES = {
+    "good_test.py": """
+        import pytest
+        def test_passes(): pass
+        def test_is_skipped(): pytest.skip("not here")
+        @pytest.mark.xfail
+        def test_fails_as_expected(): assert 0
+    """,
+    "bad_test.py": """
+        def test_fails(): assert 1 == 2, "the sum is 37"
+        def test_passes(): pass
+    """,
+    "crashing_test.py": """
+        import os
+        def test_before(): pass
+        def test_aborts(): os.abort()
+        def test_between(): pass
+        def test_leaves(): os._exit(3)
+        def test_after(): pass
+    """,
+    "hanging_test.py": """
+        import subprocess, time
+        def test_before(): pass
+        def test_hangs(): subprocess.run(["sleep", "1000"])
+        def test_after(): pass
+    """,
+    "slow_test.py": """
+        import time, pytest
+        @pytest.mark.parametrize("i", range(1000))
+        def test_is_slow(i): time.sleep(0.1)
+    """,
+    "unreadable_test.py": "import there_is_no_such_module",
+    "broken_at_exit_test.py": """
+        import atexit, os
+        atexit.register(os._exit, 5 + 4)
+        def test_passes(): pass
+    """,
+}
+
+
+def suite(*arguments):
+    return subprocess.run(
+        [sys.executable, str(SUITE), *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tests = tmp_path_factory.mktemp("jax") / "tests"
+    tests.mkdir()
+    for name, text in FILES.items():
+        lines = text.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        (tests / name).write_text("\n".join(line[indent:] for line in lines) + "\n")
+    return tests
+
+
+@pytest.fixture(scope="module")
+def ran(folder):
+    out = folder.parent / "out.json"
+    options = ("--tests", folder, "--backend", "cpu", "--out", out, "--all", "--jobs", 3)
+    run = suite("run", *options, "--stall", 5, "--limit", 8)
+    return run, json.loads(out.read_text()), out
+
+
+def outcomes(results, name):
+    return {test.rpartition("::")[2]: each["o"] for test, each in results["files"][name]["tests"].items()}
+
+
+def test_every_end_of_a_test_is_told_apart(ran):
+    run, results, _ = ran
+    assert run.returncode == 1, run.stderr
+    assert outcomes(results, "good_test.py") == {
+        "test_passes": "passed",
+        "test_is_skipped": "skipped",
+        "test_fails_as_expected": "xfailed",
+    }
+    assert outcomes(results, "bad_test.py") == {"test_fails": "failed", "test_passes": "passed"}
+    assert "the sum is 37" in results["files"]["bad_test.py"]["tests"]["tests/bad_test.py::test_fails"]["msg"]
+
+
+def test_a_file_goes_on_after_crashes_and_stalls(ran):
+    results = ran[1]
+    assert outcomes(results, "crashing_test.py") == {
+        "test_before": "passed",
+        "test_aborts": "crash",
+        "test_between": "passed",
+        "test_leaves": "crash",
+        "test_after": "passed",
+    }
+    crashes = results["files"]["crashing_test.py"]["tests"]
+    assert "SIGABRT" in crashes["tests/crashing_test.py::test_aborts"]["msg"]
+    assert "status 3" in crashes["tests/crashing_test.py::test_leaves"]["msg"]
+    expected = {"test_before": "passed", "test_hangs": "timeout", "test_after": "passed"}
+    assert outcomes(results, "hanging_test.py") == expected
+
+
+def test_what_is_no_tests_fault_is_a_note(ran):
+    run, results, _ = ran
+    notes = {name: result["note"] for name, result in results["files"].items() if result["note"]}
+    assert set(notes) == {"slow_test.py", "unreadable_test.py", "broken_at_exit_test.py"}
+    assert "there_is_no_such_module" in notes["unreadable_test.py"]
+    assert "status 9" in notes["broken_at_exit_test.py"]
+    slow = outcomes(results, "slow_test.py")
+    assert notes["slow_test.py"] == "not done after 8 s"
+    assert len(slow) == 1000 and {"passed", "notrun"} == set(slow.values())
+    assert "TOTAL" in run.stdout
+
+
+def test_compare_groups_regressions_by_cause(ran, tmp_path):
+    results, out = ran[1:]
+    same = suite("compare", out, out)
+    assert same.returncode == 0 and "regressions, mended" in same.stdout, same.stdout + same.stderr
+    for number, test in enumerate(results["files"]["crashing_test.py"]["tests"].values()):
+        test |= {"o": "failed", "msg": f"jax.errors.JaxRuntimeError: {number} bytes at 0x7f{number}"}
+    results["files"]["bad_test.py"]["tests"] |= {"tests/bad_test.py::test_fails": {"o": "passed", "msg": "", "t": 0}}
+    del results["files"]["good_test.py"]
+    worse = tmp_path / "worse.json"
+    worse.write_text(json.dumps(results))
+    found = suite("compare", out, worse)
+    assert found.returncode == 1
+    assert "    3  failed: JaxRuntimeError: N bytes at N\n" in found.stdout
+    assert "not in the new run: good_test.py" in found.stdout
+    total = next(line for line in found.stdout.splitlines() if line.startswith("TOTAL"))
+    assert total.split()[-2:] == ["3", "1"]
+    del results["files"]["hanging_test.py"]["tests"]["tests/hanging_test.py::test_before"]
+    worse.write_text(json.dumps(results))
+    assert "    1  missing:" in suite("compare", out, worse).stdout
+
+
+def test_the_choice_is_the_same_in_every_run(folder):
+    out = folder.parent / "few.json"
+    options = ("--tests", folder, "--backend", "cpu", "--out", out, "--files", "slow_test", "--keep", 3)
+    run = suite("run", *options)
+    names = [f"tests/slow_test.py::test_is_slow[{i}]" for i in range(1000)]
+    chosen = json.loads(out.read_text())["files"]["slow_test.py"]["tests"]
+    assert (run.returncode, set(chosen)) == (0, set(sorted(names, key=lambda name: zlib.crc32(name.encode()))[:3]))
+
+
+def test_a_wrong_backend_or_folder_is_refused(folder, tmp_path):
+    for option, value, word in [("--tests", tmp_path, "called tests"), ("--backend", "/no/such.so", "/no/such.so")]:
+        options = {"--tests": folder, "--backend": "cpu", "--out": tmp_path / "out.json", option: value}
+        run = suite("run", *(word for pair in options.items() for word in pair))
+        assert run.returncode != 0 and word in run.stderr
+    assert not (tmp_path / "out.json").exists()
