@@ -58,7 +58,8 @@ struct Other {
 pub struct Twins(Mutex<Vec<(usize, Raw<sys::PJRT_LoadedExecutable>)>>);
 
 impl Beside {
-    /// The client for what callbacks at `depth` (1 for a callback of the user's program) run.
+    /// The client for what callbacks at `depth` (1 for a callback of the user's program) run. It is made without the lock:
+    /// of two threads that make the same one, one made it in vain.
     ///
     /// # Errors
     /// The engine's.
@@ -66,24 +67,32 @@ impl Beside {
     /// # Safety
     /// The user's client must be alive.
     unsafe fn at(&self, user: &Client, depth: usize) -> Outcome<Arc<Other>> {
-        let mut clients = self.0.lock();
-        while clients.len() < depth {
+        loop {
+            let known = {
+                let clients = self.0.lock();
+                if let Some(other) = clients.get(depth - 1) {
+                    return Ok(Arc::clone(other));
+                }
+                clients.len()
+            };
             // SAFETY: the caller's promise.
-            clients.push(Arc::new(unsafe { Other::new(user)? }));
+            let made = Arc::new(unsafe { Other::new(user)? });
+            let mut clients = self.0.lock();
+            if clients.len() == known {
+                clients.push(made);
+            } else {
+                drop(clients);
+                // SAFETY: nobody else has it.
+                unsafe { made.destroy(user.engine) };
+            }
         }
-        Ok(Arc::clone(&clients[depth - 1]))
     }
 
     /// Ends them, before the user's client ends.
     pub fn end(&self, engine: &'static Engine) {
-        for other in self.0.lock().drain(..) {
-            // SAFETY: calls wait for their programs, and the user makes none any more.
-            let ended =
-                unsafe { engine.call(sys::PJRT_Client_Destroy_Args { client: other.handle.0, ..Default::default() }) };
-            if let Err(error) = ended {
-                log::warn!("the engine could not destroy its client for callbacks: {}", error.message());
-            }
-        }
+        let clients = std::mem::take(&mut *self.0.lock());
+        // SAFETY: calls wait for their programs, and the user makes none any more.
+        clients.iter().for_each(|other| unsafe { other.destroy(engine) });
     }
 }
 
@@ -112,10 +121,20 @@ impl Other {
             Ok(Self { handle: Raw(client), devices })
         }
     }
+
+    /// # Safety
+    /// Nobody may use it any more.
+    unsafe fn destroy(&self, engine: &'static Engine) {
+        let args = sys::PJRT_Client_Destroy_Args { client: self.handle.0, ..Default::default() };
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { engine.call(args) } {
+            log::warn!("the engine could not destroy its client for callbacks: {}", error.message());
+        }
+    }
 }
 
 impl Twins {
-    /// The program on `other`, which is the client at `depth`.
+    /// The program on `other`, which is the client at `depth`. It is loaded without the lock, as clients are made.
     ///
     /// # Errors
     /// The engine's.
@@ -129,27 +148,42 @@ impl Twins {
         other: &Other,
         depth: usize,
     ) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
-        let mut twins = self.0.lock();
-        if let Some((_, twin)) = twins.iter().find(|(level, _)| *level == depth) {
-            return Ok(twin.0);
+        let find = |twins: &[(usize, Raw<_>)]| twins.iter().find(|(level, _)| *level == depth).map(|(_, twin)| twin.0);
+        if let Some(twin) = find(&self.0.lock()) {
+            return Ok(twin);
         }
         // SAFETY: the caller's promise; the blob lives until it is loaded.
-        let twin = unsafe { executable::copy(engine, executable, other.handle.0)? };
-        twins.push((depth, Raw(twin)));
-        Ok(twin)
+        let made = unsafe { executable::copy(engine, executable, other.handle.0)? };
+        let first = {
+            let mut twins = self.0.lock();
+            let first = find(&twins);
+            if first.is_none() {
+                twins.push((depth, Raw(made)));
+            }
+            first
+        };
+        Ok(first.map_or(made, |first| {
+            // SAFETY: made above, and nobody else has it.
+            unsafe { destroy(engine, made) };
+            first
+        }))
     }
 
     /// Destroys them, while their clients live.
     pub fn end(&self, engine: &'static Engine) {
-        for (_, executable) in self.0.lock().drain(..) {
-            // SAFETY: the program is the user's to run no more.
-            let ended = unsafe {
-                engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable: executable.0, ..Default::default() })
-            };
-            if let Err(error) = ended {
-                log::warn!("the engine could not destroy a program for callbacks: {}", error.message());
-            }
-        }
+        let twins = std::mem::take(&mut *self.0.lock());
+        // SAFETY: the program is the user's to run no more.
+        twins.into_iter().for_each(|(_, twin)| unsafe { destroy(engine, twin.0) });
+    }
+}
+
+/// # Safety
+/// Nobody may use the program any more.
+unsafe fn destroy(engine: &'static Engine, executable: *mut sys::PJRT_LoadedExecutable) {
+    let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() };
+    // SAFETY: the caller's promise.
+    if let Err(error) = unsafe { engine.call(args) } {
+        log::warn!("the engine could not destroy a program for callbacks: {}", error.message());
     }
 }
 
