@@ -24,10 +24,17 @@ def made(seconds: dict, peaks: dict | None = None, failures: dict | None = None)
         for backend, rounds in backends.items():
             for number, time in enumerate(rounds):
                 peak = (peaks or {}).get((program, backend), 200 * MIB) + number * 4096
-                run.add(program, backend, {
-                    **worker.quartiles([time]), "fastest": time, "faults": 3.0,
-                    "peak_bytes": peak, "peak_data_bytes": peak - 100 * MIB,
-                })
+                run.add(
+                    program,
+                    backend,
+                    {
+                        **worker.quartiles([time]),
+                        "fastest": time,
+                        "faults": 3.0,
+                        "peak_bytes": peak,
+                        "peak_data_bytes": peak - 100 * MIB,
+                    },
+                )
     names = {name for backends in seconds.values() for name in backends}
     programs = [SimpleNamespace(name=name, title=f"title of {name}", floor=name in FLOORED) for name in seconds]
     settings = {"rounds": 5, "quick": False, "started": "", "variables": {}, "seconds": 1.0}
@@ -112,7 +119,9 @@ def test_the_command_ends_with_status_1_where_something_got_slower(tmp_path):
     new.write_text(json.dumps(made(usual(p2=2.0))))
     worse = run_python("-m", "bench", "--compare", str(old), str(new), check=False)
     assert worse.returncode == 1 and "p2 on arena: slower, 2.00x" in worse.stdout
-    assert run_python("-m", "bench", "--compare", str(new), str(old)).stdout.endswith("0 worse and 1 better beyond noise\n")
+    assert run_python("-m", "bench", "--compare", str(new), str(old)).stdout.endswith(
+        "0 worse and 1 better beyond noise\n"
+    )
     new.write_text("{}")
     other = run_python("-m", "bench", "--compare", str(old), str(new), check=False)
     assert other.returncode == 1 and "pjrt-arena-bench/1" in other.stderr
@@ -135,13 +144,20 @@ def test_the_tables(measured):
     text = tables.markdown(measured)
     assert "| title of add_16 | 8.00 ms ±0 % | 2.00 ms ±0 % | 4.00x | 5.00x | 200 MiB | 200 MiB |" in text
     assert "| geometric mean | | | 1.41x | | | |" in text  # (0.625 * 4 * 1.111) ** (1/3)
-    assert "| title of eager (`eager`) | 1.00 ms ±0 %, 100 MiB, 3 faults |  | 900 us ±0 %, 1.11x, 200 MiB, 3 faults |" in text
+    assert (
+        "| title of eager (`eager`) | 1.00 ms ±0 %, 100 MiB, 3 faults |  | 900 us ±0 %, 1.11x, 200 MiB, 3 faults |"
+        in text
+    )
     # Every line of a table has as many cells as its head.
     for block in text.split("\n\n"):
         assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) <= 1
     short = text[text.index("Short of what is promised") :]
     assert [line.split(":")[0] for line in short.splitlines()[2:]] == [
-        "- FAILED", "- dispatch", "- dispatch", "- add_16", "- eager",
+        "- FAILED",
+        "- dispatch",
+        "- dispatch",
+        "- add_16",
+        "- eager",
         "- geometric mean without the programs that have a floor 0.83x; promised",
     ]
     assert "0.62x as fast" in short and "1.20x of the bare engine's time" in short
@@ -176,10 +192,21 @@ def test_backends_take_turns_and_the_floor_only_where_it_is_defined():
     backends = [BACKENDS[name] for name in ("builtin", "arena", "floor")]
     plan = [(number, program.name, backend.name) for number, program, backend in runner.turns(programs, backends, 3)]
     assert [name for number, program, name in plan if program == "a"] == [
-        "builtin", "arena", "floor", "arena", "floor", "builtin", "floor", "builtin", "arena",
+        "builtin",
+        "arena",
+        "floor",
+        "arena",
+        "floor",
+        "builtin",
+        "floor",
+        "builtin",
+        "arena",
     ]
     assert [(number, name) for number, program, name in plan if program == "b"] == [
-        (0, "arena"), (0, "builtin"), (1, "builtin"), (1, "arena"),
+        (0, "arena"),
+        (0, "builtin"),
+        (1, "builtin"),
+        (1, "arena"),
     ]
 
 
@@ -199,9 +226,23 @@ def test_the_whole_benchmark_tiny(tmp_path):
     nonsense = tmp_path / "no_library.so"
     nonsense.write_text("this is no library")
     run = run_python(
-        "-m", "bench", "--quick", "--rounds", "2", "--only", "dispatch,adam",
-        "--backends", "builtin,bare,arena,floor", "--library", f"broken={nonsense}",
-        "--json", str(written), "--markdown", str(tmp_path / "out.md"), "--svg", str(tmp_path / "out.svg"),
+        "-m",
+        "bench",
+        "--quick",
+        "--rounds",
+        "2",
+        "--only",
+        "dispatch,adam",
+        "--backends",
+        "builtin,bare,arena,floor",
+        "--library",
+        f"broken={nonsense}",
+        "--json",
+        str(written),
+        "--markdown",
+        str(tmp_path / "out.md"),
+        "--svg",
+        str(tmp_path / "out.svg"),
         check=False,
         PJRT_ARENA_LOG="error",
     )
@@ -209,7 +250,8 @@ def test_the_whole_benchmark_tiny(tmp_path):
     assert run.returncode == 1, run.stderr
     report = results.load(written)
     assert {(each["program"], each["backend"]) for each in report["failures"]} == {
-        ("dispatch", "broken"), ("adam", "broken"),
+        ("dispatch", "broken"),
+        ("adam", "broken"),
     }, report["failures"]
     assert "no_library.so" in report["failures"][0]["error"]
     assert report["settings"]["variables"] == {"PJRT_ARENA_LOG": "error"}

@@ -38,18 +38,31 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="NAME,...", help="programs; all by default")
     parser.add_argument("--backends", metavar="NAME,...", help=f"of {', '.join(BACKENDS)}; all by default")
-    parser.add_argument("--library", metavar="NAME=PATH", action="append", default=[],
-                        help="one more build of pjrt-arena, measured in the same rounds under this name")
+    parser.add_argument(
+        "--library",
+        metavar="NAME=PATH",
+        action="append",
+        default=[],
+        help="one more build of pjrt-arena, measured in the same rounds under this name",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="processes for each program and backend (5)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does the benchmark itself work?")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write everything to this file")
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables to this file too")
     parser.add_argument("--svg", type=Path, metavar="PATH", help="write the chart to this file")
-    parser.add_argument("--from", dest="source", type=Path, metavar="JSON",
-                        help="measure nothing: tables and chart of this file")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD.json", "NEW.json"),
-                        help="measure nothing: name what got slower beyond noise; status 1 if something did")
-    parser.add_argument("--threshold", type=float, default=None, help="with --compare: smaller changes are noise (1.05)")
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="JSON", help="measure nothing: tables and chart of this file"
+    )
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("OLD.json", "NEW.json"),
+        help="measure nothing: name what got slower beyond noise; status 1 if something did",
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=None, help="with --compare: smaller changes are noise (1.05)"
+    )
     parser.add_argument("--list", action="store_true", help="the programs")
     return parser
 
@@ -95,11 +108,11 @@ def main() -> int:
     text = tables.markdown(report)
     if chosen.markdown:
         chosen.markdown.write_text(text)
+    print(text, end="", flush=True)
     if chosen.svg:
         from bench import chart
 
         chosen.svg.write_text(chart.svg(report))
-    print(text, end="")
     return 1 if report["failures"] else 0
 
 

@@ -13,7 +13,7 @@ import math
 from xml.etree import ElementTree
 
 from bench.backends import FLOOR
-from bench.results import geometric_mean
+from bench.results import geometric_mean, show_ratio
 from bench.tables import OURS
 
 WIDTH, ROW, TOP, BOTTOM = 840, 22, 92, 34
@@ -22,7 +22,7 @@ LEFT, RIGHT = 290, WIDTH - 76
 TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 STYLE = """
-text { font: 13px system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fill: #1f2328 }
+text { font: 13.5px system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fill: #1f2328 }
 .title { font-size: 16px; font-weight: 600 }
 .soft { fill: #59636e; font-size: 12px }
 .page { fill: #ffffff; stroke: #d1d9e0 }
@@ -65,10 +65,10 @@ def svg(report: dict) -> str:
 class _Chart:
     def __init__(self, rows: list, report: dict):
         self._rows, self._report = rows, report
-        seen = [value for _, speedup, floor in rows for value in (speedup["q1"], speedup["q3"], (floor or speedup)["median"])]
-        self._low = max(tick for tick in TICKS[:2] if tick <= max(min(seen), TICKS[0]))
-        if min(seen) > 0.75:
-            self._low = 0.7
+        seen = [value for _, speedup, _ in rows for value in (speedup["q1"], speedup["q3"])]
+        seen += [floor["median"] for _, _, floor in rows if floor]
+        # A bar that would be longer is cut, and says so with an arrow.
+        self._low = next(low for low in (0.7, 0.45, 0.24) if low < min(seen) or low == 0.24)
         self._high = max(2.2, max(seen) * 1.08)
         self._height = TOP + ROW * len(rows) + BOTTOM
 
@@ -78,19 +78,25 @@ class _Chart:
         return round(LEFT + share * (RIGHT - LEFT), 1)
 
     def text(self) -> str:
-        root = ElementTree.Element("svg", {
-            "xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH} {self._height}",
-            "width": str(WIDTH), "height": str(self._height), "role": "img",
-        })
+        root = ElementTree.Element(
+            "svg",
+            {
+                "xmlns": "http://www.w3.org/2000/svg",
+                "viewBox": f"0 0 {WIDTH} {self._height}",
+                "width": str(WIDTH),
+                "height": str(self._height),
+                "role": "img",
+            },
+        )
         mean = geometric_mean([speedup["median"] for _, speedup, _ in self._rows])
         title = "How many times as fast as JAX's CPU backend"
-        _add(root, "title", text=f"{title}: pjrt-arena, geometric mean {mean:.2f}x")
+        _add(root, "title", text=f"{title}: pjrt-arena, geometric mean {show_ratio(mean)}")
         _add(root, "style", text=STYLE)
         _add(root, "rect", **{"class": "page"}, x=0.5, y=0.5, width=WIDTH - 1, height=self._height - 1, rx=8)
         _add(root, "text", title, **{"class": "title"}, x=20, y=31)
         machine, settings = self._report["machine"], self._report["settings"]
-        where = f"pjrt-arena on {machine['cpus']} CPUs ({machine['cpu']}), {settings['rounds']} rounds"
-        _add(root, "text", f"{where}; geometric mean {mean:.2f}x", **{"class": "soft"}, x=20, y=51)
+        where = f"pjrt-arena on {machine['cpus']} CPUs ({machine['cpu']}), median of {settings['rounds']}"
+        _add(root, "text", f"{where}; geometric mean {show_ratio(mean)}", **{"class": "soft"}, x=20, y=51)
         self._legend(root)
         bottom = TOP + ROW * len(self._rows)
         for tick in TICKS:
@@ -112,19 +118,23 @@ class _Chart:
         _add(root, "line", **{"class": "spread"}, x1=178, x2=200, y1=y - 4, y2=y - 4)
         _add(root, "text", "quartiles", **{"class": "soft"}, x=206, y=y)
         _diamond(root, 278, y - 4)
-        _add(root, "text", "the same program writing into its own donated, warm result", **{"class": "soft"}, x=290, y=y)
+        _add(
+            root, "text", "the same program writing into its own donated, warm result", **{"class": "soft"}, x=290, y=y
+        )
 
     def _bar(self, root: ElementTree.Element, y: float, title: str, speedup: dict, floor: dict | None) -> None:
         one, end = self._x(1), self._x(speedup["median"])
-        _add(root, "text", title, **{"text-anchor": "end"}, x=LEFT - 12, y=y + 4.5)
-        kind = "fast" if speedup["median"] >= 1 else "slow"
+        _add(root, "text", title, **{"text-anchor": "end"}, x=LEFT - 14, y=y + 4.5)
+        kind = "fast" if round(speedup["median"], 2) >= 1 else "slow"
         _add(root, "rect", **{"class": kind}, x=min(one, end), y=y - 6.5, width=max(1, abs(end - one)), height=13, rx=2)
         low, high = self._x(speedup["q1"]), self._x(speedup["q3"])
         if high - low > 2:
             _add(root, "line", **{"class": "spread"}, x1=low, x2=high, y1=y, y2=y)
+        if speedup["median"] < self._low:
+            _add(root, "path", **{"class": kind}, d=f"M{LEFT - 7} {y}l8 -6.5v13z")
         if floor is not None:
             _diamond(root, self._x(floor["median"]), y)
-        _add(root, "text", f"{speedup['median']:.2f}x", **{"text-anchor": "end"}, x=WIDTH - 20, y=y + 4.5)
+        _add(root, "text", show_ratio(speedup["median"]), **{"text-anchor": "end"}, x=WIDTH - 20, y=y + 4.5)
 
 
 def _diamond(root: ElementTree.Element, x: float, y: float) -> None:

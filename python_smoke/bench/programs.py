@@ -67,9 +67,10 @@ class Program:
     name: str
     title: str
     make: Callable[[Sizes], Case]
-    #: Runs that count, and runs before them that do not: the first compiles, the second finds warm blocks.
+    #: Runs that count, and runs before them that do not: the first compiles, the others let the blocks that take
+    #: turns be touched once.
     readings: int = 8
-    warm: int = 2
+    warm: int = 3
     #: Rounds at most, for programs that take long.
     rounds: int | None = None
     devices: int = 1
@@ -206,8 +207,9 @@ def training(make_model: Callable, donated: bool = False) -> Callable[[Sizes], C
     def make(sizes: Sizes) -> Case:
         step, state, batch = make_model(sizes.width)
         if donated:
-            return stepping(lambda state, batch: step(state[0], batch), (state, jnp.float32(0)), batch,
-                            value=lambda state: state[1])
+            return stepping(
+                lambda state, batch: step(state[0], batch), (state, jnp.float32(0)), batch, value=lambda state: state[1]
+            )
         compiled_step, held = jax.jit(step), [state]
 
         def run(_):
@@ -225,9 +227,7 @@ def training(make_model: Callable, donated: bool = False) -> Callable[[Sizes], C
 
 def convolution(sizes: Sizes) -> Case:
     def function(x, kernel):
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     return compiled(function, noise(8, sizes.width(64), sizes.width(64), 32), noise(3, 3, 32, 64, seed=1))
 
@@ -297,12 +297,17 @@ def put(mib: int, aligned: bool = False, calls: int = 1) -> Callable[[Sizes], Ca
     return make
 
 
-def get(mib: int) -> Callable[[Sizes], Case]:
-    """`np.asarray` of an array that has no copy on the host yet."""
+def get(mib: int, calls: int = 1) -> Callable[[Sizes], Case]:
+    """`np.asarray` of arrays that have no copy on the host yet."""
 
     def make(sizes: Sizes) -> Case:
-        x, double = ramp(sizes.floats(mib)), jax.jit(lambda x: x * 2)
-        return Case(np.asarray, prepare=lambda: wait(double(x)))
+        x, double, times = ramp(sizes.floats(mib)), jax.jit(lambda x: x * 2), sizes.calls(calls)
+        return Case(
+            lambda arrays: [np.asarray(array) for array in arrays],
+            prepare=lambda: [wait(double(x)) for _ in range(times)],
+            calls=times,
+            value=lambda views: views[-1],
+        )
 
     return make
 
@@ -350,39 +355,41 @@ def fft(sizes: Sizes) -> Case:
 
 
 PROGRAMS = (
-    Program("dispatch", "tiny jitted add", dispatch, readings=12),
-    Program("dispatch_many", "jitted add of 32 tiny arrays", dispatch_many),
+    Program("dispatch", "tiny jitted add", dispatch, readings=15),
+    Program("dispatch_many", "jitted add of 32 tiny arrays", dispatch_many, readings=12),
     Program("eager", "eager chain, 4 KiB", eager(4, 200)),
     Program("eager_4", "eager chain, 4 MiB", eager(4096, 4)),
     Program("add_1", "x + 1, 1 MiB", add(1, calls=50)),
-    Program("add_16", "x + 1, 16 MiB", add(16, calls=4), floor=True),
+    Program("add_16", "x + 1, 16 MiB", add(16, calls=4), floor=True, readings=15),
     Program("add_256", "x + 1, 256 MiB", add(256), floor=True, readings=7),
     Program("adam", "Adam, 8 x 16 MiB", adam(donated=False), floor=True),
     Program("adam_donated", "Adam, 8 x 16 MiB, donated", adam(donated=True)),
     Program("sgd", "SGD, 8 x 16 MiB", sgd(donated=False), floor=True),
     Program("sgd_donated", "SGD, 8 x 16 MiB, donated", sgd(donated=True)),
-    Program("mlp", "training step, MLP", training(models.mlp), tolerance=1e-2),
-    Program("mlp_donated", "training step, MLP, donated", training(models.mlp, donated=True), tolerance=1e-2),
+    Program("mlp", "training step, MLP", training(models.mlp), readings=12, tolerance=1e-2),
+    Program(
+        "mlp_donated", "training step, MLP, donated", training(models.mlp, donated=True), readings=12, tolerance=1e-2
+    ),
     Program("transformer", "training step, transformer", training(models.transformer), readings=5, tolerance=1e-2),
-    Program("convolution", "convolution 3x3, 8 MiB", convolution),
-    Program("matmul_256", "matmul 256", matmul(256, calls=20)),
-    Program("matmul_1024", "matmul 1024", matmul(1024, calls=2)),
+    Program("convolution", "convolution 3x3, 8 MiB", convolution, readings=15),
+    Program("matmul_256", "matmul 256", matmul(256, calls=20), readings=20),
+    Program("matmul_1024", "matmul 1024", matmul(1024, calls=2), readings=12),
     Program("matmul_4096", "matmul 4096", matmul(4096), floor=True, readings=1, warm=1, rounds=3),
     Program("sort", "sort, 4 MiB", lambda sizes: compiled(jnp.sort, noise(sizes.floats(4))), readings=4),
     Program("fft", "FFT 1024 x 2048, complex64", fft, floor=True),
-    Program("scan", "scan, 100 steps of a small carry", scan_small),
-    Program("scan_4", "scan, 16 steps of a 4 MiB carry", scan_large),
+    Program("scan", "scan, 100 steps of a small carry", scan_small, readings=20),
+    Program("scan_4", "scan, 16 steps of a 4 MiB carry", scan_large, readings=20),
     Program("concatenate", "concatenate to 128 MiB", concatenate, floor=True),
     Program("stack", "stack to 128 MiB", stack, floor=True),
     Program("put_1", "device_put, 1 MiB", put(1, calls=50)),
     Program("put_64", "device_put, 64 MiB", put(64)),
     Program("put_256", "device_put, 256 MiB", put(256), readings=6),
     Program("put_256_aligned", "device_put, 256 MiB, 64-byte aligned", put(256, aligned=True), readings=6),
-    Program("get_1", "np.asarray, 1 MiB", get(1), readings=20),
-    Program("get_64", "np.asarray, 64 MiB", get(64)),
+    Program("get_1", "np.asarray, 1 MiB", get(1, calls=50)),
+    Program("get_64", "np.asarray, 64 MiB", get(64, calls=4)),
     Program("get_256", "np.asarray, 256 MiB", get(256), readings=6),
-    Program("four_adds", "2 x + 1 on four devices, 16 MiB each", four_adds, devices=4, floor=True),
-    Program("all_sum", "psum over four devices, 16 MiB each", all_sum, devices=4, floor=True),
+    Program("four_adds", "2 x + 1 on four devices, 16 MiB each", four_adds, devices=4, floor=True, readings=15),
+    Program("all_sum", "psum over four devices, 16 MiB each", all_sum, devices=4, floor=True, readings=15),
     Program("loader", "data loader, a batch of 1 to 12 MiB", loader),
 )
 

@@ -170,3 +170,8 @@ def show_seconds(seconds: float) -> str:
             value = seconds / size
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
     raise AssertionError("the last unit takes all")
+
+
+def show_ratio(value: float) -> str:
+    """0.97x, 4.90x, 12.3x; two digits below 0.1, where a 0.00x would say nothing."""
+    return f"{value:.2g}x" if value < 0.0995 else f"{value:.2f}x" if value < 9.995 else f"{value:.1f}x"

@@ -7,7 +7,7 @@ the geometric mean, a tiny dispatch at most 1.10x of the bare engine's, peak mem
 from __future__ import annotations
 
 from bench.backends import FLOOR, REFERENCE
-from bench.results import geometric_mean, show_seconds
+from bench.results import geometric_mean, show_ratio, show_seconds
 
 OURS = "arena"
 NEAR_FLOOR, SLOWEST, MEAN, DISPATCH, PEAK = 1.05, 0.97, 1.10, 1.10, 1.10
@@ -27,9 +27,9 @@ def setup(report: dict) -> str:
     return (
         f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.1f} GiB, load "
         f"{machine['load_before']:.1f} before and {machine['load_after']:.1f} after; jax {versions['jax']}, engine "
-        f"xla-cpu-pjrt {versions['engine']}, pjrt-arena {versions['pjrt_arena']}. {settings['rounds']} rounds, a fresh "
-        f"process for each program and backend in each round: medians of the rounds' medians, and half the distance "
-        f"of their quartiles.{variables}{quick}"
+        f"xla-cpu-pjrt {versions['engine']}, pjrt-arena {versions['pjrt_arena']}. {settings['rounds']} round(s), a "
+        f"fresh process for each program and backend in each round: medians of the rounds' medians, and half the "
+        f"distance of their quartiles.{variables}{quick}"
     )
 
 
@@ -48,8 +48,8 @@ def short_table(report: dict) -> str:
             program["title"],
             _time(theirs),
             _time(ours),
-            _ratio(ours["speedup"]["median"]),
-            _ratio(floor["speedup"]["median"]) if floor and "speedup" in floor else "",
+            show_ratio(ours["speedup"]["median"]),
+            show_ratio(floor["speedup"]["median"]) if floor and "speedup" in floor else "",
             _mib(theirs["peak_bytes"]),
             _mib(ours["peak_bytes"]),
         ]
@@ -57,7 +57,7 @@ def short_table(report: dict) -> str:
     ratios = _speedups(report, OURS)
     if not ratios:
         return ""
-    lines.append(f"| geometric mean | | | {_ratio(geometric_mean(ratios))} | | | |")
+    lines.append(f"| geometric mean | | | {show_ratio(geometric_mean(ratios))} | | | |")
     return "\n".join(lines)
 
 
@@ -65,7 +65,7 @@ def full_table(report: dict) -> str:
     """Every backend: time, speed-up over the built-in backend, peak without libraries, page faults per call."""
     names = report["settings"]["backends"]
     lines = [
-        "Each cell: time, speed-up, peak resident memory without libraries and the import of JAX, page faults per call.",
+        "Each cell: time, speed-up, peak resident memory without libraries and JAX's import, page faults per call.",
         "",
         f"| | {' | '.join(names.values())} |",
         "|---|" + "---|" * len(names),
@@ -79,12 +79,12 @@ def full_table(report: dict) -> str:
                 continue
             said = [_time(entry)]
             if name != REFERENCE and "speedup" in entry:
-                said.append(_ratio(entry["speedup"]["median"]))
+                said.append(show_ratio(entry["speedup"]["median"]))
             said += [_mib(entry["peak_data_bytes"]), f"{entry['faults']:.3g} faults"]
             cells.append(", ".join(said))
         lines.append(f"| {program['title']} (`{program['name']}`) | {' | '.join(cells)} |")
     means = [
-        "" if name == REFERENCE or not (ratios := _speedups(report, name)) else _ratio(geometric_mean(ratios))
+        "" if name == REFERENCE or not (ratios := _speedups(report, name)) else show_ratio(geometric_mean(ratios))
         for name in names
     ]
     lines.append(f"| geometric mean | {' | '.join(means)} |")
@@ -102,11 +102,12 @@ def findings(report: dict) -> str:
         if floor and (ratio := ours["seconds"]["median"] / floor["seconds"]["median"]) > NEAR_FLOOR:
             lines.append(f"- {name}: {ratio:.2f}x of the floor's time; promised: at most {NEAR_FLOOR}")
         if not program["floor"] and theirs and (ratio := ours["speedup"]["median"]) < SLOWEST:
-            lines.append(f"- {name}: {ratio:.2f}x as fast as JAX's CPU; promised: at least {SLOWEST}")
+            lines.append(f"- {name}: {show_ratio(ratio)} as fast as JAX's CPU; promised: at least {SLOWEST}")
         if theirs and (ratio := ours["peak_bytes"] / theirs["peak_bytes"]) > PEAK:
             data = ours["peak_data_bytes"] / theirs["peak_data_bytes"]
             lines.append(
-                f"- {name}: peak memory {ratio:.2f}x of JAX's CPU ({data:.2f}x without libraries); promised: at most {PEAK}"
+                f"- {name}: peak memory {ratio:.2f}x of JAX's CPU ({data:.2f}x without libraries); "
+                f"promised: at most {PEAK}"
             )
         if name == "dispatch" and (bare := backends.get("bare")):
             if (ratio := ours["seconds"]["median"] / bare["seconds"]["median"]) > DISPATCH:
@@ -133,10 +134,6 @@ def _time(entry: dict) -> str:
     seconds = entry["seconds"]
     spread = (seconds["q3"] - seconds["q1"]) / 2 / seconds["median"]
     return f"{show_seconds(seconds['median'])} ±{100 * spread:.0f} %"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}x" if value < 9.995 else f"{value:.1f}x"
 
 
 def _mib(size: int) -> str:

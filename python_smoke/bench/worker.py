@@ -6,10 +6,10 @@ so `VmHWM` at the end is the peak of this program alone. Two figures come of it:
     peak_bytes        VmHWM
     peak_data_bytes   VmHWM without mapped files, and without anonymous memory that was there after the import of JAX
 
-The second is what the program and the allocator take; the first has libraries in it, and an engine behind the C API is
-a second XLA: 50 to 70 MiB of code and tables, whatever the program. Mapped files are taken at the end, which is exact as
-long as nothing is unmapped. A forked process maps again only those library pages that it touches: a program that imports
-JAX by itself peaks up to 50 MiB higher, on every backend.
+The second is what the program and the allocator take; the first has libraries in it, and an engine behind the C API
+is a second XLA: 50 to 70 MiB of code and tables, whatever the program. Mapped files are taken at the end, which is
+exact as long as nothing is unmapped. A forked process maps again only those library pages that it touches: a program
+that imports JAX by itself peaks 50 to 70 MiB higher, on every backend.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def measure(name: str, backend: Backend, quick: bool, folder: Path) -> dict[str,
         prepared = case.prepare()
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
         result = case.run(prepared)
-        # Dropped in the measured time: somebody has to give the memory back, and backends differ in who pays.
-        result = None
+        # In the measured time: somebody has to give the memory back, and backends differ in who pays.
+        del result
         seconds = time.perf_counter() - start
         if number >= program.warm:
             readings.append(seconds / case.calls)
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        prepared = None
+        del prepared
     peak = resident("VmHWM")
     report = {
         **quartiles(readings),
