@@ -190,7 +190,11 @@ def test_backends_take_turns_and_the_floor_only_where_it_is_defined():
         SimpleNamespace(name="b", floor=False, rounds=2),
     ]
     backends = [BACKENDS[name] for name in ("builtin", "arena", "floor")]
-    plan = [(number, program.name, backend.name) for number, program, backend in runner.turns(programs, backends, 3)]
+    plan = [
+        (number, program.name, backend.name)
+        for number, program, group in runner.turns(programs, backends, 3)
+        for backend in group
+    ]
     assert [name for number, program, name in plan if program == "a"] == [
         "builtin",
         "arena",
@@ -218,6 +222,28 @@ def test_other_results_are_told_apart():
         other[place][0] = wrong
         assert f"number {place}" in runner.difference(other, value, 1e-4)
     assert runner.difference(value[:2], value, 1e-4) == "2 numbers instead of 3"
+
+
+def test_a_result_that_differs_fails_whoever_was_measured_first(capsys):
+    """`tpu` computes something else and has its turn before the reference; `bare` breaks down."""
+    backends = [BACKENDS[name] for name in ("tpu", "arena", "bare", "builtin")]
+    program = SimpleNamespace(name="p", floor=False, rounds=None, tolerance=1e-4)
+    asked = []
+
+    def measured(program, backend):
+        asked.append(backend.name)
+        if backend.name == "bare":
+            return None, "status -11: "
+        value = [[2.0 if backend.name == "tpu" else 1.0, 1.0]]
+        return {"median": 0.25, "value": value}, None
+
+    run = runner.collect(list(runner.turns([program], backends, 2)), measured)
+    assert set(run.failures) == {("p", "tpu"), ("p", "bare")}
+    assert "differs from that on builtin" in run.failures["p", "tpu"] and "2.0" in run.failures["p", "tpu"]
+    # They are not measured again, and not reported; the others are.
+    assert asked == ["tpu", "arena", "bare", "builtin", "arena", "builtin"]
+    assert run.of("p", "tpu") is None and len(run.readings["p", "arena"]) == 2
+    assert "[7/8, 0.0 min left] round 2 p builtin: 250 ms" in capsys.readouterr().err
 
 
 @pytest.mark.arena

@@ -53,8 +53,6 @@ class Run:
     readings: dict[tuple[str, str], list[dict]] = field(default_factory=dict)
     #: Errors by program and backend.
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
-    #: By program: whose result others are compared with, and its digest.
-    values: dict[str, tuple[str, list]] = field(default_factory=dict)
 
     def add(self, program: str, backend: str, report: dict) -> None:
         """Takes one process's report."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import json
 import os
 import select
 import signal
+import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,68 +26,89 @@ from bench.worker import measure
 LONGEST = 300
 
 
-def turns(programs: list, backends: list[Backend], rounds: int) -> Iterator[tuple[int, Any, Backend]]:
-    """(round, program, backend) in the order of measuring; the backends start one further each round and program."""
+def turns(programs: list, backends: list[Backend], rounds: int) -> Iterator[tuple[int, Any, list[Backend]]]:
+    """(round, program, backends) in the order of measuring; the backends start one further each round and program."""
     for number in range(rounds):
         for row, program in enumerate(programs):
             if program.rounds is not None and number >= program.rounds:
                 continue
             takes_part = [backend for backend in backends if program.floor or not backend.floor]
             first = (number + row) % len(takes_part)
-            for backend in takes_part[first:] + takes_part[:first]:
-                yield number, program, backend
+            yield number, program, takes_part[first:] + takes_part[:first]
 
 
 def run(programs: list, backends: list[Backend], rounds: int, quick: bool) -> Run:
-    """Measures everything; a program that fails or computes something else is named in `Run.failures`."""
+    """Measures everything, each in a process of its own; what fails is named in `Run.failures`."""
     _import_what_processes_share()
-    outcome = Run()
-    plan = list(turns(programs, backends, rounds))
-    clock = _Clock(plan)
     with tempfile.TemporaryDirectory() as folder:
-        for place, (number, program, backend) in enumerate(plan):
+        return collect(
+            list(turns(programs, backends, rounds)),
+            lambda program, backend: _in_a_process(program.name, backend, quick, Path(folder)),
+        )
+
+
+#: Measures a program on a backend: what `worker.measure` returns, or an error in words.
+Measure = Callable[[Any, Backend], tuple[dict | None, str | None]]
+
+
+def collect(plan: list[tuple[int, Any, list[Backend]]], measured: Measure) -> Run:
+    """Goes through `plan`. A backend that fails with a program, or computes something else, is done with it."""
+    outcome, progress = Run(), _Progress(plan)
+    for number, program, backends in plan:
+        values = {}
+        for backend in backends:
             if (program.name, backend.name) in outcome.failures:
+                progress.passed(program)
                 continue
             start = time.perf_counter()
-            report, error = _in_a_process(program.name, backend, quick, Path(folder))
-            clock.took(program, time.perf_counter() - start)
-            if error is None:
-                value = report.pop("value")
-                # The reference's value of this round; of the previous where its turn is still to come.
-                if backend.name == REFERENCE or program.name not in outcome.values:
-                    outcome.values[program.name] = (backend.name, value)
-                error = difference(value, outcome.values[program.name][1], program.tolerance)
-                if error is not None:
-                    error = f"result differs from that on {outcome.values[program.name][0]}: {error}"
-            if error is None:
+            report, error = measured(program, backend)
+            if report is None:
+                outcome.failures[program.name, backend.name] = error or "no report"
+                said = f"FAILED: {error}"
+            else:
+                values[backend.name] = report.pop("value")
                 outcome.add(program.name, backend.name, report)
                 said = show_seconds(report["median"])
-            else:
-                outcome.failures[program.name, backend.name] = error
-                said = f"FAILED: {error}"
-            left = clock.left(plan[place + 1 :])
-            print(
-                f"[{place + 1}/{len(plan)}, {left / 60:.1f} min left] round {number + 1} {program.name} "
-                f"{backend.name}: {said}",
-                file=sys.stderr,
-                flush=True,
-            )
+            progress.passed(program, time.perf_counter() - start)
+            progress.say(f"round {number + 1} {program.name} {backend.name}: {said}")
+        for name, error in disagreements(values, program.tolerance).items():
+            outcome.failures[program.name, name] = error
+            progress.say(f"round {number + 1} {program.name} {name}: FAILED: {error}")
     return outcome
 
 
-class _Clock:
-    """Guesses the remaining time: each program takes as long as it took so far, and the unknown ones the mean."""
+class _Progress:
+    """Says how far the run is; each program takes as long as it took so far, and the unknown ones the mean."""
 
-    def __init__(self, plan: list):
+    def __init__(self, plan: list[tuple[int, Any, list[Backend]]]):
         self._seen: dict[str, list[float]] = {}
+        self._rest = collections.Counter()
+        for _, program, backends in plan:
+            self._rest[program.name] += len(backends)
+        self._all, self._done = self._rest.total(), 0
 
-    def took(self, program: Any, seconds: float) -> None:
-        self._seen.setdefault(program.name, []).append(seconds)
+    def passed(self, program: Any, seconds: float | None = None) -> None:
+        """One process less to come; `seconds` is what it took, None where it was left out."""
+        self._done += 1
+        self._rest[program.name] -= 1
+        if seconds is not None:
+            self._seen.setdefault(program.name, []).append(seconds)
 
-    def left(self, rest: list) -> float:
-        means = {name: sum(seen) / len(seen) for name, seen in self._seen.items()}
-        usual = sum(means.values()) / len(means)
-        return sum(means.get(program.name, usual) for _, program, _ in rest)
+    def say(self, text: str) -> None:
+        means = {name: statistics.fmean(seen) for name, seen in self._seen.items()}
+        usual = statistics.fmean(means.values())
+        left = sum(count * means.get(name, usual) for name, count in self._rest.items())
+        print(f"[{self._done}/{self._all}, {left / 60:.1f} min left] {text}", file=sys.stderr, flush=True)
+
+
+def disagreements(values: dict[str, list], tolerance: float) -> dict[str, str]:
+    """By backend: how its result differs from the built-in backend's, or from the first's where that is missing."""
+    reference = REFERENCE if REFERENCE in values else next(iter(values), None)
+    return {
+        name: f"result differs from that on {reference}: {error}"
+        for name, value in values.items()
+        if name != reference and (error := difference(value, values[reference], tolerance)) is not None
+    }
 
 
 def _import_what_processes_share() -> None:
