@@ -315,7 +315,7 @@ def get(mib: int, calls: int = 1) -> Callable[[Sizes], Case]:
 def loader(sizes: Sizes) -> Case:
     """Batches of six sizes between 1 and 12 MiB, each put on the device and scaled; three are held at a time."""
     rows = [sizes.floats(mib) for mib in (1, 2, 3, 5, 8, 12)]
-    order = np.random.default_rng(5).integers(len(rows), size=sizes.calls(48)).tolist()
+    order = np.random.default_rng(5).integers(len(rows), size=sizes.calls(32)).tolist()
     host, scale = host_array(max(rows), 16), jax.jit(lambda x: (x - 0.5) * 2)
 
     def run(_):
@@ -362,20 +362,22 @@ PROGRAMS = (
     Program("add_1", "x + 1, 1 MiB", add(1, calls=50)),
     Program("add_16", "x + 1, 16 MiB", add(16, calls=4), floor=True, readings=15),
     Program("add_256", "x + 1, 256 MiB", add(256), floor=True, readings=7),
-    Program("adam", "Adam, 8 x 16 MiB", adam(donated=False), floor=True),
-    Program("adam_donated", "Adam, 8 x 16 MiB, donated", adam(donated=True)),
+    Program("adam", "Adam, 8 x 16 MiB", adam(donated=False), floor=True, readings=6),
+    Program("adam_donated", "Adam, 8 x 16 MiB, donated", adam(donated=True), readings=6),
     Program("sgd", "SGD, 8 x 16 MiB", sgd(donated=False), floor=True),
     Program("sgd_donated", "SGD, 8 x 16 MiB, donated", sgd(donated=True)),
     Program("mlp", "training step, MLP", training(models.mlp), readings=12, tolerance=1e-2),
     Program(
         "mlp_donated", "training step, MLP, donated", training(models.mlp, donated=True), readings=12, tolerance=1e-2
     ),
-    Program("transformer", "training step, transformer", training(models.transformer), readings=5, tolerance=1e-2),
+    Program(
+        "transformer", "training step, transformer", training(models.transformer), readings=5, warm=2, tolerance=1e-2
+    ),
     Program("convolution", "convolution 3x3, 8 MiB", convolution, readings=15),
     Program("matmul_256", "matmul 256", matmul(256, calls=20), readings=20),
     Program("matmul_1024", "matmul 1024", matmul(1024, calls=2), readings=12),
     Program("matmul_4096", "matmul 4096", matmul(4096), floor=True, readings=1, warm=1, rounds=3),
-    Program("sort", "sort, 4 MiB", lambda sizes: compiled(jnp.sort, noise(sizes.floats(4))), readings=4),
+    Program("sort", "sort, 1 MiB", lambda sizes: compiled(jnp.sort, noise(sizes.floats(1))), readings=6),
     Program("fft", "FFT 1024 x 2048, complex64", fft, floor=True),
     Program("scan", "scan, 100 steps of a small carry", scan_small, readings=20),
     Program("scan_4", "scan, 16 steps of a 4 MiB carry", scan_large, readings=20),
@@ -386,7 +388,7 @@ PROGRAMS = (
     Program("put_256", "device_put, 256 MiB", put(256), readings=6),
     Program("put_256_aligned", "device_put, 256 MiB, 64-byte aligned", put(256, aligned=True), readings=6),
     Program("get_1", "np.asarray, 1 MiB", get(1, calls=50)),
-    Program("get_64", "np.asarray, 64 MiB", get(64, calls=4)),
+    Program("get_64", "np.asarray, 64 MiB", get(64, calls=2)),
     Program("get_256", "np.asarray, 256 MiB", get(256), readings=6),
     Program("four_adds", "2 x + 1 on four devices, 16 MiB each", four_adds, devices=4, floor=True, readings=15),
     Program("all_sum", "psum over four devices, 16 MiB each", all_sum, devices=4, floor=True, readings=15),
