@@ -53,8 +53,10 @@ test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## Rust tests
 doc: setup ## API documentation, warnings are errors
 	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-bench: target/release/libpjrt_arena.so ## one table: JAX's CPU backend, the bare engine, pjrt-arena
-	$(RELEASE) "$(PY)" python_smoke/bench.py --json target/bench.json
+# BENCH="--only adam,sgd --rounds 3" and the like; make bench BENCH=--help.
+bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pjrt-arena: tables, JSON and a chart
+	$(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
+	  --svg target/bench.svg $(BENCH)
 
 soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
 	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py

@@ -1,0 +1,95 @@
+"""What the programs are measured on, and how a process that has imported JAX but started nothing gets there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Variables of the caller that would change what is measured. `PJRT_ARENA_*` stay, and the report names them.
+FOREIGN = ("PJRT_NAMES", "JAX_", "XLA_")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One column of the table."""
+
+    name: str
+    title: str
+    #: JAX's name of the platform.
+    platform: str
+    variables: dict[str, str] = field(default_factory=dict)
+    #: The program writes into a donated destination.
+    floor: bool = False
+
+
+def _arena(name: str, title: str, **variables: str) -> Backend:
+    return Backend(name, title, "arena", {f"PJRT_ARENA_{key}": value for key, value in variables.items()})
+
+
+REFERENCE = "builtin"
+FLOOR = "floor"
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(REFERENCE, "JAX's CPU", "cpu"),
+        Backend("bare", "bare engine", "bare"),
+        _arena("arena", "pjrt-arena", STRATEGY="preallocate"),
+        _arena("growing", "growing", STRATEGY="growing"),
+        _arena("platform", "platform", STRATEGY="platform"),
+        _arena("tpu", "tpu", STRATEGY="tpu"),
+        Backend(FLOOR, "floor", "cpu", floor=True),
+    )
+}
+
+
+def another_library(name: str, path: Path) -> Backend:
+    """pjrt-arena as it was built into the file `path`, to compare two builds in one run."""
+    return _arena(name, name, STRATEGY="preallocate", LIBRARY_PATH=os.fspath(path.resolve()))
+
+
+def clean_environment() -> None:
+    """Removes what would steer JAX; to be called before JAX is imported."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN):
+            del os.environ[name]
+    # The bare engine logs a harmless line for each program that a newer JAX compiles.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # OpenBLAS would start threads when NumPy is imported, and a process with threads must not fork.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+
+def engine_path() -> Path:
+    """The bare engine's library."""
+    spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
+    if spec is None:
+        raise SystemExit("the engine is not installed: pip install xla-cpu-pjrt==0.0.1")
+    return Path(spec.submodule_search_locations[0]) / "xla_cpu_pjrt.so"
+
+
+def enter(backend: Backend, devices: int, folder: Path) -> None:
+    """Makes this process, which has started no backend of JAX yet, use `backend` with `devices` devices.
+
+    `folder` is for files that the process reads.
+    """
+    import jax
+
+    os.environ.update(backend.variables)
+    if backend.platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    else:
+        # "cpu" second, as users have it.
+        jax.config.update("jax_platforms", f"{backend.platform},cpu")
+    if backend.platform == "arena":
+        os.environ["PJRT_ARENA_DEVICES"] = str(devices)
+    if backend.platform == "bare":
+        description = folder / f"bare-{devices}.json"
+        options = {"cpu_device_count": devices}
+        description.write_text(json.dumps({"library_path": str(engine_path()), "create_options": options}))
+        os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"bare:{description}"
+    if len(jax.devices()) != devices:
+        raise RuntimeError(f"{backend.name} has {len(jax.devices())} devices, not {devices}")

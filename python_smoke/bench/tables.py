@@ -1,0 +1,148 @@
+"""Markdown: a short table for the README, a full one, and what falls short of the promises.
+
+The promises are those of issue 5: within 5 % of the floor where there is one, never below 0.97x elsewhere, 1.1x on
+the geometric mean, a tiny dispatch at most 1.10x of the bare engine's, peak memory at most 1.10x of the built-in's.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from bench.backends import FLOOR, REFERENCE
+from bench.results import geometric_mean, show_ratio, show_seconds
+
+OURS = "arena"
+NEAR_FLOOR, SLOWEST, MEAN, DISPATCH, PEAK = 1.05, 0.97, 1.10, 1.10, 1.10
+
+
+def markdown(report: dict) -> str:
+    """All of it."""
+    parts = [setup(report), short_table(report), full_table(report), findings(report)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def setup(report: dict) -> str:
+    """One paragraph: where and how this was measured."""
+    machine, versions, settings = report["machine"], report["versions"], report["settings"]
+    quick = " Quick: sizes are tiny, and the times mean nothing." if settings["quick"] else ""
+    variables = "".join(f" {name}={value}." for name, value in settings["variables"].items())
+    return (
+        f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.1f} GiB, load "
+        f"{machine['load_before']:.1f} before and {machine['load_after']:.1f} after; jax {versions['jax']}, engine "
+        f"xla-cpu-pjrt {versions['engine']}, pjrt-arena {versions['pjrt_arena']}. {settings['rounds']} round(s), a "
+        f"fresh process for each program and backend in each round: medians of the rounds' medians, and half the "
+        f"distance of their quartiles.{variables}{quick}"
+    )
+
+
+def short_table(report: dict) -> str:
+    """Times and peaks of the built-in backend and of ours."""
+    lines = [
+        "| | JAX's CPU | pjrt-arena | speed-up | floor | peak, JAX's CPU | peak, pjrt-arena |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for program in report["programs"]:
+        backends = program["backends"]
+        theirs, ours, floor = (backends.get(name) for name in (REFERENCE, OURS, FLOOR))
+        if theirs is None or ours is None:
+            continue
+        cells = [
+            program["title"],
+            _time(theirs),
+            _time(ours),
+            show_ratio(ours["speedup"]["median"]),
+            show_ratio(floor["speedup"]["median"]) if floor and "speedup" in floor else "",
+            _mib(theirs["peak_bytes"]),
+            _mib(ours["peak_bytes"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    ratios = _speedups(report, OURS)
+    if not ratios:
+        return ""
+    lines.append(f"| geometric mean | | | {show_ratio(geometric_mean(ratios))} | | | |")
+    return "\n".join(lines)
+
+
+def full_table(report: dict) -> str:
+    """Every backend: time, speed-up over the built-in backend, peak without libraries, page faults per call."""
+    names = report["settings"]["backends"]
+    lines = [
+        "Each cell: time, speed-up, peak resident memory without libraries and JAX's import, page faults per call.",
+        "",
+        f"| | {' | '.join(names.values())} |",
+        "|---|" + "---|" * len(names),
+    ]
+    for program in report["programs"]:
+        cells = []
+        for name in names:
+            entry = program["backends"].get(name)
+            if entry is None:
+                cells.append("")
+                continue
+            said = [_time(entry)]
+            if name != REFERENCE and "speedup" in entry:
+                said.append(show_ratio(entry["speedup"]["median"]))
+            said += [_mib(entry["peak_data_bytes"]), f"{entry['faults']:.3g} faults"]
+            cells.append(", ".join(said))
+        lines.append(f"| {program['title']} (`{program['name']}`) | {' | '.join(cells)} |")
+    means = [
+        "" if name == REFERENCE or not (ratios := _speedups(report, name)) else show_ratio(geometric_mean(ratios))
+        for name in names
+    ]
+    lines.append(f"| geometric mean | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+def findings(report: dict) -> str:
+    """What falls short of the promises, and what failed."""
+    lines = [f"- FAILED: {each['program']} on {each['backend']}: {each['error']}" for each in report["failures"]]
+    for program in report["programs"]:
+        name, backends = program["name"], program["backends"]
+        theirs, ours, floor = (backends.get(key) for key in (REFERENCE, OURS, FLOOR))
+        if ours is None:
+            continue
+        if floor and (ratio := _paired(ours, floor)) > NEAR_FLOOR:
+            lines.append(f"- {name}: {ratio:.2f}x of the floor's time; promised: at most {NEAR_FLOOR}")
+        if not program["floor"] and theirs and (ratio := ours["speedup"]["median"]) < SLOWEST:
+            lines.append(f"- {name}: {show_ratio(ratio)} as fast as JAX's CPU; promised: at least {SLOWEST}")
+        if theirs and (ratio := ours["peak_bytes"] / theirs["peak_bytes"]) > PEAK:
+            data = ours["peak_data_bytes"] / theirs["peak_data_bytes"]
+            lines.append(
+                f"- {name}: peak memory {ratio:.2f}x of JAX's CPU ({data:.2f}x without libraries); "
+                f"promised: at most {PEAK}"
+            )
+        if name == "dispatch" and (bare := backends.get("bare")):
+            if (ratio := _paired(ours, bare)) > DISPATCH:
+                lines.append(f"- {name}: {ratio:.2f}x of the bare engine's time; promised: at most {DISPATCH}")
+    ratios = [
+        program["backends"][OURS]["speedup"]["median"]
+        for program in report["programs"]
+        if not program["floor"] and "speedup" in program["backends"].get(OURS, {})
+    ]
+    if ratios and (mean := geometric_mean(ratios)) < MEAN:
+        lines.append(f"- geometric mean without the programs that have a floor {mean:.2f}x; promised: at least {MEAN}")
+    return "\n".join(["Short of what is promised:", "", *lines]) if lines else "All promises kept."
+
+
+def _speedups(report: dict, backend: str) -> list[float]:
+    return [
+        program["backends"][backend]["speedup"]["median"]
+        for program in report["programs"]
+        if "speedup" in program["backends"].get(backend, {})
+    ]
+
+
+def _paired(ours: dict, other: dict) -> float:
+    """Median over the rounds of our time in units of the other's in the same round."""
+    pairs = zip(ours["rounds"], other["rounds"], strict=True)
+    return statistics.median(one["median"] / another["median"] for one, another in pairs)
+
+
+def _time(entry: dict) -> str:
+    seconds = entry["seconds"]
+    spread = (seconds["q3"] - seconds["q1"]) / 2 / seconds["median"]
+    return f"{show_seconds(seconds['median'])} ±{100 * spread:.0f} %"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
