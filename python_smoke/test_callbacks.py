@@ -399,6 +399,21 @@ eventually(bytes_in_use, before)
 
 
 @pytest.mark.arena
+def test_a_buffer_callback_runs_programs_on_the_device_that_waits_for_it():
+    run_jax(
+        NESTED
+        + """
+from jax.experimental.buffer_callback import buffer_callback
+def callback(context, out, v):
+    np.asarray(out)[:] = np.asarray(square(jax.device_put(np.asarray(v).copy(), devices[0])))
+outer = jax.jit(lambda x: buffer_callback(callback, shape)(x @ x))
+close(outer(x), np.linalg.matrix_power(a.astype(np.float64), 4))
+""",
+        PJRT_ARENA_DEVICES="1",
+    )
+
+
+@pytest.mark.arena
 def test_callbacks_of_every_device_run_programs_there():
     run_jax(
         NESTED

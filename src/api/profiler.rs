@@ -15,7 +15,7 @@ use std::{
     ptr,
 };
 
-use super::entry::panicked;
+use super::{entry::panicked, table::PADDING};
 use crate::{
     error::{Code, Error, Result},
     report::timeline::TIMELINE,
@@ -36,6 +36,13 @@ impl Profiler {
             self.data = TIMELINE.end().map(|recording| recording.encode()).unwrap_or_default();
         }
     }
+}
+
+/// The extension as it lies in memory: behind it are words of zero, as behind those of the engine (`extensions.rs`).
+#[repr(C)]
+struct Padded {
+    extension: sys::PJRT_Profiler_Extension,
+    padding: [usize; PADDING],
 }
 
 /// The extension. It lives until the process ends.
@@ -59,7 +66,7 @@ pub fn extension() -> *mut sys::PJRT_Extension_Base {
     };
     let profiler_api = Box::leak(Box::new(api));
     let extension = sys::PJRT_Profiler_Extension { base, profiler_api, traceme_context_id: 0 };
-    ptr::from_mut(Box::leak(Box::new(extension))).cast()
+    ptr::from_mut(Box::leak(Box::new(Padded { extension, padding: [0; PADDING] }))).cast()
 }
 
 /// Runs `body` on the caller's struct; failures and panics become errors of this API.

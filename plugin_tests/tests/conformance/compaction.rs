@@ -479,11 +479,13 @@ fn c31_arena_always_moves_before_each_allocation() {
         let options = [("strategy", strategy), ("limit", "256MiB"), ("compact", "always")];
         let client = Client::create(1, &options.map(|(name, value)| (name, Value::from(value)))).unwrap();
         // Far more is free than is needed, and arrays as small as these lie in slots otherwise.
-        let mut all: Vec<Buffer> = (0..8).map(|start| client.put(&ramp(start as f32), &DIMS).unwrap()).collect();
-        all.sort_by_key(place);
+        // None is read before it is to move: a transfer under way would keep it in its place.
+        let mut kept: Vec<(Buffer, f32)> =
+            (0..8).map(|start| start as f32).map(|start| (client.put(&ramp(start), &DIMS).unwrap(), start)).collect();
+        kept.sort_by_key(|(buffer, _)| place(buffer));
+        let (mut all, starts): (Vec<Buffer>, Vec<f32>) = kept.into_iter().unzip();
         let places: Vec<usize> = all.iter().map(place).collect();
         drop(all.drain(..4));
-        let kept: Vec<f32> = all.iter().map(|buffer| buffer.read::<f32>().unwrap()[0]).collect();
         settles_at(&client, 4 * 4 * N as i64);
         assert_eq!(all.iter().map(place).collect::<Vec<_>>(), places[4..], "{strategy}: nothing moves unasked");
         let next = client.put(&ramp(8.0), &DIMS).unwrap();
@@ -493,8 +495,7 @@ fn c31_arena_always_moves_before_each_allocation() {
         let result = client.compile(&Program::add_one()).unwrap().run1(&[&next]).unwrap();
         assert_eq!(all.iter().map(place).collect::<Vec<_>>(), places[..3], "{strategy}: a program's result");
         assert_eq!(result.read::<f32>().unwrap(), ramp(9.0));
-        let starts: Vec<f32> = all.iter().map(|buffer| buffer.read::<f32>().unwrap()[0]).collect();
-        assert_eq!(starts, kept[1..], "{strategy}");
-        all.iter().zip(starts).for_each(|(buffer, start)| assert_eq!(buffer.read::<f32>().unwrap(), ramp(start)));
+        let starts = &starts[5..];
+        all.iter().zip(starts).for_each(|(buffer, &start)| assert_eq!(buffer.read::<f32>().unwrap(), ramp(start)));
     }
 }

@@ -7,8 +7,9 @@
 //!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table of its own version
 //! ```
 //!
-//! What a call costs on top of the handler's own: a few loads, a test, and two stores of `frame.api`. The frame is changed
-//! in place: the engine builds one for each call, and hands it over to be written to.
+//! What a call costs on top of the handler's own: a few loads, a test, two stores of `frame.api` and two of a number of the
+//! thread's: a handler may call Python (jaxlib's buffer callbacks do), and what that asks of us, a program waits for. The
+//! frame is changed in place: the engine builds one for each call, and hands it over to be written to.
 
 use std::{
     mem, ptr,
@@ -20,6 +21,7 @@ use rustc_hash::FxHashMap;
 
 use super::lowering::Lowering;
 use crate::{
+    api::callbacks::Inside,
     engine::ffi::{Handler, metadata_of},
     error::{Code, Error, Result},
     sys,
@@ -47,7 +49,8 @@ static SLOTS: [Slot; LIMIT] = [const {
 /// Which trampoline a handler has, by the handler's address.
 static TAKEN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
 
-/// The trampoline of `handler`, which speaks version 0.`minor`; the same one each time, so that the engine sees the same function registered again.
+/// The trampoline of `handler`, which speaks version 0.`minor`; the same one each time, so that the engine sees the same
+/// function registered again.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when all are taken.
@@ -70,7 +73,7 @@ pub fn assign(handler: Handler, minor: i32, lowering: &'static Lowering) -> Resu
     Ok(TRAMPOLINES[index / 32][index % 32])
 }
 
-/// The `I`th trampoline. It has nothing to drop, so a C++ exception passes through it.
+/// The `I`th trampoline. A C++ exception of the handler's passes through it.
 unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
     let slot = &SLOTS[I];
     // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.
@@ -79,6 +82,7 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         if let Some(asked) = metadata_of(frame) {
             return (*slot.lowering.load(Ordering::Acquire)).answer(handler, asked);
         }
+        let _inside = Inside::enter(0);
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
         let error = handler(frame);
         (*frame).api = engines;
