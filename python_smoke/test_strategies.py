@@ -157,3 +157,16 @@ def test_options_given_through_jax():
 )
 def test_number_of_devices(variables, count):
     assert int(run_jax("import jax; print(len(jax.devices('arena')))", **variables).stdout) == count
+
+
+def test_loops_of_the_engine_may_look_over_the_edges_of_a_buffer():
+    # This convolution loads an element before its first one, and drops it. With one mapping a buffer that is another page.
+    run_jax(
+        """
+        import jax.numpy as jnp, numpy as np
+        for roots in (3, 4, 6):
+            matrix = np.diag(np.arange(1, roots + 1, dtype=np.float32))
+            np.testing.assert_allclose(jnp.poly(matrix), np.poly(matrix), rtol=1e-4)
+        """,
+        PJRT_ARENA_STRATEGY="platform",
+    )

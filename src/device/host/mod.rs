@@ -1,9 +1,13 @@
 //! The machine's own memory: anonymous mappings.
 //!
 //! ```text
-//!  mapped:    |   head   |      region, aligned to 2 MiB      | tail |
-//!             unmapped at once                              unmapped at once
+//!  mapped:    |   head   |page|      region, aligned to 2 MiB      |page| tail |
+//!             unmapped at once                                        unmapped at once
 //! ```
+//!
+//! The pages beside a region are its margins: mapped, never used. The engine's vectorised loops load a few bytes outside of
+//! an array and drop them (seen: one element before the first one, in a convolution of XLA of November 2025). Malloc's memory
+//! always has neighbours; at the end of a mapping such a load would end the process.
 //!
 //! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back when
 //! the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve
@@ -61,18 +65,20 @@ impl Backing for HostBacking {
             Error::new(Code::ResourceExhausted, format!("mmap of {bytes} ({} bytes) failed: {why}", bytes.get()))
         };
         let align = if bytes >= HUGE_PAGE { HUGE_PAGE.max(self.page) } else { self.page };
-        let padded = bytes.checked_add(align - self.page).and_then(to_len);
+        let margins = self.page + self.page;
+        let padded = bytes.checked_add(margins + align - self.page).and_then(to_len);
         let padded = padded.ok_or_else(|| refuse("more than the address space".into()))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint and no MAP_FIXED: the kernel chooses a range that nothing else uses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), padded, ProtFlags::READ | ProtFlags::WRITE, flags) };
         let start = start.map_err(|errno| refuse(errno.to_string()))?;
         let mapped = Address::new(start.expose_provenance() as u64);
-        let address = Bytes::new(mapped.get()).checked_round_up(align).map(|start| Address::new(start.get()));
+        let first = Bytes::new(mapped.get()).checked_add(self.page);
+        let address = first.and_then(|first| first.checked_round_up(align)).map(|start| Address::new(start.get()));
         let address = address.ok_or_else(|| refuse("a mapping at the end of the address space".into()))?;
-        let head = address - mapped;
-        let tail = Bytes::new(padded as u64) - head - bytes;
-        for (from, len) in [(mapped, head), (address + bytes, tail)] {
+        let head = (address - mapped) - self.page;
+        let tail = Bytes::new(padded as u64) - head - bytes - margins;
+        for (from, len) in [(mapped, head), (address + bytes + self.page, tail)] {
             if !len.is_zero() {
                 unmap(from, len)?;
             }
@@ -83,7 +89,8 @@ impl Backing for HostBacking {
     fn release(&self, region: Region) -> Result<()> {
         // Before the addresses can be someone else's.
         self.exchanges.released(Extent { start: region.address, bytes: region.bytes });
-        unmap(region.address, region.bytes)
+        let margined = Address::new(region.address.get() - self.page.get());
+        unmap(margined, region.bytes + self.page + self.page)
     }
 
     fn granularity(&self) -> Bytes {

@@ -42,6 +42,43 @@ fn regions_are_aligned_hold_what_is_written_and_go_back() {
     }
 }
 
+/// Whether nothing is mapped in `page`, found by mapping it.
+fn is_vacant(page: Extent) -> bool {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: what is mapped there already stays; what is mapped here goes at once.
+    unsafe {
+        let mapped = mmap_anonymous(page.pointer(), page.len(), ProtFlags::READ, flags);
+        mapped.is_ok_and(|start| munmap(start, page.len()).is_ok())
+    }
+}
+
+#[test]
+fn loops_may_look_over_the_edges_of_a_region() {
+    let host = HostBacking::new();
+    for bytes in [host.page, Bytes::mib(2)] {
+        let region = host.reserve(bytes).expect("room");
+        let margins = [
+            Extent { start: Address::new(region.address.get() - host.page.get()), bytes: host.page },
+            Extent { start: region.address + bytes, bytes: host.page },
+        ];
+        for margin in margins {
+            let mut seen = vec![1; margin.len()];
+            // SAFETY: a mapped page that nobody writes: the promise under test.
+            unsafe { read(margin.start, &mut seen) };
+            assert!(seen.iter().all(|&byte| byte == 0) && !is_vacant(margin));
+        }
+        assert_eq!(host.release(region), Ok(()));
+        // Another thread's mapping may have come there since, but hardly to both and each time.
+        assert!((0..100).any(|_| {
+            let region = host.reserve(bytes).expect("room");
+            let low = Extent { start: Address::new(region.address.get() - host.page.get()), bytes: host.page };
+            let high = Extent { start: region.address + bytes, bytes: host.page };
+            host.release(region).expect("ours");
+            is_vacant(low) && is_vacant(high)
+        }));
+    }
+}
+
 #[test]
 fn what_cannot_be_mapped_is_refused_with_its_size() {
     for bytes in [Bytes::new(1 << 62), Bytes::MAX.round_down(Bytes::mib(2))] {
