@@ -122,7 +122,7 @@ unsafe fn copy_by_engine<A: Args>(
     };
     match ready {
         Some(event) if !event.is_ready() => {
-            client.traffic.launch(&event, Cargo { buffers: smallvec![Arc::clone(buffer)], ..Cargo::default() });
+            client.traffic.launch(&event, None, Cargo { buffers: smallvec![Arc::clone(buffer)], ..Cargo::default() });
         }
         _ => buffer.land(),
     }

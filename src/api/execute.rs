@@ -28,7 +28,7 @@ use super::{
     device_memory::Held,
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
-    lane::{Lane, abandon},
+    lane::{Lane, abandon, large_result},
     loaded::{Donations, Home, Loaded, Origin, Origins, Program},
     nested, plugin,
     state::{self, Device},
@@ -267,7 +267,9 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                         cargo.results.push(Arc::clone(result));
                     }
                     cargo.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.held));
-                    client.traffic.launch(event, cargo);
+                    // SAFETY: as above.
+                    let ready = unsafe { large_result(&loaded, outputs) };
+                    client.traffic.launch(event, ready, cargo);
                 }
                 done => {
                     if done.as_ref().is_none_or(|event| event.wait().is_ok()) {

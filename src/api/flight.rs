@@ -21,7 +21,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -35,6 +36,9 @@ use crate::{
 
 /// Handles of the engine that a program consumed: donated, but still to be destroyed.
 pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
+
+/// How long [`Traffic::catch_up`] waits: touching a MiB of new memory takes as long.
+const MOMENT: Duration = Duration::from_micros(300);
 
 /// What a flight carries until it lands.
 #[derive(Default)]
@@ -55,6 +59,8 @@ pub struct Cargo {
 
 /// One execution or transfer on one device.
 struct Flight {
+    /// Ready once the results are there; only of flights that write large ones.
+    results_ready: Option<EngineEvent>,
     done: AtomicBool,
     succeeded: AtomicBool,
     bell: Arc<Bell>,
@@ -174,9 +180,10 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Watches over what ends with `event`.
-    pub fn launch(&self, event: &EngineEvent, cargo: Cargo) {
+    /// Watches over what ends with `event`, and whose results are there when `results_ready` is.
+    pub fn launch(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, cargo: Cargo) {
         let flight = Arc::new(Flight {
+            results_ready,
             done: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
             bell: Arc::clone(&self.bell),
@@ -220,6 +227,31 @@ impl Traffic {
                 done
             });
         }
+    }
+
+    /// Lands what is as good as done: waits for flights whose results are there already, at most [`MOMENT`].
+    ///
+    /// The engine tells who waits for a result before it tells us that the program is done, a few microseconds later,
+    /// or more where threads are short of processors. A caller that dropped a result which it had waited for would miss
+    /// its memory, and touch new memory instead.
+    pub fn catch_up(&self, engine: &'static Engine) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let arriving: SmallVec<[Arc<Flight>; 4]> = {
+            let flights = self.flights.lock();
+            flights.iter().filter(|flight| !flight.done.load(Ordering::SeqCst)).cloned().collect()
+        };
+        let deadline = Instant::now() + MOMENT;
+        for flight in arriving {
+            // No lock is held while the engine is asked.
+            if flight.results_ready.as_ref().is_some_and(EngineEvent::is_ready) {
+                while !flight.done.load(Ordering::SeqCst) && Instant::now() < deadline {
+                    thread::yield_now();
+                }
+            }
+        }
+        self.sweep(engine);
     }
 
     /// Ends the watch, because the client ends: destroys every consumed handle, waiting for the programs that hold them.

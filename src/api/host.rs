@@ -154,7 +154,7 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
             if event.is_ready() {
                 buffer.land();
             } else {
-                client.traffic.launch(&event, Cargo { buffers: smallvec![buffer], ..Cargo::default() });
+                client.traffic.launch(&event, None, Cargo { buffers: smallvec![buffer], ..Cargo::default() });
             }
             let _caller = event.into_raw();
         }

@@ -8,12 +8,12 @@ use super::{
     device_memory::{DeviceMemory, Held},
     entry::Outcome,
     loaded::Loaded,
-    room::Scratch,
+    room::{Scratch, WORTH_A_MOMENT},
     spares::Spare,
     state::{Client, Device},
 };
 use crate::{
-    engine::{Raw, views},
+    engine::{EngineEvent, Raw, views},
     error::Error,
     sys,
     units::Bytes,
@@ -139,4 +139,17 @@ pub unsafe fn abandon(client: &Client, lanes: &mut [Lane<'_>]) {
         // SAFETY: the caller's promise.
         unsafe { lane.clear(client) };
     }
+}
+
+/// The event of the first result that is large enough for its memory to be waited for, if there is one.
+///
+/// # Safety
+/// The outputs must be live buffers of the engine, one for each result.
+pub unsafe fn large_result(loaded: &Loaded, outputs: &[*mut sys::PJRT_Buffer]) -> Option<EngineEvent> {
+    let engine = loaded.client.engine;
+    let large = |size: usize| Bytes::new(size as u64) >= WORTH_A_MOMENT;
+    let at = loaded.program.results.iter().position(|shape| large(shape.size))?;
+    let args = sys::PJRT_Buffer_ReadyEvent_Args { buffer: *outputs.get(at)?, ..Default::default() };
+    // SAFETY: the caller's promise; the event is ours.
+    unsafe { engine.call(args).ok().and_then(|args| engine.own_event(args.event)) }
 }

@@ -47,6 +47,9 @@ const ROUNDS: usize = 1000;
 /// How long a program is given that runs in its caller's thread: nobody rings when it ends.
 const SHORT_WHILE: Duration = Duration::from_micros(100);
 
+/// Arrays of this size on are worth a look whether memory is about to come back before new memory is touched.
+pub const WORTH_A_MOMENT: Bytes = Bytes::mib(1);
+
 /// Blocks are multiples of it (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
 
@@ -84,6 +87,9 @@ impl Client {
         let since = TIMELINE.clock();
         if self.compaction == Compact::Always {
             self.pack(memory);
+        }
+        if size >= WORTH_A_MOMENT && memory.pending() >= size {
+            self.traffic.catch_up(self.engine);
         }
         let block = match memory.allocate(size) {
             Ok(block) => block,

@@ -109,6 +109,8 @@ pub struct EngineEvent {
 
 // SAFETY: events may be used and destroyed on any thread.
 unsafe impl Send for EngineEvent {}
+// SAFETY: as above, by several threads at once too.
+unsafe impl Sync for EngineEvent {}
 
 impl EngineEvent {
     /// # Safety

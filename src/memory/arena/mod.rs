@@ -301,6 +301,11 @@ impl Arena {
         self.state.lock().stats(self.limit)
     }
 
+    /// Sizes asked for, summed over retired blocks: [`Stats::pending_bytes`]. O(1).
+    pub fn pending(&self) -> Bytes {
+        self.state.lock().counters.pending
+    }
+
     /// Starts the peaks over, as XLA's `ClearStats` does: peaks become what is in use, the number of allocations and
     /// the largest one become zero.
     pub fn clear_peaks(&self) {
