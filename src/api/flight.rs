@@ -229,7 +229,7 @@ impl Traffic {
         }
     }
 
-    /// Lands what is as good as done: waits for flights whose results are there already, at most [`MOMENT`].
+    /// Lands what is as good as done: waits for flights whose results are there already, at most 300 us.
     ///
     /// The engine tells who waits for a result before it tells us that the program is done, a few microseconds later,
     /// or more where threads are short of processors. A caller that dropped a result which it had waited for would miss
