@@ -7,8 +7,8 @@
 //!    api/      exported entry points; panics never cross it
 //!    program/  reads and rewrites the portable StableHLO artifact (destination passing)
 //!    engine/   the inner plugin: libloading, version-checked function table
-//!    report/   what an arena looks like, as text for people
-//!    memory/   device-independent and safe: strategies, free-space index, block table, statistics
+//!    report/   what an arena looks like: text for people, snapshots in files
+//!    memory/   device-independent and safe: strategies, free-space index, block table, history, statistics
 //!    device/   where bytes live: host (mmap), fake (tests, faults); cuda: what the NVIDIA driver offers
 //!         |  PJRT C API (views of our memory)
 //!  engine: XLA's own plugin; it compiles and computes

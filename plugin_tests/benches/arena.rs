@@ -55,4 +55,11 @@ fn main() {
             println!("{:<44} {:>10.1}", format!("{strategy}: pair of {size} on the host"), pairs(&arena, size, count));
         }
     }
+    let mut arena = Arena::new("bench".into(), Strategy::Preallocate, Bytes::gib(4), Box::new(HostBacking::new()))
+        .expect("a good arena");
+    arena.record_history(1 << 16);
+    for size in [Bytes::new(4), Bytes::kib(64)] {
+        let name = format!("preallocate, with a history: pair of {size}");
+        println!("{name:<44} {:>10.1}", pairs(&arena, size, 100_000));
+    }
 }

@@ -21,8 +21,10 @@
 pub mod alias;
 pub mod buffer;
 pub mod bundle;
+pub mod callgrind;
 pub mod child;
 pub mod client;
+pub mod dispatch;
 pub mod event;
 pub mod executable;
 pub mod ffi;

@@ -24,6 +24,7 @@ use self::{
 use super::{
     entry::{Entry, Outcome, required, slice},
     host::{destination, is_default_layout},
+    origins::ORIGINS,
     shape::{Shape, dense_size, element_bytes},
     state::{self, Client, Device},
 };
@@ -31,6 +32,8 @@ use crate::{
     device::strided,
     engine::{Args, Raw, views},
     error::{Error, Result},
+    memory::Maker,
+    report::snapshot::OriginKind,
     sys,
     units::Bytes,
 };
@@ -223,7 +226,8 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 manager.ready = Raw(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
-            let block = client.allocate(arena, &shape)?;
+            let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
+            let block = client.allocate_or_tell(arena, &shape, Maker { origin, ..Maker::default() })?;
             manager.slots.push(Slot::in_arena(index, shape, device.handle, device.memory, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();

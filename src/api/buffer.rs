@@ -7,20 +7,14 @@
 //!                          -> Donated        a program took the memory over
 //!            storage: Arena(block)           ours; movable unless in flight or referenced
 //!                     Engine(bytes)          the engine's own memory, counted apart, never moved
-//!                     Foreign                an outsider's
+//!                     Foreign                an outsider's, which programs mostly may only read
 //!                     Gone                   moved on to an output, or freed
 //!            handle:  the engine's buffer, a view of the block; lives as long as this one
 //! ```
 //!
 //! A block is freed once its owner let go, nothing in flight uses it and nobody outside holds its address.
 
-use std::{
-    ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-};
+use std::{ptr, sync::Arc};
 
 use parking_lot::MutexGuard;
 
@@ -31,6 +25,7 @@ use super::{
     shape::Shape,
     spares::{Nest, Spare},
     state::Client,
+    storage::{Access, Counted, Foreign, Storage},
 };
 use crate::{
     engine::{EngineError, Raw, views},
@@ -40,49 +35,6 @@ use crate::{
 
 /// XLA's words for using a buffer that is no more; JAX's users and tests know them.
 const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
-
-/// Bytes that the engine holds for one buffer, counted on its device for as long as this lives.
-pub struct EngineBytes {
-    total: Arc<AtomicI64>,
-    bytes: i64,
-}
-
-impl EngineBytes {
-    /// Counts `bytes` on `total`.
-    pub fn new(total: Arc<AtomicI64>, bytes: usize) -> Self {
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        total.fetch_add(bytes, Ordering::Relaxed);
-        Self { total, bytes }
-    }
-}
-
-impl Drop for EngineBytes {
-    fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// Where the bytes of a buffer are.
-pub enum Storage {
-    /// A block of ours.
-    Arena(Held),
-    /// Memory that the engine took from its own allocator.
-    Engine(EngineBytes),
-    /// Memory of an outsider, who is told when we are done with it.
-    Foreign,
-    /// Moved on to an output, or freed.
-    Gone,
-}
-
-impl Storage {
-    /// The block's address, if it is one of ours.
-    pub fn address(&self) -> Option<usize> {
-        match self {
-            Self::Arena(held) => Some(held.address()),
-            Self::Engine(_) | Self::Foreign | Self::Gone => None,
-        }
-    }
-}
 
 /// The engine's buffer and the memory behind it.
 pub struct Body {
@@ -105,25 +57,22 @@ impl Body {
 
     /// The block, if it is one of ours.
     pub fn held(&self) -> Option<&Held> {
-        match &self.storage {
-            Storage::Arena(held) => Some(held),
-            Storage::Engine(_) | Storage::Foreign | Storage::Gone => None,
-        }
+        self.storage.held()
     }
 }
 
 impl State<Body> {
     /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
     /// bytes, nobody was promised that their address stays, and no error clings to the handle.
-    fn spare(&mut self) -> Option<Spare> {
+    fn spare(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
         if self.stay().is_some() || self.handle.is_null() || !matches!(self.storage, Storage::Arena(_)) {
             return None;
         }
         self.end(Life::Deleted);
         let view = std::mem::replace(&mut self.handle, Raw::NULL);
         match std::mem::replace(&mut self.storage, Storage::Gone) {
-            Storage::Arena(held) => Some(Spare { held, view }),
-            Storage::Engine(_) | Storage::Foreign | Storage::Gone => None,
+            Storage::Arena(held) => Some((held, view)),
+            Storage::Engine(_) | Storage::Foreign(_) | Storage::Gone => None,
         }
     }
 
@@ -153,6 +102,26 @@ impl Drop for Hold<'_> {
     }
 }
 
+/// Keeps a buffer's bytes while we read them ourselves. The engine does not know that we do: told to delete the buffer
+/// it would let an outsider's memory go, so it is told only when this ends.
+pub struct Reading<'a> {
+    buffer: &'a Buffer,
+    address: usize,
+}
+
+impl Reading<'_> {
+    /// Where the array lies, dense in the default layout.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.buffer.end_reading();
+    }
+}
+
 /// Our `PJRT_Buffer`.
 pub struct Buffer {
     /// Whose buffer it is.
@@ -163,13 +132,15 @@ pub struct Buffer {
     pub memory: Raw<sys::PJRT_Memory>,
     /// What it holds.
     pub shape: Arc<Shape>,
+    /// What programs may do with the memory.
+    pub access: Access,
     /// Where it goes when its owner destroys it: back to the program that it is a result of.
     nest: Option<Nest>,
     custody: Custody<Body>,
 }
 
 impl Buffer {
-    /// A live buffer over the engine's `handle`, which it destroys.
+    /// A live buffer over the engine's `handle`, which the buffer destroys.
     pub fn new(
         client: Arc<Client>,
         device: Raw<sys::PJRT_Device>,
@@ -179,6 +150,20 @@ impl Buffer {
         storage: Storage,
     ) -> Arc<Self> {
         Self::nested(client, device, memory, shape, handle, storage, None)
+    }
+
+    /// As [`Buffer::new`], over memory of an outsider.
+    pub fn foreign(
+        client: Arc<Client>,
+        (device, memory): Place,
+        shape: Arc<Shape>,
+        handle: *mut sys::PJRT_Buffer,
+        access: Access,
+        dense_at: Option<usize>,
+    ) -> Arc<Self> {
+        let storage = Storage::Foreign(Foreign::new(dense_at, client.foreign_bytes(device.0), shape.size));
+        let custody = Custody::new(Body { handle: Raw(handle), storage });
+        Arc::new(Self { client, device, memory, shape, access, nest: None, custody })
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
@@ -192,9 +177,15 @@ impl Buffer {
         nest: Option<Nest>,
     ) -> Arc<Self> {
         let custody = Custody::new(Body { handle: Raw(handle), storage });
-        let buffer = Arc::new(Self { client, device, memory, shape, nest, custody });
+        let access = Access::Full;
+        let buffer = Arc::new(Self { client, device, memory, shape, access, nest, custody });
         buffer.move_in();
         buffer
+    }
+
+    /// Makes a spare's buffer that of the next result in the same block, over the engine's `handle`, which the buffer destroys.
+    pub fn revive(&self, handle: *mut sys::PJRT_Buffer, held: Held) {
+        self.state().revive(Body { handle: Raw(handle), storage: Storage::Arena(held) });
     }
 
     /// Says on the roster whose block it is; from then on a buffer whose contents are good may move.
@@ -205,43 +196,37 @@ impl Buffer {
         }
     }
 
-    /// Wraps a buffer that the engine made in memory of its own, or over an outsider's.
+    /// Wraps a buffer that the engine made in memory of its own.
     ///
     /// # Errors
     /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
     ///
     /// # Safety
     /// `handle` must be a live buffer of the client's engine that nobody else destroys.
-    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer, foreign: bool) -> Outcome<Arc<Self>> {
-        let engine = client.engine;
-        let look = || -> Result<_, EngineError> {
-            // SAFETY: the handle is alive; what the getters point to lives as long as it does.
-            unsafe {
-                let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
-                let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
-                let size =
-                    engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
-                let dims = super::entry::slice(dims.dims, dims.num_dims);
-                let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
-                let (device, memory) = place(client, handle)?;
-                Ok((shape, device, memory))
-            }
-        };
-        match look() {
-            Ok((shape, device, memory)) => {
-                let storage = if foreign {
-                    Storage::Foreign
-                } else {
-                    Storage::Engine(EngineBytes::new(client.engine_bytes(device.0), shape.size))
-                };
-                Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
-            }
-            Err(error) => {
-                // SAFETY: the handle is ours and unused.
-                unsafe { views::destroy(engine, handle) };
-                Err(error.into())
-            }
-        }
+    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
+        let storage = Storage::Engine(Counted::new(client.engine_bytes(device.0), shape.size));
+        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
+    }
+
+    /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
+    /// is where the array lies, if that is known: see [`Foreign`].
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`]; this process must be able to read the array at `dense_at`.
+    pub unsafe fn adopt_foreign(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        access: Access,
+        dense_at: Option<usize>,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, place) = unsafe { describe(client, handle)? };
+        Ok(Self::foreign(Arc::clone(client), place, shape, handle, access, dense_at))
     }
 
     /// Gives the buffer to the caller of the C API, who ends it with `PJRT_Buffer_Destroy`.
@@ -320,6 +305,37 @@ impl Buffer {
         Ok(handle)
     }
 
+    /// Begins to read the bytes where they lie; `None` if they do not lie dense in memory of this process. Whether they
+    /// are there yet is for the caller to know.
+    ///
+    /// # Errors
+    /// As [`Buffer::take_up`].
+    pub fn read(&self) -> Result<Option<Reading<'_>>> {
+        let mut state = self.state();
+        if state.life() != Life::Live {
+            return Err(Error::invalid_argument(GONE));
+        }
+        self.open_handle(&state)?;
+        let Some(address) = state.storage.dense_address() else { return Ok(None) };
+        state.begin_copy();
+        Ok(Some(Reading { buffer: self, address }))
+    }
+
+    fn end_reading(&self) {
+        let (deleted, freed) = {
+            let mut state = self.state();
+            state.end_copy();
+            let deleted = state.life() == Life::Deleted && !state.is_copied();
+            (deleted.then_some(state.handle), state.settle())
+        };
+        if let Some(handle) = deleted
+            && let Err(error) = self.delete_handle(handle)
+        {
+            log::warn!("the engine could not delete a buffer: {}", error.message());
+        }
+        drop(freed);
+    }
+
     /// Ends a use of the bytes.
     pub fn land(&self) {
         let freed = {
@@ -376,17 +392,22 @@ impl Buffer {
         if !state.end(Life::Deleted) {
             return Ok(());
         }
-        let handle = state.handle;
+        // Whoever copies the bytes sees to it afterwards.
+        let handle = if state.is_copied() { Raw::NULL } else { state.handle };
         drop(state);
-        let outcome = if handle.is_null() || !self.client.is_open() {
-            Ok(())
-        } else {
-            // SAFETY: the handle lives until we are destroyed; it was not donated, so this does not block.
-            unsafe { self.client.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
-                .map(drop)
-        };
+        let outcome = self.delete_handle(handle);
         self.let_go();
         Ok(outcome?)
+    }
+
+    /// Deletes the engine's buffer, if there is one. No lock may be held: an outsider may hear of it in this call.
+    fn delete_handle(&self, handle: Raw<sys::PJRT_Buffer>) -> Result<(), EngineError> {
+        if handle.is_null() || !self.client.is_open() {
+            return Ok(());
+        }
+        // SAFETY: the handle lives until we are destroyed; it was not donated, so this does not block.
+        unsafe { self.client.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
+            .map(drop)
     }
 
     /// `PJRT_Buffer_Destroy`: ends the caller's share.
@@ -399,13 +420,15 @@ impl Buffer {
         }
         // Asked in this order: a spare that nobody keeps would leave its view behind.
         if let Some(nest) = &self.nest
-            && let Some(spare) = state.spare()
+            && let Some((held, view)) = state.spare()
         {
             drop(state);
-            if self.client.is_open()
-                && let Err(spare) = nest.spares.put(nest.destination, spare)
-            {
-                spare.discard(&self.client);
+            if self.client.is_open() {
+                let (spares, destination) = (Arc::clone(&nest.spares), nest.destination);
+                if let Err(spare) = spares.put(destination, Spare { held, view, shell: self }) {
+                    let client = Arc::clone(&spare.shell.client);
+                    spare.discard(&client);
+                }
             }
             return;
         }
@@ -437,6 +460,36 @@ impl Buffer {
     }
 }
 
+/// A device and a memory of the engine.
+pub type Place = (Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>);
+
+/// What a buffer of the engine is and where.
+///
+/// # Errors
+/// The engine's; the handle is destroyed then.
+///
+/// # Safety
+/// `handle` must be alive, and nobody else may destroy it.
+unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+    let engine = client.engine;
+    let look = || {
+        // SAFETY: the handle is alive; what the getters point to lives as long as it does.
+        unsafe {
+            let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
+            let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
+            let size =
+                engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
+            let dims = super::entry::slice(dims.dims, dims.num_dims);
+            let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
+            Ok((shape, place(client, handle)?))
+        }
+    };
+    look().inspect_err(|_: &EngineError| {
+        // SAFETY: the handle is ours and unused.
+        unsafe { views::destroy(engine, handle) }
+    })
+}
+
 /// The device and the memory of a buffer of the engine.
 ///
 /// # Errors
@@ -444,10 +497,7 @@ impl Buffer {
 ///
 /// # Safety
 /// `handle` must be alive.
-pub unsafe fn place(
-    client: &Client,
-    handle: *mut sys::PJRT_Buffer,
-) -> Result<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>), EngineError> {
+pub unsafe fn place(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
     // SAFETY: the caller's promise.
     unsafe {
         let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;

@@ -1,17 +1,17 @@
 //! `PJRT_Client`: creation, destruction, version.
 
-use std::{ffi::CString, num::NonZeroU32, sync::Arc, sync::atomic::AtomicI64};
+use std::{ffi::CString, num::NonZeroU32, sync::Arc};
 
 use super::{
     device_memory::DeviceMemory,
     entry::{Entry, Outcome, required, slice, text},
-    plugin,
+    idle, plugin,
     state::{self, Client, Device},
 };
 use crate::{
-    config::{Compact, Environment, OptionValue, Outcome as Decided, Settings, strategy_name},
+    config::{Compact, Environment, HugePages, OptionValue, Outcome as Decided, Scratch, Settings, strategy_name},
     device::host,
-    engine::{Engine, Raw, views, views::Viewable},
+    engine::{Engine, Raw, scratch, views, views::Viewable},
     error::{Error, Result},
     logging,
     memory::Arena,
@@ -118,6 +118,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
             ))
             .into());
         }
+        scratch::open(settings.scratch.value == Scratch::Warm);
         let for_engine = settings.engine_options(plugin::kind())?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
@@ -132,6 +133,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
         // SAFETY: the client was just created and is ours.
         match unsafe { dress(engine, Raw(created.client), settings, capacity) } {
             Ok(client) => {
+                idle::watch_scratch(&client);
                 state::insert_client(client);
                 self.client = created.client;
                 Ok(())
@@ -186,22 +188,29 @@ unsafe fn dress(
     };
     let count = NonZeroU32::new(handles.len() as u32).unwrap_or(NonZeroU32::MIN);
     let limit = settings.limit.resolve(capacity.get(), count)?;
+    let backing = host_backing(&settings);
     let mut devices = Vec::with_capacity(handles.len());
     for (index, (&device, &memory)) in handles.iter().zip(&memories).enumerate() {
         let arena = if viewable == Viewable::NONE {
             None
         } else {
             let name = format!("{platform}:{index}");
-            let host = host::HostBacking::new();
+            let host = backing();
             let backing = Box::new(host.clone());
             let mut arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
+            arena.record_history(settings.history.value);
             if settings.compaction() == Compact::Always {
                 arena.use_no_slots();
             }
             Some(DeviceMemory::new(arena, Box::new(host)))
         };
-        let engine_bytes = Arc::new(AtomicI64::new(0));
-        devices.push(Device { handle: Raw(device), memory: Raw(memory), arena, engine_bytes });
+        devices.push(Device {
+            handle: Raw(device),
+            memory: Raw(memory),
+            arena,
+            engine_bytes: Arc::default(),
+            foreign_bytes: Arc::default(),
+        });
     }
     log::info!("{}", settings.summary(Some(Decided { limit_bytes: limit, engine: engine.path() })));
     if viewable == Viewable::NONE {
@@ -214,6 +223,18 @@ unsafe fn dress(
     Ok(Arc::new(Client::new(engine, handle, settings, viewable, devices, version)))
 }
 
+/// How a device of this client gets its memory. Warns where huge pages are asked for and there are none.
+fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
+    match (settings.huge_pages.value, host::huge_pages()) {
+        (HugePages::Off, _) => host::HostBacking::new,
+        (HugePages::On, host::HugePages::Never(why)) => {
+            log::warn!("huge_pages=on ({}) has no effect: {why}", settings.huge_pages.source);
+            host::HostBacking::new
+        }
+        (HugePages::On, _) => host::HostBacking::with_huge_pages,
+    }
+}
+
 impl Entry for sys::PJRT_Client_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         let handle = required(self.client, "PJRT_Client_Destroy", "client")?;
@@ -221,6 +242,8 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
         client.show_out();
+        client.idle.end();
+        state::with_a_client(idle::watch_scratch);
         // Views first, then the engine's client; the arenas go with the last buffer.
         client.traffic.end(client.engine);
         client.spares.clear(&client);

@@ -18,15 +18,16 @@ use std::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    buffer::{Body, Buffer, Storage},
+    buffer::{Body, Buffer},
     custody::Stay,
     device_memory::DeviceMemory,
     state::Client,
+    storage::Storage,
 };
 use crate::{
     engine::{EngineError, Raw, views},
     error::{Error, Result},
-    memory::{BlockId, Compaction, Goal, Move, Obstacle, Pinned},
+    memory::{BlockId, Compaction, Goal, Move, Obstacle, Pinned, Request},
     report::timeline::{TIMELINE, What},
     sys,
     units::Bytes,
@@ -54,8 +55,8 @@ impl Opened<'_> {
     ///
     /// # Errors
     /// As [`crate::memory::Arena::allocate`].
-    pub fn allocate(self, size: Bytes) -> Result<crate::memory::Block, crate::memory::OutOfMemory> {
-        self.compaction.allocate(size)
+    pub fn allocate(self, request: Request) -> Result<crate::memory::Block, crate::memory::OutOfMemory> {
+        self.compaction.allocate(request)
     }
 
     /// Keeps the low end that was emptied.
@@ -165,6 +166,14 @@ impl Movable {
     }
 }
 
+/// What would move if live buffers were moved to open a hole of `size`; `None` if that is not to be had, at this moment.
+/// Nothing moves.
+pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
+    let (movable, _) = Movable::of(memory, &FxHashSet::default());
+    let plan = memory.plan(Goal::Hole(size), &memory.mover.costs(), &|block| movable.get(block).is_some());
+    plan.ok().map(|compaction| compaction.moves().iter().map(|step| step.size).sum())
+}
+
 /// Takes the buffers of all moves in hand, or none of them.
 ///
 /// # Errors
@@ -222,7 +231,7 @@ fn perform<'a>(
     }
     seized.for_each(|other| other.buffer.custody().release(|_| ()));
     if let Some(since) = since.filter(|_| buffers > 0) {
-        TIMELINE.note(memory.name(), since, What::Moved { buffers, bytes });
+        TIMELINE.note(memory.name(), since, || What::Moved { buffers, bytes });
     }
     Opened { compaction, buffers, bytes }
 }

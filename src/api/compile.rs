@@ -88,6 +88,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         destinations: destinations.into_iter().map(|(_, result)| result).collect(),
         left_alone,
         host_callbacks: rewritten.signature.host_callbacks,
+        needs_no_context: !rewritten.signature.custom_calls,
         user_options: given.to_vec(),
     };
     Ok(Prepared { code: rewritten.bytes, options, plan })

@@ -5,6 +5,7 @@
 
 mod ffi;
 mod memory;
+mod report;
 
 use std::{
     ffi::{c_char, c_int},
@@ -22,8 +23,9 @@ use super::{
     state::{self, Visit},
 };
 use crate::{
-    config::{self, ENGINE, Environment, Finding, Found, LIMIT, Settings},
+    config::{self, ENGINE, Environment, Finding, Found, HUGE_PAGES, LIMIT, Settings},
     device::{cuda, host},
+    engine::scratch,
 };
 
 /// Writes `text` as the module says.
@@ -101,13 +103,14 @@ fn doctor() -> String {
             .map(|choice| format!("{} ({})", choice.path.display(), choice.why));
         findings.push(Finding { row: &ENGINE, what: Found::Led(engine) });
     }
+    findings.push(Finding { row: &HUGE_PAGES, what: Found::Offer(host::huge_pages().to_string()) });
     let gpus = cuda::probe().map_or_else(|why| why.to_string(), |driver| driver.to_string());
     findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
     config::doctor(&environment, &[], &findings)
 }
 
 /// What was counted so far over all clients alive, as JSON: programs rewritten and left alone, results placed, donated,
-/// missed and skipped, and for each device what the arena and the engine hold, in bytes.
+/// missed and skipped, for each device what the arena and the engine hold, and what the engine's scratch takes, in bytes.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -144,12 +147,20 @@ fn counters(clients: &[Visit]) -> Value {
             "skipped": reasons(&tally.results_skipped),
         },
         "devices": devices,
+        "scratch": scratch::usage().map(|usage| json!({
+            "in_use_bytes": usage.in_use.get(),
+            "warm_bytes": usage.warm.get(),
+            "allocations": usage.allocations,
+        })),
     })
 }
 
 fn device(device: &state::Device) -> Value {
     let engine_bytes = device.engine_bytes.load(Ordering::Relaxed);
-    let Some(arena) = &device.arena else { return json!({ "engine_bytes": engine_bytes }) };
+    let foreign_bytes = device.foreign_bytes.load(Ordering::Relaxed);
+    let Some(arena) = &device.arena else {
+        return json!({ "engine_bytes": engine_bytes, "foreign_bytes": foreign_bytes });
+    };
     let stats = arena.stats();
     json!({
         "name": arena.name(),
@@ -177,6 +188,7 @@ fn device(device: &state::Device) -> Value {
         "live_blocks": stats.live_blocks,
         "pending_blocks": stats.pending_blocks,
         "engine_bytes": engine_bytes,
+        "foreign_bytes": foreign_bytes,
     })
 }
 

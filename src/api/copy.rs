@@ -1,7 +1,8 @@
 //! Copies between devices and memories.
 //!
-//! A copy into an arena is made by us when the source is at rest; a source that a program still writes is left to the
-//! engine, whose copy waits for it without blocking the caller, and lies in memory of the engine.
+//! A copy into an arena is made by us when the source is at rest, in an arena or in an outsider's memory; a source that a
+//! program still writes is left to the engine, whose copy waits for it without blocking the caller, and lies in memory of
+//! the engine.
 
 use std::sync::Arc;
 
@@ -15,12 +16,14 @@ use super::{
     state::Device,
 };
 use crate::{
+    device::strided,
     engine::{Args, EngineEvent},
     error::Error,
+    report::snapshot::OriginKind,
     sys,
 };
 
-/// Whether the bytes lie in a block of ours, written and good.
+/// Whether the bytes lie where we can read them, written and good.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, or the engine's.
@@ -31,7 +34,7 @@ unsafe fn is_at_rest(buffer: &Buffer) -> Outcome<bool> {
     let client = &buffer.client;
     let handle = buffer.take_up()?;
     let ready = (|| -> Outcome<bool> {
-        if buffer.state().held().is_none() {
+        if buffer.state().storage.dense_address().is_none() {
             return Ok(false);
         }
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
@@ -68,30 +71,24 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
     // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
     // in use while room is sought, so that it may move to make some.
     // SAFETY: the client is alive; the source's type was viewable.
-    let copy = unsafe { fresh(&buffer.client, device, Arc::clone(&buffer.shape))? };
+    let copy = unsafe { fresh(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)? };
     let to = copy.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
-    buffer.take_up()?;
-    let from = buffer.state().storage.address();
-    if let Some(from) = from {
-        // SAFETY: both blocks hold the array; the source neither moves nor is freed while it is taken up, the copy is
-        // ours alone.
+    let reading = buffer.read();
+    if let Ok(Some(reading)) = &reading {
+        // SAFETY: both hold the array; the source neither moves nor goes while it is read, the copy is ours alone.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                std::ptr::with_exposed_provenance::<u8>(from),
+            strided::copy(
+                std::ptr::with_exposed_provenance(reading.address()),
                 std::ptr::with_exposed_provenance_mut(to),
                 buffer.shape.size,
             );
         }
         copy.mark_whole();
+        return Ok(Some(copy));
     }
-    buffer.land();
-    match from {
-        Some(_) => Ok(Some(copy)),
-        None => {
-            copy.destroy();
-            Ok(None)
-        }
-    }
+    copy.destroy();
+    reading?;
+    Ok(None)
 }
 
 /// Lets the engine copy, into memory of its own.
@@ -127,7 +124,7 @@ unsafe fn copy_by_engine<A: Args>(
         _ => buffer.land(),
     }
     // SAFETY: as above.
-    unsafe { Buffer::adopt(client, copied, false) }
+    unsafe { Buffer::adopt(client, copied) }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {

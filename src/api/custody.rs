@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   users > 0      executions and transfers under way: the bytes stay where they are
+//!   copies > 0     so many of the users are we ourselves: the engine, which does not know, must not end the bytes
 //!   references > 0 outsiders hold the address until they say otherwise: likewise
 //!   given for good an outsider holds the address for ever: likewise
 //!   not whole      nobody knows whether the bytes are good: likewise
@@ -44,6 +45,14 @@ pub enum Stay {
 }
 
 impl Stay {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Referenced, Self::AddressKnown, Self::InUse, Self::NotWhole, Self::Gone];
+
+    /// The number of the reason, from 1 on.
+    pub fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
     /// In words, for reports.
     pub fn reason(self) -> &'static str {
         match self {
@@ -60,6 +69,7 @@ impl Stay {
 pub struct State<T> {
     life: Life,
     users: u32,
+    copies: u32,
     references: u32,
     address_known: bool,
     whole: bool,
@@ -96,6 +106,12 @@ impl<T> State<T> {
         was_live
     }
 
+    /// Begins anew with other bytes, still to be written, after an end at which nobody used or held the old ones.
+    pub fn revive(&mut self, body: T) {
+        debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
+        (self.life, self.whole, self.body) = (Life::Live, false, body);
+    }
+
     /// A program took the bytes over.
     pub fn donate(&mut self) {
         self.life = Life::Donated;
@@ -110,6 +126,29 @@ impl<T> State<T> {
     pub fn end_use(&mut self) {
         debug_assert!(self.users > 0, "landed more often than taken up");
         self.users -= 1;
+    }
+
+    /// Begins a use of the bytes that the engine does not know of.
+    pub fn begin_copy(&mut self) {
+        self.begin_use();
+        self.copies += 1;
+    }
+
+    /// Ends what [`Self::begin_copy`] began.
+    pub fn end_copy(&mut self) {
+        debug_assert!(self.copies > 0, "copies ended more often than begun");
+        self.copies -= 1;
+        self.end_use();
+    }
+
+    /// Whether a use of the bytes is under way that the engine does not know of.
+    pub fn is_copied(&self) -> bool {
+        self.copies > 0
+    }
+
+    /// Whether outsiders hold the address and will say when no longer.
+    pub fn is_referenced(&self) -> bool {
+        self.references > 0
     }
 
     /// Whether no execution or transfer uses the bytes.
@@ -181,6 +220,7 @@ impl<T> Custody<T> {
         let state = State {
             life: Life::Live,
             users: 0,
+            copies: 0,
             references: 0,
             address_known: false,
             whole: false,

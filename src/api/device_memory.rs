@@ -3,17 +3,19 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        Arc, LazyLock, Weak,
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use parking_lot::Mutex;
 
-use super::buffer::Buffer;
+use rustc_hash::FxHashMap;
+
+use super::{buffer::Buffer, custody::Stay};
 use crate::{
     device::Mover,
-    memory::{Arena, Block, BlockId},
+    memory::{Arena, Block, BlockId, BlockInfo, Maker, Moment, OriginId, PinReason, Run},
     report::timeline::{TIMELINE, What},
     units::Bytes,
 };
@@ -27,12 +29,18 @@ pub struct DeviceMemory {
     pub roster: Roster,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
     padding: AtomicU64,
+    /// Programs' runs.
+    runs: AtomicU32,
+    /// Whether anybody wants to know when.
+    keeps_time: bool,
 }
 
 impl DeviceMemory {
     /// The memory of `arena`, whose bytes `mover` moves.
     pub fn new(arena: Arena, mover: Box<dyn Mover>) -> Arc<Self> {
-        Arc::new(Self { arena, mover, roster: Roster::default(), padding: AtomicU64::new(0) })
+        let keeps_time = arena.records_history();
+        let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
+        Arc::new(Self { arena, mover, roster: Roster::default(), padding, runs, keeps_time })
     }
 }
 
@@ -40,6 +48,28 @@ impl DeviceMemory {
     /// Bytes in use that hold no element.
     pub fn padding(&self) -> Bytes {
         Bytes::new(self.padding.load(Ordering::Relaxed))
+    }
+
+    /// Numbers one run of a program. Without a lock: it is part of each execution.
+    pub fn begin_run(&self) -> Run {
+        let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        Run { step, at: if self.keeps_time { about_now() } else { Moment::UNKNOWN } }
+    }
+
+    /// Puts into `blocks` what their buffers know better than the arena: who made them last, without asking it for room,
+    /// and why they cannot move. O(blocks).
+    pub fn complete(&self, blocks: &mut [BlockInfo]) {
+        let mut places: FxHashMap<BlockId, usize> = FxHashMap::default();
+        places.extend(blocks.iter().enumerate().map(|(place, info)| (info.block.id, place)));
+        for buffer in self.roster.buffers() {
+            let custody = buffer.custody();
+            let Some((id, maker)) = custody.peek(|body| body.held().map(|held| (held.block.id, held.maker))) else {
+                continue;
+            };
+            let Some(info) = places.get(&id).and_then(|&place| blocks.get_mut(place)) else { continue };
+            info.maker = info.maker.updated(maker);
+            info.pin = PinReason(custody.stay().map_or(0, Stay::number));
+        }
     }
 }
 
@@ -49,6 +79,25 @@ impl Deref for DeviceMemory {
     fn deref(&self) -> &Arena {
         &self.arena
     }
+}
+
+/// Now, or up to one tick of the kernel (1 to 4 ms) earlier, for 3 ns where [`Moment::now`] takes 20: what an execution can
+/// bear.
+fn about_now() -> Moment {
+    fn clock(id: libc::clockid_t) -> u64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the struct is ours to write to. The call fails only for a clock that the kernel does not have, and
+        // leaves zero then.
+        unsafe { libc::clock_gettime(id, &raw mut time) };
+        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    }
+    // Both clocks run at one rate, and `Moment` counts by the first of them.
+    static BEGAN: LazyLock<u64> = LazyLock::new(|| {
+        let now = clock(libc::CLOCK_MONOTONIC);
+        now.saturating_sub(Moment::now().nanos().unwrap_or(0))
+    });
+    let began = *BEGAN;
+    Moment::from_nanos(clock(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(began).max(1))
 }
 
 /// The buffers by their block's number. A place keeps the last buffer that had it, which may be gone: entering costs
@@ -82,15 +131,25 @@ pub struct Held {
     home: Arc<DeviceMemory>,
     block: Block,
     padding: Bytes,
+    maker: Maker,
 }
 
 impl Held {
-    /// Takes `block` of `home` in hand, `padding` of whose bytes hold no element.
-    pub fn new(home: Arc<DeviceMemory>, block: Block, padding: Bytes) -> Self {
+    /// Takes `block` of `home` in hand, which `maker` makes and `padding` of whose bytes hold no element.
+    pub fn new(home: Arc<DeviceMemory>, block: Block, padding: Bytes, maker: Maker) -> Self {
         if !padding.is_zero() {
             home.padding.fetch_add(padding.get(), Ordering::Relaxed);
         }
-        Self { home, block, padding }
+        Self { home, block, padding, maker }
+    }
+
+    /// Says what the block holds now, and if that is so, that another run writes it: a program took it over, or writes it
+    /// again.
+    pub fn made_by(&mut self, origin: OriginId, run: Option<Run>) {
+        self.maker.origin = origin;
+        if let Some(run) = run {
+            self.maker.run = run;
+        }
     }
 
     /// Where the block begins.
@@ -113,9 +172,9 @@ impl Held {
         self.block.address = address;
     }
 
-    /// An outsider holds the address.
-    pub fn pin(&self) {
-        self.report(self.home.pin(self.block.id));
+    /// An outsider holds the address, because of `why`.
+    pub fn pin(&self, why: Stay) {
+        self.report(self.home.pin_because(self.block.id, PinReason(why.number())));
     }
 
     /// Nobody outside holds the address any more.
@@ -125,7 +184,7 @@ impl Held {
 
     /// Its owner let go; the engine still uses it.
     pub fn retire(&self) {
-        self.report(self.home.retire(self.block.id));
+        self.report(self.home.retire_as(self.block.id, Some(self.maker)));
     }
 
     /// An arena refuses only what would be a bug of ours.
@@ -147,10 +206,10 @@ impl Drop for Held {
             self.home.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
         }
         let since = TIMELINE.clock();
-        self.report(self.home.free(self.block.id));
+        self.report(self.home.free_as(self.block.id, Some(self.maker)));
         if let Some(since) = since {
-            let in_use = self.home.stats().bytes_in_use;
-            TIMELINE.note(self.home.name(), since, What::Freed { bytes: self.block.size, in_use });
+            let freed = || What::Freed { bytes: self.block.size, in_use: self.home.stats().bytes_in_use };
+            TIMELINE.note(self.home.name(), since, freed);
         }
     }
 }

@@ -27,13 +27,6 @@ pub enum Failure {
     Engine(EngineError),
 }
 
-impl Failure {
-    /// Whether it is for want of memory of ours.
-    pub fn is_exhausted(&self) -> bool {
-        matches!(self, Self::Own(error) if error.code == Code::ResourceExhausted)
-    }
-}
-
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Own(error)

@@ -1,7 +1,8 @@
 //! `PJRT_LoadedExecutable_Execute`: the hot path.
 //!
 //! ```text
-//!  1 allocate    the program's scratch (strategy tpu), a block for each destination of each device, and a view of it
+//!  1 allocate    the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
+//!                copies of arguments that are to be consumed but only lend their memory (stand_in.rs)
 //!  2 take up     each argument: alive? then nobody moves or frees its bytes from here on
 //!  3 execute     the engine runs on the views; no lock of ours is held; a program with host callbacks is waited for
 //!  4 settle      consumed arguments give up their memory; each result is matched by address with a destination or a
@@ -13,7 +14,7 @@
 //! before 4 leaves all arguments as they were, unless the engine itself consumed them. Nothing is ever run twice.
 
 use std::{
-    mem::size_of,
+    mem::{MaybeUninit, size_of},
     ptr,
     sync::{Arc, atomic::Ordering},
 };
@@ -21,21 +22,22 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    buffer::{Buffer, Storage},
+    buffer::Buffer,
     callbacks::{self, CallbackRun, Inside},
+    candidates::{Candidate, consumed_arguments, consumed_stand_ins},
     context::Context,
     counters::Miss,
-    device_memory::Held,
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
     lane::{Lane, abandon, large_result},
-    loaded::{Donations, Home, Loaded, Origin, Origins, Program},
-    nested, plugin,
+    loaded::{Home, Loaded, Origin, Origins, Program},
+    nested, plugin, stand_in,
     state::{self, Device},
+    storage::Storage,
 };
 use crate::{
     config::EngineKind,
-    engine::{EngineEvent, views},
+    engine::{Engine, EngineEvent, views},
     error::Error,
     sys::{self, CStruct},
 };
@@ -73,28 +75,6 @@ impl Drop for Passengers<'_> {
     fn drop(&mut self) {
         for buffer in self.seats.iter().flatten() {
             buffer.land();
-        }
-    }
-}
-
-/// Memory that a result may lie in: of a destination, or of an argument that was consumed.
-struct Candidate {
-    origin: Origin,
-    address: usize,
-    held: Option<Held>,
-}
-
-impl Candidate {
-    fn new(origin: Origin, held: Held) -> Self {
-        Self { origin, address: held.address(), held: Some(held) }
-    }
-
-    /// An argument that the engine consumed. Memory of the engine's own goes on in the result without us.
-    fn consumed(argument: usize, storage: Storage) -> Self {
-        let origin = Origin::Argument(argument);
-        match storage {
-            Storage::Arena(held) => Self::new(origin, held),
-            Storage::Engine(_) | Storage::Foreign | Storage::Gone => Self { origin, address: 0, held: None },
         }
     }
 }
@@ -141,25 +121,46 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         if !loaded.program.results.is_empty() {
             required(self.output_lists.cast_mut(), NAME, "output_lists")?;
         }
-        // SAFETY: the options are the caller's, `struct_size` bytes long.
-        let mut options = unsafe { copy_options(self.options)? };
+        let mut options = MaybeUninit::<Options>::uninit();
+        let options = options.as_mut_ptr().cast::<sys::PJRT_ExecuteOptions>();
+        // SAFETY: the options are the caller's, `struct_size` bytes long; ours have room for what is copied.
+        unsafe { copy_options(self.options, engine, options)? };
+        // SAFETY: the copy is as long as the struct.
+        let given = unsafe { (*options).context };
         // SAFETY: a context is NULL or one of ours, alive during the call.
-        let context = unsafe { Context::share(options.known.context) };
-        options.known.context = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
+        let context = unsafe { given.cast::<Context>().as_ref() };
+        // Contexts mean nothing but user data to the engines that are known.
+        let looks = !(plan.needs_no_context && plugin::kind().is_some());
+        let handle = context.filter(|_| looks).map(Context::handle).transpose()?;
+        // SAFETY: the copy is ours.
+        unsafe { (*options).context = handle.unwrap_or(ptr::null_mut()) };
 
         if Inside::depth() > 0 && plugin::kind() == Some(EngineKind::Cpu) {
             // SAFETY: the caller's arguments, checked; the options are complete.
-            return unsafe { nested::execute(self, (&raw mut options).cast(), context.as_deref(), &loaded) };
+            return unsafe { nested::execute(self, options, context, &loaded) };
         }
 
         // 1. Scratch and destinations; from here on a failure has to give them back.
+        // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers, and as many indices as it says.
+        let (lists, kept) = unsafe {
+            let options = &*options;
+            let kept = slice(options.non_donatable_input_indices, options.num_non_donatable_input_indices);
+            (slice(self.argument_lists, self.num_devices), kept)
+        };
+        let list = |index: usize| {
+            let list = lists.get(index).copied().unwrap_or(ptr::null());
+            // SAFETY: as above.
+            unsafe { slice(list, self.num_args) }
+        };
         let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
         for index in 0..self.num_devices {
             let device = device(&loaded, index, self.execute_device);
-            let mut lane = Lane { index, device, scratch: None, destinations: SmallVec::new() };
+            lanes.push(Lane::new(index, device));
             // SAFETY: the client is alive while its executable is.
-            let outcome = unsafe { lane.prepare(&loaded) };
-            lanes.push(lane);
+            let outcome = unsafe {
+                let lane = &mut lanes[index];
+                lane.prepare(&loaded).and_then(|()| stand_in::prepare(lane, &loaded, list(index), kept))
+            };
             if let Err(failure) = outcome {
                 // SAFETY: the views were never shown to a program.
                 unsafe { abandon(client, &mut lanes) };
@@ -169,34 +170,37 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 
         // 2. Arguments.
         let width = self.num_args + plan.destinations.len();
-        let mut handles = Handles::with_capacity(width * self.num_devices);
-        let mut passengers = Passengers { seats: SmallVec::with_capacity(self.num_args * self.num_devices) };
-        // SAFETY: the caller passes `num_devices` lists of `num_args` live buffers.
-        let lists = unsafe { slice(self.argument_lists, self.num_devices) };
+        let (mut handles, mut passengers) = (Handles::new(), Passengers { seats: SmallVec::new() });
+        handles.reserve(width * self.num_devices);
+        passengers.seats.reserve(self.num_args * self.num_devices);
         for index in 0..self.num_devices {
-            let list = lists.get(index).copied().unwrap_or(ptr::null());
             // SAFETY: as above.
-            let boarded = unsafe { passengers.board(slice(list, self.num_args), &mut handles) };
+            let boarded = unsafe { passengers.board(list(index), &mut handles) };
             if let Err(failure) = boarded {
                 // SAFETY: the views were never shown to a program.
                 unsafe { abandon(client, &mut lanes) };
                 return Err(failure);
             }
-            handles.extend(lanes[index].destinations.iter().map(|destination| destination.view.0));
+            for stand_in in &lanes[index].stand_ins {
+                handles[index * width + stand_in.argument] = stand_in.place.view.0;
+            }
+            lanes[index].destinations.iter().for_each(|destination| handles.push(destination.view.0));
         }
 
         // 3. The engine.
-        let argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> =
-            (0..self.num_devices).map(|index| handles[index * width..].as_ptr()).collect();
-        let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> =
-            SmallVec::from_elem(ptr::null_mut(), self.num_devices);
+        let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
+        let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::new();
+        for index in 0..self.num_devices {
+            argument_lists.push(handles[index * width..].as_ptr());
+            raw_events.push(ptr::null_mut());
+        }
         let callback_run = plan.host_callbacks.then(|| CallbackRun::begin(&loaded.client));
         // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
         let outcome = unsafe {
             engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
                 extension_start: self.extension_start,
                 executable,
-                options: (&raw mut options).cast(),
+                options,
                 argument_lists: argument_lists.as_ptr(),
                 num_devices: self.num_devices,
                 num_args: width,
@@ -206,9 +210,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 ..Default::default()
             })
         };
-        // SAFETY: an event that the engine filled in is ours.
-        let mut events: SmallVec<[Option<EngineEvent>; 1]> =
-            raw_events.into_iter().map(|event| unsafe { engine.own_event(event) }).collect();
+        let mut events: SmallVec<[Option<EngineEvent>; 1]> = SmallVec::new();
+        for event in raw_events {
+            // SAFETY: an event that the engine filled in is ours.
+            events.push(unsafe { engine.own_event(event) });
+        }
         let result_count = loaded.program.results.len();
         let outcome = outcome.and_then(|_| match &callback_run {
             // SAFETY: the caller passes `num_devices` lists, which the engine filled in.
@@ -223,7 +229,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             unsafe {
                 for index in 0..self.num_devices {
                     let seats = &passengers.seats[index * self.num_args..][..self.num_args];
-                    consumed_arguments(&loaded, seats, &handles[index * width..], |_, memory| drop(memory));
+                    let stand_ins = &lanes[index].stand_ins;
+                    consumed_arguments(&loaded, seats, &handles[index * width..], stand_ins, |_, memory| drop(memory));
                 }
                 abandon(client, &mut lanes);
             }
@@ -243,21 +250,26 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             let mut consumed = Consumed::new();
             for (number, destination) in lane.destinations.drain(..).enumerate() {
                 consumed.push(destination.view);
-                candidates.push(Candidate::new(Origin::Destination(number), destination.held));
+                let candidate = Candidate::new(Origin::Destination(number), destination.held);
+                candidates.push(Candidate { shell: destination.shell, ..candidate });
             }
+            let mut leftovers = SmallVec::new();
             // SAFETY: the handles are alive.
             unsafe {
-                let handles = &handles[index * width..];
-                consumed_arguments(&loaded, &passengers.seats[seats.clone()], handles, |argument, storage| {
+                let (arguments, handles) = (&passengers.seats[seats.clone()], &handles[index * width..]);
+                consumed_arguments(&loaded, arguments, handles, &lane.stand_ins, |argument, storage| {
                     candidates.push(Candidate::consumed(argument, storage));
                 });
+                let stand_ins = &mut lane.stand_ins;
+                consumed_stand_ins(&loaded, arguments, stand_ins, &mut candidates, &mut consumed, &mut leftovers);
             }
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
             let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
             match &event {
                 Some(event) if !event.is_ready() => {
-                    let mut cargo =
-                        Cargo { consumed, context: context.clone(), scratch: lane.scratch.take(), ..Cargo::default() };
+                    // SAFETY: the caller's context is alive during the call.
+                    let context = unsafe { handle.and_then(|_| Context::share(given)) };
+                    let mut cargo = Cargo { consumed, context, scratch: lane.scratch.take(), ..Cargo::default() };
                     for seat in &mut passengers.seats[seats] {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));
@@ -266,6 +278,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                         result.take_up()?;
                         cargo.results.push(Arc::clone(result));
                     }
+                    cargo.leftovers = leftovers;
                     cargo.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.held));
                     // SAFETY: as above.
                     let ready = unsafe { large_result(&loaded, outputs) };
@@ -299,32 +312,6 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Option<&Device> {
     let handle = if asked_for.is_null() { loaded.devices.get(index)?.0 } else { asked_for };
     loaded.client.device(handle)
-}
-
-/// Marks the arguments that the engine consumed, and hands on their memory.
-///
-/// # Safety
-/// The handles must be alive, one for each argument in the same order.
-unsafe fn consumed_arguments(
-    loaded: &Loaded,
-    arguments: &[Option<&Buffer>],
-    handles: &[*mut sys::PJRT_Buffer],
-    mut give: impl FnMut(usize, Storage),
-) {
-    let engine = loaded.client.engine;
-    let mut check = |index: usize| {
-        let Some(buffer) = arguments[index] else { return };
-        // SAFETY: the handle is alive; asking does not block, even while the program runs.
-        let gone =
-            unsafe { engine.call(sys::PJRT_Buffer_IsDeleted_Args { buffer: handles[index], ..Default::default() }) };
-        if gone.is_ok_and(|args| args.is_deleted) {
-            give(index, buffer.donate());
-        }
-    };
-    match &loaded.program.plan.donations {
-        Donations::Only(arguments) => arguments.iter().copied().for_each(&mut check),
-        Donations::Unknown => (0..arguments.len()).for_each(&mut check),
-    }
 }
 
 /// Wraps the outputs: each takes the candidate whose memory it lies in; one without is memory of the engine.
@@ -374,16 +361,25 @@ unsafe fn results(
             count_miss(program, index, candidates);
         }
         wrapped.push(match (held, lane.device) {
-            (Some(held), Some(device)) => {
-                let nest = match candidates[at.unwrap_or(0)].origin {
-                    Origin::Destination(number) => loaded.nest(lane.index, number),
-                    Origin::Argument(_) => None,
-                };
-                let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
+            (Some(mut held), Some(device)) => {
+                let candidate = &mut candidates[at.unwrap_or(0)];
+                let run = matches!(candidate.origin, Origin::Argument(_)).then_some(lane.run);
+                held.made_by(program.origin_ids[index], run);
+                // Another result may lie there than before, if the engine changed its mind.
+                if let Some(shell) = candidate.shell.take().filter(|shell| Arc::ptr_eq(&shell.shape, shape)) {
+                    shell.revive(output, held);
+                    shell
+                } else {
+                    let nest = match candidate.origin {
+                        Origin::Destination(number) => loaded.nest(lane.index, number),
+                        Origin::Argument(_) => None,
+                    };
+                    let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
+                    Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
+                }
             }
             // SAFETY: the output is alive and ours.
-            _ => unsafe { Buffer::adopt(client, output, false)? },
+            _ => unsafe { Buffer::adopt(client, output)? },
         });
     }
     if known.is_none() && all_ours && plugin::kind() == Some(EngineKind::Cpu) {
@@ -459,12 +455,16 @@ unsafe fn again(buffer: &Buffer) -> Arc<Buffer> {
     }
 }
 
-/// The caller's options, extended with zeros to more than any version has; a longer struct keeps its tail.
+/// Copies the caller's options to `copy`, with zeros behind up to what the engine may ask for; a longer struct keeps its
+/// tail.
 ///
 /// # Safety
-/// `options` must be NULL or point to a struct of `struct_size` bytes.
-unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Options> {
-    let mut copy = Options { known: sys::PJRT_ExecuteOptions::default(), tail: [0; 32] };
+/// `options` must be NULL or point to a struct of `struct_size` bytes, and `copy` to an [`Options`].
+unsafe fn copy_options(
+    options: *const sys::PJRT_ExecuteOptions,
+    engine: &Engine,
+    copy: *mut sys::PJRT_ExecuteOptions,
+) -> Outcome {
     if options.is_null() {
         return Err(Error::invalid_argument("PJRT_LoadedExecutable_Execute: options is NULL").into());
     }
@@ -479,8 +479,13 @@ unsafe fn copy_options(options: *const sys::PJRT_ExecuteOptions) -> Outcome<Opti
         .into());
     }
     let bytes = size.min(size_of::<Options>());
-    // SAFETY: the caller's struct has at least that many bytes; the copy has room for them.
-    unsafe { ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut copy).cast(), bytes) };
-    copy.known.struct_size = size_of::<Options>();
-    Ok(copy)
+    let asked_for = if engine.is_newer() { size_of::<Options>() } else { size_of::<sys::PJRT_ExecuteOptions>() };
+    let total = bytes.max(asked_for);
+    // SAFETY: the caller's struct has at least `bytes`; the copy has room for all of `Options`.
+    unsafe {
+        ptr::copy_nonoverlapping(options.cast::<u8>(), copy.cast(), bytes);
+        copy.cast::<u8>().add(bytes).write_bytes(0, total - bytes);
+        (*copy).struct_size = total;
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@
 //! a newer function without looking at the size reads NULL. An extension that is unknown here is left out: it may take a
 //! `PJRT_Buffer`.
 
-use std::{mem::offset_of, ptr};
+use std::{ffi::c_void, mem::offset_of, ptr};
 
 use once_cell::sync::OnceCell;
 
@@ -258,19 +258,25 @@ pub unsafe fn register_type(args: sys::PJRT_FFI_Type_Register_Args) -> Outcome<s
     unsafe { call(originals.engine, originals.ffi.type_register, args) }
 }
 
+/// Adds user data to a context of the engine.
+///
+/// # Errors
+/// The engine's: there is data of that type already, or the pointer is NULL.
+///
+/// # Safety
+/// The context must be alive.
+pub unsafe fn add_user_data(context: *mut sys::PJRT_ExecuteContext, kind: i64, data: *mut c_void) -> Outcome {
+    let originals = originals()?;
+    let user_data = sys::PJRT_FFI_UserData { type_id: kind, data };
+    let args = sys::PJRT_FFI_UserData_Add_Args { context, user_data, ..Default::default() };
+    // SAFETY: the caller's promise.
+    unsafe { call(originals.engine, originals.ffi.user_data_add, args) }.map(drop)
+}
+
 impl Entry for sys::PJRT_FFI_UserData_Add_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let originals = originals()?;
-        let handle = required(self.context, "PJRT_FFI_UserData_Add", "context")?;
+        let context = required(self.context, "PJRT_FFI_UserData_Add", "context")?;
         // SAFETY: the caller's context is one of ours and alive.
-        unsafe {
-            let context = Context::share(handle);
-            let handle = context.as_ref().map_or(ptr::null_mut(), |context| context.handle());
-            call(originals.engine, originals.ffi.user_data_add, Self { context: handle, ..*self })?;
-            if let Some(context) = &context {
-                context.note(&self.user_data);
-            }
-        }
-        Ok(())
+        unsafe { (*context.cast::<Context>()).add(self.user_data.type_id, self.user_data.data) }
     }
 }

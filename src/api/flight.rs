@@ -10,7 +10,8 @@
 //! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation is waiting for
 //! memory; then it frees the flight's blocks itself. Landing is left to the next call because it costs the caller less
 //! than it costs two threads to meet, and because destroying a handle that a program was donated blocks until that
-//! program is done (trap T3), inside its own callback for ever.
+//! program is done (trap T3), inside its own callback for ever. Where no next call comes, [`Traffic::unload_stale`] frees
+//! the memory.
 
 use std::{
     collections::VecDeque,
@@ -39,6 +40,10 @@ pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 
 /// How long [`Traffic::catch_up`] waits: touching a MiB of new memory takes as long.
 const MOMENT: Duration = Duration::from_micros(300);
+
+/// How long [`Traffic::hold_back`] waits: a program that computes a few MiB takes as long, and who waits for one that takes
+/// longer does not lose by it, because the device is busy anyway.
+const HOLD_BACK: Duration = Duration::from_millis(2);
 
 /// What a flight carries until it lands.
 #[derive(Default)]
@@ -229,6 +234,28 @@ impl Traffic {
         }
     }
 
+    /// Frees the memory of what is done, if nothing was launched since the last call with the same `newest`; the rest of
+    /// landing is left to the next call into us. For who looks from time to time, on any thread: of the engine it calls
+    /// nothing but an event's end, where another thread lands the flight at the same moment.
+    pub fn unload_stale(&self, newest: &mut usize) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let done: SmallVec<[Arc<Flight>; 8]> = {
+            let flights = self.flights.lock();
+            let back = flights.back().map_or(0, |flight| Arc::as_ptr(flight).addr());
+            if std::mem::replace(newest, back) != back {
+                return;
+            }
+            let done: SmallVec<_> =
+                flights.iter().filter(|flight| flight.done.load(Ordering::SeqCst)).cloned().collect();
+            self.bell.begin(done.len());
+            done
+        };
+        done.iter().for_each(|flight| flight.unload());
+        self.bell.end(done.len());
+    }
+
     /// Lands what is as good as done: waits for flights whose results are there already, at most 300 us.
     ///
     /// The engine tells who waits for a result before it tells us that the program is done, a few microseconds later,
@@ -252,6 +279,20 @@ impl Traffic {
             }
         }
         self.sweep(engine);
+    }
+
+    /// Waits until `enough`, at most 2 ms, while programs end one after another.
+    pub fn hold_back(&self, engine: &'static Engine, enough: impl Fn() -> bool) {
+        self.waiting(engine, || {
+            let deadline = Instant::now() + HOLD_BACK;
+            loop {
+                let arrivals = self.arrivals();
+                if enough() || !self.wait_for_arrival(arrivals, deadline) {
+                    return;
+                }
+                self.sweep(engine);
+            }
+        });
     }
 
     /// Ends the watch, because the client ends: destroys every consumed handle, waiting for the programs that hold them.

@@ -3,10 +3,11 @@
 use std::{ptr, sync::Arc};
 
 use super::{
-    buffer::{Buffer, Storage},
+    buffer::Buffer,
     custody::Life,
     entry::{Entry, Outcome, slice},
     shape::Layout,
+    storage::Storage,
 };
 use crate::sys;
 

@@ -1,33 +1,63 @@
 //! Arrays from the host and back.
+//!
+//! ```text
+//!   an array that its owner keeps unchanged (kImmutableZeroCopy: what JAX says of NumPy arrays)
+//!      64-byte aligned, dense, 64 KiB and more ---> the engine aliases it: no copy, no block
+//!      any other ---------------------------------> copied into a block
+//!   memory that may be written to (kMutableZeroCopy) -> the engine aliases it where it can
+//!   sub-byte elements, host memories, layouts -------> as the engine likes
+//! ```
+//!
+//! An aliased array's `done_with_host_buffer` happens when the engine lets go of it: after the buffer is deleted and the
+//! last program that reads it is done. Until then JAX keeps the NumPy array alive. Who writes to the NumPy array
+//! meanwhile changes what programs see, as on JAX's own CPU backend, whose rule for what is aliased this is (XLA
+//! `AbstractCpuBuffer::BufferFromHostBufferSupportsZeroCopy`), the size apart.
 
 use std::{ptr, sync::Arc};
 
 use smallvec::smallvec;
 
 use super::{
-    buffer::{Buffer, Storage},
+    buffer::Buffer,
     entry::{Entry, Outcome, required, slice},
     flight::Cargo,
+    origins::ORIGINS,
+    plugin,
     shape::{Shape, dense_size},
     state::{self, Client, Device},
+    storage::{Access, Storage},
 };
 use crate::{
+    config::EngineKind,
     device::strided,
     engine::{Args, Engine, views},
     error::Error,
+    memory::Maker,
+    report::snapshot::OriginKind,
     sys,
 };
 
-/// A block of the device, viewed: what an array from outside is copied into.
+/// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
+/// way up to 32 KiB, 17 and 18 us at 64 KiB, 17 and 41 us at 1 MiB), and nothing is gained for an owner that lives longer,
+/// changes of the NumPy array that show later, and statistics that miss it.
+const SMALLEST_ALIASED: u64 = 64 << 10;
+
+/// A block of the device, viewed: what an array from outside is copied into. `kind` says from where.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED, or the engine's.
 ///
 /// # Safety
 /// The client must be alive; the element type must be viewable.
-pub unsafe fn fresh(client: &Arc<Client>, device: &Device, shape: Arc<Shape>) -> Outcome<Arc<Buffer>> {
+pub unsafe fn fresh(
+    client: &Arc<Client>,
+    device: &Device,
+    shape: Arc<Shape>,
+    kind: OriginKind,
+) -> Outcome<Arc<Buffer>> {
     let arena = device.arena.as_ref().ok_or_else(|| Error::internal("the device has no arena"))?;
-    let held = client.allocate(arena, &shape)?;
+    let maker = Maker { origin: ORIGINS.of_shape(kind, &shape), ..Maker::default() };
+    let held = client.allocate_or_tell(arena, &shape, maker)?;
     // SAFETY: the block is aligned, holds the array, and is freed only after the view.
     let view = unsafe {
         views::view(client.engine, client.handle.0, device.memory.0, held.address(), shape.element_type, &shape.dims)?
@@ -95,26 +125,30 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             .filter(|_| !lends && plain && client.viewable.contains(self.type_));
         let Some((device, size)) = device.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
-            return unsafe { from_host_by_engine(self, &client, lends) };
+            return unsafe { from_host_by_engine(self, &client, plain) };
         };
         if size.get() > 0 {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let shape = Arc::new(Shape::new(self.type_, dims, size.get() as usize));
-        // SAFETY: the client is alive, the type viewable.
-        let buffer = unsafe { fresh(&client, device, shape)? };
-        let to = buffer.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
         let strides = (!self.byte_strides.is_null()).then_some(strides);
+        let element = super::shape::element_bytes(self.type_).map_or(1, usize::from);
+        if self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableZeroCopy
+            && client.zero_copy
+            && size.get() >= SMALLEST_ALIASED
+            && self.data.addr().is_multiple_of(views::ALIGNMENT)
+            && strided::is_dense(dims, strides, element)
+        {
+            // SAFETY: the caller's struct; the array is dense.
+            return unsafe { alias(self, &client, device, shape) };
+        }
+        // SAFETY: the client is alive, the type viewable.
+        let buffer = unsafe { fresh(&client, device, shape, OriginKind::Host)? };
+        let to = buffer.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
         // SAFETY: `data` holds the strided array for the whole call, whatever the semantics; the block is ours alone
         // and as large as the dense array.
         unsafe {
-            strided::copy_to_dense(
-                self.data.cast(),
-                ptr::with_exposed_provenance_mut(to),
-                dims,
-                strides,
-                super::shape::element_bytes(self.type_).map_or(1, usize::from),
-            );
+            strided::copy_to_dense(self.data.cast(), ptr::with_exposed_provenance_mut(to), dims, strides, element);
         }
         buffer.mark_whole();
         // The copy is done, so the host array is free again whatever the semantics.
@@ -124,20 +158,79 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
     }
 }
 
-/// Lets the engine take the array into memory of its own: host memories, sub-byte types, unusual layouts.
+/// Lets the engine use the array where it lies.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `args` must satisfy the function's contract; the array must be what the engine can alias, dense whatever its strides.
+unsafe fn alias(
+    args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
+    client: &Arc<Client>,
+    device: &Device,
+    shape: Arc<Shape>,
+) -> Outcome {
+    // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
+    let dense = sys::PJRT_Client_BufferFromHostBuffer_Args {
+        byte_strides: ptr::null(),
+        num_byte_strides: 0,
+        device_layout: ptr::null_mut(),
+        ..*args
+    };
+    // SAFETY: the caller's promise.
+    let done = unsafe { client.engine.call(dense)? };
+    let at = args.data.expose_provenance();
+    // An engine may have other rules than ours: what it copied after all is its own.
+    // SAFETY: the buffer was just made and is ours.
+    let buffer = unsafe {
+        if views::address(client.engine, done.buffer).is_ok_and(|there| there == at) {
+            let place = (device.handle, device.memory);
+            Buffer::foreign(Arc::clone(client), place, shape, done.buffer, Access::ReadOnly, Some(at))
+        } else {
+            Buffer::adopt(client, done.buffer)?
+        }
+    };
+    args.done_with_host_buffer = done.done_with_host_buffer;
+    args.buffer = buffer.into_raw();
+    Ok(())
+}
+
+/// Lets the engine take the array as it likes: host memories, sub-byte types, unusual layouts, memory that may be
+/// written to.
+///
+/// # Errors
+/// The engine's.
 ///
 /// # Safety
 /// `args` must satisfy the function's contract.
 unsafe fn from_host_by_engine(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
-    foreign: bool,
+    plain: bool,
 ) -> Outcome {
+    let access = match args.host_buffer_semantics {
+        sys::PJRT_HostBufferSemantics_kImmutableZeroCopy => Some(Access::ReadOnly),
+        sys::PJRT_HostBufferSemantics_kMutableZeroCopy => Some(Access::Full),
+        _ => None,
+    }
+    // Other platforms copy, whatever the semantics.
+    .filter(|_| plugin::kind() == Some(EngineKind::Cpu));
+    let at = args.data.expose_provenance();
     // SAFETY: the caller's promise.
     unsafe {
         let done = client.engine.call(*args)?;
+        let aliased =
+            access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
+        let buffer = match aliased {
+            Some(access) => {
+                let readable = plain && client.viewable.contains(args.type_);
+                Buffer::adopt_foreign(client, done.buffer, access, readable.then_some(at))?
+            }
+            None => Buffer::adopt(client, done.buffer)?,
+        };
         args.done_with_host_buffer = done.done_with_host_buffer;
-        args.buffer = Buffer::adopt(client, done.buffer, foreign)?.into_raw();
+        args.buffer = buffer.into_raw();
     }
     Ok(())
 }

@@ -1,20 +1,23 @@
-//! What one device of an execution runs on: scratch and destinations, before the arguments are taken up.
+//! What one device of an execution runs on: scratch, destinations and stand-ins, before the arguments are taken up.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::{
+    buffer::Buffer,
     device_memory::{DeviceMemory, Held},
-    entry::Outcome,
+    entry::{Failure, Outcome},
     loaded::Loaded,
-    room::{Scratch, WORTH_A_MOMENT},
+    room::{NoRoom, Scratch, WORTH_A_MOMENT},
     spares::Spare,
+    stand_in::StandIn,
     state::{Client, Device},
 };
 use crate::{
-    engine::{EngineEvent, Raw, views},
+    engine::{EngineError, EngineEvent, Raw, views},
     error::Error,
+    memory::{Maker, Run},
     sys,
     units::Bytes,
 };
@@ -25,6 +28,22 @@ pub struct Destination {
     pub held: Held,
     /// The view.
     pub view: Raw<sys::PJRT_Buffer>,
+    /// The buffer that lay there in the run before, where its owner gave it back.
+    pub shell: Option<Arc<Buffer>>,
+}
+
+/// Why destinations were not placed.
+enum Unplaced {
+    /// There is no room for one of them, as they come.
+    NoRoom(NoRoom),
+    /// Anything else.
+    Failed(Failure),
+}
+
+impl From<EngineError> for Unplaced {
+    fn from(error: EngineError) -> Self {
+        Self::Failed(error.into())
+    }
 }
 
 /// What one device runs on.
@@ -33,10 +52,23 @@ pub struct Lane<'a> {
     pub index: usize,
     /// The device; `None` if it is not ours to address.
     pub device: Option<&'a Device>,
+    /// This run of the program on it.
+    pub run: Run,
     /// What the arena keeps for the program's scratch.
     pub scratch: Option<Scratch>,
     /// One for each destination of the plan, once prepared.
     pub destinations: SmallVec<[Destination; 4]>,
+    /// Copies that are donated in place of the caller's arguments.
+    pub stand_ins: Vec<StandIn>,
+}
+
+impl<'a> Lane<'a> {
+    /// The lane with this number; nothing is prepared yet.
+    pub fn new(index: usize, device: Option<&'a Device>) -> Self {
+        let memory = device.and_then(|device| device.arena.as_ref());
+        let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
+        Self { index, device, run, scratch: None, destinations: SmallVec::new(), stand_ins: Vec::new() }
+    }
 }
 
 impl Lane<'_> {
@@ -67,28 +99,34 @@ impl Lane<'_> {
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.place(loaded, device, memory) };
         match outcome {
-            Err(failure) if self.destinations.len() < program.plan.destinations.len() && failure.is_exhausted() => {
+            Err(Unplaced::NoRoom(shortage)) => {
                 // One by one they found no room. Room for all in one piece may be had still, once those made so far,
                 // which hold nothing yet, are out of the way.
                 // SAFETY: the views were never shown to a program.
                 unsafe { self.clear(&loaded.client) };
                 let shapes = program.plan.destinations.iter().map(|&result| &*program.results[result]);
                 if !loaded.client.open_hole(memory, shapes) {
-                    return Err(failure);
+                    return Err(loaded.client.exhausted(memory, shortage).into());
                 }
                 // SAFETY: the caller's promise.
-                unsafe { self.place(loaded, device, memory) }
+                match unsafe { self.place(loaded, device, memory) } {
+                    Err(Unplaced::NoRoom(shortage)) => Err(loaded.client.exhausted(memory, shortage).into()),
+                    Err(Unplaced::Failed(failure)) => Err(failure),
+                    Ok(()) => Ok(()),
+                }
             }
-            outcome => outcome,
+            Err(Unplaced::Failed(failure)) => Err(failure),
+            Ok(()) => Ok(()),
         }
     }
 
-    /// Gives the destinations back.
+    /// Gives destinations and stand-ins back.
     ///
     /// # Safety
     /// The client must be alive; the views are not used again.
     unsafe fn clear(&mut self, client: &Client) {
-        for destination in self.destinations.drain(..) {
+        let stand_ins = self.stand_ins.drain(..).map(|stand_in| stand_in.place);
+        for destination in self.destinations.drain(..).chain(stand_ins) {
             // SAFETY: the view is ours.
             unsafe { views::destroy(client.engine, destination.view.0) };
             drop(destination.held);
@@ -102,16 +140,20 @@ impl Lane<'_> {
     ///
     /// # Safety
     /// The client must be alive.
-    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Outcome {
+    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            if let Some(Spare { held, view }) = loaded.spares.get(self.index).and_then(|spares| spares.take(number)) {
-                self.destinations.push(Destination { held, view });
+            let origin = loaded.program.origin_ids[result];
+            if let Some(Spare { mut held, view, shell }) =
+                loaded.spares.get(self.index).and_then(|spares| spares.take(number))
+            {
+                held.made_by(origin, Some(self.run));
+                self.destinations.push(Destination { held, view, shell: Some(shell) });
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let held = client.allocate(memory, shape)?;
+            let held = client.allocate(memory, shape, Maker { origin, run: self.run }).map_err(Unplaced::NoRoom)?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
             let view = unsafe {
                 views::view(
@@ -123,14 +165,14 @@ impl Lane<'_> {
                     &shape.dims,
                 )?
             };
-            self.destinations.push(Destination { held, view: Raw(view) });
+            self.destinations.push(Destination { held, view: Raw(view), shell: None });
         }
         Ok(())
     }
 }
 
-/// Gives back the destinations of a call that failed. A view that a program on another device was already donated is
-/// destroyed only when that program is done, so the block is not reused under it.
+/// Gives back the destinations and stand-ins of a call that failed. A view that a program on another device was already
+/// donated is destroyed only when that program is done, so the block is not reused under it.
 ///
 /// # Safety
 /// The client must be alive; the views are not used again.

@@ -12,6 +12,7 @@ use super::{
     counters::{Executions, Miss, Tally},
     entry::{Outcome, slice, text},
     nested::Twins,
+    origins::ORIGINS,
     shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
     state::Client,
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     config::Compact,
     engine::{Engine, EngineError, Raw},
-    memory::Strategy,
+    memory::{OriginId, Strategy},
     sys,
     units::Bytes,
 };
@@ -59,6 +60,9 @@ pub struct Plan {
     pub left_alone: Option<String>,
     /// It calls back into the host while it runs.
     pub host_callbacks: bool,
+    /// It has no custom call, so that nothing in it can look into an execute context. Not in plans of old caches.
+    #[serde(default)]
+    pub needs_no_context: bool,
     /// The compile options as the user gave them, if the program was rewritten.
     pub user_options: Vec<u8>,
 }
@@ -73,13 +77,14 @@ impl Plan {
             destinations: Vec::new(),
             left_alone: Some(reason.into()),
             host_callbacks: false,
+            needs_no_context: false,
             user_options: Vec::new(),
         }
     }
 }
 
-/// Whose memory a result was seen to lie in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whose memory a result was seen to lie in. Ordered as a run consumes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// The destination with this number.
     Destination(usize),
@@ -104,6 +109,8 @@ pub struct Program {
     pub plan: Plan,
     /// Its results on one device.
     pub results: Vec<Arc<Shape>>,
+    /// Where blocks that hold its results come from, in the order of the results.
+    pub origin_ids: Box<[OriginId]>,
     /// Its name, for messages.
     pub name: String,
     /// What it takes beside arguments and results while it runs, where the strategy sets that aside.
@@ -136,10 +143,12 @@ impl Program {
         let results = unsafe { results(engine, executable)? };
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
         // SAFETY: as above.
-        let (name, scratch) = if sets_aside { unsafe { scratch(engine, executable) } } else { Default::default() };
+        let (name, scratch) =
+            unsafe { (name(engine, executable), if sets_aside { scratch(engine, executable) } else { Bytes::ZERO }) };
         Ok(Self {
             client,
             plan,
+            origin_ids: ORIGINS.of_results(&name, &results),
             results,
             name,
             scratch,
@@ -219,19 +228,27 @@ impl Drop for Program {
     }
 }
 
-/// A program's name and its scratch (`temp_size_in_bytes` of its statistics), as far as the engine says.
+/// A program's name, as far as the engine says.
 ///
 /// # Safety
 /// `executable` must be alive.
-unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> (String, Bytes) {
+unsafe fn name(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> String {
     // SAFETY: the caller's promise; the name lives as long as the executable.
     unsafe {
         let name = engine.call(sys::PJRT_Executable_Name_Args { executable, ..Default::default() });
-        let name = name.map(|args| text(args.executable_name, args.executable_name_size).into_owned());
-        let stats = engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() });
-        let scratch = stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0);
-        (name.unwrap_or_default(), Bytes::new(scratch))
+        name.map(|args| text(args.executable_name, args.executable_name_size).into_owned()).unwrap_or_default()
     }
+}
+
+/// A program's scratch (`temp_size_in_bytes` of its statistics), as far as the engine says.
+///
+/// # Safety
+/// `executable` must be alive.
+unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Bytes {
+    // SAFETY: the caller's promise.
+    let stats =
+        unsafe { engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() }) };
+    Bytes::new(stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0))
 }
 
 /// The shapes of an executable's results on one device.

@@ -5,16 +5,23 @@
 //!  entry.rs       the edge: NULL, short and long argument structs, panics, errors
 //!  plugin.rs      the one engine of the process
 //!  state.rs       client -> devices -> arenas; executables
+//!  origins.rs     where blocks come from, in words
 //!  device_memory.rs   one device's arena, the buffers in it, and what moves their bytes
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
+//!  storage.rs     where the bytes of a buffer are
 //!  custody.rs     who uses, holds, frees and moves the bytes of a buffer
 //!  room.rs        what happens when an arena has no room: drain, wait, compact, wait, error
+//!  exhausted.rs   what the error says where there is none, and the report of it
 //!  compaction.rs  the mover: carries an arena's plan out on live buffers
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  callbacks.rs   programs that call back into the host end before Execute returns
 //!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
+//!  candidates.rs  memory that a result may lie in
+//!  stand_in.rs    copies that are donated in place of arrays that only lend their memory
 //!  nested.rs      programs that host callbacks run
 //!  spares.rs      destinations ready to be used again
+//!  idle.rs        gives memory back that nobody uses any more
+//!  snapshot.rs    the arenas of the process at one instant; track.rs: between two instants
 //!  profiler.rs    what memory does, in a profiler's trace
 //!  async_transfer.rs  arrays first, their bytes later
 //!  python/        the handler of host callbacks into Python
@@ -30,6 +37,7 @@
 pub mod async_transfer;
 pub mod buffer;
 pub mod callbacks;
+pub mod candidates;
 pub mod client;
 pub mod compaction;
 pub mod compile;
@@ -44,21 +52,28 @@ pub mod entry;
 pub mod error;
 pub mod executable;
 pub mod execute;
+pub mod exhausted;
 pub mod extensions;
 pub mod ffi;
 pub mod flight;
 pub mod getters;
 pub mod host;
+pub mod idle;
 pub mod lane;
 pub mod loaded;
 pub mod nested;
+pub mod origins;
 pub mod plugin;
 pub mod profiler;
 pub mod python;
 pub mod references;
 pub mod room;
 pub mod shape;
+pub mod snapshot;
 pub mod spares;
+pub mod stand_in;
 pub mod state;
+pub mod storage;
 pub mod table;
+pub mod track;
 pub mod transfer;

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
-    buffer::{Buffer, Storage},
+    buffer::Buffer,
     callbacks::{self, CallbackRun, Inside, Level},
     client::named_values,
     context::Context,
@@ -35,10 +35,12 @@ use super::{
     plugin,
     shape::Shape,
     state::{Client, Device},
+    storage::Storage,
 };
 use crate::{
     engine::{Engine, EngineEvent, Raw, views},
     error::Error,
+    memory::Maker,
     sys,
 };
 
@@ -300,15 +302,16 @@ unsafe fn take_results(
     let client = &loaded.client;
     let device = lane.device.ok_or_else(|| unable("its device is not addressable"))?;
     let mut results = Vec::with_capacity(outputs.len());
-    for (&output, shape) in outputs.iter().zip(&loaded.program.results) {
+    for ((&output, shape), &origin) in outputs.iter().zip(&loaded.program.results).zip(&loaded.program.origin_ids) {
         // SAFETY: the output is alive.
         let address = unsafe { views::address(client.engine, output) }.unwrap_or(0);
         let at = lane.destinations.iter().position(|place| shape.size > 0 && place.held.address() == address);
-        let (block, view) = match at.map(|at| lane.destinations.swap_remove(at)) {
+        let (mut block, view) = match at.map(|at| lane.destinations.swap_remove(at)) {
             Some(destination) => (destination.held, destination.view.0),
             // SAFETY: the output holds a whole array of that shape.
-            None => unsafe { copied(loaded, device, shape, address)? },
+            None => unsafe { copied(loaded, device, shape, Maker { origin, run: lane.run }, address)? },
         };
+        block.made_by(origin, None);
         let (shape, storage) = (Arc::clone(shape), Storage::Arena(block));
         let result = Buffer::new(Arc::clone(client), device.handle, device.memory, shape, view, storage);
         result.mark_whole();
@@ -369,7 +372,7 @@ unsafe fn run<'a>(
                 guests.handles.push(view);
                 handles.push(view);
             }
-            let mut lane = Lane { index, device: Some(device), scratch: None, destinations: SmallVec::new() };
+            let mut lane = Lane::new(index, Some(device));
             let prepared = lane.prepare(loaded);
             let addresses: Vec<usize> = lane.destinations.iter().map(|place| place.held.address()).collect();
             lanes.push(lane);
@@ -460,11 +463,12 @@ unsafe fn copied(
     loaded: &Loaded,
     device: &Device,
     shape: &Shape,
+    maker: Maker,
     address: usize,
 ) -> Outcome<(Held, *mut sys::PJRT_Buffer)> {
     let client = &loaded.client;
     let arena = device.arena.as_ref().ok_or_else(|| Error::internal("a device without an arena"))?;
-    let block = client.allocate(arena, shape)?;
+    let block = client.allocate_or_tell(arena, shape, maker)?;
     // SAFETY: the block is new and large enough; the view is of it.
     unsafe {
         if shape.size > 0 {

@@ -12,13 +12,20 @@ use parking_lot::Mutex;
 use super::entry::{Entry, Outcome, pass};
 use crate::{
     config::{self, EngineKind, EngineRequest, Environment, Setting},
+    device::{
+        Mover,
+        host::{self, HostBacking},
+    },
     engine::{
         Engine,
         discover::{EngineChoice, Surroundings, discover},
+        scratch,
     },
     error::{Error, Result},
     logging,
+    memory::Region,
     sys::{self, CStruct},
+    units::Bytes,
 };
 
 /// The engine, and what discovery knows about it.
@@ -45,9 +52,32 @@ pub fn engine() -> Result<&'static Engine> {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
             Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
         })?;
+        if choice.kind == Some(EngineKind::Cpu) {
+            warm(&engine);
+        }
         Ok(Chosen { engine, kind: choice.kind })
     })?;
     Ok(&chosen.engine)
+}
+
+/// Prepares warm memory for what the engine allocates itself. Without it everything works, with malloc's memory.
+fn warm(engine: &Engine) {
+    let host = HostBacking::new();
+    let mover = host.clone();
+    let discard = move |region: Region| {
+        // SAFETY: a hole of the pool's region, which its arena keeps everybody out of meanwhile.
+        unsafe { mover.discard(region.address, region.bytes) }.unwrap_or_else(|error| {
+            log::warn!("{} of scratch could not be given back: {error}", region.bytes);
+            Bytes::ZERO
+        })
+    };
+    let installed = host::capacity().and_then(|capacity| {
+        // SAFETY: the engine is never unloaded, and was loaded just now: it has no client, so nothing of it runs.
+        unsafe { scratch::install(engine.inside(), Box::new(host), capacity, Box::new(discard)) }
+    });
+    if let Err(error) = installed {
+        log::info!("programs' scratch comes from malloc: {error}");
+    }
 }
 
 /// What kind of engine is loaded; `None` if its path does not tell.

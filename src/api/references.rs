@@ -11,6 +11,7 @@ use std::ptr;
 use super::{
     buffer::Buffer,
     compaction,
+    custody::Stay,
     entry::{Entry, Outcome},
 };
 use crate::{engine::views, error::Error, sys};
@@ -69,7 +70,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
             let mut state = hold.buffer.state();
             let first = state.add_reference();
             if let Some(held) = state.held().filter(|_| first) {
-                held.pin();
+                held.pin(Stay::Referenced);
             }
         }
         Ok(())
@@ -109,7 +110,7 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         let mut state = hold.buffer.state();
         let first = state.give_address();
         if let Some(held) = state.held().filter(|_| first) {
-            held.pin();
+            held.pin(Stay::AddressKnown);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //!  2 wait      for blocks that their owners let go, only if that alone makes room
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on)
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 2
-//!  5 error     with the numbers, and what could not move
+//!  5 error     with the numbers, what could not move, who holds the memory, and what would help (`exhausted.rs`)
 //! ```
 //!
 //! The order is the TPU runtime's (XLA, `docs/errors/error_0100.md`): queued frees first, then defragmentation. All
@@ -14,6 +14,7 @@
 //! that waits here (trap T9). With nothing under way nothing is waited for.
 
 use std::{
+    cell::Cell,
     sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -29,7 +30,7 @@ use crate::{
     config::Compact,
     error::Result,
     memory::{
-        Block, Goal, NoScratch, Obstacle, OutOfMemory,
+        Block, Goal, Maker, NoScratch, Obstacle, OutOfMemory, Request, Tried,
         tiles::{self, Element},
     },
     report::timeline::{TIMELINE, What},
@@ -50,8 +51,22 @@ const SHORT_WHILE: Duration = Duration::from_micros(100);
 /// Arrays of this size on are worth a look whether memory is about to come back before new memory is touched.
 pub const WORTH_A_MOMENT: Bytes = Bytes::mib(1);
 
+/// So many arrays of its size may be waiting for programs in the queue before an allocation waits for the first of them:
+/// the device has work for longer than a program takes to start.
+const RUN_AHEAD: u64 = 4;
+
 /// Blocks are multiples of it (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
+
+/// An array found no room.
+pub struct NoRoom {
+    /// The numbers of that instant.
+    pub numbers: Box<OutOfMemory>,
+    /// For whom the room was.
+    pub maker: Maker,
+    /// What compaction did, where it is on.
+    pub tried: Option<Tried>,
+}
 
 /// The lowest part of a device's memory, kept for one run of a program.
 pub struct Scratch {
@@ -81,25 +96,51 @@ impl Client {
     /// A block for an array of this shape.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED with the numbers.
-    pub fn allocate(&self, memory: &Arc<DeviceMemory>, shape: &Shape) -> Result<Held> {
+    /// The numbers; [`Self::exhausted`] makes an error of them, where this was the last attempt.
+    pub fn allocate(&self, memory: &Arc<DeviceMemory>, shape: &Shape, maker: Maker) -> Result<Held, NoRoom> {
         let size = self.footprint(shape);
         let since = TIMELINE.clock();
         if self.compaction == Compact::Always {
             self.pack(memory);
         }
         if size >= WORTH_A_MOMENT && memory.pending() >= size {
-            self.traffic.catch_up(self.engine);
+            self.keep_warm(memory, size);
         }
-        let block = match memory.allocate(size) {
+        let request = Request { size, maker };
+        let block = match memory.allocate(request) {
             Ok(block) => block,
-            Err(_) => self.find_room(memory, size)?,
+            Err(_) => self.find_room(memory, request)?,
         };
-        if let Some(since) = since {
-            let in_use = memory.stats().bytes_in_use;
-            TIMELINE.note(memory.name(), since, What::Allocated { bytes: size, in_use });
+        if size >= WORTH_A_MOMENT && !self.idle.is_awake() {
+            self.watch(memory);
         }
-        Ok(Held::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64)))
+        if let Some(since) = since {
+            let allocated = || What::Allocated { bytes: size, in_use: memory.stats().bytes_in_use };
+            TIMELINE.note(memory.name(), since, allocated);
+        }
+        Ok(Held::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), maker))
+    }
+
+    /// As [`Self::allocate`], where there is nothing else to try.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the numbers, explained.
+    pub fn allocate_or_tell(&self, memory: &Arc<DeviceMemory>, shape: &Shape, maker: Maker) -> Result<Held> {
+        self.allocate(memory, shape, maker).map_err(|shortage| self.exhausted(memory, shortage))
+    }
+
+    /// Before an array of this size is put into new memory: takes up what is about to come back, and, where the caller runs
+    /// far ahead of the device, lets the device catch up. Arrays that were dropped already, but that programs in the queue
+    /// have yet to write or read, take memory as long as they wait; XLA's own CPU client gives a result memory only when
+    /// its program begins.
+    #[cold]
+    fn keep_warm(&self, memory: &DeviceMemory, size: Bytes) {
+        self.traffic.catch_up(self.engine);
+        let ahead = || memory.pending().get() >= RUN_AHEAD * size.get();
+        // A host callback may be waiting for this thread.
+        if ahead() && self.callbacks_under_way.load(Ordering::Relaxed) == 0 {
+            self.traffic.hold_back(self.engine, || !ahead());
+        }
     }
 
     /// Opens one hole for several arrays that do not fit into the holes as they are. Whether it did.
@@ -135,18 +176,24 @@ impl Client {
     }
 
     #[cold]
-    fn find_room(&self, memory: &Arc<DeviceMemory>, size: Bytes) -> Result<Block, OutOfMemory> {
+    fn find_room(&self, memory: &Arc<DeviceMemory>, request: Request) -> Result<Block, NoRoom> {
+        let hole_before = memory.stats().largest_free_block;
+        let moved = Cell::new((0, Bytes::ZERO));
         let found = self.climb(
             memory,
-            Goal::Hole(size),
-            |patience| memory.allocate_waiting(size, patience),
-            |opened| opened.allocate(size),
-            |shortage| shortage.in_prospect() >= size,
+            Goal::Hole(request.size),
+            |patience| memory.allocate_waiting(request, patience),
+            |opened| {
+                let (blocks, bytes) = moved.get();
+                moved.set((blocks + opened.buffers, bytes + opened.bytes));
+                opened.allocate(request)
+            },
+            |shortage| shortage.in_prospect() >= request.size,
         );
-        // What divides the memory is worth a look only where that is the cause.
-        found.map_err(|shortage| match shortage.free >= size && self.compacts() {
-            true => OutOfMemory { pinned: compaction::pinned(memory).into(), ..shortage },
-            false => shortage,
+        found.map_err(|numbers| {
+            let (blocks, bytes) = moved.get();
+            let tried = self.compacts().then_some(Tried { hole_before, blocks, bytes });
+            NoRoom { numbers: Box::new(numbers), maker: request.maker, tried }
         })
     }
 

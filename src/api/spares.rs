@@ -8,6 +8,9 @@
 //! its owner has destroyed it, it can be donated to the next run as it is. Each result of a program keeps one spare on
 //! each device, if it is small: for a large one the view costs nothing beside the work, and its memory is worth more.
 //!
+//! The `PJRT_Buffer` itself is kept with it: it knows its place in the arena's roster, its shape and its program. It
+//! refers to the spares and they to it, until they are cleared or closed.
+//!
 //! Spares are free memory to everybody else: whoever asks for statistics, or finds no room, clears them first.
 
 use std::sync::{
@@ -17,7 +20,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{device_memory::Held, state::Client};
+use super::{buffer::Buffer, device_memory::Held, state::Client};
 use crate::{
     engine::{Raw, views},
     sys,
@@ -32,6 +35,8 @@ pub struct Spare {
     pub held: Held,
     /// The engine's buffer over it.
     pub view: Raw<sys::PJRT_Buffer>,
+    /// What its owner had: the next result in the block is this one again.
+    pub shell: Arc<Buffer>,
 }
 
 impl Spare {

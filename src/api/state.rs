@@ -17,12 +17,13 @@ use super::{
     device_memory::DeviceMemory,
     entry::Outcome,
     flight::Traffic,
+    idle::Keeper,
     loaded::{Loaded, Program},
     nested::Beside,
     spares::AllSpares,
 };
 use crate::{
-    config::{Compact, Settings},
+    config::{Compact, Settings, ZeroCopy},
     engine::{Engine, Raw, views::Viewable},
     error::Error,
     sys,
@@ -38,6 +39,8 @@ pub struct Device {
     pub arena: Option<Arc<DeviceMemory>>,
     /// Bytes of buffers that the engine holds itself.
     pub engine_bytes: Arc<AtomicI64>,
+    /// Bytes of outsiders' memory that buffers alias.
+    pub foreign_bytes: Arc<AtomicI64>,
 }
 
 /// One `PJRT_Client`.
@@ -52,6 +55,8 @@ pub struct Client {
     pub compaction: Compact,
     /// Whether arrays take what a TPU's tiles take.
     pub counts_tiles: bool,
+    /// Whether arrays of the host are used where they lie.
+    pub zero_copy: bool,
     /// Element types whose arrays can lie in the arena.
     pub viewable: Viewable,
     /// The addressable devices, in the engine's order.
@@ -61,14 +66,16 @@ pub struct Client {
     /// Programs and results, counted.
     pub counters: Counters,
     /// What is under way.
-    pub traffic: Traffic,
+    pub traffic: Arc<Traffic>,
     /// Destinations that wait for the next run of their program.
     pub spares: AllSpares,
     /// What programs in host callbacks run on.
     pub beside: Beside,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,
-    /// Counts what the engine holds for devices that are not ours to address.
+    /// Gives memory back that is not used any more.
+    pub idle: Keeper,
+    /// Counts what buffers take of the engine's and of outsiders' memory on devices that are not ours to address.
     elsewhere: Arc<AtomicI64>,
     open: AtomicBool,
     /// Calls of ours, not of the C API's contract, that use the engine's client at this moment.
@@ -115,15 +122,17 @@ impl Client {
             handle,
             compaction: settings.compaction(),
             counts_tiles: settings.counts_tiles(),
+            zero_copy: settings.zero_copy.value == ZeroCopy::On,
             settings,
             viewable,
             devices,
             platform_version,
             counters: Counters::default(),
-            traffic: Traffic::default(),
+            traffic: Arc::default(),
             spares: AllSpares::default(),
             beside: Beside::default(),
             callbacks_under_way: AtomicI64::new(0),
+            idle: Keeper::default(),
             elsewhere: Arc::default(),
             open: AtomicBool::new(true),
             visitors: Visitors { inside: Mutex::new(Some(0)), left: Condvar::new() },
@@ -177,6 +186,11 @@ impl Client {
         Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.engine_bytes))
     }
 
+    /// Where bytes of outsiders that buffers of `device` alias are counted.
+    pub fn foreign_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
+        Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.foreign_bytes))
+    }
+
     /// Lands all that is done and gives the spares back, so that what is free counts as free.
     pub fn settle(&self) {
         self.traffic.sweep(self.engine);
@@ -201,6 +215,13 @@ pub fn remove_client(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
 /// All clients of the process, none of which is destroyed while its visit lasts.
 pub fn visits() -> Vec<Visit> {
     CLIENTS.read().iter().filter_map(Client::visit).collect()
+}
+
+/// Calls `act` with one of the process's clients, if there is any. It must call nothing of the engine.
+pub fn with_a_client(act: impl FnOnce(&Client)) {
+    if let Some(client) = CLIENTS.read().first() {
+        act(client);
+    }
 }
 
 /// The client with this handle.

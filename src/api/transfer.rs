@@ -6,10 +6,12 @@ use super::{
     buffer::Buffer,
     entry::{Entry, Outcome, slice},
     host::{destination, fresh, is_default_layout},
+    plugin,
     shape::{Shape, dense_size},
     state,
+    storage::Access,
 };
-use crate::{error::Error, sys};
+use crate::{config::EngineKind, error::Error, report::snapshot::OriginKind, sys};
 
 /// Told of the end of a view whose maker does not want to know: engines call the callback without looking whether there
 /// is one, and end the process.
@@ -29,7 +31,13 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
             let args = client
                 .engine
                 .call(Self { on_delete_callback: self.on_delete_callback.or(Some(nobody_listens)), ..*self })?;
-            self.buffer = Buffer::adopt(&client, args.buffer, true)?.into_raw();
+            let at = self.device_buffer_ptr.expose_provenance();
+            // Another platform's memory is not this process's to read.
+            let readable = plugin::kind() == Some(EngineKind::Cpu)
+                && is_default_layout(self.layout)
+                && client.viewable.contains(self.element_type);
+            self.buffer =
+                Buffer::adopt_foreign(&client, args.buffer, Access::ReadOnly, readable.then_some(at))?.into_raw();
         }
         Ok(())
     }
@@ -56,7 +64,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                 Some((device, size)) => {
                     {
                         let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
-                        let buffer = fresh(&client, device, shape)?;
+                        let buffer = fresh(&client, device, shape, OriginKind::Other)?;
                         // Whatever the bytes are, they are what was asked for.
                         buffer.mark_whole();
                         buffer
@@ -64,7 +72,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                 }
                 None => {
                     let args = client.engine.call(*self)?;
-                    Buffer::adopt(&client, args.buffer, false)?
+                    Buffer::adopt(&client, args.buffer)?
                 }
             }
         }
@@ -79,7 +87,7 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
             let args = client.engine.call(*self)?;
-            self.buffer = Buffer::adopt(&client, args.buffer, false)?.into_raw();
+            self.buffer = Buffer::adopt(&client, args.buffer)?.into_raw();
         }
         Ok(())
     }
@@ -92,7 +100,7 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
         unsafe {
             let args = client.engine.call(*self)?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
-            self.alias_buffer = Buffer::adopt(&client, args.alias_buffer, false)?.into_raw();
+            self.alias_buffer = Buffer::adopt(&client, args.alias_buffer)?.into_raw();
         }
         Ok(())
     }
@@ -131,7 +139,7 @@ impl Entry for sys::PJRT_Buffer_Bitcast_Args {
         let outcome = match outcome {
             // The source's memory goes on in the result, which looks at it as another type.
             // SAFETY: the result was just made and is ours.
-            Ok(args) => unsafe { Buffer::adopt(&client, args.out_buffer, true) }.map(|result| {
+            Ok(args) => unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
                 result.state().storage = buffer.donate();
                 self.out_buffer = result.into_raw();
             }),
@@ -155,7 +163,7 @@ impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
                 self.callback_data = args.callback_data;
                 self.dependency_ready_callback = args.dependency_ready_callback;
                 // SAFETY: the result was just made and is ours.
-                unsafe { Buffer::adopt(&client, args.out_buffer, true) }.map(|result| {
+                unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
                     result.state().storage = buffer.donate();
                     self.out_buffer = result.into_raw();
                 })

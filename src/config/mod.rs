@@ -47,8 +47,13 @@ pub use engine_options::{EngineOptions, OptionValue};
 pub use limit::{Fraction, GRANULE_BYTES, Limit};
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
-pub use table::{COMPACT, DEVICES, ENGINE, LIMIT, LOG, REWRITE, Row, STRATEGY, TABLE, TPU_TILES};
-pub use values::{Compact, EngineKind, EngineRequest, LogFilter, Rewrite, TpuTiles};
+pub use table::{
+    COMPACT, DEVICES, ENGINE, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE, Row, SCRATCH, STRATEGY, TABLE,
+    TPU_TILES, ZERO_COPY,
+};
+pub use values::{
+    Compact, EngineKind, EngineRequest, HugePages, LogFilter, OomReport, Rewrite, Scratch, TpuTiles, ZeroCopy,
+};
 
 /// A count of bytes.
 type Bytes = u64;
@@ -141,12 +146,22 @@ pub struct Settings {
     pub compact: Setting<Compact>,
     /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].
     pub tpu_tiles: Setting<TpuTiles>,
+    /// Whether large regions ask for huge pages.
+    pub huge_pages: Setting<HugePages>,
     /// Which engine to load.
     pub engine: Setting<EngineRequest>,
     /// How many devices a CPU engine shows. Engines of real devices count for themselves.
     pub devices: Setting<NonZeroU32>,
     /// Whether results are placed in our memory by rewriting programs (destination passing).
     pub rewrite: Setting<Rewrite>,
+    /// Where programs' scratch lies.
+    pub scratch: Setting<Scratch>,
+    /// Whether arrays of the host are used where they lie.
+    pub zero_copy: Setting<ZeroCopy>,
+    /// How many events each device remembers.
+    pub history: Setting<usize>,
+    /// Where a report goes when memory is exhausted.
+    pub oom_report: Setting<OomReport>,
     /// What is logged.
     pub log: Setting<LogFilter>,
     /// What was said to no effect, for the user to read.
@@ -196,9 +211,14 @@ struct Reading {
     limit: Result<Setting<Limit>>,
     compact: Result<Setting<Compact>>,
     tpu_tiles: Result<Setting<TpuTiles>>,
+    huge_pages: Result<Setting<HugePages>>,
     engine: Result<Setting<EngineRequest>>,
     devices: Result<Setting<NonZeroU32>>,
     rewrite: Result<Setting<Rewrite>>,
+    scratch: Result<Setting<Scratch>>,
+    zero_copy: Result<Setting<ZeroCopy>>,
+    history: Result<Setting<usize>>,
+    oom_report: Result<Setting<OomReport>>,
     log: Result<Setting<LogFilter>>,
     warnings: Vec<String>,
     overridden: Vec<String>,
@@ -214,7 +234,7 @@ impl Reading {
         let limit = said(&LIMIT)
             .and_then(|said| limit::refuse_both_fractions(&said).map(|()| said))
             .and_then(|said| claim::decide(&said, Limit::parse, Limit::DEFAULT, &mut notes));
-        // A strategy that cannot be read is an error by itself; what it would have meant for these two is moot then.
+        // A strategy that cannot be read is an error by itself; what it would have meant for others is moot then.
         let chosen = strategy.as_ref().map_or(Strategy::Preallocate, |strategy| strategy.value);
         let compact = said(&COMPACT).and_then(|said| {
             let compact = claim::decide(&said, Compact::parse, Compact::default_for(chosen), &mut notes)?;
@@ -230,11 +250,21 @@ impl Reading {
             }
             Ok(tiles)
         });
+        let huge_pages =
+            said(&HUGE_PAGES).and_then(|said| claim::decide(&said, HugePages::parse, HugePages::Off, &mut notes));
         let engine = said(&ENGINE)
             .and_then(|said| claim::decide(&said, EngineRequest::parse, EngineRequest::DEFAULT, &mut notes));
         let devices =
             said(&DEVICES).and_then(|said| claim::decide(&said, values::parse_devices, NonZeroU32::MIN, &mut notes));
         let rewrite = said(&REWRITE).and_then(|said| claim::decide(&said, Rewrite::parse, Rewrite::On, &mut notes));
+        let scratch = said(&SCRATCH)
+            .and_then(|said| claim::decide(&said, Scratch::parse, Scratch::default_for(chosen), &mut notes));
+        let zero_copy = said(&ZERO_COPY)
+            .and_then(|said| claim::decide(&said, ZeroCopy::parse, ZeroCopy::default_for(chosen), &mut notes));
+        let history = said(&HISTORY)
+            .and_then(|said| claim::decide(&said, values::parse_history, values::DEFAULT_HISTORY, &mut notes));
+        let oom_report =
+            said(&OOM_REPORT).and_then(|said| claim::decide(&said, OomReport::parse, OomReport::OFF, &mut notes));
         let log = said(&LOG).and_then(|said| claim::decide(&said, LogFilter::parse, LogFilter::default(), &mut notes));
         notes.warnings.extend(table::unknown_variables(environment));
         let foreign = engine_options::foreign(options, &mut notes.warnings);
@@ -246,9 +276,14 @@ impl Reading {
             limit,
             compact,
             tpu_tiles,
+            huge_pages,
             engine,
             devices,
             rewrite,
+            scratch,
+            zero_copy,
+            history,
+            oom_report,
             log,
             warnings,
             overridden,
@@ -263,9 +298,14 @@ impl Reading {
             self.limit.as_ref().err(),
             self.compact.as_ref().err(),
             self.tpu_tiles.as_ref().err(),
+            self.huge_pages.as_ref().err(),
             self.engine.as_ref().err(),
             self.devices.as_ref().err(),
             self.rewrite.as_ref().err(),
+            self.scratch.as_ref().err(),
+            self.zero_copy.as_ref().err(),
+            self.history.as_ref().err(),
+            self.oom_report.as_ref().err(),
             self.log.as_ref().err(),
         ]
         .into_iter()
@@ -280,9 +320,14 @@ impl Reading {
             limit: self.limit?,
             compact: self.compact?,
             tpu_tiles: self.tpu_tiles?,
+            huge_pages: self.huge_pages?,
             engine: self.engine?,
             devices: self.devices?,
             rewrite: self.rewrite?,
+            scratch: self.scratch?,
+            zero_copy: self.zero_copy?,
+            history: self.history?,
+            oom_report: self.oom_report?,
             log: self.log?,
             warnings: self.warnings,
             overridden: self.overridden,

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::limit::show;
 use super::{
-    Bytes, COMPACT, DEVICES, ENGINE, Environment, LIMIT, LOG, OptionValue, REWRITE, Reading, Row, STRATEGY, Setting,
-    Settings, Source, TABLE, TPU_TILES, strategy_name,
+    Bytes, COMPACT, DEVICES, ENGINE, Environment, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, OptionValue, REWRITE,
+    Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY, strategy_name,
 };
 use crate::error::Result;
 
@@ -36,6 +36,7 @@ impl Settings {
             ),
             clause(&COMPACT, self.compact.value, &self.compact, None),
             clause(&TPU_TILES, self.tpu_tiles.value, &self.tpu_tiles, None),
+            clause(&HUGE_PAGES, self.huge_pages.value, &self.huge_pages, None),
             clause(
                 &ENGINE,
                 &self.engine.value,
@@ -44,6 +45,10 @@ impl Settings {
             ),
             clause(&DEVICES, self.devices.value, &self.devices, None),
             clause(&REWRITE, self.rewrite.value, &self.rewrite, None),
+            clause(&SCRATCH, self.scratch.value, &self.scratch, None),
+            clause(&ZERO_COPY, self.zero_copy.value, &self.zero_copy, None),
+            clause(&HISTORY, self.history.value, &self.history, None),
+            clause(&OOM_REPORT, &self.oom_report.value, &self.oom_report, None),
             clause(&LOG, &self.log.value, &self.log, None),
         ];
         let mut line = clauses.join(", ");
@@ -63,7 +68,7 @@ fn clause<T>(row: &Row, value: impl fmt::Display, setting: &Setting<T>, result: 
 }
 
 /// The columns of the table with their widths, and the space between them: 100 characters in all.
-const COLUMNS: [(&str, usize); 4] = [("setting", 9), ("value", 15), ("from", 40), ("allowed", 30)];
+const COLUMNS: [(&str, usize); 4] = [("setting", 10), ("value", 15), ("from", 39), ("allowed", 30)];
 const GAP: &str = "  ";
 
 /// What was found out about a setting on this machine; the table shows it below the setting.
@@ -93,9 +98,14 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         cells(&reading.limit, ToString::to_string),
         cells(&reading.compact, ToString::to_string),
         cells(&reading.tpu_tiles, ToString::to_string),
+        cells(&reading.huge_pages, ToString::to_string),
         cells(&reading.engine, ToString::to_string),
         cells(&reading.devices, ToString::to_string),
         cells(&reading.rewrite, ToString::to_string),
+        cells(&reading.scratch, ToString::to_string),
+        cells(&reading.zero_copy, ToString::to_string),
+        cells(&reading.history, ToString::to_string),
+        cells(&reading.oom_report, ToString::to_string),
         cells(&reading.log, ToString::to_string),
     ];
     let mut text = String::new();

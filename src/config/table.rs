@@ -69,6 +69,16 @@ pub static TPU_TILES: Row = Row {
     doc: "Whether the strategy tpu reserves for each array what a TPU's tiled layout takes, padding included.",
 };
 
+/// Whether large regions ask for huge pages.
+pub static HUGE_PAGES: Row = Row {
+    name: "huge_pages",
+    names: &[Opt("huge_pages"), Var("PJRT_ARENA_HUGE_PAGES")],
+    default: "off",
+    allowed: "on, off",
+    doc: "Whether memory asks Linux for huge pages (2MiB): its first use costs a fraction, but can stall where the kernel, \
+          or the host of a virtual machine, has to find room.",
+};
+
 /// Which engine to load.
 pub static ENGINE: Row = Row {
     name: "engine",
@@ -101,6 +111,35 @@ pub static REWRITE: Row = Row {
     doc: "Destination passing: programs are rewritten so that XLA writes results into the arena.",
 };
 
+/// Where programs' scratch lies.
+pub static SCRATCH: Row = Row {
+    name: "scratch",
+    names: &[Opt("scratch"), Var("PJRT_ARENA_SCRATCH")],
+    default: "warm",
+    allowed: "warm, system",
+    doc: "Where a CPU engine takes programs' scratch from: memory that stays warm, or malloc. Without a word: system for \
+          platform, warm for the others.",
+};
+
+/// How many events are remembered.
+pub static HISTORY: Row = Row {
+    name: "history",
+    names: &[Opt("history"), Var("PJRT_ARENA_HISTORY")],
+    default: "65536",
+    allowed: "a whole number of events from 0 to 1000000; 0 is off",
+    doc: "How many of the arena's last events each device remembers for snapshots, at 48 bytes each.",
+};
+
+/// Where a report of an allocation that failed goes.
+pub static OOM_REPORT: Row = Row {
+    name: "oom_report",
+    names: &[Opt("oom_report"), Var("PJRT_ARENA_OOM_REPORT")],
+    default: "off",
+    allowed: "off, or a path that ends in .html, .json, .perfetto.json or .pickle",
+    doc: "A file that a snapshot is written to when memory is exhausted; at most one in 10 seconds, each in the place of \
+          the one before.",
+};
+
 /// What is logged.
 pub static LOG: Row = Row {
     name: "log",
@@ -110,8 +149,32 @@ pub static LOG: Row = Row {
     doc: "What goes to standard error. The first client of a process decides.",
 };
 
+/// Whether arrays of the host are used where they lie.
+pub static ZERO_COPY: Row = Row {
+    name: "zero_copy",
+    names: &[Opt("zero_copy"), Var("PJRT_ARENA_ZERO_COPY")],
+    default: "on",
+    allowed: "on, off",
+    doc: "Whether a CPU device uses NumPy arrays of 64 KiB and more, 64-byte aligned and dense, where they lie, as JAX's \
+          CPU backend does; such arrays are not in memory_stats(). Without a word: off for tpu, on for the others.",
+};
+
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 8] = [&STRATEGY, &LIMIT, &COMPACT, &TPU_TILES, &ENGINE, &DEVICES, &REWRITE, &LOG];
+pub static TABLE: [&Row; 13] = [
+    &STRATEGY,
+    &LIMIT,
+    &COMPACT,
+    &TPU_TILES,
+    &HUGE_PAGES,
+    &ENGINE,
+    &DEVICES,
+    &REWRITE,
+    &SCRATCH,
+    &ZERO_COPY,
+    &HISTORY,
+    &OOM_REPORT,
+    &LOG,
+];
 
 /// Variables that carry our prefix and are read elsewhere: the Python package finds this library by the first.
 const READ_ELSEWHERE: [&str; 7] = [

@@ -36,9 +36,14 @@ fn nothing_said_means_the_defaults_of_the_table() {
         settings.limit.value.to_string(),
         settings.compact.value.to_string(),
         settings.tpu_tiles.value.to_string(),
+        settings.huge_pages.value.to_string(),
         settings.engine.value.to_string(),
         settings.devices.value.to_string(),
         settings.rewrite.value.to_string(),
+        settings.scratch.value.to_string(),
+        settings.zero_copy.value.to_string(),
+        settings.history.value.to_string(),
+        settings.oom_report.value.to_string(),
         settings.log.value.to_string(),
     ];
     assert_eq!(shown.as_slice(), TABLE.map(|row| row.default));
@@ -193,7 +198,7 @@ fn tiles_are_counted_for_tpu_only() {
     // The doctor shows both, and their errors.
     let table = doctor(&environment(&[("PJRT_ARENA_TPU_TILES", "maybe"), ("PJRT_ARENA_COMPACT", "on")]), &[], &[]);
     assert!(table.contains("PJRT_ARENA_TPU_TILES=maybe is not valid"), "{table}");
-    assert!(table.lines().any(|line| line.starts_with("compact    on               PJRT_ARENA_COMPACT")), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("compact     on               PJRT_ARENA_COMPACT")), "{table}");
 }
 
 #[test]
@@ -330,6 +335,42 @@ fn rewriting_is_on_or_off() {
     let typed = [("rewrite".to_owned(), OptionValue::Bool(false))];
     assert_eq!(Settings::read(&environment(&[]), &typed).unwrap().rewrite.value, Rewrite::Off);
     assert!(message(&[("PJRT_ARENA_REWRITE", "never")], &[]).ends_with("allowed: on, off"));
+    let scratch = |variables: &[(&str, &str)]| read(variables, &[]).unwrap().scratch.value;
+    assert_eq!(scratch(&[(OURS, "growing")]), Scratch::Warm);
+    assert_eq!(scratch(&[(OURS, "platform")]), Scratch::System);
+    assert_eq!(scratch(&[(OURS, "platform"), ("PJRT_ARENA_SCRATCH", "Warm")]), Scratch::Warm);
+    assert!(message(&[("PJRT_ARENA_SCRATCH", "off")], &[]).ends_with("allowed: warm, system"));
+}
+
+#[test]
+fn huge_pages_are_asked_for_where_the_user_says_so() {
+    let settings = read(&[("PJRT_ARENA_HUGE_PAGES", "on")], &[]).unwrap();
+    assert_eq!(settings.huge_pages.value, HugePages::On);
+    assert!(settings.summary(None).contains("huge_pages=on (PJRT_ARENA_HUGE_PAGES)"));
+    let settings = read(&[("PJRT_ARENA_HUGE_PAGES", "on")], &[("huge_pages", "off")]).unwrap();
+    assert_eq!((settings.huge_pages.value, settings.overridden.len()), (HugePages::Off, 1));
+    let text = message(&[("PJRT_ARENA_HUGE_PAGES", "2MiB")], &[]);
+    assert!(text.contains("PJRT_ARENA_HUGE_PAGES=2MiB") && text.ends_with("allowed: on, off"), "{text}");
+}
+
+#[test]
+fn arrays_are_used_in_place_except_on_what_stands_for_a_tpu() {
+    for (name, default) in
+        [("preallocate", ZeroCopy::On), ("growing", ZeroCopy::On), ("platform", ZeroCopy::On), ("tpu", ZeroCopy::Off)]
+    {
+        let settings = read(&[(OURS, name)], &[]).unwrap();
+        assert_eq!(settings.zero_copy, Setting { value: default, source: Source::Default }, "{name}");
+        for (text, told) in [("on", ZeroCopy::On), ("False", ZeroCopy::Off)] {
+            let settings = read(&[(OURS, name), ("PJRT_ARENA_ZERO_COPY", text)], &[]).unwrap();
+            assert_eq!(settings.zero_copy.value, told, "{name} {text}");
+            assert!(settings.warnings.is_empty(), "{name} {text}: {:?}", settings.warnings);
+        }
+    }
+    let typed = [("zero_copy".to_owned(), OptionValue::Bool(true))];
+    let settings = Settings::read(&environment(&[(OURS, "tpu"), ("PJRT_ARENA_ZERO_COPY", "off")]), &typed).unwrap();
+    assert_eq!(settings.zero_copy.to_string(), "on (client option zero_copy)");
+    assert_eq!(settings.overridden, ["PJRT_ARENA_ZERO_COPY=off"]);
+    assert!(message(&[("PJRT_ARENA_ZERO_COPY", "64KiB")], &[]).ends_with("allowed: on, off"));
 }
 
 #[test]
@@ -410,8 +451,9 @@ fn one_line_says_it_all() {
         settings.summary(Some(outcome)),
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
          compact=off (default), tpu_tiles=off (default), \
-         engine=cpu = /e/cpu.so (default), devices=2 (client option devices), rewrite=on (default), log=warn (default); \
-         overridden: PJRT_ARENA_DEVICES=4"
+         huge_pages=off (default), engine=cpu = /e/cpu.so (default), devices=2 (client option devices), rewrite=on (default), \
+         scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
+         log=warn (default); overridden: PJRT_ARENA_DEVICES=4"
     );
     assert!(!settings.summary(None).contains("6.00GiB"));
 }
@@ -446,6 +488,24 @@ fn the_table_shows_valid_and_invalid_settings_in_100_columns() {
     ] {
         assert!(flat.contains(part), "{part}\n{text}");
     }
+}
+
+#[test]
+fn a_history_is_a_count_and_a_report_a_file_of_a_known_kind() {
+    let history = |text: &str| read(&[("PJRT_ARENA_HISTORY", text)], &[]).map(|settings| settings.history.value);
+    assert_eq!((history("0"), history("1000000")), (Ok(0), Ok(1_000_000)));
+    for text in ["1000001", "-1", "on", "1e3"] {
+        let message = history(text).unwrap_err().message;
+        assert!(
+            message.contains(&format!("PJRT_ARENA_HISTORY={text}")) && message.contains("0 to 1000000"),
+            "{message}"
+        );
+    }
+    let report = |text: &str| read(&[("PJRT_ARENA_OOM_REPORT", text)], &[]).map(|settings| settings.oom_report.value);
+    assert_eq!(report("off").unwrap().path(), None);
+    assert_eq!(report("/a b/x.html").unwrap().path(), Some(std::path::Path::new("/a b/x.html")));
+    let message = report("/a/x.txt").unwrap_err().message;
+    assert!(message.contains("PJRT_ARENA_OOM_REPORT=/a/x.txt") && message.contains(".pickle"), "{message}");
 }
 
 #[test]

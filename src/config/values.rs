@@ -1,13 +1,17 @@
-//! The settings whose names all take the same kind of text: compaction, tiles, engine, devices, rewriting, log.
+//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, devices, rewriting,
+//! scratch, zero copies, history, report, log.
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::claim::Said;
-use super::{COMPACT, DEVICES, ENGINE, LOG, REWRITE, TPU_TILES, did_you_mean};
-use crate::{error::Result, memory::Strategy};
+use super::{
+    COMPACT, DEVICES, ENGINE, HISTORY, HUGE_PAGES, LOG, OOM_REPORT, REWRITE, SCRATCH, TPU_TILES, ZERO_COPY,
+    did_you_mean,
+};
+use crate::{error::Result, memory::Strategy, report::snapshot::Format};
 
 /// The kinds of engine that can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +93,49 @@ pub(super) fn parse_devices(said: &Said) -> Result<NonZeroU32> {
     count.ok_or_else(|| said.refuse(DEVICES.allowed))
 }
 
+/// Events remembered where nobody says anything: 3 MiB for each device, touched as they come.
+pub(super) const DEFAULT_HISTORY: usize = 1 << 16;
+/// Most events: 46 MiB, and far below what block numbers in reports bear.
+const MOST_HISTORY: usize = 1_000_000;
+
+pub(super) fn parse_history(said: &Said) -> Result<usize> {
+    let count = said.text().parse::<usize>().ok().filter(|&count| count <= MOST_HISTORY);
+    count.ok_or_else(|| said.refuse(HISTORY.allowed))
+}
+
+/// Where a report goes when memory is exhausted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OomReport(Option<PathBuf>);
+
+impl OomReport {
+    pub(super) const OFF: Self = Self(None);
+
+    /// The file, if there is to be one.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.as_deref()
+    }
+
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        if ["off", "false", "0"].contains(&said.text().to_ascii_lowercase().as_str()) {
+            return Ok(Self::OFF);
+        }
+        let path = PathBuf::from(&said.raw);
+        match Format::of(&path) {
+            Ok(_) => Ok(Self(Some(path))),
+            Err(_) => Err(said.refuse(OOM_REPORT.allowed)),
+        }
+    }
+}
+
+impl fmt::Display for OomReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(path) => write!(f, "{}", path.display()),
+            None => f.write_str("off"),
+        }
+    }
+}
+
 /// Settings that are on or off, each with a type of its own.
 macro_rules! on_or_off {
     ($(#[$doc:meta])* $name:ident, $row:ident, $(#[$on:meta])* On, $(#[$off:meta])* Off) => {
@@ -129,6 +176,25 @@ on_or_off! {
     On,
     /// Every program goes to the engine as it came.
     Off
+}
+
+on_or_off! {
+    /// Whether arrays of the host are used where they lie.
+    ZeroCopy, ZERO_COPY,
+    /// Those that the caller keeps unchanged, and that the engine can use as they are.
+    On,
+    /// Every array is copied into the arena.
+    Off
+}
+
+impl ZeroCopy {
+    /// What holds where nobody says anything. A TPU cannot use the host's memory: under its strategy every array counts.
+    pub(super) fn default_for(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Tpu => Self::Off,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => Self::On,
+        }
+    }
 }
 
 /// When live buffers are moved.
@@ -179,6 +245,51 @@ on_or_off! {
     /// Each array takes what its tiled layout takes on a TPU ([`crate::memory::tiles`]).
     On,
     /// Each array takes its own bytes.
+    Off
+}
+
+/// Where a CPU engine takes programs' scratch from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scratch {
+    /// Memory that stays warm ([`crate::engine::scratch`]).
+    Warm,
+    /// The system's malloc.
+    System,
+}
+
+impl Scratch {
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        match said.text().to_ascii_lowercase().as_str() {
+            "warm" => Ok(Self::Warm),
+            "system" => Ok(Self::System),
+            _ => Err(said.refuse(SCRATCH.allowed)),
+        }
+    }
+
+    /// What holds where nobody says anything: who chose `platform` wants memory to go back at once.
+    pub(super) fn default_for(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Platform => Self::System,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => Self::Warm,
+        }
+    }
+}
+
+impl fmt::Display for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Warm => "warm",
+            Self::System => "system",
+        })
+    }
+}
+
+on_or_off! {
+    /// Whether large regions ask for huge pages.
+    HugePages, HUGE_PAGES,
+    /// Regions of 2 MiB and more ask for them ([`crate::device::host`]).
+    On,
+    /// The kernel does what it does for everybody.
     Off
 }
 

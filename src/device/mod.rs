@@ -3,6 +3,7 @@
 pub mod cuda;
 pub mod fake;
 pub mod host;
+mod pieces;
 pub mod strided;
 
 use std::fmt;

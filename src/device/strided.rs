@@ -4,10 +4,34 @@
 //! one is a `memcpy` a row. What is left is walked in the order of the destination; where the source runs fastest along
 //! another dimension than the destination does (a transposed array), the two are walked in tiles, so that each cache
 //! line of the source is read once.
+//!
+//! Large arrays are copied by several threads, each of which takes one band of the destination after the other. What
+//! they gain most from is memory that nobody used before: the kernel clears a page at its first use, which takes six
+//! times as long as copying into it. Measured on two processors, in ms with one thread and with two:
+//!
+//! ```text
+//!               used before      first use
+//!     4 MiB    0.07   0.08      1.18   0.65
+//!     8 MiB    0.16   0.14      2.4    1.3
+//!    64 MiB    3.1    2.9      21     11
+//!   256 MiB   12.6   11.9      84     45
+//! ```
 
 use std::ptr;
 
 use smallvec::SmallVec;
+
+use super::pieces;
+
+/// Bytes of a dense array that are worth a thread: on idle processors two threads win from twice as many on. On busy
+/// ones a copy into memory used before can lose, by the time that a helper waits for its turn.
+const DENSE_WORTH: usize = 4 << 20;
+
+/// The same of a strided one, which takes longer.
+const STRIDED_WORTH: usize = 1 << 20;
+
+/// Bytes that a thread copies before it looks for more: long against the look, short against the wait for the last.
+const BAND: usize = 1 << 20;
 
 /// Elements along each side of a tile: 64 lines of the source and of the destination fit into a 32 KiB cache together.
 const TILE: usize = 64;
@@ -18,6 +42,21 @@ struct Dimension {
     count: usize,
     from: isize,
     to: isize,
+}
+
+/// Whether an array of `dims` elements of `element` bytes lies dense in the default layout, whatever the strides along
+/// dimensions of one element are.
+pub fn is_dense(dims: &[i64], strides: Option<&[i64]>, element: usize) -> bool {
+    strides.is_none_or(|strides| merge(dims, strides, element).is_empty())
+}
+
+/// Copies `bytes` bytes.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `bytes` bytes, and the two must not overlap.
+pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { in_bands(from, to, &[Dimension { count: bytes, from: 1, to: 1 }], 1, Cut::of(bytes, DENSE_WORTH)) }
 }
 
 /// Copies an array of `dims` elements of `element` bytes to `to`, dense with the last dimension fastest. `strides` are
@@ -31,17 +70,69 @@ pub unsafe fn copy_to_dense(from: *const u8, to: *mut u8, dims: &[i64], strides:
     if total == 0 {
         return;
     }
-    let Some(strides) = strides else {
+    match strides.map(|strides| merge(dims, strides, element)) {
+        Some(dimensions) if !dimensions.is_empty() => {
+            // SAFETY: the dimensions describe the same elements as the caller's.
+            unsafe { in_bands(from, to, &dimensions, element, Cut::of(total, STRIDED_WORTH)) }
+        }
         // SAFETY: both are dense and `total` bytes long.
-        return unsafe { ptr::copy_nonoverlapping(from, to, total) };
-    };
-    let dimensions = merge(dims, strides, element);
-    match dimensions.as_slice() {
-        // SAFETY: nothing is left to stride over.
-        [] => unsafe { ptr::copy_nonoverlapping(from, to, total) },
-        // SAFETY: the dimensions describe the same elements as the caller's.
-        all => unsafe { walk(from, to, all, element) },
+        _ => unsafe { copy(from, to, total) },
     }
+}
+
+/// The two ends of a copy, for threads that each write a part of their own.
+#[derive(Clone, Copy)]
+struct Ends(*const u8, *mut u8);
+// SAFETY: only `in_bands` makes them, whose bands do not overlap, and it ends after the threads.
+unsafe impl Sync for Ends {}
+
+impl Ends {
+    /// Both, out of a closure that captures them as one.
+    fn both(&self) -> &Self {
+        self
+    }
+}
+
+/// How a copy is divided.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// Threads at most, if there are bands enough.
+    threads: usize,
+    /// Bytes of a band at least, up to the array's end.
+    band: usize,
+}
+
+impl Cut {
+    /// For an array of so many bytes, of which each `worth` are worth a thread.
+    fn of(bytes: usize, worth: usize) -> Self {
+        Self { threads: bytes / worth, band: BAND }
+    }
+}
+
+/// Copies in bands along the slowest dimension of the destination, each of which one thread writes alone.
+///
+/// # Safety
+/// As for [`copy_to_dense`]; the dimensions must be all of the array, and none of them empty.
+unsafe fn in_bands(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: usize, cut: Cut) {
+    let slowest = dimensions[0];
+    if cut.threads <= 1 {
+        // SAFETY: the caller's promise.
+        return unsafe { walk(from, to, dimensions, element) };
+    }
+    // Where the source runs fastest along this dimension, a cut elsewhere than between tiles would divide its lines.
+    let fastest = dimensions.iter().all(|dimension| slowest.from.unsigned_abs() <= dimension.from.unsigned_abs());
+    let unit = if fastest { TILE } else { 1 };
+    let height = cut.band.div_ceil(slowest.to.unsigned_abs()).next_multiple_of(unit);
+    let ends = Ends(from, to);
+    pieces::each(slowest.count.div_ceil(height), cut.threads, |number| {
+        let Ends(from, to) = *ends.both();
+        let first = number * height;
+        let mut band: SmallVec<[Dimension; 6]> = SmallVec::from_slice(dimensions);
+        band[0].count = height.min(slowest.count - first);
+        let first = first as isize;
+        // SAFETY: the band lies within the array, and no other thread has a part of it.
+        unsafe { walk(from.offset(first * slowest.from), to.offset(first * slowest.to), &band, element) }
+    });
 }
 
 /// The dimensions, slowest first, without those of one element, and with neighbours merged where the source steps over
@@ -192,12 +283,41 @@ mod tests {
         dense
     }
 
+    #[test]
+    fn dense_is_what_lies_dense() {
+        assert!(is_dense(&[3, 4], None, 4));
+        assert!(is_dense(&[3, 4], Some(&[16, 4]), 4));
+        assert!(is_dense(&[3, 1, 4], Some(&[16, 12345, 4]), 4), "one element has no stride");
+        assert!(is_dense(&[], Some(&[]), 4));
+        for (dims, strides) in [([3, 4], [4, 12]), ([3, 4], [32, 4]), ([3, 4], [0, 4]), ([3, 4], [-16, 4])] {
+            assert!(!is_dense(&dims, Some(&strides), 4), "{dims:?} {strides:?}");
+        }
+        assert!(!is_dense(&[4], Some(&[8]), 4));
+    }
+
     proptest! {
+        #[test]
+        fn dense_copies_are_exact_at_all_sizes_and_alignments(
+            bytes in 0_usize..70_000, from in 0_usize..65, to in 0_usize..65, threads in 2_usize..6, band in 1_usize..9000,
+        ) {
+            let source: Vec<u8> = (0..bytes + from).map(|i| (i * 7 + i / 256) as u8).collect();
+            let mut copied = vec![0xA5; to + bytes + 64];
+            let dimension = Dimension { count: bytes, from: 1, to: 1 };
+            // SAFETY: both have `bytes` bytes from there on.
+            unsafe {
+                let (from, to) = (source.as_ptr().add(from), copied.as_mut_ptr().add(to));
+                in_bands(from, to, &[dimension], 1, Cut { threads, band });
+            }
+            prop_assert_eq!(&copied[to..to + bytes], &source[from..]);
+            prop_assert!(copied[..to].iter().chain(&copied[to + bytes..]).all(|&byte| byte == 0xA5), "nothing beside");
+        }
+
         #[test]
         fn copies_what_the_strides_say(
             shape in prop::collection::vec((0_i64..70, prop::sample::select(vec![-2_i64, -1, 0, 1, 2])), 0..4),
             order in any::<u64>(),
             element in prop::sample::select(vec![1_usize, 2, 4, 8, 16]),
+            (threads, band) in (1_usize..5, 1_usize..5000),
         ) {
             let dims: Vec<i64> = shape.iter().map(|(dim, _)| *dim).collect();
             prop_assume!(dims.iter().product::<i64>() < 20_000);
@@ -219,7 +339,17 @@ mod tests {
             unsafe {
                 copy_to_dense(source.as_ptr().add(origin), copied.as_mut_ptr(), &dims, Some(&strides), element);
             }
-            prop_assert_eq!(copied, expected);
+            prop_assert_eq!(&copied, &expected);
+            let dimensions = merge(&dims, &strides, element);
+            if !expected.is_empty() && !dimensions.is_empty() {
+                copied.fill(0);
+                // SAFETY: as above.
+                unsafe {
+                    let from = source.as_ptr().add(origin);
+                    in_bands(from, copied.as_mut_ptr(), &dimensions, element, Cut { threads, band });
+                }
+                prop_assert_eq!(&copied, &expected);
+            }
         }
     }
 }

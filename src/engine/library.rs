@@ -28,6 +28,8 @@ pub struct Engine {
     api: sys::PJRT_Api,
     /// Where it was loaded from.
     path: PathBuf,
+    /// An address in its code.
+    inside: *const c_void,
 }
 
 // SAFETY: the table is written once, before the value is shared, and PJRT functions may be called from any thread.
@@ -52,6 +54,7 @@ impl Engine {
         // SAFETY: the type is the one that the PJRT C API gives to this symbol.
         let get = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::PJRT_Api>(b"GetPjrtApi\0") }
             .map_err(|_| Error::invalid_argument(format!("{shown} is no PJRT plugin: it has no symbol GetPjrtApi")))?;
+        let inside = *get as *const c_void;
         // SAFETY: GetPjrtApi takes nothing and returns the plugin's static table.
         let raw = unsafe { get() };
         // The engine's threads and static objects live until the process ends.
@@ -87,7 +90,7 @@ impl Engine {
                 "the engine {shown} speaks PJRT C API 0.{minor}; pjrt-arena speaks 0.{OLDEST_MINOR} and newer"
             )));
         }
-        Ok(Self { api, path: path.to_owned() })
+        Ok(Self { api, path: path.to_owned(), inside })
     }
 
     /// The minor version of the C API that the engine was built with.
@@ -95,9 +98,19 @@ impl Engine {
         self.api.pjrt_api_version.minor_version
     }
 
+    /// Whether it is newer than our declarations, so that its structs may be longer.
+    pub fn is_newer(&self) -> bool {
+        self.minor() > sys::PJRT_API_MINOR as i32
+    }
+
     /// Where the engine was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// An address in the engine's library.
+    pub fn inside(&self) -> *const c_void {
+        self.inside
     }
 
     /// Bytes of the engine's own function table.
@@ -149,7 +162,7 @@ impl Engine {
     /// # Safety
     /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs.
     pub unsafe fn invoke<A: CStruct, T>(&self, args: *mut A, function: impl FnOnce(*mut A) -> T) -> T {
-        let size = if self.minor() > sys::PJRT_API_MINOR as i32 { oversize::<A>() } else { A::STRUCT_SIZE };
+        let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
         // SAFETY: the caller's promise.
         unsafe { fitted(args, size.., size, function) }
     }

@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   Arena  one per device: the lock, ids, counters, waiting, the out-of-memory report
-//!     |-- table      BlockId -> size asked for, address, place, live, pinned or retired
+//!     |-- table      BlockId -> size asked for, address, place, who made it, live, pinned or retired
+//!     |-- history    what happened last: a ring of events, and how to go back through them
+//!     |-- idle       when memory goes back to the system though nobody asked: a pure rule
 //!     |-- compaction which blocks to move, and where, so that room appears: a pure function of a picture
 //!     `-- strategy   where blocks go; what is taken from the device and given back
 //!           |-- preallocate (tpu too), growing     regions, divided by
@@ -24,6 +26,9 @@
 
 mod arena;
 pub mod compaction;
+pub mod history;
+pub mod idle;
+mod maker;
 mod oom;
 mod slab;
 mod space;
@@ -37,8 +42,12 @@ pub mod tiles;
 use std::fmt;
 
 pub use self::{
-    arena::{Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle},
-    oom::{OutOfMemory, Pinned},
+    arena::{
+        Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle, ScopeId, Scoped, Surplus,
+        Survey,
+    },
+    maker::{Maker, Moment, OriginId, PinReason, Request, Run, began},
+    oom::{Hint, Holder, OutOfMemory, Pinned, Story, Tried},
     stats::Stats,
     table::BlockId,
 };

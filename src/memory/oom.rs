@@ -33,10 +33,94 @@ pub struct OutOfMemory {
     pub reserved: Bytes,
     /// The arena's limit.
     pub limit: Bytes,
-    /// What a compaction could not move, where there was one; the largest sum first.
-    pub pinned: Box<[Pinned]>,
+    /// What is known beyond the numbers.
+    pub story: Option<Box<Story>>,
     /// What the device said, where it refused memory that the limit allows.
     pub refusal: Option<Box<Error>>,
+}
+
+/// What a request was for, what was tried, and who holds the memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Story {
+    /// What was to be allocated, in words.
+    pub wanted: String,
+    /// What compaction did, where it was on.
+    pub tried: Option<Tried>,
+    /// What a compaction could not move, where there was one; the largest sum first.
+    pub pinned: Vec<Pinned>,
+    /// Who holds most of the memory; the largest first.
+    pub holders: Vec<Holder>,
+    /// Blocks of others than `holders`.
+    pub others: u64,
+    /// What those take.
+    pub other_bytes: Bytes,
+    /// What would have helped.
+    pub hint: Option<Hint>,
+}
+
+/// What compaction did for a request that failed all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// The largest hole before.
+    pub hole_before: Bytes,
+    /// Blocks moved.
+    pub blocks: u64,
+    /// Their sizes asked for, summed.
+    pub bytes: Bytes,
+}
+
+/// Blocks of one origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The origin, in words.
+    pub label: String,
+    /// What the blocks take.
+    pub bytes: Bytes,
+    /// How many.
+    pub blocks: u64,
+}
+
+/// What would have made room under the settings and at the instant of the failure. Each is checked before it is said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Memory comes back when programs that are under way end.
+    Wait {
+        /// How much.
+        pending: Bytes,
+    },
+    /// Compaction is off, and would have opened a hole.
+    Compact {
+        /// What would have moved.
+        bytes: Bytes,
+    },
+    /// The machine has more memory than the limit allows.
+    Limit {
+        /// A limit of each device that would have been enough.
+        enough: Bytes,
+        /// What the machine has.
+        machine: Bytes,
+        /// Devices that share it.
+        devices: u32,
+    },
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wait { pending } => write!(
+                f,
+                "{pending} come back when programs under way end; wait for them (jax.block_until_ready) and try again"
+            ),
+            Self::Compact { bytes } => {
+                write!(f, "PJRT_ARENA_COMPACT=on would have made room, by moving {bytes} of arrays")
+            }
+            Self::Limit { enough, machine, devices } => {
+                let mib = enough.get() >> 20;
+                write!(f, "PJRT_ARENA_LIMIT={mib}MiB would have been enough; the machine has {machine}")?;
+                if *devices > 1 { write!(f, " for {devices} devices") } else { Ok(()) }
+            }
+        }
+    }
 }
 
 /// Blocks that could not move, for one reason.
@@ -83,9 +167,7 @@ impl fmt::Display for OutOfMemory {
             None if self.within_reach() >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
             None => Ok(()),
         }?;
-        self.pinned.iter().try_for_each(|pinned| {
-            write!(f, "\n  could not move {} in {} block(s): {}", pinned.bytes, pinned.blocks, pinned.why)
-        })
+        self.story.as_ref().map_or(Ok(()), |story| self.write_story(story, f))
     }
 }
 
@@ -110,6 +192,31 @@ impl OutOfMemory {
             write!(f, " Due to fragmentation, the largest contiguous region of free memory is {hole}.")?;
         }
         writeln!(f, "; ({})", self.arena)
+    }
+
+    fn write_story(&self, story: &Story, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n  wanted for {}", story.wanted)?;
+        if let Some(Tried { hole_before, blocks, bytes }) = story.tried {
+            match blocks {
+                0 => write!(f, "\n  compaction moved nothing")?,
+                _ => write!(
+                    f,
+                    "\n  compaction moved {bytes} in {blocks} block(s): largest hole {hole_before} before, {} after",
+                    self.largest_hole
+                )?,
+            }
+        }
+        for pinned in &story.pinned {
+            write!(f, "\n  could not move {} in {} block(s): {}", pinned.bytes, pinned.blocks, pinned.why)?;
+        }
+        for (number, holder) in story.holders.iter().enumerate() {
+            let title = if number == 0 { "held by" } else { "       " };
+            write!(f, "\n  {title} {} in {} block(s): {}", holder.bytes, holder.blocks, holder.label)?;
+        }
+        if story.others > 0 {
+            write!(f, "\n          {} in {} other block(s)", story.other_bytes, story.others)?;
+        }
+        story.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\n  hint: {hint}"))
     }
 
     /// What is free, and what the limit still leaves to grow.
@@ -142,7 +249,7 @@ mod tests {
             largest_request: Bytes::gib(4),
             reserved: Bytes::ZERO,
             limit: Bytes::gib(10),
-            pinned: Box::default(),
+            story: None,
             refusal: None,
         };
         let text = oom.to_string();
@@ -153,8 +260,7 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert!(text.ends_with("enough is free, but not in one piece"), "{text}");
-        let pinned = Box::new([Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }]);
-        let tpu = OutOfMemory { strategy: Strategy::Tpu, pinned, ..oom.clone() }.to_string();
+        let tpu = OutOfMemory { strategy: Strategy::Tpu, ..oom.clone() }.to_string();
         assert!(
             tpu.starts_with(
                 "Attempting to allocate 6.00G. That was not possible. There are 7.00G free. Due to fragmentation, the \
@@ -162,7 +268,44 @@ mod tests {
             ),
             "{tpu}"
         );
-        assert!(tpu.ends_with("could not move 5.00MiB in 3 block(s): external references"), "{tpu}");
+        let story = Story {
+            wanted: "jit_step output 3 f32[1610612736]".to_owned(),
+            tried: Some(Tried { hole_before: Bytes::gib(2), blocks: 2, bytes: Bytes::mib(7) }),
+            pinned: vec![Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }],
+            holders: vec![
+                Holder { label: "jit_step output 1 f32[1024]".to_owned(), bytes: Bytes::gib(1), blocks: 9 },
+                Holder { label: "from host u8[7]".to_owned(), bytes: Bytes::mib(512), blocks: 1 },
+            ],
+            others: 4,
+            other_bytes: Bytes::mib(512),
+            hint: Some(Hint::Wait { pending: Bytes::mib(1) }),
+        };
+        let told = OutOfMemory { story: Some(Box::new(story.clone())), ..oom.clone() }.to_string();
+        assert_eq!(
+            told.strip_prefix(&text),
+            Some(
+                "\n  wanted for jit_step output 3 f32[1610612736]\
+                 \n  compaction moved 7.00MiB in 2 block(s): largest hole 2.00GiB before, 3.00GiB after\
+                 \n  could not move 5.00MiB in 3 block(s): external references\
+                 \n  held by 1.00GiB in 9 block(s): jit_step output 1 f32[1024]\
+                 \n          512.00MiB in 1 block(s): from host u8[7]\
+                 \n          512.00MiB in 4 other block(s)\
+                 \n  hint: 1.00MiB come back when programs under way end; wait for them (jax.block_until_ready) and try \
+                 again"
+            ),
+            "{told}"
+        );
+        let tried = Some(Tried { hole_before: Bytes::gib(3), blocks: 0, bytes: Bytes::ZERO });
+        let idle = OutOfMemory { story: Some(Box::new(Story { tried, ..story })), ..oom.clone() }.to_string();
+        assert!(idle.contains("\n  compaction moved nothing\n"), "{idle}");
+        let limit = |devices| Hint::Limit { enough: Bytes::gib(12), machine: Bytes::gib(64), devices }.to_string();
+        assert_eq!(limit(1), "PJRT_ARENA_LIMIT=12288MiB would have been enough; the machine has 64.00GiB");
+        assert_eq!(
+            limit(2),
+            "PJRT_ARENA_LIMIT=12288MiB would have been enough; the machine has 64.00GiB for 2 devices"
+        );
+        let compact = Hint::Compact { bytes: Bytes::mib(3) }.to_string();
+        assert_eq!(compact, "PJRT_ARENA_COMPACT=on would have made room, by moving 3.00MiB of arrays");
         let refused = OutOfMemory { refusal: Some(Box::new(Error::internal("no pages"))), ..oom };
         assert!(refused.to_string().ends_with("refused more memory: no pages"));
         assert_eq!(Error::from(refused).code, Code::ResourceExhausted);

@@ -54,6 +54,20 @@ pub struct Stats {
     pub moved_bytes: Bytes,
     /// The longest time that planning a compaction took: the arena is locked meanwhile.
     pub longest_plan: Duration,
+    /// Sizes asked for and given, summed over all allocations since the start.
+    pub allocated_total: Bytes,
+    /// The part of them that was freed again.
+    pub freed_total: Bytes,
+    /// Allocations since the start.
+    pub allocations_total: u64,
+    /// Frees since the start.
+    pub frees_total: u64,
+    /// The highest `pinned_bytes` since the start or the last [`super::Arena::clear_peaks`].
+    pub peak_pinned_bytes: Bytes,
+    /// Sizes of blocks pinned, summed over all times that one was, since the start.
+    pub pinned_total: Bytes,
+    /// By how much `reserved_bytes` ever rose, summed since the start.
+    pub reserved_total: Bytes,
     /// What `pool_bytes` never exceeds.
     pub limit: Bytes,
 }

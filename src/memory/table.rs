@@ -1,16 +1,20 @@
 //! The block table: from an id that outsiders keep to what the arena knows about the block.
 //!
 //! ```text
-//!  BlockId {index, generation} --> entries[index] = Taken {generation, record: requested, address, place, tenure}
+//!  BlockId {index, generation} --> entries[index] = Taken {generation, record: requested, address, ...}
 //!                                                 | Vacant {generation, next}
 //! ```
 //!
 //! An id is honoured only with the generation of its entry, so a stale one is a miss and never another block. An entry
-//! whose generations are used up (2³² - 2 blocks) is not used again. Entries take 40 bytes; all operations are O(1).
+//! whose generations are used up (2³² - 2 blocks) is not used again. Entries take 64 bytes, a cache line; all operations are O(1).
 
 use std::{fmt, num::NonZeroU32};
 
-use super::{space::Tenure, strategy::Place};
+use super::{
+    maker::{Maker, PinReason},
+    space::Tenure,
+    strategy::Place,
+};
 use crate::units::{Address, Bytes};
 
 /// Names a block for as long as it lives, and nothing afterwards.
@@ -28,6 +32,11 @@ impl BlockId {
     pub fn index(self) -> usize {
         self.index as usize
     }
+
+    /// Which block with this number it is.
+    pub(super) fn generation(self) -> u32 {
+        self.generation.get()
+    }
 }
 
 impl fmt::Display for BlockId {
@@ -44,6 +53,9 @@ pub(super) struct Record {
     pub(super) address: Address,
     pub(super) place: Place,
     pub(super) tenure: Tenure,
+    /// Why it is pinned, where it is.
+    pub(super) pin: PinReason,
+    pub(super) maker: Maker,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +89,7 @@ impl Table {
             *entry = Entry::Taken { generation, record };
             return BlockId { index, generation };
         }
-        // 2^32 blocks of one granule are 1 TiB of granules and 160 GiB of entries; a truncated index would be
+        // 2^32 blocks of one granule are 1 TiB of granules and 256 GiB of entries; a truncated index would be
         // a wrong block, so this stops instead.
         let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 blocks");
         let generation = NonZeroU32::MIN;
@@ -141,12 +153,19 @@ mod tests {
 
     fn record(address: u64) -> Record {
         let place = Place::Mapping { units: 1 };
-        Record { requested: Bytes::new(1), address: Address::new(address), place, tenure: Tenure::Live }
+        Record {
+            requested: Bytes::new(1),
+            address: Address::new(address),
+            place,
+            tenure: Tenure::Live,
+            pin: PinReason::default(),
+            maker: Maker::default(),
+        }
     }
 
     #[test]
-    fn an_entry_takes_40_bytes() {
-        assert_eq!(size_of::<Entry>(), 40);
+    fn an_entry_takes_64_bytes() {
+        assert_eq!(size_of::<Entry>(), 64);
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Signature {
     pub replicas: u64,
     /// Whether the program calls Python on the host while it runs; see [`has_host_callbacks`].
     pub host_callbacks: bool,
+    /// Whether it has a custom call: code that may look into an execute context.
+    pub custom_calls: bool,
 }
 
 /// Reads the signature of a portable artifact. Linear in its size.
@@ -79,6 +81,10 @@ pub fn has_host_callbacks(program: &[u8]) -> bool {
         }
     }
     false
+}
+
+fn has_custom_calls(text: &[u8]) -> bool {
+    text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
 }
 
 /// The attributes of a parameter or result that matter here, as pairs of key and value.
@@ -226,6 +232,8 @@ impl<'a> Program<'a> {
             partitions: self.partitions,
             replicas: self.replicas,
             host_callbacks: tables.strings().iter().any(|text| has_host_callbacks(text)),
+            // The operation by its name, `vhlo.custom_call_v1`: whatever else has it in its name counts too.
+            custom_calls: tables.strings().iter().any(|text| has_custom_calls(text)),
         }
     }
 }
@@ -315,6 +323,12 @@ fn module_counts(tables: &Tables<'_>, id: Option<AttrId>) -> Result<(u64, u64), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn custom_calls_are_recognised_by_the_operation() {
+        assert!(has_custom_calls(b"custom_call_v1") && has_custom_calls(b"vhlo.custom_call_v2"));
+        assert!(!has_custom_calls(b"custom_cal") && !has_custom_calls(b"call_v1") && !has_custom_calls(b""));
+    }
 
     #[test]
     fn callback_targets_are_recognised() {

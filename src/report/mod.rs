@@ -3,10 +3,12 @@
 //! ```text
 //!   regions, blocks ---> map ------> text of one screen
 //!   events -----------> timeline --> a plane of a profiler's trace
+//!   everything -------> snapshot --> a file: JSON, a page, a trace, PyTorch's pickle
 //! ```
 #![deny(unsafe_code)]
 
 mod map;
+pub mod snapshot;
 pub mod timeline;
 
 pub use map::{MapBlock, MapKind, Screen, map};

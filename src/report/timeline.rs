@@ -113,10 +113,11 @@ impl Timeline {
         self.on.load(Ordering::Relaxed).then(Instant::now)
     }
 
-    /// Takes what happened on `device` from `since` until now.
+    /// Takes what happened on `device` from `since` until now; `what` is asked after the time is taken.
     #[cold]
-    pub fn note(&self, device: &str, since: Instant, what: What) {
+    pub fn note(&self, device: &str, since: Instant, what: impl FnOnce() -> What) {
         let lasted = since.elapsed();
+        let what = what();
         let mut recording = self.recording.lock();
         // Otherwise it has ended meanwhile.
         let Some(recording) = recording.as_mut() else { return };
@@ -246,11 +247,11 @@ mod tests {
         let timeline = Timeline::new();
         assert!(timeline.clock().is_none() && timeline.end().is_none());
         let early = Instant::now();
-        timeline.note("cpu:0", early, What::Moved { buffers: 1, bytes: Bytes::kib(1) });
+        timeline.note("cpu:0", early, || What::Moved { buffers: 1, bytes: Bytes::kib(1) });
         timeline.begin().unwrap();
         assert!(timeline.begin().unwrap_err().message.contains("already"));
         let since = timeline.clock().unwrap();
-        timeline.note("cpu:0", since, What::Moved { buffers: 2, bytes: Bytes::kib(3) });
+        timeline.note("cpu:0", since, || What::Moved { buffers: 2, bytes: Bytes::kib(3) });
         let recording = timeline.end().unwrap();
         assert_eq!(recording.events.len(), 1);
         assert!(timeline.clock().is_none());

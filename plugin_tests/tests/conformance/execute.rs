@@ -359,6 +359,73 @@ fn c34_user_data_of_a_context_reaches_the_handler() {
 }
 
 #[test]
+fn c34_a_context_serves_programs_with_and_without_custom_calls() {
+    let client = Client::one();
+    let [early, late] =
+        ["pjrt_arena_test_early", "pjrt_arena_test_late"].map(|name| ffi::register_type(plugin(), name).unwrap());
+    let gate = |sees_late: bool| {
+        Gate::running(move |frame| {
+            frame.user_data(early).ok_or("no user data")?;
+            if frame.user_data(late).is_some() == sees_late { Ok(()) } else { Err("too early, or never".into()) }
+        })
+    };
+    let plain = client.compile(&Program::add_one()).unwrap();
+    let inline = client.compile(&Program::gate_inline()).unwrap();
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let context = Context::create(plugin()).unwrap();
+    let mut data = 0_u64;
+    let mut add = |kind| ffi::add_user_data(plugin(), &context, kind, (&raw mut data).cast());
+    add(early).unwrap();
+    let refused = add(early).expect_err("one type, one pointer");
+    let how = RunOptions { context: context.raw(), ..WITH_EVENTS };
+    let run = plain.execute(&[&[&x]], how).unwrap();
+    assert_eq!(run.only().read::<f32>().unwrap(), ramp(1.0));
+    for sees_late in [false, true] {
+        if sees_late {
+            add(late).unwrap();
+            assert_eq!(add(late).expect_err("likewise").code, refused.code);
+        }
+        let run = inline.execute(&[&[&x, &ticket(&client, &gate(sees_late))]], how).unwrap();
+        run.complete[0].wait().unwrap();
+        assert_eq!(run.only().read::<f32>().unwrap(), ramp(0.0));
+    }
+}
+
+#[test]
+fn c15_a_result_is_new_whatever_became_of_the_one_before() {
+    let client = Client::one();
+    let add_one = client.compile(&Program::add_one()).unwrap();
+    let donate = client.compile(&Program::donate()).unwrap();
+    for round in 0..12 {
+        let start = round as f32;
+        let x = client.put(&ramp(start), &DIMS).unwrap();
+        let run = add_one.execute(&[&[&x]], WITH_EVENTS).unwrap();
+        run.complete[0].wait().unwrap();
+        let y = run.only();
+        assert!(!y.is_deleted());
+        assert_eq!(y.dims(), DIMS);
+        assert_eq!(y.read::<f32>().unwrap(), ramp(start + 1.0));
+        match round % 4 {
+            // Its memory may wait for the next run.
+            0 => {}
+            1 => {
+                y.delete().unwrap();
+                assert!(y.is_deleted());
+            }
+            2 => {
+                y.increase().unwrap();
+                y.decrease().unwrap();
+            }
+            _ => {
+                let z = donate.run1(&[&y]).unwrap();
+                assert!(y.is_deleted());
+                assert_eq!(z.read::<f32>().unwrap(), ramp(start + 2.0));
+            }
+        }
+    }
+}
+
+#[test]
 fn c07_arguments_in_zero_copy_memory_compute() {
     // Where the host memory suits, the engine reads it in place; results must not depend on that.
     #[repr(align(64))]

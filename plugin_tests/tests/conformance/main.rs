@@ -17,11 +17,13 @@ mod engines;
 mod executable;
 mod execute;
 mod ffi;
+mod idle;
 mod lifetime;
 mod misuse;
 mod on_demand;
 mod out_of_memory;
 mod profiler;
+mod reports;
 mod settings;
 mod stats;
 mod strategies;
@@ -30,6 +32,7 @@ mod transfer;
 mod traps;
 mod versions;
 mod views;
+mod zero_copy;
 
 use std::{
     sync::OnceLock,

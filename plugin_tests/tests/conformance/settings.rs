@@ -50,9 +50,20 @@ refuses!(
     &["PJRT_ARENA_COMPACT", "on, off, always"]
 );
 refuses!(
+    c33_arena_zero_copy_neither_on_nor_off,
+    &[("PJRT_ARENA_ZERO_COPY", "64KiB")],
+    &["PJRT_ARENA_ZERO_COPY", "64KiB", "on, off"]
+);
+refuses!(
     c33_arena_tpu_tiles_neither_on_nor_off,
     &[("PJRT_ARENA_TPU_TILES", "8x128")],
     &["PJRT_ARENA_TPU_TILES", "8x128", "on, off"]
+);
+
+refuses!(
+    c33_arena_huge_pages_neither_on_nor_off,
+    &[("PJRT_ARENA_HUGE_PAGES", "1GiB")],
+    &["PJRT_ARENA_HUGE_PAGES", "1GiB", "on, off"]
 );
 
 #[test]

@@ -1,8 +1,8 @@
 //! Views of memory that somebody else owns (dlpack imports).
 
-use plugin_tests::{Buffer, Code, ElementType, Failure, Program, View, alias};
+use plugin_tests::{Buffer, Client, Code, ElementType, Failure, Gate, Program, RunOptions, View, alias, gate};
 
-use crate::{DIMS, N, plus, ramp, shared};
+use crate::{DIMS, MIB, N, limited, plus, ramp, settles_at, shared, ticket};
 
 /// 64-byte aligned floats.
 #[repr(align(64))]
@@ -77,6 +77,115 @@ fn t27_donating_a_view_gives_the_right_values_and_lets_go() {
     let result = donate.run1(&[&buffer]).unwrap();
     assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
     drop((buffer, result));
+    released.wait();
+}
+
+#[test]
+fn t27_arena_the_result_of_a_donated_view_lies_in_the_arena() {
+    let client = Client::one();
+    let donate = client.compile(&Program::donate()).unwrap();
+    let mut memory = foreign(5.0);
+    let view = View { memory: Some(client.device().default_memory()), ..view_of(&mut memory) };
+    // The first run teaches where results lie, the second one knows.
+    for _ in 0..2 {
+        // SAFETY: `memory` outlives the signal below.
+        let (buffer, released) = unsafe { Buffer::view(&client, &view) }.unwrap();
+        assert_eq!(client.stats().unwrap().bytes_in_use, 0);
+        let result = donate.run1(&[&buffer]).unwrap();
+        assert!(buffer.is_deleted());
+        assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+        assert_eq!(client.stats().unwrap().bytes_in_use, 4 * N as i64);
+        // The memory is the outsider's again although the buffer and the result live.
+        released.wait();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let address = x.address().unwrap();
+        assert_eq!(donate.run1(&[&x]).unwrap().address().unwrap(), address, "others are donated as they are");
+        drop((buffer, result, x));
+        settles_at(&client, 0);
+    }
+    assert_eq!(memory.0[..N], ramp(5.0));
+}
+
+#[test]
+fn t27_arena_a_donated_view_that_is_referenced_stays() {
+    let donate = shared().compile(&Program::donate()).unwrap();
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    buffer.increase().unwrap();
+    let result = donate.run1(&[&buffer]).unwrap();
+    assert!(!buffer.is_deleted());
+    assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+    assert_eq!(buffer.read::<f32>().unwrap(), ramp(5.0));
+    buffer.decrease().unwrap();
+    drop(buffer);
+    released.wait();
+}
+
+#[test]
+fn t13_views_donated_twice_are_refused() {
+    let both = shared().compile(&Program::donate_both()).unwrap();
+    let second = shared().compile(&Program::donate_second()).unwrap();
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    for (program, words) in [(&both, "f(donate(a), donate(a))"), (&second, "f(a, donate(a))")] {
+        let failure = program.run(&[&buffer, &buffer]).map(drop).unwrap_err();
+        failure.expect(Code::INVALID_ARGUMENT, &["Attempt to donate", words]);
+        assert!(!buffer.is_deleted());
+    }
+    drop(buffer);
+    released.wait();
+}
+
+#[test]
+fn c20_a_view_that_is_kept_survives_its_donation() {
+    let donate = shared().compile(&Program::donate()).unwrap();
+    let mut memory = foreign(5.0);
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(shared(), &view_of(&mut memory)) }.unwrap();
+    let options = RunOptions { keep: &[0], ..RunOptions::default() };
+    let result = donate.execute(&[&[&buffer]], options).unwrap().only();
+    assert!(!buffer.is_deleted());
+    assert_eq!(result.read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+    drop(buffer);
+    released.wait();
+}
+
+#[test]
+fn t27_arena_no_room_for_a_donated_view_leaves_it_alone() {
+    let client = limited("preallocate", MIB);
+    let donate = client.compile(&Program::donate()).unwrap();
+    let full = client.put(&vec![0u8; MIB as usize], &[MIB]).unwrap();
+    let mut memory = foreign(5.0);
+    let view = View { memory: Some(client.device().default_memory()), ..view_of(&mut memory) };
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(&client, &view) }.unwrap();
+    donate.run1(&[&buffer]).map(drop).unwrap_err().expect(Code::RESOURCE_EXHAUSTED, &["4096"]);
+    assert!(!buffer.is_deleted());
+    assert_eq!(buffer.read::<f32>().unwrap(), ramp(5.0));
+    drop(full);
+    assert_eq!(donate.run1(&[&buffer]).unwrap().read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
+    released.wait();
+}
+
+#[test]
+fn c16_a_view_that_a_program_reads_is_let_go_after_it() {
+    gate::prepare();
+    let client = Client::one();
+    let gated = client.compile(&Program::gate()).unwrap();
+    let gate = Gate::closed();
+    let mut memory = foreign(5.0);
+    let view = View { memory: Some(client.device().default_memory()), ..view_of(&mut memory) };
+    // SAFETY: `memory` outlives the signal below.
+    let (buffer, released) = unsafe { Buffer::view(&client, &view) }.unwrap();
+    let results = gated.run(&[&buffer, &ticket(&client, &gate)]).unwrap();
+    gate.wait_reached();
+    buffer.delete().unwrap();
+    drop(buffer);
+    assert_eq!(released.get(), None, "the program still reads it");
+    gate.open();
+    assert_eq!(results[0].read::<f32>().unwrap(), plus(&ramp(5.0), 1.0));
     released.wait();
 }
 

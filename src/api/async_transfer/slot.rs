@@ -17,12 +17,13 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use super::super::{
-    buffer::{Buffer, EngineBytes, Storage},
+    buffer::Buffer,
     custody::Life,
     device_memory::Held,
     entry::Outcome,
     shape::Shape,
     state::Client,
+    storage::{Counted, Storage},
 };
 use crate::{
     engine::{EngineError, Raw, views},
@@ -225,7 +226,7 @@ impl Slot {
                         ..Default::default()
                     })?;
                     state.receiver = Receiver::Served;
-                    Buffer::adopt(client, args.buffer_out, false)?
+                    Buffer::adopt(client, args.buffer_out)?
                 };
                 return Ok(buffer);
             }
@@ -260,7 +261,7 @@ impl Slot {
             })?
         };
         // Until the promise is kept the engine has nothing for this buffer, and the block is the slot's.
-        let nothing = EngineBytes::new(client.engine_bytes(device.0), 0);
+        let nothing = Counted::new(client.engine_bytes(device.0), 0);
         let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));
         // Its owner may delete it, or donate it, before the bytes are there.
         buffer.take_up()?;

@@ -17,6 +17,7 @@ use super::{
     give, tell,
 };
 use crate::{
+    engine::scratch,
     error::{Error, Result},
     memory::{
         BlockState, Pinned,
@@ -66,13 +67,22 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
 }
 
 /// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An array
-/// for each device, as JSON: bytes and regions given back, seconds. Acts at each call, as [`pjrt_arena_compact`] does.
+/// for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's scratch gave
+/// something back. Acts at each call, as [`pjrt_arena_compact`] does.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| Value::from(of_all(trimmed)).to_string());
+    let text = tell(|| {
+        let mut told = of_all(trimmed);
+        let start = Instant::now();
+        let scratch = scratch::discard_holes();
+        if !scratch.is_zero() {
+            told.push(returned("scratch", scratch, 0, start));
+        }
+        Value::from(told).to_string()
+    });
     // SAFETY: the caller's promise.
     unsafe { give(&text, buffer, capacity) }
 }
@@ -90,9 +100,13 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
             Bytes::ZERO
         })
     });
+    returned(memory.name(), whole + pages, regions, start)
+}
+
+fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value {
     json!({
-        "device": memory.name(),
-        "bytes_returned": (whole + pages).get(),
+        "device": device,
+        "bytes_returned": bytes.get(),
         "regions_returned": regions,
         "seconds": start.elapsed().as_secs_f64(),
     })

@@ -56,7 +56,7 @@ fn cgroup_limits(root: &Path) -> impl Iterator<Item = Bytes> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -66,7 +66,7 @@ mod tests {
     }
 
     /// A root folder with the files given, below the system's folder for temporary files.
-    fn machine(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
+    pub(in super::super) fn machine(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("pjrt-arena-{}-{name}", std::process::id()));
         for (path, text) in files {
             let path = root.join(path);

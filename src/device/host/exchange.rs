@@ -56,6 +56,13 @@ impl Extent {
         Self { bytes, ..self }
     }
 
+    /// The whole units in it; no bytes where there are none.
+    pub(super) fn whole(self, unit: Bytes) -> Self {
+        let end = Bytes::new(self.end().get()).round_down(unit);
+        let start = Bytes::new(self.start.get()).checked_round_up(unit).unwrap_or(end);
+        Self { start: Address::new(start.get()), bytes: end.saturating_sub(start) }
+    }
+
     pub(super) fn pointer(self) -> *mut c_void {
         ptr::with_exposed_provenance_mut(self.start.get() as usize)
     }

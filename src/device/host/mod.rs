@@ -11,14 +11,16 @@
 //!
 //! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back when
 //! the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve
-//! them if the administrator wants them; nothing asks for huge pages, because a first touch of them can stall.
+//! them if the administrator wants them; they ask for huge pages where the user says so (`huge`).
 //!
 //! What is written where: `mover` moves blocks within regions and gives their pages back, by copying or by `exchange`;
-//! `cuts` keeps the book of the mappings that exchanges leave; `capacity` says how much memory there is.
+//! `huge` asks for huge pages; `cuts` keeps the book of the mappings that exchanges leave; `capacity` says how much memory
+//! there is.
 
 mod capacity;
 mod cuts;
 mod exchange;
+mod huge;
 mod mover;
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,10 @@ use std::{ffi::c_void, ptr, sync::Arc};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-pub use self::capacity::capacity;
+pub use self::{
+    capacity::capacity,
+    huge::{HugePages, huge_pages},
+};
 use self::{exchange::Extent, mover::Exchanges};
 use crate::{
     error::{Code, Error, Result},
@@ -42,6 +47,8 @@ const HUGE_PAGE: Bytes = Bytes::mib(2);
 #[derive(Clone, Debug)]
 pub struct HostBacking {
     page: Bytes,
+    /// Memory goes back to the system in whole units of this: a page, or a huge page where regions ask for those.
+    grain: Bytes,
     exchanges: Arc<Exchanges>,
 }
 
@@ -49,7 +56,22 @@ impl HostBacking {
     /// The host, with the page size of the running kernel.
     pub fn new() -> Self {
         let page = Bytes::new(rustix::param::page_size() as u64);
-        Self { page, exchanges: Arc::new(Exchanges::new(page)) }
+        let unit = if huge_pages() == HugePages::Always { HUGE_PAGE.max(page) } else { page };
+        Self { page, grain: page, exchanges: Arc::new(Exchanges::new(unit)) }
+    }
+
+    /// The host, whose regions of 2 MiB and more ask for huge pages.
+    pub fn with_huge_pages() -> Self {
+        let Self { page, .. } = Self::new();
+        let grain = HUGE_PAGE.max(page);
+        Self { page, grain, exchanges: Arc::new(Exchanges::new(grain)) }
+    }
+
+    /// Asks for huge pages, if this device is to have them.
+    fn advise(&self, extent: Extent) {
+        if self.grain > self.page && extent.bytes >= self.grain {
+            huge::advise(extent);
+        }
     }
 }
 
@@ -82,6 +104,10 @@ impl Backing for HostBacking {
             if !len.is_zero() {
                 unmap(from, len)?;
             }
+        }
+        if bytes >= HUGE_PAGE {
+            // With the margins: they stay one mapping with the region, and mappings are few.
+            self.advise(Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + margins });
         }
         Ok(Region { address, bytes })
     }

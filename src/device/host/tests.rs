@@ -1,5 +1,7 @@
 //! The host as a device, on the kernel that runs.
 
+mod huge;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -92,7 +94,8 @@ fn what_cannot_be_mapped_is_refused_with_its_size() {
 fn host(unit: Bytes, limit: usize) -> HostBacking {
     let cuts = Cuts::counted_by(Arc::default(), limit);
     let host = HostBacking::new();
-    HostBacking { exchanges: Arc::new(Exchanges::with(unit.max(host.page), Bytes::kib(64), cuts)), ..host }
+    let grain = unit.max(host.page);
+    HostBacking { grain, exchanges: Arc::new(Exchanges::with(grain, Bytes::kib(64), cuts)), ..host }
 }
 
 /// A region of a device, and what it should hold.

@@ -13,11 +13,13 @@
 
 use std::{fmt, time::Instant};
 
-use super::{Arena, Block, OutOfMemory, State};
+use super::{Arena, Block, OutOfMemory, State, recording::lay_at};
 use crate::{
     error::{Error, Result},
     memory::{
         compaction::{self, Costs, Kind, Layout, Plan, Run},
+        history::EventKind,
+        maker::{Moment, PinReason, Request},
         space::{Holds, NodeId, Space, Tenure},
         strategy::{Place, SmallBlock},
         table::BlockId,
@@ -80,6 +82,8 @@ pub struct Compaction<'a> {
     ended: bool,
     /// It makes way for a pin, not for a request.
     for_pin: bool,
+    began: Moment,
+    moved: Bytes,
 }
 
 /// What a plan is made from. At most 24 bytes a node.
@@ -174,7 +178,15 @@ impl Arena {
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id.
     pub fn pin(&self, id: BlockId) -> Result<()> {
-        self.set_pinned(id, Tenure::Live, Tenure::Pinned)
+        self.pin_because(id, PinReason::default())
+    }
+
+    /// As [`Self::pin`], with a reason for reports. O(1).
+    ///
+    /// # Errors
+    /// As [`Self::pin`].
+    pub fn pin_because(&self, id: BlockId, why: PinReason) -> Result<()> {
+        self.set_pinned(id, Tenure::Live, Tenure::Pinned, why)
     }
 
     /// Takes back what [`Self::pin`] said. O(1).
@@ -182,25 +194,32 @@ impl Arena {
     /// # Errors
     /// As [`Self::pin`].
     pub fn unpin(&self, id: BlockId) -> Result<()> {
-        self.set_pinned(id, Tenure::Pinned, Tenure::Live)
+        self.set_pinned(id, Tenure::Pinned, Tenure::Live, PinReason::default())
     }
 
-    fn set_pinned(&self, id: BlockId, from: Tenure, to: Tenure) -> Result<()> {
+    fn set_pinned(&self, id: BlockId, from: Tenure, to: Tenure, why: PinReason) -> Result<()> {
         let state = &mut *self.state.lock();
         let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
         if record.tenure != from {
             return Ok(());
         }
-        record.tenure = to;
+        let before = *record;
+        (record.tenure, record.pin) = (to, why);
         let counters = &mut state.counters;
         if to == Tenure::Pinned {
-            counters.pinned += record.requested;
+            counters.pinned += before.requested;
             counters.pinned_blocks += 1;
+            counters.pinned_total += before.requested;
+            counters.peak_pinned = counters.peak_pinned.max(counters.pinned);
         } else {
-            counters.unpin(record.requested);
+            counters.unpin(before.requested);
         }
-        if let (Place::Span(span), Some(space)) = (record.place, state.placement.space_mut()) {
+        if let (Place::Span(span), Some(space)) = (before.place, state.placement.space_mut()) {
             if to == Tenure::Pinned { space.pin(span) } else { space.unpin(span) }
+        }
+        match to {
+            Tenure::Pinned => state.note_pin(EventKind::Pin, id, &before, why),
+            _ => state.note_pin(EventKind::Unpin, id, &before, before.pin),
         }
         Ok(())
     }
@@ -230,6 +249,8 @@ impl<'a> Compaction<'a> {
             holds: Holds::default(),
             ended: true,
             for_pin: false,
+            began: Moment::now(),
+            moved: Bytes::ZERO,
         }
     }
 
@@ -253,7 +274,10 @@ impl<'a> Compaction<'a> {
         let space = state.placement.space_mut().ok_or_else(stale)?;
         let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
         (record.place, record.address) = (Place::Span(moved), next.to);
+        let now = *record;
+        state.note_block(EventKind::Move, next.block, &now, lay_at(next.from));
         self.committed += 1;
+        self.moved += next.size;
         if self.for_pin {
             state.counters.migrations += 1;
         } else {
@@ -264,14 +288,15 @@ impl<'a> Compaction<'a> {
         Ok(())
     }
 
-    /// Ends the compaction, and takes `size` bytes before anybody else can.
+    /// Ends the compaction, and takes what is asked for before anybody else can.
     ///
     /// # Errors
     /// As [`Arena::allocate`].
-    pub fn allocate(self, size: Bytes) -> Result<Block, OutOfMemory> {
+    pub fn allocate(self, request: impl Into<Request>) -> Result<Block, OutOfMemory> {
+        let request = request.into();
         self.finish(|state, arena| {
-            let found = state.attempt(size, &*arena.backing);
-            found.map_err(|shortage| arena.out_of_memory(state, size, shortage))
+            let found = state.attempt(request, &arena.backing);
+            found.map_err(|shortage| arena.out_of_memory(state, request.size, shortage))
         })
     }
 
@@ -281,7 +306,7 @@ impl<'a> Compaction<'a> {
             let mut state = self.arena.state.lock();
             self.give_back(&mut state);
             let result = then(&mut state, self.arena);
-            let surplus = state.placement.shed();
+            let surplus = state.shed();
             self.arena.wake(&state);
             (result, surplus)
         };
@@ -294,6 +319,9 @@ impl<'a> Compaction<'a> {
         state.compacting = false;
         let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
         emptied.into_iter().for_each(|region| state.placement.emptied(region));
+        if self.committed > 0 && !self.for_pin && state.history.is_on() {
+            state.note_compaction(self.began, self.committed, self.moved);
+        }
     }
 }
 
@@ -306,7 +334,7 @@ impl Drop for Compaction<'_> {
             let mut state = self.arena.state.lock();
             self.give_back(&mut state);
             self.arena.wake(&state);
-            state.placement.shed()
+            state.shed()
         };
         self.arena.release(&surplus);
     }
@@ -399,6 +427,13 @@ impl State {
         slack.sum()
     }
 
+    /// Names the regions that are to go.
+    fn shed(&mut self) -> Vec<crate::memory::Region> {
+        let surplus = self.placement.shed();
+        self.note_surplus(&surplus);
+        surplus
+    }
+
     /// Makes ordinary blocks of those in slots, so that they can move too; whether there were any.
     fn dissolve_slots(&mut self) -> bool {
         let small = |place: Place, requested, tenure| match place {
@@ -409,6 +444,8 @@ impl State {
         let blocks: Vec<_> =
             records.filter_map(|record| small(record.place, record.requested, record.tenure)).collect();
         let held: Bytes = blocks.iter().map(|block| self.placement.held(Place::Slot(block.slot))).sum();
+        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, Place::Slot(_)));
+        let sizes: Vec<_> = slots.map(|(id, record)| (id, self.placement.held(record.place))).collect();
         let extents = self.placement.free();
         let Some(spans) = self.placement.dissolve(&blocks) else { return false };
         let mut spans = spans.into_iter();
@@ -419,6 +456,7 @@ impl State {
             }
         }
         self.counters.slack -= held;
+        sizes.into_iter().for_each(|(id, before)| self.note_resized(id, before));
         !blocks.is_empty() || self.placement.free() != extents
     }
 

@@ -6,15 +6,17 @@
 //!                               `----------------- free -------------------^
 //! ```
 //!
-//! Two files add what a compacting device needs: `compaction` gives blocks another place, `scratch` keeps the low end for
-//! programs.
+//! Three files add to it: `compaction` gives blocks another place, `scratch` keeps the low end for programs, `recording`
+//! notes what happens.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
 //! planned. Nobody waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
 //! the room), so every function may be called from any thread, the engine's own included.
 
 mod compaction;
+mod idle;
 mod lock;
+mod recording;
 mod scratch;
 
 use std::{
@@ -22,15 +24,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::lock::{Guard, Lock};
 pub use self::{
     compaction::{Compaction, Goal, Move, Obstacle},
+    idle::Surplus,
+    recording::{ScopeId, Scoped, Survey},
     scratch::NoScratch,
+};
+use self::{
+    lock::{Guard, Lock},
+    recording::{Scopes, Watched},
 };
 use super::{
     Backing, OutOfMemory, Region, Stats, Strategy, give_back,
+    history::{EventKind, History},
+    maker::{Maker, PinReason, Request},
     space::{MIN_GRANULE, Tenure},
-    strategy::{Growing, Place, Placement, Platform, Preallocate, Shortage},
+    strategy::{Growing, Placement, Platform, Preallocate, Shortage},
     table::{BlockId, Record, Table},
 };
 use crate::{
@@ -69,6 +78,10 @@ pub struct BlockInfo {
     pub held: Bytes,
     /// Live, pinned or retired.
     pub state: BlockState,
+    /// Who made it, as far as the arena was told.
+    pub maker: Maker,
+    /// Why it is pinned, where it is.
+    pub pin: PinReason,
 }
 
 /// All memory of one device. See the module's documentation for a block's life.
@@ -77,7 +90,7 @@ pub struct Arena {
     name: Arc<str>,
     strategy: Strategy,
     limit: Bytes,
-    backing: Box<dyn Backing>,
+    backing: Watched,
     state: Lock<State>,
 }
 
@@ -92,6 +105,10 @@ struct State {
     /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
     picture: compaction::Picture,
     waiters: u32,
+    history: History,
+    scopes: Scopes,
+    /// Calls of the device when its regions were looked at last.
+    device_calls: u64,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +118,8 @@ struct Counters {
     slack: Bytes,
     pending_blocks: u32,
     peak_in_use: Bytes,
+    /// The highest sum of `in_use` and `pending` since [`Arena::end_window`].
+    window_peak: Bytes,
     peak_pool: Bytes,
     num_allocs: u64,
     largest_alloc: Bytes,
@@ -112,6 +131,12 @@ struct Counters {
     longest_plan: Duration,
     pinned: Bytes,
     pinned_blocks: u32,
+    /// Since the start, whatever [`Arena::clear_peaks`] clears.
+    allocated_total: Bytes,
+    allocations_before: u64,
+    peak_pinned: Bytes,
+    pinned_total: Bytes,
+    reserved_total: Bytes,
 }
 
 impl Counters {
@@ -129,6 +154,7 @@ impl Arena {
     /// # Errors
     /// `INVALID_ARGUMENT` when nothing remains of the limit, or the granularity is no power of two from 256 bytes on.
     pub fn new(name: String, strategy: Strategy, limit: Bytes, backing: Box<dyn Backing>) -> Result<Self> {
+        let backing = Watched::new(backing);
         let granularity = backing.granularity();
         if !granularity.get().is_power_of_two() || granularity < MIN_GRANULE {
             return Err(Error::invalid_argument(format!(
@@ -157,10 +183,13 @@ impl Arena {
             compacting: false,
             picture: compaction::Picture::default(),
             waiters: 0,
+            history: History::default(),
+            scopes: Scopes::default(),
+            device_calls: 0,
         };
         if strategy == Strategy::Tpu {
             let refused = |shortage: Shortage| shortage.refusal.unwrap_or_else(|| Error::internal("no region"));
-            state.placement.take_up_front(&*backing).map_err(refused)?;
+            state.placement.take_up_front(&backing).map_err(refused)?;
             state.counters.peak_pool = state.placement.pool();
         }
         Ok(Self { name: name.into(), strategy, limit, backing, state: Lock::new(state) })
@@ -187,13 +216,19 @@ impl Arena {
         self.limit
     }
 
-    /// Takes `size` bytes; for zero bytes too, the address is the block's own. O(1) but for the device's part.
+    /// Takes what is asked for, a size or a [`Request`]; for zero bytes too, the address is the block's own. O(1) but for
+    /// the device's part.
     ///
     /// # Errors
     /// The numbers of the moment, when there is no room; it does not wait.
-    pub fn allocate(&self, size: Bytes) -> Result<Block, OutOfMemory> {
+    #[inline]
+    pub fn allocate(&self, request: impl Into<Request>) -> Result<Block, OutOfMemory> {
+        self.allocate_now(request.into())
+    }
+
+    fn allocate_now(&self, request: Request) -> Result<Block, OutOfMemory> {
         let mut state = self.state.lock();
-        state.attempt(size, &*self.backing).map_err(|shortage| self.out_of_memory(&state, size, shortage))
+        state.attempt(request, &self.backing).map_err(|shortage| self.out_of_memory(&state, request.size, shortage))
     }
 
     /// Like [`Self::allocate`]; where the room would come from retired blocks, waits for them, at most `patience`.
@@ -204,12 +239,14 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::allocate`].
-    pub fn allocate_waiting(&self, size: Bytes, patience: Duration) -> Result<Block, OutOfMemory> {
+    pub fn allocate_waiting(&self, request: impl Into<Request>, patience: Duration) -> Result<Block, OutOfMemory> {
+        let request = request.into();
+        let size = request.size;
         let mut state = self.state.lock();
         // A patience that the clock cannot hold is no bound at all.
         let mut deadline = None;
         loop {
-            let shortage = match state.attempt(size, &*self.backing) {
+            let shortage = match state.attempt(request, &self.backing) {
                 Ok(block) => return Ok(block),
                 Err(shortage) => shortage,
             };
@@ -230,6 +267,15 @@ impl Arena {
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is retired already.
     pub fn retire(&self, id: BlockId) -> Result<()> {
+        self.retire_as(id, None)
+    }
+
+    /// As [`Self::retire`], of a block that somebody else has made something else of since: a program took it over, or
+    /// wrote it anew.
+    ///
+    /// # Errors
+    /// As [`Self::retire`].
+    pub fn retire_as(&self, id: BlockId, maker: Option<Maker>) -> Result<()> {
         let state = &mut *self.state.lock();
         let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
         if record.tenure == Tenure::Retired {
@@ -239,11 +285,16 @@ impl Arena {
         if record.tenure == Tenure::Pinned {
             state.counters.unpin(record.requested);
         }
+        if let Some(maker) = maker {
+            record.maker = record.maker.updated(maker);
+        }
+        let before = *record;
         record.tenure = Tenure::Retired;
-        state.placement.retire(record.place);
-        state.counters.in_use -= record.requested;
-        state.counters.pending += record.requested;
+        state.placement.retire(before.place);
+        state.counters.in_use -= before.requested;
+        state.counters.pending += before.requested;
         state.counters.pending_blocks += 1;
+        state.note_block(EventKind::Retire, id, &before, 0);
         Ok(())
     }
 
@@ -252,9 +303,20 @@ impl Arena {
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id; nothing changes then.
     pub fn free(&self, id: BlockId) -> Result<()> {
+        self.free_as(id, None)
+    }
+
+    /// As [`Self::free`], of a block as for [`Self::retire_as`].
+    ///
+    /// # Errors
+    /// As [`Self::free`].
+    pub fn free_as(&self, id: BlockId, maker: Option<Maker>) -> Result<()> {
         let mut state = self.state.lock();
-        let record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
-        let surplus = state.vacate(&record);
+        let mut record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
+        if let Some(maker) = maker {
+            record.maker = record.maker.updated(maker);
+        }
+        let surplus = state.vacate(id, &record);
         match surplus {
             None => self.wake(&state),
             Some(region) => {
@@ -267,7 +329,12 @@ impl Arena {
 
     /// Gives every wholly empty region back to the device, and returns their sum. Only `growing` keeps such regions.
     pub fn trim(&self) -> Bytes {
-        let surplus = self.state.lock().placement.trim();
+        let surplus = {
+            let mut state = self.state.lock();
+            let surplus = state.placement.trim();
+            state.note_surplus(&surplus);
+            surplus
+        };
         self.release(&surplus);
         surplus.iter().map(|region| region.bytes).sum()
     }
@@ -290,9 +357,7 @@ impl Arena {
 
     /// Where programs' scratch is kept.
     pub fn scratch(&self) -> Option<Region> {
-        let state = self.state.lock();
-        let (space, span) = (state.placement.space()?, state.scratch.span()?);
-        Some(Region { address: space.address(span), bytes: space.size(span) })
+        self.state.lock().scratch_region()
     }
 
     /// The numbers of this instant. O(1) but for the largest hole (see [`Stats::largest_free_block`]), which looks
@@ -312,37 +377,25 @@ impl Arena {
         let state = &mut *self.state.lock();
         state.counters.peak_in_use = state.counters.in_use;
         state.counters.peak_pool = state.placement.pool();
-        state.counters.num_allocs = 0;
+        state.counters.allocations_before += std::mem::take(&mut state.counters.num_allocs);
+        state.counters.peak_pinned = state.counters.pinned;
         state.counters.largest_alloc = Bytes::ZERO;
         state.counters.peak_reserved = state.scratch.bytes();
     }
 
     /// All blocks, in no order. O(blocks ever held at once).
     pub fn blocks(&self) -> Vec<BlockInfo> {
-        let state = self.state.lock();
-        let infos = state.table.iter().map(|(id, record)| BlockInfo {
-            block: Block { id, address: record.address, size: record.requested },
-            held: state.placement.held(record.place),
-            state: match record.tenure {
-                Tenure::Retired => BlockState::Retired,
-                Tenure::Pinned => BlockState::Pinned,
-                _ => BlockState::Live,
-            },
-        });
-        infos.collect()
+        self.state.lock().blocks().collect()
     }
 
     /// All regions held from the device but those on their way back, in no order. O(regions and blocks).
     pub fn regions(&self) -> Vec<Region> {
-        let state = self.state.lock();
-        let own = state.table.iter().filter(|(_, record)| matches!(record.place, Place::Mapping { .. }));
-        let own = own.map(|(_, record)| Region { address: record.address, bytes: state.placement.held(record.place) });
-        state.placement.regions().into_iter().chain(own).collect()
+        self.state.lock().regions()
     }
 
-    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused.
-    #[cfg(test)]
-    pub(super) fn fits_after_pending(&self, size: Bytes) -> bool {
+    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused: whether it
+    /// fits once all retired blocks are freed. O(blocks).
+    pub fn fits_after_pending(&self, size: Bytes) -> bool {
         self.state.lock().placement.fits_after_pending(size, false)
     }
 
@@ -354,7 +407,7 @@ impl Arena {
 
     fn release(&self, surplus: &[Region]) {
         for &region in surplus {
-            give_back(&*self.backing, region);
+            give_back(&self.backing, region);
             let mut state = self.state.lock();
             state.placement.released(region);
             self.wake(&state);
@@ -387,7 +440,7 @@ impl Arena {
             largest_request: stats.largest_request,
             reserved: stats.reserved_bytes,
             limit: self.limit,
-            pinned: Box::default(),
+            story: None,
             refusal: shortage.refusal.map(Box::new),
         }
     }
@@ -397,34 +450,40 @@ impl Drop for Arena {
     /// Gives everything back, blocks that still live included: nobody can name them any more.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let own = state.table.iter().filter(|(_, record)| matches!(record.place, Place::Mapping { .. }));
-        let own = own.map(|(_, record)| Region { address: record.address, bytes: state.placement.held(record.place) });
-        let regions: Vec<Region> = own.chain(state.placement.regions()).collect();
-        regions.into_iter().for_each(|region| give_back(&*self.backing, region));
+        let regions = state.regions();
+        regions.into_iter().for_each(|region| give_back(&self.backing, region));
     }
 }
 
 impl State {
     #[inline(always)]
-    fn attempt(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Block, Shortage> {
+    fn attempt(&mut self, request: Request, backing: &Watched) -> Result<Block, Shortage> {
+        let size = request.size;
         let placed = match self.placement.place(size, backing) {
             Err(_) if self.lower_floor() => self.placement.place(size, backing)?,
             placed => placed?,
         };
         let address = placed.address;
-        let record = Record { requested: size, address, place: placed.place, tenure: Tenure::Live };
-        let id = self.table.insert(record);
+        let id = self.table.insert(request.record(address, placed.place));
         let counters = &mut self.counters;
         counters.in_use += size;
         counters.slack += placed.held - size;
         counters.num_allocs += 1;
+        counters.allocated_total += size;
         counters.peak_in_use = counters.peak_in_use.max(counters.in_use);
+        counters.window_peak = counters.window_peak.max(counters.in_use + counters.pending);
         counters.peak_pool = counters.peak_pool.max(self.placement.pool());
         counters.largest_alloc = counters.largest_alloc.max(size);
+        if self.history.is_on() {
+            self.note_allocation(id, placed.held, backing);
+        }
+        if self.scopes.exceeded(self.counters.in_use) {
+            self.scopes.raise(self.counters.in_use, self.history.sequence());
+        }
         Ok(Block { id, address, size })
     }
 
-    fn vacate(&mut self, record: &Record) -> Option<Region> {
+    fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {
         let vacated = self.placement.vacate(record.address, record.place, record.tenure);
         let counters = &mut self.counters;
         if record.tenure == Tenure::Retired {
@@ -437,6 +496,9 @@ impl State {
             }
         }
         counters.slack -= vacated.held - record.requested;
+        if self.history.is_on() {
+            self.note_free(id, record, vacated.held, vacated.surplus.is_some());
+        }
         vacated.surplus
     }
 
@@ -465,6 +527,13 @@ impl State {
             moves: counters.moves,
             moved_bytes: counters.moved,
             longest_plan: counters.longest_plan,
+            allocated_total: counters.allocated_total,
+            freed_total: counters.allocated_total - counters.in_use - counters.pending,
+            allocations_total: counters.allocations_before + counters.num_allocs,
+            frees_total: counters.allocations_before + counters.num_allocs - u64::from(self.table.len()),
+            peak_pinned_bytes: counters.peak_pinned,
+            pinned_total: counters.pinned_total,
+            reserved_total: counters.reserved_total,
             limit,
         }
     }

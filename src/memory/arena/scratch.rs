@@ -114,8 +114,11 @@ impl State {
             let Some((span, space)) = raised else {
                 return Err(NoScratch { wanted: bytes, free: self.placement.free(), reserved: self.scratch.bytes });
             };
+            let before = self.scratch.bytes;
             self.scratch.bytes = space.size(span);
             self.scratch.span = Some(span);
+            self.counters.reserved_total += self.scratch.bytes.saturating_sub(before);
+            self.note_scratch(before);
             self.counters.peak_reserved = self.counters.peak_reserved.max(self.scratch.bytes);
         }
         self.scratch.under_way.push(bytes);
@@ -137,6 +140,7 @@ impl State {
             space.shrink(span, needed);
             self.scratch.bytes = space.size(span);
         }
+        self.note_scratch(before);
         self.scratch.bytes < before
     }
 }

@@ -223,6 +223,21 @@ impl Space {
         ahead.min_by_key(|hole| hole.address)
     }
 
+    /// The holes, by region and address. O(spans).
+    pub(crate) fn holes(&self) -> impl Iterator<Item = (NodeId, Region)> {
+        let spans = self
+            .regions
+            .iter()
+            .flatten()
+            .flat_map(|record| std::iter::successors(Some(record.first), |id| self.nodes[id.index()].next));
+        spans.filter_map(|id| Some((id, self.hole(id)?)))
+    }
+
+    /// Where a hole lies; `None` for a node that is none, or none any more. O(1).
+    pub(crate) fn hole(&self, id: NodeId) -> Option<Region> {
+        self.is_hole(id).then(|| Region { address: self.address(id), bytes: self.size(id) })
+    }
+
     /// A place as a range of a region, from its first granule on.
     pub(crate) fn run(&self, id: NodeId) -> Run {
         let Node { region, offset, size, .. } = self.nodes[id.index()];

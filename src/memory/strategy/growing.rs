@@ -338,4 +338,12 @@ impl Placement for Growing {
         let shed = empty.into_iter().filter_map(|id| if self.empty > self.keep { self.let_leave(id) } else { None });
         shed.collect()
     }
+
+    fn shed_to(&mut self, keep: Bytes) -> Vec<Region> {
+        self.keep = self.keep.min(keep.max(FIRST_REGION));
+        let mut empty: Vec<(RegionId, Region)> = self.pool.space.empty_regions().collect();
+        empty.sort_unstable_by_key(|(_, region)| std::cmp::Reverse(region.bytes));
+        let shed = empty.into_iter();
+        shed.filter_map(|(id, _)| if self.empty > self.keep { self.let_leave(id) } else { None }).collect()
+    }
 }

@@ -136,6 +136,11 @@ pub(super) trait Placement: Send + fmt::Debug {
         Vec::new()
     }
 
+    /// Names empty regions, the largest first, until those that stay are at most `keep`.
+    fn shed_to(&mut self, _keep: Bytes) -> Vec<Region> {
+        Vec::new()
+    }
+
     /// Puts small blocks where large ones go from here on.
     fn use_no_slots(&mut self) {}
 

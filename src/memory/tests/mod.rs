@@ -1,6 +1,7 @@
 //! The arena as a whole, over the fake device: each strategy, refusals, waiting, threads, and random sequences
 //! against a model ([`model`]).
 
+mod history;
 mod model;
 mod moves;
 mod threads;
@@ -25,7 +26,7 @@ fn arena(strategy: Strategy, limit: Bytes) -> (Arena, FakeBacking) {
     (arena, device)
 }
 
-fn take(arena: &Arena, size: Bytes) -> Block {
+fn take(arena: &Arena, size: impl Into<Request>) -> Block {
     arena.allocate(size).unwrap_or_else(|oom| panic!("{oom}"))
 }
 
@@ -317,4 +318,62 @@ fn patience_ends() {
     let oom = arena.allocate_waiting(Bytes::mib(1), patience).expect_err("nobody frees");
     assert!(start.elapsed() >= patience, "it would have helped, so it was waited for");
     assert_eq!(oom.pending, Bytes::mib(1));
+}
+
+#[test]
+fn growing_gives_what_it_retained_back_largest_first() {
+    let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
+    let round = || {
+        let blocks = [100, 300, 40].map(|mib| take(&arena, Bytes::mib(mib)));
+        blocks.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    };
+    (0..10).for_each(|_| round());
+    let retained = assert_sums(&arena).pool_bytes;
+    assert!(retained >= Bytes::mib(440), "{retained}");
+    let sizes = |device: &FakeBacking| device.regions().iter().map(|region| region.bytes).collect::<Vec<_>>();
+    let largest = sizes(&device).into_iter().max().unwrap();
+    assert_eq!(arena.shed(Bytes::ZERO), Bytes::ZERO, "all of it was used in this window");
+    assert_eq!((arena.end_window() >= Bytes::mib(440), arena.end_window()), (true, Bytes::ZERO));
+    // One byte less than there is: the largest region is what has to go.
+    assert_eq!(arena.shed(retained - Bytes::new(1)), largest);
+    assert!(assert_sums(&arena).pool_bytes == retained - largest && !sizes(&device).contains(&largest));
+    assert_eq!(arena.shed(Bytes::ZERO), retained - largest - assert_sums(&arena).pool_bytes);
+    assert!(assert_sums(&arena).pool_bytes <= Bytes::mib(2), "as at the start");
+    // That was a mistake, as the next rounds show: they run warm from the second on.
+    (0..2).for_each(|_| round());
+    let reserves = device.reserves();
+    (0..10).for_each(|_| round());
+    assert!(device.reserves() <= reserves + 3, "{} more", device.reserves() - reserves);
+}
+
+#[test]
+fn a_surplus_is_the_largest_holes_and_the_high_end_of_one() {
+    let (arena, _) = arena(Strategy::Preallocate, Bytes::mib(100));
+    let blocks: Vec<Block> = (0..10).map(|_| take(&arena, Bytes::mib(10))).collect();
+    // Holes of 10, 20 and 30 MiB.
+    [1, 3, 4, 6, 7, 8].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
+    assert_eq!((arena.end_window(), arena.end_window()), (Bytes::mib(100), Bytes::mib(40)));
+    let of = |number: usize, mib| Region { address: blocks[number].address + Bytes::mib(mib), bytes: Bytes::ZERO };
+    let given = |keep| {
+        let (mut surplus, mut given) = (arena.surplus(keep), Vec::<Region>::new());
+        let mut note = |piece: Region| {
+            assert!(piece.bytes <= Bytes::mib(16));
+            match given.last_mut().filter(|last| last.address + last.bytes == piece.address) {
+                Some(last) => last.bytes += piece.bytes,
+                None => given.push(piece),
+            }
+            piece.bytes
+        };
+        while arena.discard_next(&mut surplus, &mut note).is_some() {}
+        given
+    };
+    // 25 MiB above what is in use: the hole of 10 stays, and 15 of that of 20.
+    let expected = [(of(6, 0), 30), (of(3, 15), 5)].map(|(at, mib)| Region { bytes: Bytes::mib(mib), ..at });
+    assert_eq!(given(Bytes::mib(65)), expected);
+    assert_eq!(given(Bytes::mib(100)), []);
+    // What is pending counts as used.
+    assert_eq!(arena.retire(blocks[0].id), Ok(()));
+    assert_eq!((arena.used(), given(Bytes::mib(65))), (Bytes::mib(40), expected.to_vec()));
+    // Nothing at all is to stay beyond what is in use, and more is used: no piece goes.
+    assert_eq!(given(Bytes::mib(39)), []);
 }

@@ -1,0 +1,144 @@
+//! Reports from C: a snapshot in a file, a summary, and what memory did between two instants.
+
+use std::{
+    ffi::{CStr, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    sync::atomic::Ordering,
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{
+        device_memory::DeviceMemory,
+        snapshot::{self, Settled},
+        state, track,
+    },
+    give, tell,
+};
+use crate::{
+    config,
+    memory::{Moment, history::holdings},
+    units::Bytes,
+};
+
+/// Writes a snapshot of every device to the file `path`, in the format that its end names: `.html`, `.json`,
+/// `.perfetto.json` or `.pickle`. An empty text means that it was written, anything else is one sentence that says why
+/// not. The file is for the user alone (mode 0600); an existing regular file is replaced, a link is refused. It holds
+/// names, shapes, sizes and times, never the contents of an array. Acts at each call: 4 KiB is room for any sentence.
+///
+/// # Safety
+/// `path` must be a C string, `buffer` be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c_char, capacity: usize) -> usize {
+    let sentence = tell(|| {
+        if path.is_null() {
+            return "path is NULL; it must name a file".to_owned();
+        }
+        // SAFETY: not NULL, and a C string by the caller's promise.
+        let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+        // A wrong name is told before anything is gathered.
+        let saved = crate::report::snapshot::Format::of(path).and_then(|_| snapshot::take(Settled::Yes).save(path));
+        saved.err().map(|error| error.message).unwrap_or_default()
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&sentence, buffer, capacity) }
+}
+
+/// What each device's memory comes to, as JSON: an array with, for each device, bytes now, at the peak, allocated and
+/// freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start or
+/// [`super::pjrt_arena_reset_peak`], sums since the start.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| {
+        let clients = state::visits();
+        clients.iter().for_each(|client| client.settle());
+        let devices = clients.iter().flat_map(|client| client.devices.iter());
+        let summaries = devices.filter_map(|device| {
+            let memory = device.arena.as_ref()?;
+            Some(summary(memory, device.engine_bytes.load(Ordering::Relaxed)))
+        });
+        Value::from(summaries.collect::<Vec<_>>()).to_string()
+    });
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
+    let mut blocks = memory.blocks();
+    let stats = memory.stats();
+    memory.complete(&mut blocks);
+    let holders = holdings(blocks.iter().map(|info| (info.maker, info.held)));
+    let now = memory.records_history().then(|| Moment::now().nanos()).flatten();
+    let row = |current: Bytes, peak: Bytes, allocated: Bytes, freed: Bytes| {
+        let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes::get);
+        json!({ "current": current, "peak": peak, "allocated": allocated, "freed": freed })
+    };
+    let less = |total: Bytes, current: Bytes| total.saturating_sub(current);
+    let fragmentation = match stats.free_bytes.get() {
+        0 => 0.0,
+        free => 1.0 - stats.largest_free_block.get() as f64 / free as f64,
+    };
+    json!({
+        "device": memory.name(),
+        "strategy": config::strategy_name(memory.strategy()),
+        "limit_bytes": stats.limit.get(),
+        "in_use": row(stats.bytes_in_use, stats.peak_bytes_in_use, stats.allocated_total, stats.freed_total),
+        "pinned": row(
+            stats.pinned_bytes,
+            stats.peak_pinned_bytes,
+            stats.pinned_total,
+            less(stats.pinned_total, stats.pinned_bytes)
+        ),
+        "reserved": row(
+            stats.reserved_bytes,
+            stats.peak_reserved_bytes,
+            stats.reserved_total,
+            less(stats.reserved_total, stats.reserved_bytes)
+        ),
+        "pool": { "current": stats.pool_bytes.get(), "peak": stats.peak_pool_bytes.get() },
+        "moved": {
+            "bytes": stats.moved_bytes.get(),
+            "blocks": stats.moves,
+            "compactions": stats.compactions,
+            "migrations": stats.migrations,
+        },
+        "pending_bytes": stats.pending_bytes.get(),
+        "slack_bytes": stats.slack_bytes.get(),
+        "free_bytes": stats.free_bytes.get(),
+        "largest_hole_bytes": stats.largest_free_block.get(),
+        "fragmentation": fragmentation,
+        "allocations": stats.allocations_total,
+        "frees": stats.frees_total,
+        "blocks": stats.live_blocks + stats.pending_blocks,
+        "engine_bytes": engine_bytes,
+        "holders": track::named(&holders, now),
+    })
+}
+
+/// Begins to watch every device there is; the number for [`pjrt_arena_track_end`], or 0 if 1024 are being watched
+/// already. Any number of tracks may overlap, from any threads.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjrt_arena_track_begin() -> u64 {
+    std::panic::catch_unwind(track::begin).unwrap_or(0)
+}
+
+/// Ends a track and says what it saw, as JSON: an array with, for each device, bytes in use when it began, when it ended
+/// and at the peak between, and who held them at the peak; or `peak_holders_unknown`, why that is not known. The first call
+/// ends it; the text stays until a call had room for all of it. An unknown number is `{"error": ...}`.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_track_end(track: u64, buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| track::end(track));
+    if !buffer.is_null() && text.len() < capacity {
+        track::forget(track);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}

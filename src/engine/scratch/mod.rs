@@ -1,0 +1,193 @@
+//! Warm memory for what the engine allocates itself: programs' scratch, and results without a destination.
+//!
+//! ```text
+//!  engine:  posix_memalign(64, n), aligned_alloc(64, n)           free(p), realloc(p, n)
+//!                |  n >= 1 MiB       |  else                           |
+//!                v                   v                                 v
+//!              pool                malloc              p inside of the pool's region ? pool : malloc
+//!                |
+//!              one region, best fit; pages that were touched stay
+//! ```
+//!
+//! XLA:CPU takes a program's scratch from malloc for each run, and gives it back after it. From 32 MiB on glibc maps and
+//! unmaps each allocation (`DEFAULT_MMAP_THRESHOLD_MAX`), so that every run touches all of it anew: a quarter of the
+//! time of a small transformer's training step. No option of the engine takes another allocator, and PJRT has no argument
+//! for one. What is left is the place where the engine's library meets malloc: the entries of its import table (`imports`).
+//!
+//! Why it is sound:
+//! - Only the engine's own imports change, in this process's copy; malloc, and who else calls it, stay as they are.
+//! - `free` and `realloc` change first, and tell memory of the pool by its address, so they serve both kinds always. A
+//!   failure on the way leaves them behind, which changes nothing.
+//! - What is taken over is what comes from `posix_memalign` and `aligned_alloc`. C requires that it goes back through
+//!   `free` or `realloc`, and C++'s `delete` for it has no `new`. XLA wraps both in a pair of its own
+//!   (`tsl::port::AlignedMalloc`, `AlignedFree`).
+//! - `malloc` is left alone: the engine's other libraries share it.
+//! - The pool is never unmapped, and neither library is unloaded.
+//!
+//! Setting the thresholds of glibc instead (`mallopt`) was measured: it reaches 64 MiB in all for each of the engine's
+//! threads (`HEAP_MAX_SIZE`), and changes malloc for the whole process.
+
+mod imports;
+mod pool;
+
+use std::{
+    ffi::{c_int, c_void},
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use self::pool::Pool;
+pub use self::pool::Usage;
+use crate::{
+    error::Result,
+    memory::{Arena, Backing, Region},
+    units::Bytes,
+};
+
+/// Allocations from this size on are the pool's: what malloc keeps below it costs few page faults.
+const LEAST: usize = 1 << 20;
+
+/// Alignment that the pool gives.
+const ALIGN: usize = 64;
+
+/// Gives the pages of a part of a region, which nobody uses, back to the system; returns what was given back.
+pub type Discard = Box<dyn Fn(Region) -> Bytes + Send + Sync>;
+
+static POOL: OnceLock<Pool> = OnceLock::new();
+
+/// Whether new allocations go to the pool. What lies in it is freed there all the same.
+static OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Lets the library that `inside` belongs to take its large allocations from memory that `backing` gives, at most
+/// `limit`, once [`open`] says so. To be called once, before the library has threads.
+///
+/// # Errors
+/// The library's import table cannot be read or written, or there is no address space. The library works on as before.
+///
+/// # Safety
+/// `inside` must be the address of a function of a library that is never unloaded, and no other thread may be resolving
+/// its imports.
+pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: Bytes, discard: Discard) -> Result<()> {
+    let pool = Pool::new(backing, limit, discard)?;
+    // SAFETY: the functions have the types of those that they replace, and behave like them; the rest is the caller's
+    // promise.
+    unsafe {
+        imports::redirect(inside, &[(c"free", free as *const c_void), (c"realloc", realloc as *const c_void)])?;
+        if POOL.set(pool).is_ok() {
+            imports::redirect(
+                inside,
+                &[
+                    (c"posix_memalign", posix_memalign as *const c_void),
+                    (c"aligned_alloc", aligned_alloc as *const c_void),
+                ],
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Says whether the engine's large allocations come from the pool from here on, if there is one.
+pub fn open(open: bool) {
+    OPEN.store(open, Ordering::Relaxed);
+}
+
+/// The pool's numbers; `None` before [`install`].
+pub fn usage() -> Option<Usage> {
+    POOL.get().map(Pool::usage)
+}
+
+/// Gives the pages that nothing uses back to the system, and returns their sum.
+pub fn discard_holes() -> Bytes {
+    POOL.get().map_or(Bytes::ZERO, Pool::discard_holes)
+}
+
+/// Calls `watcher` whenever the pool touches new memory `beyond` so many bytes: in the engine's allocation, so it must be
+/// short and call nothing of the engine. Only the first one counts.
+pub fn watch(beyond: Bytes, watcher: fn()) {
+    if let Some(pool) = POOL.get() {
+        pool.watch(beyond, watcher);
+    }
+}
+
+/// The pool's arena, and what gives its pages back; `None` before [`install`].
+pub fn memory() -> Option<(&'static Arena, &'static Discard)> {
+    POOL.get().map(Pool::memory)
+}
+
+/// Says that the pages of the pool's holes went back, but for the lowest `keep` bytes.
+pub fn cooled(keep: Bytes) {
+    if let Some(pool) = POOL.get() {
+        pool.cooled(keep);
+    }
+}
+
+/// A place in the pool for an allocation of the engine's; NULL where it is not the pool's.
+fn place(align: usize, size: usize) -> *mut c_void {
+    let aligned = align.is_power_of_two() && (size_of::<*mut c_void>()..=ALIGN).contains(&align);
+    // A wrong alignment is malloc's to refuse.
+    if size < LEAST || !aligned || !OPEN.load(Ordering::Relaxed) {
+        return ptr::null_mut();
+    }
+    // No panic may unwind into the engine; the arena has none that we know of.
+    let found = catch_unwind(|| POOL.get().and_then(|pool| pool.allocate(size)));
+    found.ok().flatten().unwrap_or(ptr::null_mut())
+}
+
+/// The pool, if `address` lies in it.
+fn home(address: *mut c_void) -> Option<&'static Pool> {
+    POOL.get().filter(|pool| pool.holds(address))
+}
+
+unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    let found = place(align, size);
+    if found.is_null() {
+        // SAFETY: the engine's own call.
+        return unsafe { libc::posix_memalign(out, align, size) };
+    }
+    // SAFETY: the engine gives a place to write to.
+    unsafe { out.write(found) };
+    0
+}
+
+unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    let found = place(align, size);
+    if found.is_null() {
+        // SAFETY: the engine's own call.
+        return unsafe { libc::aligned_alloc(align, size) };
+    }
+    found
+}
+
+unsafe extern "C" fn free(address: *mut c_void) {
+    match home(address) {
+        // SAFETY: the engine frees what it was given, once.
+        Some(pool) => drop(catch_unwind(AssertUnwindSafe(|| unsafe { pool.free(address) }))),
+        // SAFETY: the engine's own call.
+        None => unsafe { libc::free(address) },
+    }
+}
+
+unsafe extern "C" fn realloc(address: *mut c_void, size: usize) -> *mut c_void {
+    let Some(pool) = home(address) else {
+        // SAFETY: the engine's own call.
+        return unsafe { libc::realloc(address, size) };
+    };
+    // SAFETY: a live allocation of the pool; the new one is as long as asked for, and not in the pool.
+    unsafe {
+        let moved = libc::malloc(size);
+        if !moved.is_null() {
+            ptr::copy_nonoverlapping(address.cast::<u8>(), moved.cast(), size.min(pool.size(address)));
+            free(address);
+        }
+        moved
+    }
+}
+
+// The functions stand in for libc's, so their types must be its own.
+const _: unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int = libc::posix_memalign;
+const _: () = assert!(mem::size_of::<usize>() == mem::size_of::<libc::size_t>());

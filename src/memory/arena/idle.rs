@@ -1,0 +1,126 @@
+//! Giving back what was not used lately: how much that was, and which holes go.
+//!
+//! ```text
+//!  holes by size:   |a| | b | |    c    | |         d           |
+//!                   \___ stay ___________________/\___ go ______/     what stays: the bytes that use may rise by
+//! ```
+//!
+//! Best fit takes the smallest hole that fits, from its low end. So the largest holes go first, and what stays of the last
+//! one is its low end. The plan is made from a list of the holes; each piece of it is looked at again, and given back, under
+//! the lock: what a block has taken meanwhile is not touched. When use rises above what was to stay, the rest of the plan
+//! is dropped.
+
+use super::Arena;
+use crate::{
+    memory::{Region, space::NodeId},
+    units::{Address, Bytes},
+};
+
+/// The most that goes back while the arena is locked: a millisecond's work.
+const PIECE: Bytes = Bytes::mib(16);
+
+/// Parts of holes below this size are not worth a call.
+const LEAST: Bytes = Bytes::kib(64);
+
+/// What is to go back, in pieces, those of the largest hole first.
+#[derive(Debug)]
+pub struct Surplus {
+    keep: Bytes,
+    /// What is left of it; the largest last.
+    parts: Vec<Part>,
+}
+
+/// A part of a hole.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    hole: NodeId,
+    region: Region,
+}
+
+impl Arena {
+    /// What live and retired blocks asked for, summed. O(1).
+    pub fn used(&self) -> Bytes {
+        let counters = &self.state.lock().counters;
+        counters.in_use + counters.pending
+    }
+
+    /// The highest [`Self::used`] since the last call, which this one makes start over. O(1).
+    pub fn end_window(&self) -> Bytes {
+        let counters = &mut self.state.lock().counters;
+        std::mem::replace(&mut counters.window_peak, counters.in_use + counters.pending)
+    }
+
+    /// Plans what goes back where use is expected to stay within `keep`. O(spans) with the lock, and sorting without.
+    pub fn surplus(&self, keep: Bytes) -> Surplus {
+        let (mut holes, used) = {
+            let state = self.state.lock();
+            let holes: Vec<(NodeId, Region)> =
+                state.placement.space().map(|space| space.holes().collect()).unwrap_or_default();
+            (holes, state.counters.in_use + state.counters.pending)
+        };
+        holes.sort_unstable_by_key(|(_, hole)| (hole.bytes, hole.address));
+        let mut stays = keep.saturating_sub(used);
+        let mut parts = Vec::new();
+        for (hole, whole) in holes {
+            let here = stays.min(whole.bytes);
+            stays -= here;
+            let region = Region { address: whole.address + here, bytes: whole.bytes - here };
+            if region.bytes >= LEAST {
+                parts.push(Part { hole, region });
+            }
+        }
+        Surplus { keep, parts }
+    }
+
+    /// Gives the next piece of `surplus` to `discard` while the arena is locked, as far as it still is a hole, and returns
+    /// what `discard` says; `None` at the end, and when use has risen above what was to stay. O(1).
+    pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(Region) -> Bytes) -> Option<Bytes> {
+        let Part { hole, region } = surplus.next_piece()?;
+        let state = self.state.lock();
+        if state.counters.window_peak > surplus.keep {
+            surplus.parts.clear();
+            return None;
+        }
+        let now = state.placement.space().and_then(|space| space.hole(hole));
+        Some(now.and_then(|now| overlap(now, region)).map_or(Bytes::ZERO, discard))
+    }
+
+    /// Gives empty regions back, the largest first, until those that stay are at most `keep` less what is used; none when
+    /// use has risen above `keep` in this window. Returns their sum. Only `growing` keeps such regions.
+    pub fn shed(&self, keep: Bytes) -> Bytes {
+        let surplus = {
+            let mut state = self.state.lock();
+            if state.counters.window_peak > keep {
+                return Bytes::ZERO;
+            }
+            let used = state.counters.in_use + state.counters.pending;
+            let surplus = state.placement.shed_to(keep.saturating_sub(used));
+            state.note_surplus(&surplus);
+            surplus
+        };
+        self.release(&surplus);
+        surplus.iter().map(|region| region.bytes).sum()
+    }
+}
+
+impl Surplus {
+    /// Takes the next piece out, from low addresses to high. Pieces end where pages do, so that none is cut in two.
+    fn next_piece(&mut self) -> Option<Part> {
+        let part = self.parts.last_mut()?;
+        let Part { hole, region } = *part;
+        let end = Bytes::new(region.address.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
+        let bytes = region.bytes.min(end - Bytes::new(region.address.get()));
+        if bytes == region.bytes {
+            self.parts.pop();
+        } else {
+            part.region = Region { address: region.address + bytes, bytes: region.bytes - bytes };
+        }
+        Some(Part { hole, region: Region { address: region.address, bytes } })
+    }
+}
+
+fn overlap(one: Region, other: Region) -> Option<Region> {
+    let start: Address = one.address.max(other.address);
+    let end = (one.address + one.bytes).min(other.address + other.bytes);
+    (start < end).then(|| Region { address: start, bytes: end - start })
+}

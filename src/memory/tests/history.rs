@@ -1,0 +1,225 @@
+//! The history against what was seen at each step: undone from the end, it shows every earlier state that it reaches.
+
+// Named, because the arena has a `Strategy` too.
+use proptest::prelude::{Strategy, *};
+
+use super::{super::Strategy as Kind, *};
+use crate::memory::history::{Event, EventKind, Past, PastBlock, block_number};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(Bytes),
+    Retire(prop::sample::Index),
+    Free(prop::sample::Index),
+    Pin(prop::sample::Index),
+    Unpin(prop::sample::Index),
+    Scratch(Bytes),
+    Pack,
+    Trim,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        10 => (0..24u32, any::<u64>()).prop_map(|(shift, random)| Step::Allocate(Bytes::new(random >> 40 >> shift))),
+        3 => index().prop_map(Step::Retire),
+        6 => index().prop_map(Step::Free),
+        2 => index().prop_map(Step::Pin),
+        1 => index().prop_map(Step::Unpin),
+        1 => (0..Bytes::mib(1).get()).prop_map(|bytes| Step::Scratch(Bytes::new(bytes))),
+        1 => Just(Step::Pack),
+        1 => Just(Step::Trim),
+    ]
+}
+
+/// What is compared: blocks by number, regions by address, scratch.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    blocks: Vec<(u64, PastBlock)>,
+    regions: Vec<Region>,
+    scratch: Bytes,
+}
+
+impl Seen {
+    fn of(past: &Past) -> Self {
+        let mut regions = past.regions.clone();
+        regions.sort_by_key(|region| region.address);
+        Self {
+            blocks: past.blocks.iter().map(|(&number, &block)| (number, block)).collect(),
+            regions,
+            scratch: past.scratch,
+        }
+    }
+
+    fn now(arena: &Arena) -> Self {
+        Self::of(&past(arena).0)
+    }
+}
+
+fn past(arena: &Arena) -> (Past, Vec<Event>, u64) {
+    let survey = arena.survey();
+    let scratch = survey.scratch.map_or(Bytes::ZERO, |region| region.bytes);
+    (Past::now(&survey.blocks, &survey.regions, scratch), survey.events.list, survey.events.lost)
+}
+
+fn maker(number: u32) -> Maker {
+    Maker { origin: OriginId::new(number), run: Run { step: number + 1, at: Moment::UNKNOWN } }
+}
+
+fn run(kind: Kind, capacity: usize, steps: Vec<Step>) {
+    let (mut arena, device) = arena(kind, Bytes::mib(80));
+    arena.record_history(capacity);
+    let (mut live, mut retired): (Vec<BlockId>, Vec<BlockId>) = Default::default();
+    // The state after so many events.
+    let mut seen: Vec<(u64, Seen)> = Vec::new();
+    for (number, step) in (0..).zip(steps) {
+        match step {
+            Step::Allocate(size) => {
+                let request = Request { size, maker: maker(number) };
+                if let Ok(block) = arena.allocate(request) {
+                    live.push(block.id);
+                }
+            }
+            Step::Retire(index) if !live.is_empty() => {
+                let id = live.swap_remove(index.index(live.len()));
+                assert_eq!(arena.retire(id), Ok(()));
+                retired.push(id);
+            }
+            Step::Free(index) if !(live.is_empty() && retired.is_empty()) => {
+                let at = index.index(live.len() + retired.len());
+                let id = if at < live.len() { live.swap_remove(at) } else { retired.swap_remove(at - live.len()) };
+                assert_eq!(arena.free(id), Ok(()));
+            }
+            Step::Pin(index) if !live.is_empty() => {
+                assert_eq!(arena.pin_because(live[index.index(live.len())], PinReason(2)), Ok(()));
+            }
+            Step::Unpin(index) if !live.is_empty() => {
+                assert_eq!(arena.unpin(live[index.index(live.len())]), Ok(()));
+            }
+            Step::Scratch(bytes) if arena.begin_scratch(bytes).is_ok() => arena.end_scratch(bytes),
+            Step::Pack => {
+                if let Ok(mut compaction) = arena.plan(Goal::Pack, &Costs::COPY, &|id| live.contains(&id)) {
+                    for _ in 0..compaction.moves().len() {
+                        assert_eq!(compaction.commit(), Ok(()));
+                    }
+                }
+            }
+            Step::Trim => drop(arena.trim()),
+            _ => {}
+        }
+        let now = Seen::now(&arena);
+        let (_, events, lost) = past(&arena);
+        seen.push((lost + events.len() as u64, now));
+    }
+    let (mut past, events, lost) = past(&arena);
+    let mut number = lost + events.len() as u64;
+    assert_eq!(events.len() as u64 + lost, number);
+    assert!(events.len() <= capacity);
+    let mut compared = 0;
+    while let Some((_, state)) = seen.pop_if(|(after, _)| *after >= lost) {
+        let after = seen.last().map_or(lost, |(after, _)| *after).max(lost);
+        assert_eq!(Seen::of(&past), state, "after {number} events");
+        compared += 1;
+        while number > after {
+            number -= 1;
+            past.undo(&events[(number - lost) as usize]);
+        }
+    }
+    assert!(compared > 0 && device.violations() == 0);
+    if lost == 0 {
+        let start = Seen::of(&past);
+        assert!(start.blocks.is_empty() && start.scratch.is_zero(), "{start:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn undone_events_show_every_earlier_state(
+        kind in prop::sample::select(ALL.to_vec()),
+        capacity in prop::sample::select(vec![1, 7, 10_000]),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        run(kind, capacity, steps);
+    }
+}
+
+#[test]
+fn a_block_remembers_its_maker_and_takes_over_what_is_known_better() {
+    let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    arena.record_history(100);
+    let block = take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    let info = arena.blocks()[0];
+    assert_eq!((info.maker.origin, info.maker.run.step), (OriginId::new(3), 4));
+    assert!(info.maker.run.at.nanos().is_some(), "with a history it is known when");
+    let later = Maker { origin: OriginId::new(9), run: Run { step: 70, at: Moment::from_nanos(5) } };
+    assert_eq!(arena.free_as(block.id, Some(later)), Ok(()));
+    let last = *arena.survey().events.list.last().expect("an event");
+    assert_eq!((last.kind(), last.block), (EventKind::Free, block_number(block.id)));
+    assert_eq!((last.origin, last.step, last.other), (OriginId::new(9), 70, 5));
+}
+
+#[test]
+fn without_a_history_no_clock_is_read_and_makers_are_known_all_the_same() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    let survey = arena.survey();
+    assert_eq!(survey.blocks[0].maker, maker(3));
+    assert!(survey.events.list.is_empty() && survey.events.lost == 0);
+}
+
+#[test]
+fn totals_grow_where_peaks_start_over() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    let first = take(&arena, Bytes::mib(3));
+    assert_eq!((arena.pin(first.id), arena.unpin(first.id), arena.pin(first.id)), (Ok(()), Ok(()), Ok(())));
+    assert_eq!(arena.free(first.id), Ok(()));
+    arena.clear_peaks();
+    let second = take(&arena, Bytes::mib(2));
+    assert_eq!(arena.retire(second.id), Ok(()));
+    let stats = assert_sums(&arena);
+    assert_eq!((stats.allocated_total, stats.freed_total), (Bytes::mib(5), Bytes::mib(3)));
+    assert_eq!((stats.allocations_total, stats.frees_total, stats.num_allocs), (2, 1, 1));
+    assert_eq!((stats.pinned_total, stats.peak_pinned_bytes), (Bytes::mib(6), Bytes::ZERO));
+}
+
+#[test]
+fn scopes_overlap_and_each_knows_its_own_peak() {
+    let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    arena.record_history(100);
+    let base = take(&arena, Bytes::mib(1));
+    let outer = arena.open_scope();
+    let high = take(&arena, Request { size: Bytes::mib(9), maker: maker(1) });
+    assert_eq!(arena.free(high.id), Ok(()));
+    let inner = arena.open_scope();
+    let low = take(&arena, Request { size: Bytes::mib(4), maker: maker(2) });
+    assert_eq!(arena.free(low.id), Ok(()));
+    assert_eq!(arena.free(base.id), Ok(()));
+    let by_origin = |id| {
+        let scoped = arena.end_scope(id).expect("it is open");
+        let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
+        scoped.after_peak.iter().flatten().rev().for_each(|event| past.undo(event));
+        let mut held: Vec<_> = past.blocks.values().map(|b| (b.maker.origin.row(), b.bytes.get() >> 20)).collect();
+        held.sort();
+        (scoped.start.get() >> 20, scoped.end.get() >> 20, scoped.peak.get() >> 20, scoped.after_peak.is_some(), held)
+    };
+    assert_eq!(by_origin(outer), (1, 0, 10, true, vec![(0, 1), (1, 9)]));
+    assert_eq!(by_origin(inner), (1, 0, 5, true, vec![(0, 1), (2, 4)]));
+    assert!(arena.end_scope(inner).is_none());
+}
+
+#[test]
+fn a_scope_says_when_the_history_is_too_short_for_its_peak() {
+    for capacity in [0, 3] {
+        let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+        arena.record_history(capacity);
+        let scope = arena.open_scope();
+        for mib in [9, 1, 1] {
+            let block = take(&arena, Bytes::mib(mib));
+            assert_eq!(arena.free(block.id), Ok(()));
+        }
+        let scoped = arena.end_scope(scope).expect("it is open");
+        assert_eq!((scoped.peak, scoped.after_peak.is_none()), (Bytes::mib(9), true), "{capacity}");
+    }
+}
