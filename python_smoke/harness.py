@@ -92,6 +92,18 @@ def bytes_in_use(device=None) -> int:
     return stats(device)["bytes_in_use"]
 
 
+def host_array(start=0.0, offset=0, count=64 * 1024):
+    """`start, start + 1, ...`, so many bytes after a multiple of 64: at 0 a CPU device uses it in place, at 16 it is copied.
+
+    What NumPy makes of itself may lie either way.
+    """
+    memory = np.empty(4 * count + 128, np.uint8)
+    first = -memory.ctypes.data % 64 + offset
+    array = memory[first : first + 4 * count].view(np.float32)
+    array[:] = np.arange(count, dtype=np.float32) + np.float32(start)
+    return array
+
+
 def eventually(read, expected, patience: float = 10.0):
     """Asserts that `read()` becomes `expected`: frees wait for the engine, which finishes on threads of its own."""
     end = time.monotonic() + patience

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from harness import arena_device, run_python
+from harness import arena_device, host_array, run_python
 
 
 def traced(folder, work):
@@ -42,7 +42,7 @@ def test_a_trace_shows_what_the_arena_did(tmp_path):
     def work():
         with jax.profiler.TraceAnnotation("my own mark"):
             for device in jax.devices("arena")[:2]:
-                jax.device_put(np.ones(98_765, np.float32), device).block_until_ready()
+                jax.device_put(host_array(offset=16, count=98_765), device).block_until_ready()
 
     events = traced(tmp_path, work)
     planes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}

@@ -16,6 +16,7 @@ BAD = {
         {"PJRT_ARENA_STRATEGY": "fastest"},
         ["PJRT_ARENA_STRATEGY", "fastest", "preallocate", "growing", "platform", "tpu"],
     ),
+    "scratch cold": ({"PJRT_ARENA_SCRATCH": "cold"}, ["PJRT_ARENA_SCRATCH=cold", "allowed: warm, system"]),
     "unknown allocator": (
         {"XLA_PYTHON_CLIENT_ALLOCATOR": "jemalloc"},
         ["XLA_PYTHON_CLIENT_ALLOCATOR", "jemalloc", "platform"],
@@ -33,6 +34,8 @@ BAD = {
     "no devices": ({"PJRT_ARENA_DEVICES": "0"}, ["PJRT_ARENA_DEVICES=0", "from 1"]),
     "compact sometimes": ({"PJRT_ARENA_COMPACT": "sometimes"}, ["PJRT_ARENA_COMPACT=sometimes", "on, off, always"]),
     "tiles of a size": ({"PJRT_ARENA_TPU_TILES": "8x128"}, ["PJRT_ARENA_TPU_TILES=8x128", "on, off"]),
+    "huge pages of a size": ({"PJRT_ARENA_HUGE_PAGES": "2MiB"}, ["PJRT_ARENA_HUGE_PAGES=2MiB", "on, off"]),
+    "zero copies of a size": ({"PJRT_ARENA_ZERO_COPY": "64KiB"}, ["PJRT_ARENA_ZERO_COPY=64KiB", "on, off"]),
     "devices not a number": ({"PJRT_ARENA_DEVICES": "two"}, ["PJRT_ARENA_DEVICES=two", "from 1"]),
 }
 
@@ -139,11 +142,24 @@ def test_what_has_no_effect_is_warned_about(variables, words):
         assert run.stderr == ""
 
 
+def test_huge_pages_that_there_are_none_of_are_warned_about_once():
+    code = """
+        import ctypes, jax
+        PR_SET_THP_DISABLE = 41
+        assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+        assert len(jax.devices()) == 2 and float(jax.numpy.arange(4e6).max()) == 4e6 - 1
+        assert all(" hg" not in line for line in open("/proc/self/smaps") if line.startswith("VmFlags"))
+    """
+    run = run_jax(code, PJRT_ARENA_HUGE_PAGES="on", PJRT_ARENA_DEVICES="2")
+    (line,) = run.stderr.splitlines()
+    assert "huge_pages=on (PJRT_ARENA_HUGE_PAGES) has no effect" in line and "PR_SET_THP_DISABLE" in line
+
+
 def test_one_line_shows_what_follows_from_the_strategy():
     variables = {"PJRT_ARENA_LOG": "info", "PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_LIMIT": "64MiB"}
     run = run_jax("import jax; jax.numpy.ones(3)", **variables)
     assert "strategy=tpu (PJRT_ARENA_STRATEGY)" in run.stderr
-    assert "compact=on (default), tpu_tiles=off (default)" in run.stderr
+    assert "compact=on (default), tpu_tiles=off (default), huge_pages=off (default)" in run.stderr
 
 
 def test_one_line_says_what_was_decided():

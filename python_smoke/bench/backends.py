@@ -21,8 +21,13 @@ class Backend:
     #: JAX's name of the platform.
     platform: str
     variables: dict[str, str] = field(default_factory=dict)
-    #: The program writes into a donated destination.
-    floor: bool = False
+    #: The program writes into so many donated destinations in turn; 0: its results go where the backend puts them.
+    destinations: int = 0
+
+    @property
+    def floor(self) -> bool:
+        """Whether this is a floor: not for programs that have none."""
+        return self.destinations > 0
 
 
 def _arena(name: str, title: str, **variables: str) -> Backend:
@@ -30,7 +35,9 @@ def _arena(name: str, title: str, **variables: str) -> Backend:
 
 
 REFERENCE = "builtin"
-FLOOR = "floor"
+#: The smallest: one destination, so one result in memory. The program holds its previous result while it computes the
+#: next, so what it can reach is the floor of two; and with our engine's XLA, the bare engine's floor of two.
+FLOOR, FLOOR_OF_TWO, FLOOR_OF_ENGINE = "floor", "floor_2", "bare_2"
 
 BACKENDS = {
     backend.name: backend
@@ -41,7 +48,9 @@ BACKENDS = {
         _arena("growing", "growing", STRATEGY="growing"),
         _arena("platform", "platform", STRATEGY="platform"),
         _arena("tpu", "tpu", STRATEGY="tpu"),
-        Backend(FLOOR, "floor", "cpu", floor=True),
+        Backend(FLOOR, "floor", "cpu", destinations=1),
+        Backend(FLOOR_OF_TWO, "floor of two", "cpu", destinations=2),
+        Backend(FLOOR_OF_ENGINE, "bare engine's floor of two", "bare", destinations=2),
     )
 }
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.backends import FLOOR, REFERENCE
+from bench.backends import BACKENDS, REFERENCE
 from bench.results import show_seconds
 from bench.worker import quartiles
 
@@ -80,6 +80,11 @@ class Comparison:
         return "\n".join(lines)
 
 
+def _is_floor(name: str) -> bool:
+    backend = BACKENDS.get(name)
+    return backend is not None and backend.floor
+
+
 def compare(old: dict, new: dict, threshold: float = THRESHOLD) -> Comparison:
     """`new` against `old`, both as `results.load` returns them."""
     relative, warnings = _comparable(old, new)
@@ -92,7 +97,7 @@ def compare(old: dict, new: dict, threshold: float = THRESHOLD) -> Comparison:
         # In the order of the new file; a backend that only one file has is no change.
         for backend, ours in program["backends"].items():
             theirs = before[name]["backends"].get(backend)
-            if theirs is None or backend == FLOOR or (backend == REFERENCE and relative):
+            if theirs is None or _is_floor(backend) or (backend == REFERENCE and relative):
                 continue
             field = "relative" if relative and "relative" in ours and "relative" in theirs else "seconds"
             shown = (lambda value: f"{value:.3f} of JAX's CPU") if field == "relative" else show_seconds

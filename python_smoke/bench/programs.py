@@ -376,7 +376,7 @@ PROGRAMS = (
     Program("convolution", "convolution 3x3, 8 MiB", convolution, readings=15),
     Program("matmul_256", "matmul 256", matmul(256, calls=20), readings=20),
     Program("matmul_1024", "matmul 1024", matmul(1024, calls=2), readings=12),
-    Program("matmul_4096", "matmul 4096", matmul(4096), floor=True, readings=1, warm=1, rounds=3),
+    Program("matmul_4096", "matmul 4096", matmul(4096), floor=True, readings=2, warm=2, rounds=3),
     Program("sort", "sort, 1 MiB", lambda sizes: compiled(jnp.sort, noise(sizes.floats(1))), readings=6),
     Program("fft", "FFT 1024 x 2048, complex64", fft, floor=True),
     Program("scan", "scan, 100 steps of a small carry", scan_small, readings=20),

@@ -1,14 +1,16 @@
 """Markdown: a short table for the README, a full one, and what falls short of the promises.
 
-The promises are those of issue 5: within 5 % of the floor where there is one, never below 0.97x elsewhere, 1.1x on
-the geometric mean, a tiny dispatch at most 1.10x of the bare engine's, peak memory at most 1.10x of the built-in's.
+The promises: within 5 % of the floor where there is one, never below 0.97x elsewhere, 1.1x on the geometric mean, a
+tiny dispatch at most 1.10x of the bare engine's, peak memory at most 1.10x of the built-in's. Where the floor of one
+destination is missed, the line also compares with the floor of two, and with that of the bare engine: what the engine
+takes longer for than JAX's own XLA, no allocator can give back.
 """
 
 from __future__ import annotations
 
 import statistics
 
-from bench.backends import FLOOR, REFERENCE
+from bench.backends import FLOOR, FLOOR_OF_ENGINE, FLOOR_OF_TWO, REFERENCE
 from bench.results import geometric_mean, show_ratio, show_seconds
 
 OURS = "arena"
@@ -102,9 +104,17 @@ def findings(report: dict) -> str:
         if ours is None:
             continue
         if floor and (ratio := _paired(ours, floor)) > NEAR_FLOOR:
-            lines.append(f"- {name}: {ratio:.2f}x of the floor's time; promised: at most {NEAR_FLOOR}")
+            others = [
+                f"{_paired(ours, backends[key]):.2f}x of {title}"
+                for key, title in ((FLOOR_OF_TWO, "the floor of two"), (FLOOR_OF_ENGINE, "the bare engine's"))
+                if key in backends
+            ]
+            also = f" ({', '.join(others)})" if others else ""
+            lines.append(f"- {name}: {ratio:.2f}x of the floor's time{also}; promised: at most {NEAR_FLOOR}")
         if not program["floor"] and theirs and (ratio := ours["speedup"]["median"]) < SLOWEST:
-            lines.append(f"- {name}: {show_ratio(ratio)} as fast as JAX's CPU; promised: at least {SLOWEST}")
+            bare = backends.get("bare")
+            also = f" (bare engine: {show_ratio(bare['speedup']['median'])})" if bare and "speedup" in bare else ""
+            lines.append(f"- {name}: {show_ratio(ratio)} as fast as JAX's CPU{also}; promised: at least {SLOWEST}")
         if theirs and (ratio := ours["peak_bytes"] / theirs["peak_bytes"]) > PEAK:
             data = ours["peak_data_bytes"] / theirs["peak_data_bytes"]
             lines.append(

@@ -49,7 +49,7 @@ def measure(name: str, backend: Backend, quick: bool, folder: Path) -> dict[str,
     enter(backend, program.devices, folder)
     case = program.make(Sizes(quick))
     if backend.floor:
-        case = floor_of(case)
+        case = floor_of(case, backend.destinations)
     readings, faults = [], 0
     gc.collect()
     gc.disable()
@@ -80,23 +80,33 @@ def measure(name: str, backend: Backend, quick: bool, folder: Path) -> dict[str,
     return report
 
 
-def floor_of(case: Any) -> Any:
-    """The same program writing into its previous result, which is donated as an argument that it does not read."""
+def floor_of(case: Any, destinations: int) -> Any:
+    """The same program writing into a previous result, which is donated as an argument that it does not read.
+
+    With two destinations it writes into the last result but one, and the last stays alive meanwhile: that is what a
+    loop does that calls the program itself, where `result = step(x)` drops the old result after the new one is there.
+    The memory that takes turns then is larger by a result, which shows where it just fits the processor's cache.
+    """
+    import collections
+
     import jax
 
     from bench.programs import Case, wait
 
     function = case.function
     step = jax.jit(lambda destination, *arguments: function(*arguments), donate_argnums=0, keep_unused=True)
-    held = [wait(jax.jit(function)(*case.arguments))]
-    home = addresses(held[0])
+    plain = jax.jit(function)
+    held = collections.deque(wait(plain(*case.arguments)) for _ in range(destinations))
+    home = [addresses(each) for each in held]
 
     def run(_):
         for _ in range(case.calls):
-            held.append(wait(step(held.pop(), *case.arguments)))
-        return held[0]
+            held.append(wait(step(held.popleft(), *case.arguments)))
+        return held[-1]
 
-    if addresses(run(None)) != home:
+    for _ in range(destinations):
+        held.append(wait(step(held.popleft(), *case.arguments)))
+    if [addresses(each) for each in held] != home:
         raise RuntimeError("a result does not lie in its destination: this is not the floor")
     return Case(run, calls=case.calls, value=case.value)
 

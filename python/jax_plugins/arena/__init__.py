@@ -55,7 +55,8 @@ def counters() -> dict[str, Any]:
     ``programs`` says how many were compiled with destinations (``rewritten``) and how many were left
     alone, by reason; ``results`` says how many results were written straight into the arena (``placed``),
     how many were not although they should have been (``missed``) and how many the rules leave out
-    (``skipped``), by reason.
+    (``skipped``), by reason. ``scratch`` says what the engine took for programs' scratch out of memory that stays
+    warm, in bytes; None where it takes all of it from malloc.
 
     Raises:
       ArenaError: no library can be found, or it is not pjrt-arena's.

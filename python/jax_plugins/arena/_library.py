@@ -137,6 +137,26 @@ class Library:
         """See `jax_plugins.arena.memory.map`."""
         return self._text("pjrt_arena_map", (ctypes.c_size_t, max(width, 0)), (ctypes.c_size_t, max(rows, 0)))
 
+    def summary(self) -> list[dict[str, Any]]:
+        """What each device's memory comes to; see `jax_plugins.arena.memory.summary`."""
+        return json.loads(self._text("pjrt_arena_summary", room=1 << 16))
+
+    def snapshot(self, path: bytes) -> str:
+        """Writes a snapshot to `path`; the sentence on why not, empty when it worked."""
+        return self._text("pjrt_arena_snapshot", (ctypes.c_char_p, path), again=False)
+
+    def reset_peak(self) -> None:
+        """Sets the peaks of every device to what there is now."""
+        self._function("pjrt_arena_reset_peak", returns=ctypes.c_int)()
+
+    def track_begin(self) -> int:
+        """Begins to watch every device there is; the track's number, or 0 if there are too many."""
+        return self._function("pjrt_arena_track_begin", returns=ctypes.c_uint64)()
+
+    def track_end(self, track: int) -> Any:
+        """Ends a track and says what it saw. Asked again for more room, the library says the same."""
+        return json.loads(self._text("pjrt_arena_track_end", (ctypes.c_uint64, track), room=1 << 16))
+
     def tpu_footprint(self, element_type: str, dims: list[int]) -> dict[str, Any]:
         """What an array takes on a TPU, or ``error``. `element_type` is XLA's name, `dims` are of 64 bits."""
         numbers = (ctypes.c_int64 * len(dims))(*dims)

@@ -2,28 +2,67 @@
 
     from jax_plugins.arena import memory
 
+    print(memory.summary())                     how much there is, and which programs' results hold it
+    with memory.track("load") as t: ...         the peak of a piece of code, and who made it
+    memory.snapshot("x.html")                   everything, with its history, as a page, JSON, a trace or a pickle
+    print(memory.diff("a.json", "b.json"))      what grew between two snapshots
+    memory.reset_peak()                         sets the peaks to what is there now
+    print(memory.map())                         what lies where, on one screen
+    memory.stats()                              the arenas' numbers, one dict for each device
     memory.compact()                            moves buffers together, on every device
     memory.trim()                               gives empty regions and pages back to the system
-    print(memory.map())                         what lies where, on one screen
-    memory.stats()                              the same in numbers, one dict for each device
     memory.tpu_footprint((1000, 3), "bfloat16") what an array takes in a TPU's tiled layout
 
-All but `tpu_footprint` speak of the clients that this process has: a device is there once JAX has started on it, and
-before that the lists are empty. Nothing here starts JAX. Every function raises `ArenaError` where the library cannot be
-found, or is older than the function.
+All but `tpu_footprint`, `load` and `diff` speak of the clients that this process has: a device is there once JAX has
+started on it, and before that the lists are empty. Nothing here starts JAX. Every function that asks the library raises
+`ArenaError` where that cannot be found, or is older than the function. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-from jax_plugins.arena import _library
+from jax_plugins.arena import _library, _reports, _snapshots
 from jax_plugins.arena._library import ArenaError
+from jax_plugins.arena._reports import DeviceSummary, Holder, Moved, Pool, Summary, Track, TrackedDevice, Usage
+from jax_plugins.arena._reports import known as _fields
+from jax_plugins.arena._snapshots import Diff, Growth, Snapshot
 
-__all__ = ["ArenaError", "Compaction", "Footprint", "Trim", "compact", "map", "stats", "tpu_footprint", "trim"]
+__all__ = [
+    "ArenaError",
+    "Compaction",
+    "DeviceSummary",
+    "Diff",
+    "Footprint",
+    "Growth",
+    "Holder",
+    "Moved",
+    "Pool",
+    "Snapshot",
+    "Summary",
+    "Track",
+    "TrackedDevice",
+    "Trim",
+    "Usage",
+    "compact",
+    "diff",
+    "load",
+    "map",
+    "reset_peak",
+    "snapshot",
+    "stats",
+    "summary",
+    "tpu_footprint",
+    "track",
+    "trim",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +90,7 @@ class Compaction:
 class Trim:
     """What `trim` gave back on one device."""
 
-    #: The device, as the library names it.
+    #: The device, as the library names it; or ``scratch``.
     device: str
     #: Bytes given back to the system.
     bytes_returned: int
@@ -105,7 +144,10 @@ def compact() -> list[Compaction]:
 
 
 def trim() -> list[Trim]:
-    """Gives memory that holds nothing back to the system: whole regions, and pages of those that stay."""
+    """Gives memory that holds nothing back to the system: whole regions, and pages of those that stay.
+
+    One for each device, and one called ``scratch`` where memory that the engine used for programs' scratch went back.
+    """
     return [Trim(**_fields(Trim, told)) for told in _act("pjrt_arena_trim")]
 
 
@@ -122,6 +164,121 @@ def map(width: int = 64, rows: int = 16) -> str:
 def stats() -> list[dict[str, Any]]:
     """For each device what its arena and its engine hold, in bytes: ``devices`` of `jax_plugins.arena.counters`."""
     return _library.load().counters()["devices"]
+
+
+def summary(top: int = 10) -> Summary:
+    """What the memory of every device comes to. ``print(memory.summary())`` is a table of at most 100 columns.
+
+    The object has the numbers: ``memory.summary().devices[0].in_use.peak``. Peaks are since the start or `reset_peak`,
+    sums since the start.
+
+    Args:
+      top: how many origins the text names for each device; the library tells of the 20 largest.
+
+    Raises:
+      ValueError: `top` is below 0.
+    """
+    if (top := operator.index(top)) < 0:
+        raise ValueError(f"top={top}; it must be 0 or more")
+    return _reports.summary(_library.load().summary(), top)
+
+
+def reset_peak() -> None:
+    """Sets the peaks of every device to what is there now, for `summary` and for ``memory_stats()``.
+
+    For the peak of one piece of code `track` is the better way: tracks do not disturb each other.
+    """
+    _library.load().reset_peak()
+
+
+def snapshot(path: str | os.PathLike[str]) -> Path:
+    """Writes everything about the memory, with what happened of late, to a file, and returns its path.
+
+    The file is for its user alone (mode 0600), and is there as a whole or not at all; a file that is there is replaced.
+    It holds names, shapes, sizes and times, never the contents of an array.
+
+    Args:
+      path: a file name whose end says the format: ``.html``, a page for a browser, which needs no network; ``.json``,
+        what `load` and `diff` read; ``.perfetto.json``, for ui.perfetto.dev; ``.pickle``, for PyTorch's memory viewer.
+
+    Raises:
+      ValueError: the name has another end.
+      OSError: the file cannot be written, as from `open`; or a link, a folder or a device is there.
+    """
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError(f"{path!r} has a null character; no file can have that")
+    target = Path(os.fsdecode(name))
+    if why := _library.load().snapshot(name):
+        if not target.name.lower().endswith(_snapshots.FORMATS):
+            raise ValueError(why)
+        # With the system's number it becomes FileNotFoundError, PermissionError and so on.
+        if said := re.search(r"\(os error (\d+)\)$", why):
+            number = int(said[1])
+            raise OSError(number, os.strerror(number), os.fspath(target))
+        raise OSError(why)
+    return target
+
+
+def load(path: str | os.PathLike[str]) -> Snapshot:
+    """Reads a snapshot from a ``.json`` or ``.html`` file; needs neither the library nor JAX.
+
+    Raises:
+      ValueError: the file is no snapshot, or of a version that this package does not know.
+      OSError: it cannot be read.
+    """
+    return _snapshots.load(path)
+
+
+def diff(a: str | os.PathLike[str] | Snapshot, b: str | os.PathLike[str] | Snapshot) -> Diff:
+    """What changed from snapshot `a` to snapshot `b`, by origin: what grows is held by somebody.
+
+    Take one snapshot before and one after a few rounds of a loop. An origin that grew by a block a round leaks; one
+    whose blocks are all kept holds what it always did. Needs neither the library nor JAX.
+
+    Args:
+      a, b: ``.json`` or ``.html`` files, or what `load` returned.
+
+    Raises:
+      ValueError, OSError: as `load`.
+    """
+    return _snapshots.diff(a, b)
+
+
+@contextlib.contextmanager
+def track(name: str = "", report: Callable[[Track], object] | None = None) -> Iterator[Track]:
+    """Watches the memory while a block of code runs: its peak, and who made it.
+
+        with memory.track("load") as t:
+            parameters = load()
+        print(t)             # t.start, t.peak, t.end in bytes; t.holders: who held what at the peak; t.devices
+
+    As a decorator, ``@memory.track("step", report=print)``, it watches each call. Tracks may be nested, and open in
+    many threads; each sees all that the process does. It watches the devices that are there when it begins: none,
+    before JAX has started. A result takes its memory when its program is dispatched, so nothing has to be waited for;
+    what is dropped counts no longer, also while a program still uses it.
+
+    Args:
+      name: for the text.
+      report: called with the track when the block has ended, also by an exception, which passes on.
+
+    Raises:
+      ArenaError: 1024 tracks are open.
+    """
+    library = _library.load()
+    number = library.track_begin()
+    if number == 0:
+        raise ArenaError("1024 tracks are open, and there is room for no more: leave some of their with blocks.")
+    seen = Track(name)
+    try:
+        yield seen
+    finally:
+        told = library.track_end(number)
+        if isinstance(told, dict):
+            raise ArenaError(told["error"])
+        _reports.end(seen, told)
+        if report is not None:
+            report(seen)
 
 
 def tpu_footprint(shape: int | Sequence[int] | ShapeAndDtype, dtype: Any = None) -> Footprint:
@@ -187,8 +344,3 @@ def _act(name: str) -> list[dict[str, Any]]:
     if isinstance(answer, dict) and "error" in answer:
         raise ArenaError(answer["error"])
     return answer
-
-
-def _fields(kind: type, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What `kind` has a place for: a newer library may tell more."""
-    return {field.name: told[field.name] for field in dataclasses.fields(kind)}

@@ -1,0 +1,69 @@
+"""Programs' scratch lies in memory that stays warm, or in malloc's where the user wants that.
+
+What it saves is measured by `bench`; here: which allocations it takes over, that they come back, and that results stay right.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import run_jax
+
+pytestmark = pytest.mark.arena
+
+# Two arrays of 8 MiB that are no result: XLA cannot fuse across a barrier.
+PROGRAM = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax_plugins import arena
+from jax_plugins.arena import memory
+from harness import eventually
+
+n = 2 << 20
+def f(x):
+    y = jax.lax.optimization_barrier(jnp.flip(x) * 2)
+    z = jax.lax.optimization_barrier(jnp.concatenate([y[n // 2:], y[:n // 2]]))
+    return jnp.sum(z * x)
+
+x = jnp.arange(n, dtype=jnp.float32) % 1000
+step = jax.jit(f)
+scratch_of_program = step.lower(x).compile().memory_analysis().temp_size_in_bytes
+jax.block_until_ready(step(x))
+before = arena.counters()["scratch"]
+results = [float(step(x)) for _ in range(10)]
+host = np.arange(n, dtype=np.float32) % 1000
+y = np.flip(host) * 2
+right = float(np.sum(np.concatenate([y[n // 2:], y[:n // 2]]) * host, dtype=np.float64))
+# The engine frees after it has said that the program is done.
+eventually(lambda: arena.counters()["scratch"]["in_use_bytes"], 0)
+after = arena.counters()["scratch"]
+trimmed = {report.device: report.bytes_returned for report in memory.trim()}
+print(json.dumps([scratch_of_program, before, after, results, right, trimmed, float(step(x))]))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "tpu"])
+def test_scratch_is_taken_from_memory_that_stays(strategy):
+    of_program, before, after, results, right, trimmed, again = told({"PJRT_ARENA_STRATEGY": strategy})
+    assert of_program >= 8 << 20
+    # One allocation for each run, the size of all of the program's scratch.
+    assert after["allocations"] - before["allocations"] == 10
+    assert after["in_use_bytes"] == 0
+    assert of_program <= after["warm_bytes"] <= 2 * of_program + (1 << 20)
+    assert trimmed["scratch"] >= of_program
+    assert results == [results[0]] * 10 == [again] * 10
+    assert results[0] == pytest.approx(right, rel=1e-4)
+
+
+@pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])
+def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
+    of_program, before, after, results, right, trimmed, again = told(variables)
+    assert before["allocations"] == after["allocations"] == 0
+    assert "scratch" not in trimmed
+    assert results == [results[0]] * 10 == [again] * 10
+    assert results[0] == pytest.approx(right, rel=1e-4)
+
+
+def told(variables: dict[str, str]) -> list:
+    return json.loads(run_jax(PROGRAM, **variables).stdout.splitlines()[-1])
