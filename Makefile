@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -57,6 +57,12 @@ doc: setup ## API documentation, warnings are errors
 bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pjrt-arena: tables, JSON and a chart
 	$(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
 	  --svg target/bench.svg $(BENCH)
+
+# However busy the machine. PROGRAM=inline for the programs whose name holds it. See plugin_tests/benches/instructions.rs.
+instructions: setup ## instructions of one execution, bare engine and pjrt-arena (needs valgrind)
+	@command -v valgrind >/dev/null || { \
+	  echo "make: counting instructions needs valgrind, and there is none: install it (apt install valgrind)" >&2; exit 1; }
+	$(LIBCLANG) $(ENGINE) $(CARGO) bench --package plugin_tests --bench instructions --locked -- $(PROGRAM)
 
 soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
 	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py
