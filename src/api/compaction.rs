@@ -121,7 +121,7 @@ pub fn carry_out<'a>(client: &Client, memory: &'a DeviceMemory, goal: Goal) -> R
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
     for _ in 0..ATTEMPTS {
         let (movable, in_use) = Movable::of(memory, &busy);
-        let costs = memory.mover.costs();
+        let costs = memory.carrier.costs();
         let plan = memory.plan(goal, &costs, &|block| movable.get(block).is_some());
         let compaction = plan.map_err(|obstacle| Hindrance { obstacle, in_use })?;
         match seize(client, compaction.moves(), &movable) {
@@ -170,7 +170,7 @@ impl Movable {
 /// Nothing moves.
 pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, &FxHashSet::default());
-    let plan = memory.plan(Goal::Hole(size), &memory.mover.costs(), &|block| movable.get(block).is_some());
+    let plan = memory.plan(Goal::Hole(size), &memory.carrier.costs(), &|block| movable.get(block).is_some());
     plan.ok().map(|compaction| compaction.moves().iter().map(|step| step.size).sum())
 }
 
@@ -254,7 +254,7 @@ unsafe fn relocate(
     // Padding need not travel.
     let bytes = step.size.min(Bytes::new(shape.size as u64));
     // SAFETY: both places are blocks of the arena of this device, and nobody uses them: the caller's promise.
-    unsafe { memory.mover.relocate(step.from, step.to, bytes)? };
+    unsafe { memory.carrier.relocate(step.from, step.to, bytes)? };
     let to = step.to.get() as usize;
     // SAFETY: the new place is aligned and as large as the old one; it is freed after the view, as the old one was.
     let view =
@@ -270,7 +270,7 @@ unsafe fn relocate(
     });
     if committed.is_err() {
         // SAFETY: as above, the other way round.
-        unsafe { memory.mover.relocate(step.to, step.from, bytes)? };
+        unsafe { memory.carrier.relocate(step.to, step.from, bytes)? };
     }
     committed
 }
@@ -322,7 +322,7 @@ pub fn migrate(client: &Client, buffer: &Arc<Buffer>) {
         // No hole up there holds it: others make way, if that is cheap too.
         Err(_) => {
             let (movable, _) = Movable::of(&memory, &FxHashSet::default());
-            let costs = memory.mover.costs();
+            let costs = memory.carrier.costs();
             let may_move = |block| movable.get(block).is_some();
             let Ok(compaction) = memory.plan_pin_making_way(block.id, &costs, PIN_NANOS, &may_move) else { return };
             (compaction, movable)

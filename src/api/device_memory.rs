@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::{buffer::Buffer, custody::Stay};
 use crate::{
-    device::Mover,
+    device::Carrier,
     memory::{Arena, Block, BlockId, BlockInfo, Maker, Moment, OriginId, PinReason, Run},
     report::timeline::{TIMELINE, What},
     units::Bytes,
@@ -23,8 +23,8 @@ use crate::{
 /// One device's memory.
 pub struct DeviceMemory {
     arena: Arena,
-    /// The device behind the arena, where it can move bytes.
-    pub mover: Box<dyn Mover>,
+    /// The device behind the arena: it moves bytes, and brings them there.
+    pub carrier: Box<dyn Carrier>,
     /// Who lies in which block.
     pub roster: Roster,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
@@ -36,11 +36,11 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The memory of `arena`, whose bytes `mover` moves.
-    pub fn new(arena: Arena, mover: Box<dyn Mover>) -> Arc<Self> {
+    /// The memory of `arena`, whose bytes `carrier` moves.
+    pub fn new(arena: Arena, carrier: Box<dyn Carrier>) -> Arc<Self> {
         let keeps_time = arena.records_history();
         let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { arena, mover, roster: Roster::default(), padding, runs, keeps_time })
+        Arc::new(Self { arena, carrier, roster: Roster::default(), padding, runs, keeps_time })
     }
 }
 

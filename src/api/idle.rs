@@ -179,7 +179,7 @@ impl Round {
             let Some(memory) = memory.upgrade() else { continue };
             let discard = |hole: Region| {
                 // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
-                unsafe { memory.mover.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
+                unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
                     log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
                     Bytes::ZERO
                 })

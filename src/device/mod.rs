@@ -38,3 +38,63 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// The range lies in a region of this device, and nobody reads or writes it meanwhile.
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes>;
 }
+
+/// An array in memory of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct HostArray<'a> {
+    /// Its first element.
+    pub data: *const u8,
+    /// Elements along each dimension; none is negative.
+    pub dims: &'a [i64],
+    /// Bytes from one element to the next along each dimension, zero and negative ones included; dense without them.
+    pub strides: Option<&'a [i64]>,
+    /// Bytes of an element.
+    pub element: usize,
+}
+
+/// A device that bytes can be brought to.
+///
+/// ```text
+///  host arrays --upload--> | what the device does by itself, in order | --order--> a stream of the engine
+///  other blocks --copy---> |   (host memory: nothing; it is done)     |
+/// ```
+pub trait Carrier: Mover {
+    /// Whether this process reads and writes the device's memory by its addresses. Then all that is said here is done when
+    /// a call returns.
+    fn is_host(&self) -> bool;
+
+    /// Copies an array, dense with the last dimension fastest, to `to`. On return the source may change; the bytes are there
+    /// for whoever comes after [`Self::order`].
+    ///
+    /// # Errors
+    /// The device's reason; the contents of the destination are undefined then, and nothing writes to it any more.
+    ///
+    /// # Safety
+    /// Every element of the source is readable; the dense array lies in one region of this device, and nobody else reads or
+    /// writes it until the copy is there.
+    unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()>;
+
+    /// Copies `bytes` from `from`, in a region of this or another device of the same kind, to `to`; the two do not overlap.
+    /// The bytes are there for whoever comes after [`Self::order`].
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    ///
+    /// # Safety
+    /// Nobody writes the source, or reads or writes the destination, until the copy is there; the source's bytes are there, or
+    /// [`Self::stream`] was made to wait for them.
+    unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
+
+    /// Lets what is put on `stream`, a stream of the engine on this device, from here on wait for all that was uploaded and
+    /// copied so far.
+    ///
+    /// # Errors
+    /// The device's reason.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this device.
+    unsafe fn order(&self, stream: isize) -> Result<()>;
+
+    /// The stream that copies run on, for the engine to make wait; zero where there is none.
+    fn stream(&self) -> isize;
+}

@@ -95,7 +95,7 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
     let regions = regions.saturating_sub(memory.regions().len());
     let pages = memory.discard_holes(|hole| {
         // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
-        unsafe { memory.mover.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
+        unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
             log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
             Bytes::ZERO
         })
