@@ -4,6 +4,7 @@ pub mod cuda;
 pub mod fake;
 pub mod host;
 mod pieces;
+mod shift;
 pub mod strided;
 
 use std::fmt;
