@@ -2,7 +2,10 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use super::*;
+use crate::{
+    device::cuda::{Gpu, Unavailable, Version, driver::REQUIRED, probe, probe_library},
+    units::Bytes,
+};
 
 /// Answers for GPUs of two kinds, and as the real driver refuses every call before `cuInit`. Made with `-DINIT=<code>` or
 /// `-DNAME=<code>` its `cuInit` or `cuDeviceGetName` fails; with `-DTOTAL_MEMORY=<symbol>` it has that symbol in place of
@@ -64,7 +67,11 @@ struct Made {
 fn make(definitions: &[&str]) -> Made {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, library) = (folder.path().join("driver.c"), folder.path().join("libcuda.so.1"));
-    fs::write(&source, SOURCE).expect("writing the source");
+    // What the probe does not call is there all the same, as in a real driver.
+    let rest =
+        REQUIRED.iter().filter(|symbol| !SOURCE.contains(&format!("{symbol}(")) && **symbol != "cuDeviceTotalMem_v2");
+    let rest: String = rest.map(|symbol| format!("int {symbol}(void) {{ return 801; }}\n")).collect();
+    fs::write(&source, format!("{SOURCE}{rest}")).expect("writing the source");
     let status = Command::new("gcc")
         .args(["-shared", "-fPIC", "-Wl,-z,defs", "-o"])
         .arg(&library)

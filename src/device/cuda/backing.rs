@@ -1,0 +1,130 @@
+//! A GPU's memory as regions.
+
+use std::{fmt, sync::Arc};
+
+use super::{
+    chunks::{Chunks, Maker},
+    device::CudaDevice,
+    owned::DeviceMemory,
+    regions::{Held, Memory},
+};
+use crate::{
+    error::{Error, Result},
+    memory::{Backing, Region, compaction::Costs},
+    units::{Address, Bytes},
+};
+
+/// How much memory comes and goes at once. The driver takes about as long for a large chunk as for a small one, and keeps a handle of
+/// each: a GPU of 140 GiB has 4500 of these, which are made in half a second, and with chunks of 2 MiB it would be 72000. Smaller
+/// ones would give back a little more of a hole, whose edges stay: 32 MiB on the average, less than one hundredth of what such a
+/// GPU has.
+pub const CHUNK: Bytes = Bytes::mib(32);
+
+/// What `cuMemAlloc` promises: its allocations start at multiples of this.
+const ALLOCATION_UNIT: Bytes = Bytes::new(256);
+
+/// A GPU as a device for an arena. Clones are the same one: one gives regions to an arena while another moves blocks in them.
+#[derive(Clone)]
+pub struct CudaBacking {
+    pub(super) device: Arc<CudaDevice>,
+    /// How regions are mapped; without it each one is an allocation of the driver's.
+    maker: Option<Arc<Maker>>,
+    pub(super) costs: Costs,
+}
+
+impl CudaBacking {
+    /// Regions whose memory can be given back chunk by chunk while their addresses stay. A device that cannot do that has regions
+    /// as [`Self::with_driver_allocations`].
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn new(device: Arc<CudaDevice>) -> Result<Self> {
+        let maker = Maker::new(device.context(), device.ordinal(), device.peers())?.map(Arc::new);
+        if maker.is_none() {
+            log::info!("GPU {} maps no memory to chosen addresses: regions are allocations", device.ordinal());
+        }
+        if let Some(unit) = maker.as_ref().map(|maker| maker.granularity())
+            && !(unit.get().is_power_of_two() && unit >= ALLOCATION_UNIT && CHUNK.is_multiple_of(unit))
+        {
+            return Err(Error::internal(format!(
+                "GPU {} maps memory in units of {} bytes; allowed are powers of two from {ALLOCATION_UNIT} to {CHUNK}",
+                device.ordinal(),
+                unit.get()
+            )));
+        }
+        let costs = super::carrier::costs(&device, maker.is_some());
+        Ok(Self { device, maker, costs })
+    }
+
+    /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`.
+    pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
+        let costs = super::carrier::costs(&device, false);
+        Self { device, maker: None, costs }
+    }
+
+    /// The same device, which moves blocks by what `costs` say: whether copies or exchanges of chunks are cheaper.
+    pub fn with_costs(self, costs: Costs) -> Self {
+        Self { costs, ..self }
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+}
+
+impl fmt::Debug for CudaBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBacking")
+            .field("device", &self.device)
+            .field("chunks", &self.maker.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Backing for CudaBacking {
+    /// All memory is there when it returns, as an arena that preallocates promises.
+    fn reserve(&self, bytes: Bytes) -> Result<Region> {
+        let unit = self.granularity();
+        if bytes.is_zero() || !bytes.is_multiple_of(unit) {
+            return Err(Error::internal(format!("a region of {} bytes; allowed are multiples of {unit}", bytes.get())));
+        }
+        let refused = |failure| self.device.refusal(failure, bytes);
+        let held = match &self.maker {
+            Some(maker) => {
+                let missing = &self.device.regions.missing;
+                let chunks = Chunks::reserve(maker, bytes, CHUNK, missing).map_err(refused)?;
+                Held::new(chunks.region(), Memory::Chunks(chunks))
+            }
+            None => {
+                let memory = DeviceMemory::new(self.device.context(), bytes).map_err(refused)?;
+                let region = Region { address: memory.address(), bytes };
+                Held::new(region, Memory::Allocation(Some(memory).into()))
+            }
+        };
+        Ok(self.device.regions.insert(held))
+    }
+
+    /// Waits for work of our own stream on the region, and for what was put on the stream meanwhile.
+    fn release(&self, region: Region) -> Result<()> {
+        self.device.release(region)
+    }
+
+    fn granularity(&self) -> Bytes {
+        self.maker.as_ref().map_or(ALLOCATION_UNIT, |maker| maker.granularity())
+    }
+
+    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
+        if self.device.regions.are_whole() {
+            return Ok(());
+        }
+        let held = self.device.regions.holding(address, bytes)?;
+        match held.chunks() {
+            Some(chunks) => {
+                let offset = address - held.region.address;
+                chunks.populate(offset, bytes).map_err(|failure| self.device.refusal(failure, bytes))
+            }
+            None => Ok(()),
+        }
+    }
+}

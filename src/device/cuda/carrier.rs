@@ -1,0 +1,311 @@
+//! Bringing bytes to a GPU, and moving them on it.
+//!
+//! ```text
+//!  the engine's stream   --kernel--.                     .--kernel-->
+//!                                   \ the engine waits  / order
+//!  our stream            ------------`--upload--copy---'------------>
+//! ```
+//!
+//! A move of a block waits for its end, because the block's views come and go with it; all else returns when it is on the stream.
+//!
+//! A block that moves by less than its size goes in pieces, the foremost first: as long as the way where that is long enough for a copy to
+//! be worth its start, and else through a buffer on the device, which costs a second copy.
+
+use std::sync::Arc;
+
+use super::{
+    backing::{CHUNK, CudaBacking},
+    chunks::Chunks,
+    device::CudaDevice,
+    driver::Failure,
+    exchange::{Exchange, Parts},
+    regions::Held,
+};
+use crate::{
+    device::{
+        Carrier, HostArray, Mover,
+        shift::{Extent, Shift},
+    },
+    error::Result,
+    memory::compaction::{Costs, Remap},
+    units::{Address, Bytes},
+};
+
+/// What a move costs beside its bytes: a copy that is started and waited for, and the engine's view of the new place.
+const PER_MOVE_NS: u32 = 20_000;
+
+/// What of the memory's bandwidth a copy gets, in tenths; it reads and writes.
+const SHARE_TENTHS: u64 = 8;
+
+/// The bandwidth of a GPU that does not tell: that of a small one of today.
+const BANDWIDTH: u64 = 1_000_000_000_000;
+
+/// What an exchange of chunks costs, see [`super::exchange`].
+const PER_EXCHANGE_NS: u32 = 20_000;
+const PER_EXCHANGED_CHUNK_NS: u64 = 150_000;
+
+/// Pieces of this size are copied where they go; a shorter way goes through the buffer.
+const DIRECT: Bytes = Bytes::mib(4);
+
+/// What moving costs on a device, with regions of chunks or without.
+pub(super) fn costs(device: &CudaDevice, chunks: bool) -> Costs {
+    let bandwidth = device.bandwidth().unwrap_or(BANDWIDTH);
+    let nanoseconds = |bytes: u64| u128::from(bytes) * 2 * 10 * 1_000_000_000 / u128::from(bandwidth * SHARE_TENTHS);
+    let remap = Remap {
+        page: CHUNK,
+        least: CHUNK,
+        per_exchange: PER_EXCHANGE_NS,
+        per_mib: (PER_EXCHANGED_CHUNK_NS / (CHUNK.get() >> 20)) as u32,
+    };
+    Costs {
+        per_move: PER_MOVE_NS,
+        per_mib: u32::try_from(nanoseconds(1 << 20)).unwrap_or(u32::MAX).max(1),
+        remap: chunks.then_some(remap),
+    }
+}
+
+impl CudaBacking {
+    /// The region that all of a range lies in.
+    fn region_of(&self, address: Address, bytes: Bytes) -> Result<Arc<Held>> {
+        self.device.regions.holding(address, bytes)
+    }
+
+    /// Notes that what was just put on the stream touches `regions`; a failure lets nothing of it run on.
+    fn sent(&self, sent: Result<(), Failure>, regions: &[&Held]) -> Result<()> {
+        let ticket = self.device.stream.submit();
+        regions.iter().for_each(|held| held.used_by(ticket));
+        let Err(failure) = sent else { return Ok(()) };
+        if let Err(worse) = self.device.stream.drain() {
+            log::error!("GPU {}: its stream cannot be waited for: {worse}", self.device.ordinal());
+        }
+        Err(failure.into())
+    }
+
+    /// Puts a copy on the stream, both of whose ranges are on this device and do not overlap.
+    fn copy_across(&self, from: Extent, to: Address) -> Result<(), Failure> {
+        let driver = self.device.context().driver();
+        // SAFETY: both ranges lie in regions of this device, for the callers looked; nobody else uses them, by the contract
+        // of the trait's functions.
+        unsafe {
+            driver.copy_on_device(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
+        }
+    }
+
+    /// Puts a copy on the stream between any two of the driver's memories that do not overlap.
+    fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), Failure> {
+        let driver = self.device.context().driver();
+        // SAFETY: the contract of `Carrier::copy`; the driver tells by the addresses whose memory it is.
+        unsafe {
+            driver.copy_anywhere(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
+        }
+    }
+
+    /// Puts a move on the stream, in pieces where its ranges overlap.
+    fn slide(&self, shift: Shift) -> Result<(), Failure> {
+        let way = shift.hole.bytes;
+        if way >= shift.source.bytes {
+            return self.copy_across(shift.source, shift.destination.start);
+        }
+        if way >= DIRECT {
+            return self.in_pieces(shift, way, |piece| self.copy_across(piece.source, piece.destination.start));
+        }
+        // Locked while the copies are put on the stream, which waits for none of them: those of two threads would mix.
+        let mut bounce = self.device.bounce.lock();
+        if bounce.is_none() {
+            *bounce = self.device.make_bounce();
+        }
+        match &*bounce {
+            Some(bounce) => self.in_pieces(shift, bounce.bytes, |piece| {
+                let there = Extent { start: bounce.address(), ..piece.source };
+                self.copy_across(piece.source, there.start)?;
+                self.copy_across(there, piece.destination.start)
+            }),
+            // Slow, but it needs no memory.
+            None => self.in_pieces(shift, way, |piece| self.copy_across(piece.source, piece.destination.start)),
+        }
+    }
+
+    fn in_pieces(
+        &self,
+        shift: Shift,
+        most: Bytes,
+        mut each: impl FnMut(Shift) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut left = Some(shift);
+        while let Some(shift) = left {
+            let (piece, rest) = shift.split(most.min(shift.source.bytes));
+            piece.map_or(Ok(()), &mut each)?;
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies and waits for the end.
+    fn slide_now(&self, shift: Shift, regions: &[&Held]) -> Result<()> {
+        self.sent(self.slide(shift), regions)?;
+        Ok(self.finish(regions)?)
+    }
+
+    /// Waits for all work of our stream on regions.
+    fn finish(&self, regions: &[&Held]) -> Result<(), Failure> {
+        let last = regions.iter().map(|held| held.last_use()).max().unwrap_or(0);
+        self.device.stream.finish(last)
+    }
+
+    /// Moves by exchanging chunks, and copies the edges; all of it if the driver refuses.
+    fn exchange(&self, exchange: Exchange<'_>, parts: Parts, target: &Chunks, regions: &[&Held]) -> Result<()> {
+        if let Some(first) = parts.first {
+            self.back(first.destination, target)?;
+            self.slide_now(first, regions)?;
+        }
+        // Chunks are unmapped under whatever still runs.
+        self.finish(regions)?;
+        if let Err(refused) = exchange.run(parts.whole) {
+            let (left, failure) = *refused;
+            log::info!("GPU {}: {} of a block are copied: {failure}", self.device.ordinal(), left.source.bytes);
+            let copied = self.back(left.destination, target).and_then(|()| self.slide_now(left, regions));
+            if let Err(error) = copied {
+                self.undo(parts, left, regions);
+                return Err(error);
+            }
+        }
+        match parts.last {
+            Some(last) => {
+                self.back(last.destination, target)?;
+                self.slide_now(last, regions)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Copies back what has arrived of a move that fails, so that the source is whole.
+    fn undo(&self, parts: Parts, left: Shift, regions: &[&Held]) {
+        let moved = parts.whole.source.bytes - left.source.bytes;
+        let (moved, _) = parts.whole.split(moved);
+        for part in [moved, parts.first].into_iter().flatten() {
+            let Some(back) = Shift::new(part.destination, part.source.start) else { continue };
+            if let Err(error) = self.slide_now(back, regions) {
+                log::error!("GPU {}: a block was torn apart by a move that failed: {error}", self.device.ordinal());
+            }
+        }
+    }
+
+    /// Makes sure that there is memory to copy to.
+    fn back(&self, range: Extent, chunks: &Chunks) -> Result<()> {
+        chunks
+            .populate(range.start - chunks.region().address, range.bytes)
+            .map_err(|failure| self.device.refusal(failure, range.bytes))
+    }
+}
+
+impl Mover for CudaBacking {
+    fn costs(&self) -> Costs {
+        self.costs
+    }
+
+    unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        let Some(shift) = Shift::new(Extent { start: from, bytes }, to) else { return Ok(()) };
+        let (source, target) = (self.region_of(from, bytes)?, self.region_of(to, bytes)?);
+        let regions = [&*source, &*target];
+        let _current = self.device.context().enter()?;
+        if let Some(chunks) = target.chunks() {
+            if let Some(from) = source.chunks() {
+                let exchange = Exchange::new(from, chunks);
+                if let Some(parts) = exchange.parts(shift, &self.costs) {
+                    return self.exchange(exchange, parts, chunks, &regions);
+                }
+            }
+            self.back(shift.destination, chunks)?;
+        }
+        self.slide_now(shift, &regions)
+    }
+
+    /// Gives back whole chunks; regions that are allocations of the driver's have none.
+    unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
+        let held = self.region_of(from, bytes)?;
+        let Some(chunks) = held.chunks() else { return Ok(Bytes::ZERO) };
+        let _current = self.device.context().enter()?;
+        self.finish(&[&held])?;
+        Ok(chunks.discard(from - held.region.address, bytes)?)
+    }
+}
+
+impl Carrier for CudaBacking {
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
+        let elements: u64 = from.dims.iter().map(|&dim| dim as u64).product();
+        let held = self.region_of(to, Bytes::new(elements * from.element as u64))?;
+        let _current = self.device.context().enter()?;
+        // SAFETY: the contract; the context is current.
+        let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };
+        self.sent(sent, &[&held])
+    }
+
+    unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        if bytes.is_zero() {
+            return Ok(());
+        }
+        let target = self.region_of(to, bytes)?;
+        let context = self.device.context();
+        match self.device.whose(from, bytes) {
+            Some((device, source)) if Arc::ptr_eq(&device, &self.device) => {
+                let _current = context.enter()?;
+                let sent = if source.is_pinned() || target.is_pinned() {
+                    self.copy_anyhow(Extent { start: from, bytes }, to)
+                } else {
+                    self.copy_across(Extent { start: from, bytes }, to)
+                };
+                self.sent(sent, &[&source, &target])
+            }
+            Some((device, source)) => self.copy_from(&device, &source, Extent { start: from, bytes }, to, &target),
+            // Memory of the engine's: whoever asks has ordered it.
+            None => {
+                let _current = context.enter()?;
+                let sent = self.copy_anyhow(Extent { start: from, bytes }, to);
+                self.sent(sent, &[&target])
+            }
+        }
+    }
+
+    unsafe fn order(&self, stream: isize) -> Result<()> {
+        if self.device.stream.is_idle() {
+            return Ok(());
+        }
+        let _current = self.device.context().enter()?;
+        let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
+        // SAFETY: the contract.
+        Ok(unsafe { self.device.stream.hold_back(stream) }?)
+    }
+
+    fn stream(&self) -> isize {
+        self.device.stream_handle()
+    }
+}
+
+impl CudaBacking {
+    /// Copies from another device: after what that one's stream has on the way, and before what it will have.
+    fn copy_from(&self, other: &CudaDevice, source: &Held, from: Extent, to: Address, target: &Held) -> Result<()> {
+        let (context, stream) = (self.device.context(), &self.device.stream);
+        if !other.stream.is_idle() {
+            let _current = other.context().enter()?;
+            // SAFETY: our stream is alive.
+            unsafe { other.stream.hold_back(stream.handle()) }?;
+        }
+        let _current = context.enter()?;
+        let sent = if other.peers().contains(&self.device.ordinal()) || source.is_pinned() || target.is_pinned() {
+            self.copy_anyhow(from, to)
+        } else {
+            let (ours, theirs, bytes) = (context.handle(), other.context().handle(), from.bytes.get() as usize);
+            // SAFETY: both ranges lie in regions, for the caller looked. This copy can take the way through the host, which
+            // the others cannot for mapped memory.
+            unsafe { context.driver().copy_between(to.get(), ours, from.start.get(), theirs, bytes, stream.handle()) }
+        };
+        // SAFETY: the other stream is alive.
+        let held_back = sent.and_then(|()| unsafe { stream.hold_back(other.stream.handle()) });
+        source.used_by(other.stream.submit());
+        self.sent(held_back, &[target])
+    }
+}

@@ -1,0 +1,489 @@
+//! Regions made of addresses and of memory that is mapped there in chunks.
+//!
+//! ```text
+//!  addresses, one reservation:   | chunk 0 | chunk 1 | chunk 2 | rest |
+//!                                     |                   |       |
+//!  physical memory, a handle each:  [ 17 ]              [ 12 ]  [ 31 ]      chunk 1 was discarded
+//! ```
+//!
+//! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: whoever calls here
+//! has waited for all work on the range.
+//!
+//! The memory has the properties of the engine's own (XLA's allocator of device addresses): pinned on the device, to be exported as a
+//! file descriptor and to be read by other devices (RDMA) where the driver offers that, open to the device and to its peers.
+//! So kernels, copies and collectives find the same kind of memory. A property that the driver refuses is left out from then on.
+
+use std::{
+    ffi::c_int,
+    ops::Range,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUresult,
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{
+    context::Context,
+    driver::{Failure, out},
+};
+use crate::{
+    memory::Region,
+    units::{Address, Bytes},
+};
+
+/// How physical memory of a device is made and who may use it.
+#[derive(Debug)]
+pub(super) struct Maker {
+    context: Arc<Context>,
+    /// This device's ordinal, and those of its peers.
+    ordinal: c_int,
+    peers: Vec<c_int>,
+    /// What is still asked for.
+    exportable: AtomicBool,
+    remote: AtomicBool,
+    shared: AtomicBool,
+    granularity: Bytes,
+}
+
+impl Maker {
+    /// `None` where the device cannot map memory to addresses of our choice.
+    pub(super) fn new(context: &Arc<Context>, ordinal: c_int, peers: &[c_int]) -> Result<Option<Self>, Failure> {
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as REMOTE,
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as EXPORTABLE,
+            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as MAPPING,
+        };
+        let driver = context.driver();
+        // An attribute that the driver does not know is one that the device has not.
+        let has = |which| driver.attribute(context.device(), which).is_ok_and(|value| value != 0);
+        if !has(MAPPING) {
+            return Ok(None);
+        }
+        let mut maker = Self {
+            context: Arc::clone(context),
+            ordinal,
+            peers: peers.to_vec(),
+            exportable: AtomicBool::new(has(EXPORTABLE)),
+            remote: AtomicBool::new(has(REMOTE)),
+            shared: AtomicBool::new(!peers.is_empty()),
+            granularity: Bytes::ZERO,
+        };
+        let _current = context.enter()?;
+        let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        let granularity = maker.insisting(|properties| {
+            // SAFETY: one value is written, and the properties are only read.
+            out(|bytes| unsafe { driver.mem_granularity(bytes, properties, recommended) })
+        })?;
+        maker.granularity = Bytes::new(granularity as u64);
+        Ok(Some(maker))
+    }
+
+    /// The unit of memory that the driver recommends: 2 MiB on all GPUs so far.
+    pub(super) fn granularity(&self) -> Bytes {
+        self.granularity
+    }
+
+    fn properties(&self) -> CUmemAllocationProp {
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let none = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+        CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: if self.exportable.load(Ordering::Relaxed) { kind } else { none },
+            location: place(self.ordinal),
+            win32HandleMetaData: ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: self.remote.load(Ordering::Relaxed).into(),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        }
+    }
+
+    /// Calls the driver with our properties; with fewer where it refuses them for another reason than a lack of memory.
+    fn insisting<T>(&self, call: impl Fn(&CUmemAllocationProp) -> Result<T, Failure>) -> Result<T, Failure> {
+        loop {
+            let failure = match call(&self.properties()) {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            let dropped = if !is_refusal(&failure) {
+                None
+            } else if self.remote.swap(false, Ordering::Relaxed) {
+                Some("RDMA")
+            } else if self.exportable.swap(false, Ordering::Relaxed) {
+                Some("export to other processes")
+            } else {
+                None
+            };
+            let Some(dropped) = dropped else { return Err(failure) };
+            log::info!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
+        }
+    }
+
+    fn create(&self, bytes: Bytes) -> Result<Physical, Failure> {
+        let handle = self.insisting(|properties| {
+            // SAFETY: one value is written, and the properties are only read.
+            out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
+        })?;
+        Ok(Physical { context: Arc::clone(&self.context), handle })
+    }
+
+    /// Opens mapped addresses to the device and its peers.
+    fn open(&self, address: Address, bytes: Bytes) -> Result<(), Failure> {
+        let peers = if self.shared.load(Ordering::Relaxed) { self.peers.as_slice() } else { &[] };
+        let access: Vec<_> = std::iter::once(&self.ordinal).chain(peers).map(|&ordinal| access(ordinal)).collect();
+        let set = |access: &[CUmemAccessDesc]| {
+            // SAFETY: a mapped range of ours; the descriptions are only read.
+            unsafe {
+                let driver = self.context.driver();
+                driver.mem_set_access(address.get(), bytes.get() as usize, access.as_ptr(), access.len())
+            }
+        };
+        match set(&access) {
+            Err(failure) if is_refusal(&failure) && access.len() > 1 => {
+                set(&access[..1])?;
+                self.shared.store(false, Ordering::Relaxed);
+                log::warn!("memory of GPU {} is open to no other GPU: {failure}", self.ordinal);
+                Ok(())
+            }
+            done => done,
+        }
+    }
+}
+
+/// Whether the driver did not want what it was asked for, and might take less.
+fn is_refusal(failure: &Failure) -> bool {
+    [
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        CUresult::CUDA_ERROR_INVALID_DEVICE,
+        CUresult::CUDA_ERROR_NOT_PERMITTED,
+        CUresult::CUDA_ERROR_NOT_SUPPORTED,
+    ]
+    .into_iter()
+    .any(|code| failure.is(code))
+}
+
+fn place(ordinal: c_int) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}
+
+fn access(ordinal: c_int) -> CUmemAccessDesc {
+    CUmemAccessDesc { location: place(ordinal), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
+}
+
+/// Memory without an address. It is freed when this is dropped and no mapping of it is left.
+#[derive(Debug)]
+struct Physical {
+    context: Arc<Context>,
+    handle: CUmemGenericAllocationHandle,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: made once, released once.
+        if let Err(failure) = unsafe { self.context.driver().mem_release(self.handle) }
+            && !failure.is_over()
+        {
+            log::error!("memory of GPU {} could not be released: {failure}", self.context.device());
+        }
+    }
+}
+
+/// A chunk's memory, or none.
+type Slot = Option<Physical>;
+
+/// A region of chunks.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    maker: Arc<Maker>,
+    region: Region,
+    chunk: Bytes,
+    /// How many chunks of the device, of all its regions, have no memory.
+    missing: Arc<AtomicUsize>,
+    /// Held while the driver maps and unmaps, which takes about 0.1 ms a chunk: two threads that need the same chunk must
+    /// not both map it. Other regions have locks of their own, and copies take none. Empty once the region was given back.
+    slots: Mutex<Vec<Slot>>,
+}
+
+impl Chunks {
+    /// Addresses for `bytes`, whole units of the driver, with memory behind all of them. The last chunk may be a shorter one.
+    pub(super) fn reserve(
+        maker: &Arc<Maker>,
+        bytes: Bytes,
+        chunk: Bytes,
+        missing: &Arc<AtomicUsize>,
+    ) -> Result<Self, Failure> {
+        let _current = maker.context.enter()?;
+        // SAFETY: one value is written; the driver chooses the addresses.
+        let address: CUdeviceptr = out(|address| unsafe {
+            maker.context.driver().mem_address_reserve(address, bytes.get() as usize, 0, 0, 0)
+        })?;
+        let count = bytes.get().div_ceil(chunk.get()) as usize;
+        let chunks = Self {
+            maker: Arc::clone(maker),
+            region: Region { address: Address::new(address), bytes },
+            chunk,
+            missing: Arc::clone(missing),
+            slots: Mutex::new(std::iter::repeat_with(|| None).take(count).collect()),
+        };
+        missing.fetch_add(count, Ordering::AcqRel);
+        // A failure gives the addresses back, as every drop does.
+        chunks.fill(&mut chunks.slots.lock(), 0..count)?;
+        Ok(chunks)
+    }
+
+    pub(super) fn region(&self) -> Region {
+        self.region
+    }
+
+    /// The size of all chunks but the last.
+    pub(super) fn chunk(&self) -> Bytes {
+        self.chunk
+    }
+
+    /// Makes sure that there is memory behind `bytes` from `offset` on: all of it, or no more than before.
+    pub(super) fn populate(&self, offset: Bytes, bytes: Bytes) -> Result<(), Failure> {
+        if self.missing.load(Ordering::Acquire) == 0 || bytes.is_zero() {
+            return Ok(());
+        }
+        let first = (offset.get() / self.chunk.get()) as usize;
+        let end = (offset + bytes).get().div_ceil(self.chunk.get()) as usize;
+        let mut slots = self.slots.lock();
+        if slots[first..end].iter().all(Option::is_some) {
+            return Ok(());
+        }
+        let _current = self.maker.context.enter()?;
+        self.fill(&mut slots, first..end)
+    }
+
+    /// Gives back the memory of all chunks that lie wholly in `bytes` from `offset` on, and says how much it was.
+    pub(super) fn discard(&self, offset: Bytes, bytes: Bytes) -> Result<Bytes, Failure> {
+        let first = offset.get().div_ceil(self.chunk.get()) as usize;
+        let mut slots = self.slots.lock();
+        let _current = self.maker.context.enter()?;
+        let mut gone = Bytes::ZERO;
+        for at in first..slots.len() {
+            let (start, size) = self.span(at);
+            if start + size > offset + bytes {
+                break;
+            }
+            if slots[at].is_some() {
+                self.unmap(at)?;
+                slots[at] = None;
+                self.missing.fetch_add(1, Ordering::AcqRel);
+                gone += size;
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Whether a chunk of a range, which is one of theirs, has no memory.
+    pub(super) fn lack(&self, range: Range<usize>) -> bool {
+        self.missing.load(Ordering::Acquire) != 0 && self.slots.lock()[range].iter().any(Option::is_none)
+    }
+
+    /// Gives the memory and the addresses back. The first failure is told, and what it concerns stays with the driver.
+    pub(super) fn give_back(&self) -> Result<(), Failure> {
+        let mut slots = self.slots.lock();
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let _current = self.maker.context.enter()?;
+        let mut done = Ok(());
+        for (at, slot) in slots.iter_mut().enumerate() {
+            match slot.take() {
+                Some(memory) => {
+                    done = done.and(self.unmap(at));
+                    drop(memory);
+                }
+                None => _ = self.missing.fetch_sub(1, Ordering::AcqRel),
+            }
+        }
+        *slots = Vec::new();
+        let Region { address, bytes } = self.region;
+        // SAFETY: reserved once, freed once; nothing is mapped there any more, or the driver refuses.
+        done.and(unsafe { self.maker.context.driver().mem_address_free(address.get(), bytes.get() as usize) })
+    }
+
+    /// Maps fresh memory where a range of chunks has none: everywhere, or nowhere.
+    fn fill(&self, slots: &mut [Slot], range: Range<usize>) -> Result<(), Failure> {
+        let empty: Vec<usize> = range.filter(|&at| slots[at].is_none()).collect();
+        let mut made = Vec::with_capacity(empty.len());
+        for &at in &empty {
+            made.push(Some(self.maker.create(self.span(at).1)?));
+        }
+        let mut left = made.into_iter();
+        for run in empty.chunk_by(|before, after| before + 1 == *after) {
+            let memory: Vec<Slot> = left.by_ref().take(run.len()).collect();
+            if let Err(failure) = self.map(run[0], &memory) {
+                // What earlier runs of this call got goes again.
+                for &at in empty.iter().take_while(|&&at| at < run[0]) {
+                    self.undo(at);
+                    slots[at] = None;
+                    self.missing.fetch_add(1, Ordering::AcqRel);
+                }
+                return Err(failure);
+            }
+            for (&at, memory) in run.iter().zip(memory) {
+                slots[at] = memory;
+                self.missing.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps memory at neighbouring chunks from the `first` on and opens it: all of it, or none.
+    fn map(&self, first: usize, memory: &[Slot]) -> Result<(), Failure> {
+        let mut mapped = 0;
+        let mut done = Ok(());
+        for (at, slot) in (first..).zip(memory) {
+            let (start, bytes) = self.span(at);
+            if let Some(Physical { handle, .. }) = slot {
+                let address = (self.region.address + start).get();
+                // SAFETY: addresses of our reservation where nothing is mapped, and memory of the same size.
+                done = unsafe { self.maker.context.driver().mem_map(address, bytes.get() as usize, 0, *handle, 0) };
+            }
+            if done.is_err() {
+                break;
+            }
+            mapped += 1;
+        }
+        if done.is_ok() {
+            let ranges = memory.chunk_by(|before, after| before.is_some() == after.is_some());
+            let mut at = first;
+            for range in ranges {
+                if range[0].is_some() && done.is_ok() {
+                    let (start, (last, size)) = (self.span(at).0, self.span(at + range.len() - 1));
+                    done = self.maker.open(self.region.address + start, last + size - start);
+                }
+                at += range.len();
+            }
+        }
+        if done.is_err() {
+            let mapped = (first..).zip(memory).take(mapped).filter(|(_, slot)| slot.is_some());
+            mapped.for_each(|(at, _)| self.undo(at));
+        }
+        done
+    }
+
+    /// Unmaps a chunk where nobody can be told of a failure.
+    fn undo(&self, at: usize) {
+        if let Err(failure) = self.unmap(at) {
+            log::error!("chunk {at} of the region at {} stays mapped: {failure}", self.region.address);
+        }
+    }
+
+    fn unmap(&self, at: usize) -> Result<(), Failure> {
+        let (start, bytes) = self.span(at);
+        // SAFETY: one mapping of ours, as it was made; no work uses it, which is every caller's promise.
+        unsafe { self.maker.context.driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
+    }
+
+    /// Where a chunk starts in the region, and how long it is.
+    fn span(&self, at: usize) -> (Bytes, Bytes) {
+        let start = Bytes::new(at as u64 * self.chunk.get());
+        (start, self.chunk.min(self.region.bytes - start))
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        if let Err(failure) = self.give_back()
+            && !failure.is_over()
+        {
+            log::error!("the region at {} could not be given back: {failure}", self.region.address);
+        }
+    }
+}
+
+/// Lets `count` chunks from `from` on, an index in the first region, change places with as many from `to` on, an index in the
+/// second, which may be the same one. The two ranges do not overlap, all their chunks are whole, and no work uses them.
+///
+/// On a failure nothing has moved, but chunks at `to` may have no memory any more.
+pub(super) fn exchange(
+    (source, from): (&Chunks, usize),
+    (target, to): (&Chunks, usize),
+    count: usize,
+) -> Result<(), Failure> {
+    let _current = source.maker.context.enter()?;
+    let mut pair = Pair::lock(source, target);
+    let empty = || std::iter::repeat_with(|| None).take(count);
+    let holes: Vec<Slot> = pair.target().splice(to..to + count, empty()).collect();
+    for (at, _) in holes.iter().enumerate().filter(|(_, slot)| slot.is_some()) {
+        if let Err(failure) = target.unmap(to + at) {
+            // Those before it are mapped again; this one and the rest still are.
+            restore(target, pair.target(), to, holes, at);
+            return Err(failure);
+        }
+    }
+    // In both places at once, so that the contents are at one of them whatever happens.
+    let block: Vec<Slot> = pair.source().splice(from..from + count, empty()).collect();
+    if let Err(failure) = target.map(to, &block) {
+        pair.source().splice(from..from + count, block);
+        restore(target, pair.target(), to, holes, count);
+        return Err(failure);
+    }
+    for (at, _) in block.iter().enumerate().filter(|(_, slot)| slot.is_some()) {
+        source.undo(from + at);
+    }
+    pair.target().splice(to..to + count, block);
+    restore(source, pair.source(), from, holes, count);
+    Ok(())
+}
+
+/// Puts memory at chunks from `first` on, of which the foremost `unmapped` are not mapped there. Where that fails they stay
+/// without; nobody needs what they hold.
+fn restore(chunks: &Chunks, slots: &mut [Slot], first: usize, memory: Vec<Slot>, unmapped: usize) {
+    let lost = chunks.map(first, &memory[..unmapped]).err();
+    for (at, memory) in memory.into_iter().enumerate() {
+        if memory.is_some() && at < unmapped && lost.is_some() {
+            chunks.missing.fetch_add(1, Ordering::AcqRel);
+        } else {
+            slots[first + at] = memory;
+        }
+    }
+    if let Some(failure) = lost {
+        log::warn!("chunks of the region at {} are without memory for now: {failure}", chunks.region.address);
+    }
+}
+
+/// The slots of two regions, which may be one.
+struct Pair<'a> {
+    first: MutexGuard<'a, Vec<Slot>>,
+    second: Option<MutexGuard<'a, Vec<Slot>>>,
+    source_is_first: bool,
+}
+
+impl<'a> Pair<'a> {
+    /// In the order of the addresses, so that two threads never wait for each other.
+    fn lock(source: &'a Chunks, target: &'a Chunks) -> Self {
+        let source_is_first = source.region.address <= target.region.address;
+        let (low, high) = if source_is_first { (source, target) } else { (target, source) };
+        let first = low.slots.lock();
+        let second = (!ptr::eq(low, high)).then(|| high.slots.lock());
+        Self { first, second, source_is_first }
+    }
+
+    fn source(&mut self) -> &mut Vec<Slot> {
+        match &mut self.second {
+            Some(second) if !self.source_is_first => second,
+            _ => &mut self.first,
+        }
+    }
+
+    fn target(&mut self) -> &mut Vec<Slot> {
+        match &mut self.second {
+            Some(second) if self.source_is_first => second,
+            _ => &mut self.first,
+        }
+    }
+}

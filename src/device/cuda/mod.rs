@@ -1,0 +1,50 @@
+//! NVIDIA's GPUs, through their driver: what there is, memory of it, and copies on a stream of our own.
+//!
+//! ```text
+//!   probe                      driver       libcuda.so.1, opened at run time: a table of functions, each found by its name
+//!     which GPUs there are       |
+//!                              device       what the rest shares: the primary context, our stream, the book of regions
+//!                                |
+//!         .------------.---------+---+-----------.----------------.
+//!       backing      carrier      staging      pinned            pool
+//!       regions      moves and    arrays of    regions of the    what the engine's
+//!       of memory    copies       the host     host's memory     own pool holds
+//!         |            |
+//!       chunks       exchange     memory by addresses and handles; chunks that change places
+//! ```
+//!
+//! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides may meet.
+//! A call of ours makes that context current and puts back what was there (`context`), because the engine ends the process if it
+//! finds a thread in a context that it does not know.
+//!
+//! Nothing here knows the engine. What it still does with memory is the caller's to order: [`Carrier::stream`] is the stream
+//! that the engine is to be made to wait on before a copy, and [`Carrier::order`] makes a stream of the engine wait for all copies.
+//!
+//! [`Carrier::stream`]: super::Carrier::stream
+//! [`Carrier::order`]: super::Carrier::order
+
+mod backing;
+mod carrier;
+mod chunks;
+mod context;
+mod device;
+mod driver;
+mod exchange;
+mod owned;
+mod pinned;
+mod pool;
+mod probe;
+mod regions;
+mod staging;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    backing::{CHUNK, CudaBacking},
+    device::{CudaDevice, MemoryInfo},
+    driver::{Driver, Unavailable},
+    pinned::PinnedBacking,
+    pool::{EnginePool, PoolUsage},
+    probe::{Gpu, Offer, Version, probe, probe_library},
+};

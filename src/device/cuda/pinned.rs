@@ -1,0 +1,102 @@
+//! The host's memory that a GPU reads and writes by itself, as regions.
+
+use std::{ptr, sync::Arc};
+
+use super::{
+    device::CudaDevice,
+    owned::PinnedMemory,
+    regions::{Held, Memory},
+};
+use crate::{
+    device::{Carrier, HostArray, Mover, strided},
+    error::{Error, Result},
+    memory::{Backing, Region, compaction::Costs},
+    units::{Address, Bytes},
+};
+
+/// Pinned memory of the host as a device for an arena; every GPU of the process may use it. Clones are the same one.
+///
+/// This process reads and writes it by its addresses, so copies are the processor's. Blocks move by copying: pages that a driver
+/// has pinned cannot be exchanged, nor can they be given back one by one.
+#[derive(Clone, Debug)]
+pub struct PinnedBacking {
+    device: Arc<CudaDevice>,
+    page: Bytes,
+}
+
+impl PinnedBacking {
+    /// Memory that is pinned in the name of `device`.
+    pub fn new(device: Arc<CudaDevice>) -> Self {
+        Self { device, page: Bytes::new(rustix::param::page_size() as u64) }
+    }
+}
+
+impl Backing for PinnedBacking {
+    fn reserve(&self, bytes: Bytes) -> Result<Region> {
+        if bytes.is_zero() || !bytes.is_multiple_of(self.page) {
+            let unit = self.page;
+            return Err(Error::internal(format!("a region of {} bytes; allowed are multiples of {unit}", bytes.get())));
+        }
+        let what = || format!("{bytes} of the host, pinned for GPU {}", self.device.ordinal());
+        let memory =
+            PinnedMemory::new(self.device.context(), bytes).map_err(|failure| Error::from(failure).context(&what()))?;
+        let region = Region { address: Address::new(memory.start().expose_provenance() as u64), bytes };
+        Ok(self.device.regions.insert(Held::new(region, Memory::Pinned(Some(memory).into()))))
+    }
+
+    fn release(&self, region: Region) -> Result<()> {
+        self.device.release(region)
+    }
+
+    fn granularity(&self) -> Bytes {
+        self.page
+    }
+}
+
+impl Mover for PinnedBacking {
+    fn costs(&self) -> Costs {
+        Costs::COPY
+    }
+
+    unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
+        let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
+        // SAFETY: the caller's promise: both lie in regions of this device, which nobody uses; they may overlap.
+        unsafe { ptr::copy(from, to, bytes.get() as usize) };
+        Ok(())
+    }
+
+    unsafe fn discard(&self, _: Address, _: Bytes) -> Result<Bytes> {
+        Ok(Bytes::ZERO)
+    }
+}
+
+impl Carrier for PinnedBacking {
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
+        let to = ptr::with_exposed_provenance_mut(to.get() as usize);
+        // SAFETY: the caller's promise: every element is readable, the destination as large as the dense array, and nobody
+        // else's; so the two do not overlap.
+        unsafe { strided::copy_to_dense(from.data, to, from.dims, from.strides, from.element) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        let from = ptr::with_exposed_provenance(from.get() as usize);
+        let to = ptr::with_exposed_provenance_mut(to.get() as usize);
+        // SAFETY: the caller's promise: both lie in live regions, and do not overlap.
+        unsafe { strided::copy(from, to, bytes.get() as usize) };
+        Ok(())
+    }
+
+    unsafe fn order(&self, _: isize) -> Result<()> {
+        Ok(())
+    }
+
+    fn stream(&self) -> isize {
+        0
+    }
+}

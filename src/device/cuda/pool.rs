@@ -1,0 +1,109 @@
+//! The memory pool that the engine takes programs' scratch from: the driver's default pool of the device.
+//!
+//! ```text
+//!  |      used       |        kept for the next          |
+//!  |<----------------- reserved ------------------------>|      trimmed: what is kept goes back to the device
+//! ```
+//!
+//! It belongs to the device, not to a context: whoever in the process allocates with `cudaMallocAsync` is counted too. At each
+//! synchronisation the driver gives back what is reserved beyond the *release threshold* and not used.
+
+use std::{ffi::c_void, sync::Arc};
+
+use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool, CUresult};
+
+use super::{device::CudaDevice, driver::out_pointer};
+use crate::{error::Result, units::Bytes};
+
+/// The default pool of a device.
+#[derive(Clone, Debug)]
+pub struct EnginePool {
+    device: Arc<CudaDevice>,
+    handle: CUmemoryPool,
+}
+
+// SAFETY: the handle is a name that the driver's functions take from any thread; the pool lives as long as the driver.
+unsafe impl Send for EnginePool {}
+// SAFETY: as above.
+unsafe impl Sync for EnginePool {}
+
+/// What a pool holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// What its users hold.
+    pub used: Bytes,
+    /// The most that they held.
+    pub used_high: Bytes,
+    /// What it holds of the device.
+    pub reserved: Bytes,
+    /// The most that it held.
+    pub reserved_high: Bytes,
+}
+
+impl EnginePool {
+    /// The pool of a device; `None` where the driver or the device has no pools.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn of(device: &Arc<CudaDevice>) -> Result<Option<Self>> {
+        let context = device.context();
+        // SAFETY: one value is written; the device is one of the driver's.
+        match out_pointer(|pool| unsafe { context.driver().default_pool(pool, context.device()) }) {
+            Ok(handle) => Ok(Some(Self { device: Arc::clone(device), handle })),
+            Err(failure) if failure.is(CUresult::CUDA_ERROR_NOT_SUPPORTED) => Ok(None),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// What it holds now and at most held since the process began.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn usage(&self) -> Result<PoolUsage> {
+        use CUmemPool_attribute::*;
+        Ok(PoolUsage {
+            used: self.attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            used_high: self.attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            reserved: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            reserved_high: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+        })
+    }
+
+    /// What the pool keeps of the device though nobody uses it.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn release_threshold(&self) -> Result<Bytes> {
+        self.attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    }
+
+    /// Lets the pool keep so much. An engine sets it when it starts: this is for afterwards.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn set_release_threshold(&self, keep: Bytes) -> Result<()> {
+        let mut value = keep.get();
+        let which = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let value: *mut c_void = (&raw mut value).cast();
+        // SAFETY: the pool is alive, and the attribute a number of 64 bits.
+        Ok(unsafe { self.device.context().driver().pool_set(self.handle, which, value) }?)
+    }
+
+    /// Gives back to the device what nobody uses, down to `keep`. Memory that a stream is yet to free is used.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn trim_to(&self, keep: Bytes) -> Result<()> {
+        let keep = usize::try_from(keep.get()).unwrap_or(usize::MAX);
+        // SAFETY: the pool is alive.
+        Ok(unsafe { self.device.context().driver().pool_trim(self.handle, keep) }?)
+    }
+
+    fn attribute(&self, which: CUmemPool_attribute) -> Result<Bytes> {
+        let mut value = 0_u64;
+        let out: *mut c_void = (&raw mut value).cast();
+        // SAFETY: the pool is alive, and each attribute that is asked for here a number of 64 bits.
+        unsafe { self.device.context().driver().pool_get(self.handle, which, out) }?;
+        Ok(Bytes::new(value))
+    }
+}

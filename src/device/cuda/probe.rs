@@ -1,0 +1,119 @@
+//! What the NVIDIA driver of this machine offers: its version, and each GPU's name, memory and compute capability.
+//!
+//! ```text
+//!  probe() ---> Driver::load ---> cuInit ---> the version, the GPUs
+//!                   |                |
+//!                   v                v
+//!       Unavailable::Library     Unavailable::Call
+//!                   ::Symbol
+//! ```
+//!
+//! The driver is opened at run time, because most machines have none; that is an answer here, not a failure. No context
+//! is created: none of the calls needs one, and one would take some hundred megabytes of each GPU.
+
+use std::{
+    ffi::{CStr, OsStr, c_int},
+    fmt,
+};
+
+use cudarc::driver::sys::CUdevice_attribute;
+
+use super::driver::{Driver, Failure, LIBRARY, Unavailable, out};
+use crate::units::Bytes;
+
+/// What the driver offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The newest CUDA that the driver runs (`cuDriverGetVersion`); not the number of the driver's own release.
+    pub cuda: Version,
+    /// The GPUs that this process may use, in the driver's order. `CUDA_VISIBLE_DEVICES` hides and orders them.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its place in the driver's order, from 0.
+    pub ordinal: c_int,
+    /// Its product name.
+    pub name: String,
+    /// All of its memory, in use or not.
+    pub memory: Bytes,
+    /// Which instructions it runs: what an engine must have been built for.
+    pub compute_capability: Version,
+}
+
+/// A major and a minor number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// What it counts first.
+    pub major: c_int,
+    /// What it counts second.
+    pub minor: c_int,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`.
+impl fmt::Display for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.gpus.len();
+        write!(f, "NVIDIA driver for CUDA {}: {count} GPU{}", self.cuda, if count == 1 { "" } else { "s" })?;
+        let alike =
+            |a: &Gpu, b: &Gpu| (&a.name, a.memory, a.compute_capability) == (&b.name, b.memory, b.compute_capability);
+        for (index, group) in self.gpus.chunk_by(alike).enumerate() {
+            write!(f, "{} ", if index == 0 { ":" } else { ";" })?;
+            if group.len() > 1 {
+                write!(f, "{} x ", group.len())?;
+            }
+            let Gpu { name, memory, compute_capability, .. } = &group[0];
+            write!(f, "{name}, {memory}, compute capability {compute_capability}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Asks the driver of this machine. Takes as long as the driver needs to start: up to seconds with many GPUs.
+///
+/// # Errors
+/// There is no driver, it is not one that we know, or it answers with an error.
+pub fn probe() -> Result<Offer, Unavailable> {
+    probe_library(LIBRARY)
+}
+
+/// Asks the driver whose library has the name or the path `library`; tests have one of their own.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_library(library: impl AsRef<OsStr>) -> Result<Offer, Unavailable> {
+    let driver = Driver::load(library.as_ref())?;
+    driver.start()?;
+    // SAFETY: one value is written.
+    let cuda: c_int = out(|version| unsafe { driver.driver_version(version) })?;
+    Ok(Offer {
+        // 13020 is 13.2: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+        cuda: Version { major: cuda / 1000, minor: cuda % 1000 / 10 },
+        gpus: (0..driver.devices()?).map(|ordinal| gpu(driver, ordinal)).collect::<Result<_, _>>()?,
+    })
+}
+
+fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, Failure> {
+    let device = driver.device_at(ordinal)?;
+    let mut name = [0u8; 256];
+    // One byte less than there are: the last one stays NUL whatever the driver writes.
+    let room = name.len() as c_int - 1;
+    // SAFETY: the device is one of the driver's; at most `room` bytes are written.
+    unsafe { driver.device_name(name.as_mut_ptr().cast(), room, device) }?;
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+    // SAFETY: the device is one of the driver's, and one value is written.
+    let memory: usize = out(|bytes| unsafe { driver.device_memory(bytes, device) })?;
+    let compute_capability = Version {
+        major: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        minor: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    };
+    Ok(Gpu { ordinal, name, memory: Bytes::new(memory as u64), compute_capability })
+}

@@ -1,0 +1,3 @@
+//! The CUDA device, on drivers made for tests.
+
+mod probe;
