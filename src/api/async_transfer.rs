@@ -30,7 +30,10 @@ use super::{
 };
 use crate::{
     device::strided,
-    engine::{Args, Raw, views},
+    engine::{
+        Args, Raw,
+        views::{self, Sight},
+    },
     error::{Error, Result},
     memory::Maker,
     report::snapshot::OriginKind,
@@ -155,6 +158,10 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
 unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Option<(&'a Device, Bytes)> {
     // Without aliases (0.77) a buffer cannot be handed over before its bytes are there.
     client.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
+    // Bytes of pieces on their way to a GPU have an order of their own, which the engine's manager keeps.
+    if client.sight == Sight::Device {
+        return None;
+    }
     // SAFETY: the caller's promise.
     let plain = unsafe { is_default_layout(spec.layout) };
     destination(client, ptr::null_mut(), memory)

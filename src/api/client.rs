@@ -1,22 +1,17 @@
 //! `PJRT_Client`: creation, destruction, version.
 
-use std::{ffi::CString, num::NonZeroU32, sync::Arc};
+use std::sync::Arc;
 
 use super::{
-    device_memory::DeviceMemory,
+    devices,
     entry::{Entry, Outcome, required, slice, text},
-    idle, plugin,
-    state::{self, Client, Device},
+    idle, plugin, state,
 };
 use crate::{
-    config::{Compact, Environment, HugePages, OptionValue, Outcome as Decided, Scratch, Settings, strategy_name},
-    device::host,
-    engine::{Engine, Raw, scratch, views, views::Viewable},
+    config::{EngineKind, Environment, OptionValue, Scratch, Settings},
+    engine::{Raw, scratch},
     error::{Error, Result},
-    logging,
-    memory::Arena,
-    sys,
-    units::Bytes,
+    logging, sys,
 };
 
 /// The client options as the caller passed them.
@@ -124,14 +119,13 @@ impl Entry for sys::PJRT_Client_Create_Args {
             log::warn!("{warning}");
         }
         // Settle what can be wrong on our side before the engine starts its threads.
-        let capacity = host::capacity()?;
-        settings.limit.resolve(capacity.get(), NonZeroU32::MIN)?;
+        devices::check(&settings, plugin::kind() == Some(EngineKind::Cuda))?;
         let values = named_values(&for_engine.values);
         // SAFETY: the options live until the call returns; the callbacks are the caller's, handed on as they are.
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
         // SAFETY: the client was just created and is ours.
-        match unsafe { dress(engine, Raw(created.client), settings, capacity) } {
+        match unsafe { devices::dress(engine, Raw(created.client), settings) } {
             Ok(client) => {
                 idle::watch_scratch(&client);
                 state::insert_client(client);
@@ -149,89 +143,6 @@ impl Entry for sys::PJRT_Client_Create_Args {
                 Err(failure)
             }
         }
-    }
-}
-
-/// Puts arenas around the engine's client.
-///
-/// # Safety
-/// `handle` must be alive.
-unsafe fn dress(
-    engine: &'static Engine,
-    handle: Raw<sys::PJRT_Client>,
-    settings: Settings,
-    capacity: Bytes,
-) -> Outcome<Arc<Client>> {
-    // SAFETY: the client is alive, and with it what the getters point to.
-    let (platform, version, handles) = unsafe {
-        let name = engine.call(sys::PJRT_Client_PlatformName_Args { client: handle.0, ..Default::default() })?;
-        let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client: handle.0, ..Default::default() })?;
-        let devices =
-            engine.call(sys::PJRT_Client_AddressableDevices_Args { client: handle.0, ..Default::default() })?;
-        (
-            text(name.platform_name, name.platform_name_size).into_owned(),
-            text(version.platform_version, version.platform_version_size).into_owned(),
-            slice(devices.addressable_devices, devices.num_addressable_devices),
-        )
-    };
-    let mut memories = Vec::with_capacity(handles.len());
-    for &device in handles {
-        // SAFETY: the device is alive.
-        let memory = unsafe { engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })? };
-        memories.push(memory.memory);
-    }
-    // The engine of another platform keeps its memory for now: only host memory can be viewed without its driver.
-    let viewable = match memories.first() {
-        // SAFETY: the client and the memory are alive.
-        Some(&memory) if platform == "cpu" => unsafe { views::probe(engine, handle, memory) },
-        _ => Viewable::NONE,
-    };
-    let count = NonZeroU32::new(handles.len() as u32).unwrap_or(NonZeroU32::MIN);
-    let limit = settings.limit.resolve(capacity.get(), count)?;
-    let backing = host_backing(&settings);
-    let mut devices = Vec::with_capacity(handles.len());
-    for (index, (&device, &memory)) in handles.iter().zip(&memories).enumerate() {
-        let arena = if viewable == Viewable::NONE {
-            None
-        } else {
-            let name = format!("{platform}:{index}");
-            let host = backing();
-            let backing = Box::new(host.clone());
-            let mut arena = Arena::new(name, settings.strategy.value, Bytes::new(limit), backing)?;
-            arena.record_history(settings.history.value);
-            if settings.compaction() == Compact::Always {
-                arena.use_no_slots();
-            }
-            Some(DeviceMemory::new(arena, Box::new(host)))
-        };
-        devices.push(Device {
-            handle: Raw(device),
-            memory: Raw(memory),
-            arena,
-            engine_bytes: Arc::default(),
-            foreign_bytes: Arc::default(),
-        });
-    }
-    log::info!("{}", settings.summary(Some(Decided { limit_bytes: limit, engine: engine.path() })));
-    if viewable == Viewable::NONE {
-        log::warn!("memory stays with the engine: pjrt-arena does not manage the memory of platform {platform} yet");
-    }
-    let strategy = strategy_name(settings.strategy.value);
-    log::debug!("{count} device(s), strategy {strategy}, {limit} bytes each");
-    let version = format!("{version}\npjrt-arena {}", env!("CARGO_PKG_VERSION"));
-    let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
-    Ok(Arc::new(Client::new(engine, handle, settings, viewable, devices, version)))
-}
-
-/// How a device of this client gets its memory. Warns where huge pages are asked for and there are none.
-fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
-    match (settings.huge_pages.value, host::huge_pages()) {
-        (HugePages::Off, _) => host::HostBacking::new,
-        (HugePages::On, host::HugePages::Never(why)) => {
-            log::warn!("huge_pages=on ({}) has no effect: {why}", settings.huge_pages.source);
-            host::HostBacking::new
-        }
-        (HugePages::On, _) => host::HostBacking::with_huge_pages,
     }
 }
 

@@ -257,8 +257,7 @@ unsafe fn relocate(
     unsafe { memory.carrier.relocate(step.from, step.to, bytes)? };
     let to = step.to.get() as usize;
     // SAFETY: the new place is aligned and as large as the old one; it is freed after the view, as the old one was.
-    let view =
-        unsafe { views::view(client.engine, client.handle.0, buffer.memory.0, to, shape.element_type, &shape.dims) };
+    let view = unsafe { client.view(buffer.memory, to, shape) };
     let view = view.map_err(|error: EngineError| Error::internal(error.message()));
     let committed = view.and_then(|view| match compaction.commit() {
         Ok(()) => Ok(view),

@@ -1,26 +1,36 @@
 //! Copies between devices and memories.
 //!
-//! A copy into an arena is made by us when the source is at rest, in an arena or in an outsider's memory; a source that a
-//! program still writes is left to the engine, whose copy waits for it without blocking the caller, and lies in memory of
-//! the engine.
+//! ```text
+//!  host memory   the source is at rest, in an arena or in an outsider's memory: copied by us, into an arena
+//!  a GPU         the source lies in an arena: our stream waits for it, copies, and the copy is ready after that
+//!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
+//! ```
+//!
+//! Nobody who calls waits for a program or a copy.
 
 use std::sync::Arc;
 
 use smallvec::smallvec;
 
 use super::{
+    arrival::Arrival,
     buffer::Buffer,
+    custody::Life,
     entry::{Entry, Outcome, required},
+    extensions::wait_on_stream,
     flight::Cargo,
-    host::{destination, fresh},
+    host::destination,
     state::Device,
 };
 use crate::{
-    device::strided,
-    engine::{Args, EngineEvent},
-    error::Error,
+    device::Carrier,
+    engine::{
+        Args, EngineEvent, Raw,
+        views::{self, Sight},
+    },
     report::snapshot::OriginKind,
     sys,
+    units::{Address, Bytes},
 };
 
 /// Whether the bytes lie where we can read them, written and good.
@@ -56,13 +66,30 @@ unsafe fn is_at_rest(buffer: &Buffer) -> Outcome<bool> {
     ready
 }
 
-/// A copy of `buffer` in a block of `device`; `None` if it cannot be made here and now.
+/// A copy of `buffer` in a block of `device`; `None` if we cannot make it.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED.
 ///
 /// # Safety
 /// The client must be alive.
+unsafe fn copy_by_us(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match buffer.client.sight {
+            Sight::Host => copy_at_rest(buffer, device),
+            Sight::Device => copy_on_stream(buffer, device),
+        }
+    }
+}
+
+/// Copies bytes that are there, at once.
+///
+/// # Errors
+/// As [`copy_by_us`].
+///
+/// # Safety
+/// As [`copy_by_us`].
 unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     if unsafe { !is_at_rest(buffer)? } {
@@ -70,25 +97,80 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
     }
     // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
     // in use while room is sought, so that it may move to make some.
-    // SAFETY: the client is alive; the source's type was viewable.
-    let copy = unsafe { fresh(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)? };
-    let to = copy.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
-    let reading = buffer.read();
-    if let Ok(Some(reading)) = &reading {
-        // SAFETY: both hold the array; the source neither moves nor goes while it is read, the copy is ours alone.
-        unsafe {
-            strided::copy(
-                std::ptr::with_exposed_provenance(reading.address()),
-                std::ptr::with_exposed_provenance_mut(to),
-                buffer.shape.size,
-            );
-        }
-        copy.mark_whole();
-        return Ok(Some(copy));
+    let arrival = Arrival::new(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let Some(reading) = buffer.read()? else { return Ok(None) };
+    let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
+    // SAFETY: the client is alive. Both hold the array; the source neither moves nor goes while it is read, the copy is ours
+    // alone.
+    unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
+}
+
+/// Has a GPU copy bytes when they are there.
+///
+/// # Errors
+/// As [`copy_by_us`].
+///
+/// # Safety
+/// As [`copy_by_us`].
+unsafe fn copy_on_stream(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
+    if buffer.state().storage.address().is_none() {
+        return Ok(None);
     }
-    copy.destroy();
-    reading?;
-    Ok(None)
+    let client = &buffer.client;
+    let arrival = Arrival::new(client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let carrier = arrival.carrier();
+    let handle = buffer.take_up()?;
+    let from = buffer.state().storage.address();
+    // SAFETY: both are alive; the source stays where it is while it is taken up.
+    let ordered = from.map(|from| unsafe { wait_on_stream(carrier.stream(), handle) }.map(|()| from));
+    let from = match ordered {
+        Some(Ok(from)) => Address::new(from as u64),
+        // It holds an error, which the engine's copy carries to whoever reads it; or it went to a program meanwhile.
+        Some(Err(_)) | None => {
+            buffer.land();
+            return Ok(None);
+        }
+    };
+    let bytes = Bytes::new(buffer.shape.size as u64);
+    // SAFETY: the client is alive; the stream waits for the source's bytes, and the source is in use until the copy is there.
+    let copy = unsafe { arrival.fill(&[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
+    // SAFETY: the client is alive.
+    unsafe { hold_writers_back(buffer, device, carrier) };
+    Ok(Some(copy))
+}
+
+/// Sees to it that no program writes to `buffer`, if it is donated to one, before our stream has read it: the engine does
+/// not know that it does. From here on it knows the buffer by a view that is ready only then.
+///
+/// # Safety
+/// The client must be alive.
+unsafe fn hold_writers_back(buffer: &Buffer, to: &Device, carrier: &dyn Carrier) {
+    let client = &buffer.client;
+    let address = buffer.state().storage.address();
+    let home = client.device_of_memory(buffer.memory.0);
+    // A stream of another device cannot stand in the way of this one's programs.
+    let same = home.is_some_and(|home| home.handle.0 == to.handle.0);
+    // SAFETY: the client is alive; the block is the buffer's, as before.
+    let view =
+        address.filter(|_| same).and_then(|at| unsafe { client.view_behind(to, carrier, at, &buffer.shape) }.ok());
+    let unused = view.and_then(|view| {
+        let mut state = buffer.state();
+        // Whoever has the old view in hand at this moment may be about to donate it.
+        let alone = state.users() <= 1 && state.life() == Life::Live && state.storage.address() == address;
+        if alone {
+            let old = state.handle();
+            state.set_handle(Raw(view));
+            return Some((old.0, true));
+        }
+        Some((view, false))
+    });
+    if !unused.is_some_and(|(_, replaced)| replaced) {
+        carrier.finish();
+    }
+    if let Some((view, _)) = unused {
+        // SAFETY: nobody else knows it, or nobody any more; it was not donated.
+        unsafe { views::destroy(client.engine, view) };
+    }
 }
 
 /// Lets the engine copy, into memory of its own.
@@ -137,7 +219,7 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
         // SAFETY: the client is alive while its buffers are used.
         let ours = match home {
             // SAFETY: as above.
-            Some(device) => unsafe { copy_at_rest(&buffer, device)? },
+            Some(device) => unsafe { copy_by_us(&buffer, device)? },
             None => None,
         };
         self.dst_buffer = match ours {
@@ -160,7 +242,7 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
         let to = required(self.dst_memory, NAME, "dst_memory")?;
         let ours = match destination(&buffer.client, std::ptr::null_mut(), to) {
             // SAFETY: the client is alive while its buffers are used.
-            Some(device) => unsafe { copy_at_rest(&buffer, device)? },
+            Some(device) => unsafe { copy_by_us(&buffer, device)? },
             None => None,
         };
         self.dst_buffer = match ours {

@@ -151,6 +151,11 @@ impl<T> State<T> {
         self.references > 0
     }
 
+    /// How many executions and transfers use the bytes.
+    pub fn users(&self) -> u32 {
+        self.users
+    }
+
     /// Whether no execution or transfer uses the bytes.
     pub fn is_at_rest(&self) -> bool {
         self.users == 0

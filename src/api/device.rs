@@ -36,8 +36,9 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         // Constant from creation on: JAX compiles against it (trap T17).
         self.bytes_limit = signed(stats.limit);
         self.bytes_limit_is_set = true;
-        // What the strategy tpu sets aside for programs; nothing elsewhere.
-        self.bytes_reserved = signed(stats.reserved_bytes);
+        // What the strategy tpu sets aside for programs, or what a GPU's engine may take for them; nothing elsewhere.
+        let granted = arena.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
+        self.bytes_reserved = signed(stats.reserved_bytes + granted);
         self.bytes_reserved_is_set = true;
         self.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
         self.peak_bytes_reserved_is_set = true;

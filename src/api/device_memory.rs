@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use rustc_hash::FxHashMap;
 
-use super::{buffer::Buffer, custody::Stay};
+use super::{admission::Shared, buffer::Buffer, custody::Stay};
 use crate::{
     device::Carrier,
     memory::{Arena, Block, BlockId, BlockInfo, Maker, Moment, OriginId, PinReason, Run},
@@ -25,6 +25,8 @@ pub struct DeviceMemory {
     arena: Arena,
     /// The device behind the arena: it moves bytes, and brings them there.
     pub carrier: Box<dyn Carrier>,
+    /// What the engine takes of the same memory for itself, where it does.
+    pub shared: Option<Shared>,
     /// Who lies in which block.
     pub roster: Roster,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
@@ -40,7 +42,17 @@ impl DeviceMemory {
     pub fn new(arena: Arena, carrier: Box<dyn Carrier>) -> Arc<Self> {
         let keeps_time = arena.records_history();
         let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { arena, carrier, roster: Roster::default(), padding, runs, keeps_time })
+        Arc::new(Self { arena, carrier, shared: None, roster: Roster::default(), padding, runs, keeps_time })
+    }
+
+    /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well.
+    pub fn shared_with_engine(arena: Arena, carrier: Box<dyn Carrier>, shared: Shared) -> Arc<Self> {
+        let mut memory = Self::new(arena, carrier);
+        // Nobody else has it yet.
+        if let Some(memory) = Arc::get_mut(&mut memory) {
+            memory.shared = Some(shared);
+        }
+        memory
     }
 }
 

@@ -245,6 +245,34 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
     }
 }
 
+/// A stream of the engine's on `device` that a view can be made to wait for.
+///
+/// # Errors
+/// The engine's; UNIMPLEMENTED for one without streams.
+///
+/// # Safety
+/// The device must be alive.
+pub unsafe fn stream_of(device: *mut sys::PJRT_Device) -> Outcome<isize> {
+    let originals = originals()?;
+    let args = sys::PJRT_Get_Stream_For_External_Ready_Events_Args { device, ..Default::default() };
+    // SAFETY: the caller's promise.
+    Ok(unsafe { call(originals.engine, originals.stream.get_stream, args)? }.stream)
+}
+
+/// Lets what is put on `stream` from here on wait until the engine's `buffer` is ready.
+///
+/// # Errors
+/// The engine's; UNIMPLEMENTED for one without streams.
+///
+/// # Safety
+/// Both must be alive, on one device.
+pub unsafe fn wait_on_stream(stream: isize, buffer: *mut sys::PJRT_Buffer) -> Outcome {
+    let originals = originals()?;
+    let args = sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args { stream, buffer, ..Default::default() };
+    // SAFETY: the caller's promise.
+    unsafe { call(originals.engine, originals.stream.wait_stream, args) }.map(drop)
+}
+
 /// Registers a type of user data with the engine, through its own function.
 ///
 /// # Errors

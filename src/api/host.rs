@@ -18,21 +18,20 @@ use std::{ptr, sync::Arc};
 use smallvec::smallvec;
 
 use super::{
+    arrival::Arrival,
     buffer::Buffer,
     entry::{Entry, Outcome, required, slice},
     flight::Cargo,
-    origins::ORIGINS,
     plugin,
     shape::{Shape, dense_size},
     state::{self, Client, Device},
-    storage::{Access, Storage},
+    storage::Access,
 };
 use crate::{
     config::EngineKind,
-    device::strided,
+    device::{HostArray, strided},
     engine::{Args, Engine, views},
     error::Error,
-    memory::Maker,
     report::snapshot::OriginKind,
     sys,
 };
@@ -42,30 +41,8 @@ use crate::{
 /// changes of the NumPy array that show later, and statistics that miss it.
 const SMALLEST_ALIASED: u64 = 64 << 10;
 
-/// A block of the device, viewed: what an array from outside is copied into. `kind` says from where.
-///
-/// # Errors
-/// RESOURCE_EXHAUSTED, or the engine's.
-///
-/// # Safety
-/// The client must be alive; the element type must be viewable.
-pub unsafe fn fresh(
-    client: &Arc<Client>,
-    device: &Device,
-    shape: Arc<Shape>,
-    kind: OriginKind,
-) -> Outcome<Arc<Buffer>> {
-    let arena = device.arena.as_ref().ok_or_else(|| Error::internal("the device has no arena"))?;
-    let maker = Maker { origin: ORIGINS.of_shape(kind, &shape), ..Maker::default() };
-    let held = client.allocate_or_tell(arena, &shape, maker)?;
-    // SAFETY: the block is aligned, holds the array, and is freed only after the view.
-    let view = unsafe {
-        views::view(client.engine, client.handle.0, device.memory.0, held.address(), shape.element_type, &shape.dims)?
-    };
-    Ok(Buffer::new(Arc::clone(client), device.handle, device.memory, shape, view, Storage::Arena(held)))
-}
-
-/// The event that says when `buffer` is ready: at once, for one of ours that nothing writes.
+/// The event that says when `buffer` is ready: at once, for one of ours that nothing writes. On a GPU, where bytes are on
+/// their way, when they are there.
 ///
 /// # Errors
 /// The engine's.
@@ -142,16 +119,12 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             // SAFETY: the caller's struct; the array is dense.
             return unsafe { alias(self, &client, device, shape) };
         }
-        // SAFETY: the client is alive, the type viewable.
-        let buffer = unsafe { fresh(&client, device, shape, OriginKind::Host)? };
-        let to = buffer.state().storage.address().ok_or_else(|| Error::internal("a fresh buffer has no block"))?;
-        // SAFETY: `data` holds the strided array for the whole call, whatever the semantics; the block is ours alone
-        // and as large as the dense array.
-        unsafe {
-            strided::copy_to_dense(self.data.cast(), ptr::with_exposed_provenance_mut(to), dims, strides, element);
-        }
-        buffer.mark_whole();
-        // The copy is done, so the host array is free again whatever the semantics.
+        let from = HostArray { data: self.data.cast(), dims, strides, element };
+        let arrival = Arrival::new(&client, device, shape, OriginKind::Host)?;
+        // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
+        // ours alone and as large as the dense array.
+        let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
+        // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
         self.done_with_host_buffer = ready_event(client.engine, &buffer)?;
         self.buffer = buffer.into_raw();
         Ok(())

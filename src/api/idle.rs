@@ -125,7 +125,8 @@ impl Client {
     /// Starts the thread that gives idle memory back, once this memory, or the engine's scratch, is large enough for it.
     #[cold]
     pub fn watch(&self, memory: &DeviceMemory) {
-        if memory.strategy() != Strategy::Platform && memory.used() >= WORTH_WATCHING {
+        // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
+        if memory.strategy() != Strategy::Platform && memory.carrier.is_host() && memory.used() >= WORTH_WATCHING {
             self.wake();
         }
     }

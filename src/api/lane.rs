@@ -17,7 +17,7 @@ use super::{
 use crate::{
     engine::{EngineError, EngineEvent, Raw, views},
     error::Error,
-    memory::{Maker, Run},
+    memory::{Maker, Run, budget::Entered},
     sys,
     units::Bytes,
 };
@@ -56,6 +56,8 @@ pub struct Lane<'a> {
     pub run: Run,
     /// What the arena keeps for the program's scratch.
     pub scratch: Option<Scratch>,
+    /// That the engine may take the program's scratch; until the engine has taken it.
+    pub admission: Option<Entered<'a>>,
     /// One for each destination of the plan, once prepared.
     pub destinations: SmallVec<[Destination; 4]>,
     /// Copies that are donated in place of the caller's arguments.
@@ -67,11 +69,19 @@ impl<'a> Lane<'a> {
     pub fn new(index: usize, device: Option<&'a Device>) -> Self {
         let memory = device.and_then(|device| device.arena.as_ref());
         let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
-        Self { index, device, run, scratch: None, destinations: SmallVec::new(), stand_ins: Vec::new() }
+        Self {
+            index,
+            device,
+            run,
+            scratch: None,
+            admission: None,
+            destinations: SmallVec::new(),
+            stand_ins: Vec::new(),
+        }
     }
 }
 
-impl Lane<'_> {
+impl<'a> Lane<'a> {
     /// Keeps the program's scratch, and allocates and views every destination.
     ///
     /// # Errors
@@ -91,14 +101,16 @@ impl Lane<'_> {
                 Err(Error::internal("a program with destinations runs on a device without an arena").into())
             };
         };
-        if program.scratch != Bytes::ZERO {
+        // The engine's own pool gives the scratch where it lies in the same memory: that is asked for last, because arrays may
+        // take back what the pool does not need.
+        if memory.shared.is_none() && program.scratch != Bytes::ZERO {
             self.scratch = Some(loaded.client.scratch(memory, program.scratch).map_err(|shortage| {
                 Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
             })?);
         }
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.place(loaded, device, memory) };
-        match outcome {
+        let outcome = match outcome {
             Err(Unplaced::NoRoom(shortage)) => {
                 // One by one they found no room. Room for all in one piece may be had still, once those made so far,
                 // which hold nothing yet, are out of the way.
@@ -117,7 +129,10 @@ impl Lane<'_> {
             }
             Err(Unplaced::Failed(failure)) => Err(failure),
             Ok(()) => Ok(()),
-        }
+        };
+        outcome?;
+        self.admission = loaded.client.admit(loaded, device, memory)?;
+        Ok(())
     }
 
     /// Gives destinations and stand-ins back.
@@ -155,16 +170,7 @@ impl Lane<'_> {
             let shape = &loaded.program.results[result];
             let held = client.allocate(memory, shape, Maker { origin, run: self.run }).map_err(Unplaced::NoRoom)?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
-            let view = unsafe {
-                views::view(
-                    client.engine,
-                    client.handle.0,
-                    device.memory.0,
-                    held.address(),
-                    shape.element_type,
-                    &shape.dims,
-                )?
-            };
+            let view = unsafe { client.view(device.memory, held.address(), shape)? };
             self.destinations.push(Destination { held, view: Raw(view), shell: None });
         }
         Ok(())

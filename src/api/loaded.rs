@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     config::Compact,
-    engine::{Engine, EngineError, Raw},
+    engine::{Engine, EngineError, Raw, views::Sight},
     memory::{OriginId, Strategy},
     sys,
     units::Bytes,
@@ -113,7 +113,8 @@ pub struct Program {
     pub origin_ids: Box<[OriginId]>,
     /// Its name, for messages.
     pub name: String,
-    /// What it takes beside arguments and results while it runs, where the strategy sets that aside.
+    /// What it takes beside arguments and results while it runs, where the strategy sets that aside; on a GPU what the engine
+    /// takes from its own pool for it, results that are not placed in our memory included.
     pub scratch: Bytes,
     /// Runs and misses.
     pub executions: Executions,
@@ -141,10 +142,19 @@ impl Program {
     ) -> Outcome<Self> {
         // SAFETY: the caller's promise; arrays live as long as the executable.
         let results = unsafe { results(engine, executable)? };
+        let by_engine = client.as_ref().is_some_and(|client| client.sight == Sight::Device);
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
         // SAFETY: as above.
-        let (name, scratch) =
-            unsafe { (name(engine, executable), if sets_aside { scratch(engine, executable) } else { Bytes::ZERO }) };
+        let (name, mut scratch) = unsafe {
+            let scratch = if sets_aside || by_engine { scratch(engine, executable) } else { Bytes::ZERO };
+            (name(engine, executable), scratch)
+        };
+        if by_engine {
+            let placed =
+                |result: usize| matches!(plan.homes.get(result), Some(Home::Destination(_) | Home::Argument(_)));
+            let sizes = results.iter().enumerate().filter(|&(result, _)| !placed(result));
+            scratch += sizes.map(|(_, shape)| Bytes::new(shape.size as u64)).sum();
+        }
         Ok(Self {
             client,
             plan,

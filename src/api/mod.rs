@@ -4,12 +4,14 @@
 //!  table.rs       GetPjrtApi: which of the 138 functions pass to the engine, which are ours
 //!  entry.rs       the edge: NULL, short and long argument structs, panics, errors
 //!  plugin.rs      the one engine of the process
-//!  state.rs       client -> devices -> arenas; executables
+//!  state.rs       client -> devices -> arenas; executables; devices.rs: whose memory an arena divides
 //!  origins.rs     where blocks come from, in words
 //!  device_memory.rs   one device's arena, the buffers in it, and what moves their bytes
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
+//!  arrival.rs     arrays on their way into an arena
 //!  storage.rs     where the bytes of a buffer are
 //!  custody.rs     who uses, holds, frees and moves the bytes of a buffer
+//!  admission.rs   whether there is memory for a program's scratch, where the engine takes that from the device
 //!  room.rs        what happens when an arena has no room: drain, wait, compact, wait, error
 //!  exhausted.rs   what the error says where there is none, and the report of it
 //!  compaction.rs  the mover: carries an arena's plan out on live buffers
@@ -34,6 +36,8 @@
 //! memories, events, executables and topologies are the engine's own pointers, with side tables here; a `PJRT_Error` is
 //! whoever's first word says it is.
 
+pub mod admission;
+pub mod arrival;
 pub mod async_transfer;
 pub mod buffer;
 pub mod callbacks;
@@ -48,6 +52,7 @@ pub mod counters;
 pub mod custody;
 pub mod device;
 pub mod device_memory;
+pub mod devices;
 pub mod entry;
 pub mod error;
 pub mod executable;

@@ -4,6 +4,7 @@
 //!  0 compact   with PJRT_ARENA_COMPACT=always alone, before anybody looks for room
 //!  1 drain     what is done lands, spares go back; nothing is waited for
 //!  2 wait      for blocks that their owners let go, only if that alone makes room
+//!    reclaim   what the engine's pool keeps for the next program, where both share the memory (`admission.rs`)
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on)
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 2
 //!  5 error     with the numbers, what could not move, who holds the memory, and what would help (`exhausted.rs`)
@@ -80,6 +81,32 @@ impl Drop for Scratch {
     }
 }
 
+/// A block with memory behind it.
+///
+/// # Errors
+/// The numbers.
+#[inline]
+fn take(memory: &DeviceMemory, request: Request) -> Result<Block, OutOfMemory> {
+    filled(memory, memory.allocate(request)?)
+}
+
+/// Sees to it that there is memory behind a block; without, it goes back.
+///
+/// # Errors
+/// The numbers.
+#[inline]
+fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
+    match memory.carrier.populate(block.address, block.size) {
+        Ok(()) => Ok(block),
+        Err(refusal) => {
+            if let Err(error) = memory.free(block.id) {
+                log::error!("{error}");
+            }
+            Err(memory.refused(block.size, refusal))
+        }
+    }
+}
+
 impl Client {
     /// What an array of this shape takes from the arena.
     pub fn footprint(&self, shape: &Shape) -> Bytes {
@@ -107,7 +134,7 @@ impl Client {
             self.keep_warm(memory, size);
         }
         let request = Request { size, maker };
-        let block = match memory.allocate(request) {
+        let block = match take(memory, request) {
             Ok(block) => block,
             Err(_) => self.find_room(memory, request)?,
         };
@@ -170,7 +197,8 @@ impl Client {
         drop(compaction::carry_out(self, memory, Goal::Pack));
     }
 
-    fn patience(&self) -> Duration {
+    /// How long this client may wait for memory: less while a host callback may be waiting for the thread that waits.
+    pub fn patience(&self) -> Duration {
         let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
         if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE }
     }
@@ -182,11 +210,11 @@ impl Client {
         let found = self.climb(
             memory,
             Goal::Hole(request.size),
-            |patience| memory.allocate_waiting(request, patience),
+            |patience| filled(memory, memory.allocate_waiting(request, patience)?),
             |opened| {
                 let (blocks, bytes) = moved.get();
                 moved.set((blocks + opened.buffers, bytes + opened.bytes));
-                opened.allocate(request)
+                filled(memory, opened.allocate(request)?)
             },
             |shortage| shortage.in_prospect() >= request.size,
         );
@@ -233,6 +261,10 @@ impl Client {
                     Err(shortage) => shortage,
                 };
                 let over = rounds.next().is_none() || Instant::now() >= deadline;
+                // What the engine's pool keeps for the next program is cheaper to have than anything below.
+                if !over && self.reclaim(memory) {
+                    continue;
+                }
                 if !self.compacts() || over {
                     return Err(shortage);
                 }

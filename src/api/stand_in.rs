@@ -24,13 +24,7 @@ use super::{
     origins::ORIGINS,
     storage::Access,
 };
-use crate::{
-    device::strided,
-    engine::{Raw, views},
-    memory::Maker,
-    report::snapshot::OriginKind,
-    sys,
-};
+use crate::{device::strided, engine::Raw, memory::Maker, report::snapshot::OriginKind, sys};
 
 /// A copy of an argument.
 pub struct StandIn {
@@ -98,7 +92,7 @@ unsafe fn stand_in(lane: &mut Lane<'_>, loaded: &Loaded, argument: usize, buffer
             buffer.shape.size,
         );
         let shape = &buffer.shape;
-        views::view(client.engine, client.handle.0, device.memory.0, held.address(), shape.element_type, &shape.dims)?
+        client.view(device.memory, held.address(), shape)?
     };
     lane.stand_ins.push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None } });
     Ok(())

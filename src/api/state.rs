@@ -24,7 +24,10 @@ use super::{
 };
 use crate::{
     config::{Compact, Settings, ZeroCopy},
-    engine::{Engine, Raw, views::Viewable},
+    engine::{
+        Engine, Raw,
+        views::{Sight, Viewable},
+    },
     error::Error,
     sys,
 };
@@ -57,6 +60,8 @@ pub struct Client {
     pub counts_tiles: bool,
     /// Whether arrays of the host are used where they lie.
     pub zero_copy: bool,
+    /// How the engine is shown memory of the arenas.
+    pub sight: Sight,
     /// Element types whose arrays can lie in the arena.
     pub viewable: Viewable,
     /// The addressable devices, in the engine's order.
@@ -113,7 +118,7 @@ impl Client {
         engine: &'static Engine,
         handle: Raw<sys::PJRT_Client>,
         settings: Settings,
-        viewable: Viewable,
+        (sight, viewable): (Sight, Viewable),
         devices: Vec<Device>,
         platform_version: CString,
     ) -> Self {
@@ -122,8 +127,10 @@ impl Client {
             handle,
             compaction: settings.compaction(),
             counts_tiles: settings.counts_tiles(),
-            zero_copy: settings.zero_copy.value == ZeroCopy::On,
+            // Another device's memory is not where NumPy's arrays lie.
+            zero_copy: settings.zero_copy.value == ZeroCopy::On && sight == Sight::Host,
             settings,
+            sight,
             viewable,
             devices,
             platform_version,

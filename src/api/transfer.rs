@@ -3,9 +3,10 @@
 use std::{ffi::c_void, sync::Arc};
 
 use super::{
+    arrival::Arrival,
     buffer::Buffer,
     entry::{Entry, Outcome, slice},
-    host::{destination, fresh, is_default_layout},
+    host::{destination, is_default_layout},
     plugin,
     shape::{Shape, dense_size},
     state,
@@ -62,13 +63,9 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         self.buffer = unsafe {
             match home {
                 Some((device, size)) => {
-                    {
-                        let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
-                        let buffer = fresh(&client, device, shape, OriginKind::Other)?;
-                        // Whatever the bytes are, they are what was asked for.
-                        buffer.mark_whole();
-                        buffer
-                    }
+                    let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
+                    // Whatever the bytes are, they are what was asked for.
+                    Arrival::new(&client, device, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
                     let args = client.engine.call(*self)?;

@@ -48,11 +48,12 @@ pub use limit::{Fraction, GRANULE_BYTES, Limit};
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
 pub use table::{
-    COMPACT, DEVICES, ENGINE, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE, Row, SCRATCH, STRATEGY, TABLE,
-    TPU_TILES, ZERO_COPY,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE, Row,
+    SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
 };
 pub use values::{
-    Compact, EngineKind, EngineRequest, HugePages, LogFilter, OomReport, Rewrite, Scratch, TpuTiles, ZeroCopy,
+    Compact, CudaDriver, EngineKind, EngineRequest, Headroom, HugePages, LogFilter, OomReport, Rewrite, Scratch,
+    TpuTiles, ZeroCopy,
 };
 
 /// A count of bytes.
@@ -150,6 +151,10 @@ pub struct Settings {
     pub huge_pages: Setting<HugePages>,
     /// Which engine to load.
     pub engine: Setting<EngineRequest>,
+    /// The file of NVIDIA's driver library.
+    pub cuda_driver: Setting<CudaDriver>,
+    /// What arrays and programs' scratch leave free of a GPU's memory.
+    pub headroom: Setting<Headroom>,
     /// How many devices a CPU engine shows. Engines of real devices count for themselves.
     pub devices: Setting<NonZeroU32>,
     /// Whether results are placed in our memory by rewriting programs (destination passing).
@@ -213,6 +218,8 @@ struct Reading {
     tpu_tiles: Result<Setting<TpuTiles>>,
     huge_pages: Result<Setting<HugePages>>,
     engine: Result<Setting<EngineRequest>>,
+    cuda_driver: Result<Setting<CudaDriver>>,
+    headroom: Result<Setting<Headroom>>,
     devices: Result<Setting<NonZeroU32>>,
     rewrite: Result<Setting<Rewrite>>,
     scratch: Result<Setting<Scratch>>,
@@ -254,6 +261,10 @@ impl Reading {
             said(&HUGE_PAGES).and_then(|said| claim::decide(&said, HugePages::parse, HugePages::Off, &mut notes));
         let engine = said(&ENGINE)
             .and_then(|said| claim::decide(&said, EngineRequest::parse, EngineRequest::DEFAULT, &mut notes));
+        let cuda_driver = said(&CUDA_DRIVER)
+            .and_then(|said| claim::decide(&said, CudaDriver::parse, CudaDriver::default(), &mut notes));
+        let headroom =
+            said(&HEADROOM).and_then(|said| claim::decide(&said, Headroom::parse, Headroom::DEFAULT, &mut notes));
         let devices =
             said(&DEVICES).and_then(|said| claim::decide(&said, values::parse_devices, NonZeroU32::MIN, &mut notes));
         let rewrite = said(&REWRITE).and_then(|said| claim::decide(&said, Rewrite::parse, Rewrite::On, &mut notes));
@@ -278,6 +289,8 @@ impl Reading {
             tpu_tiles,
             huge_pages,
             engine,
+            cuda_driver,
+            headroom,
             devices,
             rewrite,
             scratch,
@@ -300,6 +313,8 @@ impl Reading {
             self.tpu_tiles.as_ref().err(),
             self.huge_pages.as_ref().err(),
             self.engine.as_ref().err(),
+            self.cuda_driver.as_ref().err(),
+            self.headroom.as_ref().err(),
             self.devices.as_ref().err(),
             self.rewrite.as_ref().err(),
             self.scratch.as_ref().err(),
@@ -322,6 +337,8 @@ impl Reading {
             tpu_tiles: self.tpu_tiles?,
             huge_pages: self.huge_pages?,
             engine: self.engine?,
+            cuda_driver: self.cuda_driver?,
+            headroom: self.headroom?,
             devices: self.devices?,
             rewrite: self.rewrite?,
             scratch: self.scratch?,

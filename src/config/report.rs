@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::limit::show;
 use super::{
-    Bytes, COMPACT, DEVICES, ENGINE, Environment, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, OptionValue, REWRITE,
-    Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY, strategy_name,
+    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT,
+    OptionValue, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY,
+    strategy_name,
 };
 use crate::error::Result;
 
@@ -43,6 +44,8 @@ impl Settings {
                 &self.engine,
                 outcome.map(|outcome| outcome.engine.display().to_string()),
             ),
+            clause(&CUDA_DRIVER, &self.cuda_driver.value, &self.cuda_driver, None),
+            clause(&HEADROOM, self.headroom.value, &self.headroom, None),
             clause(&DEVICES, self.devices.value, &self.devices, None),
             clause(&REWRITE, self.rewrite.value, &self.rewrite, None),
             clause(&SCRATCH, self.scratch.value, &self.scratch, None),
@@ -68,7 +71,7 @@ fn clause<T>(row: &Row, value: impl fmt::Display, setting: &Setting<T>, result: 
 }
 
 /// The columns of the table with their widths, and the space between them: 100 characters in all.
-const COLUMNS: [(&str, usize); 4] = [("setting", 10), ("value", 15), ("from", 39), ("allowed", 30)];
+const COLUMNS: [(&str, usize); 4] = [("setting", 11), ("value", 15), ("from", 39), ("allowed", 29)];
 const GAP: &str = "  ";
 
 /// What was found out about a setting on this machine; the table shows it below the setting.
@@ -100,6 +103,8 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         cells(&reading.tpu_tiles, ToString::to_string),
         cells(&reading.huge_pages, ToString::to_string),
         cells(&reading.engine, ToString::to_string),
+        cells(&reading.cuda_driver, ToString::to_string),
+        cells(&reading.headroom, ToString::to_string),
         cells(&reading.devices, ToString::to_string),
         cells(&reading.rewrite, ToString::to_string),
         cells(&reading.scratch, ToString::to_string),

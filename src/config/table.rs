@@ -88,6 +88,25 @@ pub static ENGINE: Row = Row {
     doc: "XLA's own plugin, which compiles and runs programs; a name means the installed wheel.",
 };
 
+/// NVIDIA's driver.
+pub static CUDA_DRIVER: Row = Row {
+    name: "cuda_driver",
+    names: &[Opt("cuda_driver"), Var("PJRT_ARENA_CUDA_DRIVER")],
+    default: "libcuda.so.1",
+    allowed: "a library's file name, or its path",
+    doc: "NVIDIA's driver library, which memory of a CUDA engine's devices is taken from.",
+};
+
+/// What programs' scratch leaves free on a GPU.
+pub static HEADROOM: Row = Row {
+    name: "headroom",
+    names: &[Opt("headroom"), Var("PJRT_ARENA_HEADROOM")],
+    default: "512.00MiB",
+    allowed: "bytes per device (1GiB, 0)",
+    doc: "What arrays and programs' scratch leave free of a GPU's memory, for what asks for none of ours: cuDNN, NCCL, CUDA \
+          graphs, autotuning.",
+};
+
 /// How many devices a CPU engine shows.
 pub static DEVICES: Row = Row {
     name: "devices",
@@ -160,13 +179,15 @@ pub static ZERO_COPY: Row = Row {
 };
 
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 13] = [
+pub static TABLE: [&Row; 15] = [
     &STRATEGY,
     &LIMIT,
     &COMPACT,
     &TPU_TILES,
     &HUGE_PAGES,
     &ENGINE,
+    &CUDA_DRIVER,
+    &HEADROOM,
     &DEVICES,
     &REWRITE,
     &SCRATCH,

@@ -1,15 +1,17 @@
-//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, devices, rewriting,
-//! scratch, zero copies, history, report, log.
+//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, driver, headroom, devices,
+//! rewriting, scratch, zero copies, history, report, log.
 
 use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use bytesize::ByteSize;
+
 use super::claim::Said;
 use super::{
-    COMPACT, DEVICES, ENGINE, HISTORY, HUGE_PAGES, LOG, OOM_REPORT, REWRITE, SCRATCH, TPU_TILES, ZERO_COPY,
-    did_you_mean,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, HEADROOM, HISTORY, HUGE_PAGES, LOG, OOM_REPORT, REWRITE, SCRATCH, TPU_TILES,
+    ZERO_COPY, did_you_mean,
 };
 use crate::{error::Result, memory::Strategy, report::snapshot::Format};
 
@@ -291,6 +293,66 @@ on_or_off! {
     On,
     /// The kernel does what it does for everybody.
     Off
+}
+
+/// The file of NVIDIA's driver library, for the dynamic loader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDriver(String);
+
+impl CudaDriver {
+    /// The file's name or path.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        let text = said.text();
+        // The loader would open this program itself for an empty name, and read up to the NUL.
+        if text.trim().is_empty() || text.contains('\0') {
+            Err(said.refuse(CUDA_DRIVER.allowed))
+        } else {
+            Ok(Self(text))
+        }
+    }
+}
+
+impl Default for CudaDriver {
+    /// What NVIDIA's driver installs for programs; `libcuda.so` comes with development packages only.
+    fn default() -> Self {
+        Self("libcuda.so.1".to_owned())
+    }
+}
+
+impl fmt::Display for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Memory of a GPU that arrays and programs' scratch leave to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headroom(crate::units::Bytes);
+
+impl Headroom {
+    /// What cuDNN and cuBLAS take for handles and workspaces of their own comes to some hundred MiB (jax-ml/jax#8506 asks
+    /// for such a setting).
+    pub const DEFAULT: Self = Self(crate::units::Bytes::mib(512));
+
+    /// The number of bytes.
+    pub fn bytes(self) -> crate::units::Bytes {
+        self.0
+    }
+
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        let bytes = said.text().parse::<ByteSize>().map_err(|_| said.refuse(HEADROOM.allowed))?;
+        Ok(Self(crate::units::Bytes::new(bytes.as_u64())))
+    }
+}
+
+impl fmt::Display for Headroom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&super::limit::show(self.0.get()))
+    }
 }
 
 /// A filter in env_logger's syntax that has been looked through: `LEVEL`, `TARGET`, `TARGET=LEVEL`, separated by commas.

@@ -86,6 +86,15 @@ pub trait Carrier: Mover {
     /// [`Self::stream`] was made to wait for them.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
+    /// Sees to it that there is memory behind `bytes` from `from` on, after some of it was given back with
+    /// [`Mover::discard`]. Cheap where nothing was. Memory of the host comes by itself.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the device's reason, or with the numbers of the limit.
+    fn populate(&self, _from: Address, _bytes: Bytes) -> Result<()> {
+        Ok(())
+    }
+
     /// Lets what is put on `stream`, a stream of the engine on this device, from here on wait for all that was uploaded and
     /// copied so far.
     ///
@@ -96,6 +105,30 @@ pub trait Carrier: Mover {
     /// `stream` is a live stream of this device.
     unsafe fn order(&self, stream: isize) -> Result<()>;
 
+    /// Waits until all that was uploaded and copied so far is there, or never will be. For when something failed.
+    fn finish(&self);
+
     /// The stream that copies run on, for the engine to make wait; zero where there is none.
     fn stream(&self) -> isize;
+}
+
+/// Memory that the engine takes for itself on a device, beside the arena: its programs' scratch.
+pub trait ScratchPool: Send + Sync + fmt::Debug {
+    /// What the pool holds of the device, in use or not.
+    ///
+    /// # Errors
+    /// The device's reason.
+    fn reserved(&self) -> Result<Bytes>;
+
+    /// Gives back what no program needs any more, as far as it is known, and returns what the pool holds after that.
+    ///
+    /// # Errors
+    /// The device's reason.
+    fn trim(&self) -> Result<Bytes>;
+
+    /// What the device has free, for anybody.
+    ///
+    /// # Errors
+    /// The device's reason.
+    fn free_on_device(&self) -> Result<Bytes>;
 }

@@ -1,11 +1,22 @@
 //! Views: buffers of the engine that look at memory of ours.
 //!
+//! ```text
+//!  Sight::Host    a host buffer over the address: ready at once                       CPU
+//!  Sight::Device  a view of a device's buffer: ready at once, or after what was put
+//!                 on a stream of the engine before                                    CUDA, ROCm
+//! ```
+//!
 //! On CPU a view is a host buffer taken with `kMutableZeroCopy`, the only kind that the engine both aliases and lets a
 //! program write its result into when it is donated (XLA `common_pjrt_client.cc`, PJRT C API 0.81). The engine copies
 //! silently where it cannot alias: an address not aligned to 64 bytes, a sub-byte element type. So what can be viewed
 //! is found by asking the engine once per client ([`probe`]), not by a list of ours.
+//!
+//! On a GPU, XLA takes an address as it is. It writes a donated view's result in place as well, by its implementation and
+//! not by its contract (XLA `se_gpu_pjrt_client.cc`, PJRT C API 0.112 and 0.114), which is why Execute compares addresses.
 
-use std::ptr;
+use std::{ffi::c_void, ptr};
+
+use smallvec::SmallVec;
 
 use super::{Engine, EngineError, handles::Raw};
 use crate::sys;
@@ -25,10 +36,77 @@ impl Viewable {
     /// None: this engine views nothing of ours.
     pub const NONE: Self = Self(0);
 
+    /// Those that `can` says yes to, of the types that every supported version knows.
+    pub fn those(can: impl Fn(sys::PJRT_Buffer_Type) -> bool) -> Self {
+        let types = (1..=NEWEST).map(sys::PJRT_Buffer_Type).filter(|&kind| kind != sys::PJRT_Buffer_Type_TOKEN);
+        Self(types.filter(|&kind| can(kind)).fold(0, |set, kind| set | 1 << kind.0))
+    }
+
     /// Whether arrays of the element type can be viewed.
     pub fn contains(self, element_type: sys::PJRT_Buffer_Type) -> bool {
         element_type.0 <= NEWEST && self.0 >> element_type.0 & 1 == 1
     }
+}
+
+/// How an engine is shown memory of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// As memory of the host, whose owner lends it.
+    Host,
+    /// As memory of a device, by its address there.
+    Device,
+}
+
+/// Told of the end of a view. It says nothing about the programs that use the memory (trap T4), so nobody listens; but an
+/// engine calls the callback without looking whether there is one.
+unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
+
+/// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for this
+/// purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were started
+/// before.
+///
+/// # Errors
+/// The engine's: NOT_FOUND for a stream that is not one of its own.
+///
+/// # Safety
+/// As for [`view`]; `address` must be one of the device's that `memory` belongs to.
+pub unsafe fn view_on_device(
+    engine: &'static Engine,
+    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    element_type: sys::PJRT_Buffer_Type,
+    dims: &[i64],
+    stream: isize,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // Without a layout an engine before 0.114 makes a shape that has none, and fails later.
+    let order: SmallVec<[i64; 8]> = (0..dims.len() as i64).rev().collect();
+    let mut layout = sys::PJRT_Buffer_MemoryLayout {
+        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
+        type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
+        ..Default::default()
+    };
+    layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
+        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
+        minor_to_major: order.as_ptr(),
+        minor_to_major_size: order.len(),
+        ..Default::default()
+    };
+    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
+    let args = unsafe {
+        engine.call(sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
+            client,
+            device_buffer_ptr: ptr::with_exposed_provenance_mut(address),
+            dims: dims.as_ptr(),
+            num_dims: dims.len(),
+            element_type,
+            layout: &raw mut layout,
+            on_delete_callback: Some(nobody_listens),
+            stream,
+            memory,
+            ..Default::default()
+        })?
+    };
+    Ok(args.buffer)
 }
 
 /// Creates a buffer of the engine over `address`, ready at once: the caller vouches for the contents.

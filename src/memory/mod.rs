@@ -5,6 +5,7 @@
 //!     |-- table      BlockId -> size asked for, address, place, who made it, live, pinned or retired
 //!     |-- history    what happened last: a ring of events, and how to go back through them
 //!     |-- idle       when memory goes back to the system though nobody asked: a pure rule
+//!     |-- budget     one limit for the arena and the engine's own pool
 //!     |-- compaction which blocks to move, and where, so that room appears: a pure function of a picture
 //!     `-- strategy   where blocks go; what is taken from the device and given back
 //!           |-- preallocate (tpu too), growing     regions, divided by
@@ -25,6 +26,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+pub mod budget;
 pub mod compaction;
 pub mod history;
 pub mod idle;

@@ -460,7 +460,7 @@ unsafe fn show(
     let (engine, handle) = (client.engine, client.handle.0);
     if showing == Showing::View {
         // SAFETY: the caller's promise.
-        return unsafe { views::view(engine, handle, memory.0, address, shape.element_type, &shape.dims) };
+        return unsafe { client.view(memory, address, shape) };
     }
     // SAFETY: the array holds for the call, which is all that the engine is told it may rely on.
     unsafe {

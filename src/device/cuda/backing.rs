@@ -5,12 +5,13 @@ use std::{fmt, sync::Arc};
 use super::{
     chunks::{Chunks, Maker},
     device::CudaDevice,
+    driver::Failure,
     owned::DeviceMemory,
     regions::{Held, Memory},
 };
 use crate::{
     error::{Error, Result},
-    memory::{Backing, Region, compaction::Costs},
+    memory::{Backing, Region, budget::Budget, compaction::Costs},
     units::{Address, Bytes},
 };
 
@@ -29,6 +30,7 @@ pub struct CudaBacking {
     pub(super) device: Arc<CudaDevice>,
     /// How regions are mapped; without it each one is an allocation of the driver's.
     maker: Option<Arc<Maker>>,
+    budget: Option<Arc<Budget>>,
     pub(super) costs: Costs,
 }
 
@@ -53,13 +55,27 @@ impl CudaBacking {
             )));
         }
         let costs = super::carrier::costs(&device, maker.is_some());
-        Ok(Self { device, maker, costs })
+        Ok(Self { device, maker, budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
         let costs = super::carrier::costs(&device, false);
-        Self { device, maker: None, costs }
+        Self { device, maker: None, budget: None, costs }
+    }
+
+    /// The same, bound by `budget`. To be said before anybody has a share of it, or a region.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION where somebody has.
+    pub fn bound_by(mut self, budget: &Arc<Budget>) -> Result<Self> {
+        if let Some(maker) = &mut self.maker {
+            let maker = Arc::get_mut(maker)
+                .ok_or_else(|| Error::failed_precondition("a device's memory is bound by a budget too late"))?;
+            maker.budget = Some(Arc::clone(budget));
+        }
+        self.budget = Some(Arc::clone(budget));
+        Ok(self)
     }
 
     /// The same device, which moves blocks by what `costs` say: whether copies or exchanges of chunks are cheaper.
@@ -97,7 +113,9 @@ impl Backing for CudaBacking {
                 Held::new(chunks.region(), Memory::Chunks(chunks))
             }
             None => {
-                let memory = DeviceMemory::new(self.device.context(), bytes).map_err(refused)?;
+                let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
+                let charge = charge.map_err(|over| refused(Failure::over(over)))?;
+                let memory = DeviceMemory::new(self.device.context(), bytes).map_err(refused)?.charged(charge);
                 let region = Region { address: memory.address(), bytes };
                 Held::new(region, Memory::Allocation(Some(memory).into()))
             }

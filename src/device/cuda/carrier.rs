@@ -27,7 +27,10 @@ use crate::{
         shift::{Extent, Shift},
     },
     error::Result,
-    memory::compaction::{Costs, Remap},
+    memory::{
+        Backing,
+        compaction::{Costs, Remap},
+    },
     units::{Address, Bytes},
 };
 
@@ -278,6 +281,17 @@ impl Carrier for CudaBacking {
         let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
         // SAFETY: the contract.
         Ok(unsafe { self.device.stream.hold_back(stream) }?)
+    }
+
+    fn populate(&self, from: Address, bytes: Bytes) -> Result<()> {
+        Backing::populate(self, from, bytes)
+    }
+
+    fn finish(&self) {
+        if let Err(error) = self.device.synchronize() {
+            // A context in which that happens runs nothing any more.
+            log::error!("GPU {}: {error}", self.device.ordinal());
+        }
     }
 
     fn stream(&self) -> isize {

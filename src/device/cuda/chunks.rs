@@ -35,7 +35,10 @@ use super::{
     driver::{Failure, out},
 };
 use crate::{
-    memory::Region,
+    memory::{
+        Region,
+        budget::{Budget, Charge},
+    },
     units::{Address, Bytes},
 };
 
@@ -51,6 +54,8 @@ pub(super) struct Maker {
     remote: AtomicBool,
     shared: AtomicBool,
     granularity: Bytes,
+    /// Who says how much there may be.
+    pub(super) budget: Option<Arc<Budget>>,
 }
 
 impl Maker {
@@ -75,6 +80,7 @@ impl Maker {
             remote: AtomicBool::new(has(REMOTE)),
             shared: AtomicBool::new(!peers.is_empty()),
             granularity: Bytes::ZERO,
+            budget: None,
         };
         let _current = context.enter()?;
         let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -130,11 +136,12 @@ impl Maker {
     }
 
     fn create(&self, bytes: Bytes) -> Result<Physical, Failure> {
+        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(Failure::over)?;
         let handle = self.insisting(|properties| {
             // SAFETY: one value is written, and the properties are only read.
             out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
         })?;
-        Ok(Physical { context: Arc::clone(&self.context), handle })
+        Ok(Physical { context: Arc::clone(&self.context), handle, _charge: charge })
     }
 
     /// Opens mapped addresses to the device and its peers.
@@ -185,6 +192,7 @@ fn access(ordinal: c_int) -> CUmemAccessDesc {
 struct Physical {
     context: Arc<Context>,
     handle: CUmemGenericAllocationHandle,
+    _charge: Option<Charge>,
 }
 
 impl Drop for Physical {

@@ -28,7 +28,10 @@ use cudarc::driver::sys::{
 };
 use parking_lot::Mutex;
 
-use crate::error::{Code, Error};
+use crate::{
+    error::{Code, Error},
+    memory::budget::Over,
+};
 
 /// The file name that NVIDIA's driver installs for programs; `libcuda.so` comes with development packages only.
 pub(super) const LIBRARY: &str = "libcuda.so.1";
@@ -97,7 +100,7 @@ impl From<Failure> for Unavailable {
 /// A call of the driver that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// The function.
+    /// The function; empty where none was called.
     pub(super) function: &'static str,
     /// The driver's code.
     pub(super) code: Status,
@@ -108,6 +111,12 @@ pub(super) struct Failure {
 }
 
 impl Failure {
+    /// Our own limit leaves no room, though the driver's might: for whoever asked it is the same.
+    pub(super) fn over(over: Over) -> Self {
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+        Self { function: "", code, name: String::new(), text: over.to_string() }
+    }
+
     /// Whether the driver answered with `code`.
     pub(super) fn is(&self, code: CUresult) -> bool {
         self.code == code as Status
@@ -125,6 +134,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.function.is_empty() {
+            return f.write_str(&self.text);
+        }
         let words = self.words();
         let words = if words.is_empty() { "an error without a name" } else { &words };
         write!(f, "{} gave {}, {words}", self.function, self.code)

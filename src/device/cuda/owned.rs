@@ -8,13 +8,17 @@ use super::{
     context::Context,
     driver::{Failure, out, out_pointer},
 };
-use crate::units::{Address, Bytes};
+use crate::{
+    memory::budget::Charge,
+    units::{Address, Bytes},
+};
 
 /// The driver's own allocation on a device: `cuMemAlloc`, aligned to 256 bytes.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     context: Arc<Context>,
     address: CUdeviceptr,
+    charge: Option<Charge>,
 }
 
 impl DeviceMemory {
@@ -22,7 +26,15 @@ impl DeviceMemory {
         let _current = context.enter()?;
         // SAFETY: the context is current, and one value is written.
         let address = out(|address| unsafe { context.driver().mem_alloc(address, bytes.get() as usize) })?;
-        Ok(Self { context: Arc::clone(context), address })
+        Ok(Self { context: Arc::clone(context), address, charge: None })
+    }
+
+    /// The same, charged to a budget for as long as it lives.
+    pub(super) fn charged(self, charge: Option<Charge>) -> Self {
+        // What has a drop of its own cannot be taken apart.
+        let mut this = self;
+        this.charge = charge;
+        this
     }
 
     pub(super) fn address(&self) -> Address {

@@ -96,6 +96,8 @@ impl Carrier for PinnedBacking {
         Ok(())
     }
 
+    fn finish(&self) {}
+
     fn stream(&self) -> isize {
         0
     }

@@ -13,7 +13,7 @@ use std::{ffi::c_void, sync::Arc};
 use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool, CUresult};
 
 use super::{device::CudaDevice, driver::out_pointer};
-use crate::{error::Result, units::Bytes};
+use crate::{device::ScratchPool, error::Result, units::Bytes};
 
 /// The default pool of a device.
 #[derive(Clone, Debug)]
@@ -105,5 +105,20 @@ impl EnginePool {
         // SAFETY: the pool is alive, and each attribute that is asked for here a number of 64 bits.
         unsafe { self.device.context().driver().pool_get(self.handle, which, out) }?;
         Ok(Bytes::new(value))
+    }
+}
+
+impl ScratchPool for EnginePool {
+    fn reserved(&self) -> Result<Bytes> {
+        Ok(self.usage()?.reserved)
+    }
+
+    fn trim(&self) -> Result<Bytes> {
+        self.trim_to(Bytes::ZERO)?;
+        self.reserved()
+    }
+
+    fn free_on_device(&self) -> Result<Bytes> {
+        Ok(self.device.memory_info()?.free)
     }
 }

@@ -34,6 +34,8 @@ impl Carrier for HostBacking {
         Ok(())
     }
 
+    fn finish(&self) {}
+
     fn stream(&self) -> isize {
         0
     }

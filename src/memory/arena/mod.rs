@@ -426,6 +426,12 @@ impl Arena {
     }
 
     #[cold]
+    /// The numbers of this instant, for a request whose block the device could not fill with memory, because of `refusal`.
+    pub fn refused(&self, requested: Bytes, refusal: Error) -> OutOfMemory {
+        let state = self.state.lock();
+        self.out_of_memory(&state, requested, Shortage { refusal: Some(refusal) })
+    }
+
     fn out_of_memory(&self, state: &State, requested: Bytes, shortage: Shortage) -> OutOfMemory {
         let stats = state.stats(self.limit);
         OutOfMemory {

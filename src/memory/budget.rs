@@ -1,0 +1,229 @@
+//! One limit for two that take a GPU's memory: the arena, and the engine's own pool, where programs' scratch comes from.
+//!
+//! ```text
+//!  |----------------------------- limit -----------------------------|
+//!  | held by the arena (holes too)    |   neither    |    granted    |
+//!    take -->                 <-- dropped               <-- grant
+//!                                                       shrink -->
+//! ```
+//!
+//! The engine allocates for itself, and where it finds no memory its arguments are gone (trap T6). So it is asked here before
+//! each execution whether what it may take was granted, and granted memory is taken back only while no execution is on its
+//! way into the engine. What was granted stays granted: the engine's pool keeps the memory for the next program, which finds
+//! scratch where the last one had it.
+//!
+//! Entering is two atomic operations. Everything else is rare, and locked.
+
+use std::{
+    error, fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use crate::{sync::Mutex, units::Bytes};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Budget {
+    limit: Bytes,
+    books: Mutex<Books>,
+    /// What is granted, to be looked at without the lock; zero while it is being taken back.
+    open: AtomicU64,
+    /// Executions that look, or have looked and are not yet through.
+    entering: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    held: Bytes,
+    granted: Bytes,
+}
+
+/// The limit leaves no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    /// What was asked for, beyond what is there already.
+    pub wanted: Bytes,
+    /// By how much it is too much.
+    pub missing: Bytes,
+    /// What the arena holds.
+    pub held: Bytes,
+    /// What the engine's pool may have.
+    pub granted: Bytes,
+    /// The limit of both.
+    pub limit: Bytes,
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} more would pass the limit of {} by {}: arrays hold {}, programs' scratch {}",
+            self.wanted, self.limit, self.missing, self.held, self.granted
+        )
+    }
+}
+
+impl error::Error for Over {}
+
+/// An execution on its way into the engine: what is granted stays granted until this is dropped.
+#[derive(Debug)]
+pub struct Entered<'a>(&'a Budget);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.entering.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What the arena took, given back when this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Arc<Budget>,
+    bytes: Bytes,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.give(self.bytes);
+    }
+}
+
+impl Budget {
+    /// A budget of `limit`, of which nothing is taken.
+    pub fn new(limit: Bytes) -> Self {
+        Self { limit, books: Mutex::new(Books::default()), open: AtomicU64::new(0), entering: AtomicUsize::new(0) }
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> Bytes {
+        self.limit
+    }
+
+    /// What the arena holds, and what is granted.
+    pub fn taken(&self) -> (Bytes, Bytes) {
+        let books = self.books.lock();
+        (books.held, books.granted)
+    }
+
+    /// The arena takes `bytes` more.
+    ///
+    /// # Errors
+    /// The numbers, if that passes the limit.
+    pub fn take(self: &Arc<Self>, bytes: Bytes) -> Result<Charge, Over> {
+        let mut books = self.books.lock();
+        books.held = self.fits(bytes, books.held, books.granted, &books)?;
+        Ok(Charge { budget: Arc::clone(self), bytes })
+    }
+
+    fn give(&self, bytes: Bytes) {
+        let mut books = self.books.lock();
+        debug_assert!(books.held >= bytes, "more is given back than was taken");
+        books.held = books.held.saturating_sub(bytes);
+    }
+
+    /// Raises what is granted to `bytes`, if it is less.
+    ///
+    /// # Errors
+    /// The numbers, if that passes the limit.
+    pub fn grant(&self, bytes: Bytes) -> Result<(), Over> {
+        let mut books = self.books.lock();
+        let more = bytes.saturating_sub(books.granted);
+        if !more.is_zero() {
+            books.granted = self.fits(more, books.granted, books.held, &books)?;
+            self.open.store(books.granted.get(), Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// `own + bytes`, if that and `other` stay within the limit.
+    fn fits(&self, bytes: Bytes, own: Bytes, other: Bytes, books: &Books) -> Result<Bytes, Over> {
+        let after = own.checked_add(bytes).and_then(|own| Some((own, own.checked_add(other)?)));
+        match after {
+            Some((own, both)) if both <= self.limit => Ok(own),
+            after => Err(Over {
+                wanted: bytes,
+                missing: after.map_or(bytes, |(_, both)| both - self.limit),
+                held: books.held,
+                granted: books.granted,
+                limit: self.limit,
+            }),
+        }
+    }
+
+    /// Lets an execution in that takes up to `bytes` of scratch; `None` if less is granted.
+    #[inline]
+    pub fn enter(&self, bytes: Bytes) -> Option<Entered<'_>> {
+        // Sequentially consistent on both sides: either this sees that the grant is being taken back, or whoever takes it back
+        // sees this.
+        self.entering.fetch_add(1, Ordering::SeqCst);
+        let entered = Entered(self);
+        (self.open.load(Ordering::SeqCst) >= bytes.get()).then_some(entered)
+    }
+
+    /// Takes back what is granted, but for what `trim` says that the engine's pool still has after it has given back what it
+    /// can; returns how much. Nothing while an execution is entering. The lock is held while `trim` runs.
+    pub fn shrink(&self, trim: impl FnOnce() -> Bytes) -> Bytes {
+        let mut books = self.books.lock();
+        self.open.store(0, Ordering::SeqCst);
+        let before = books.granted;
+        if self.entering.load(Ordering::SeqCst) == 0 {
+            books.granted = trim().min(before);
+        }
+        self.open.store(books.granted.get(), Ordering::SeqCst);
+        before - books.granted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mib(count: u64) -> Bytes {
+        Bytes::mib(count)
+    }
+
+    #[test]
+    fn both_share_one_limit() {
+        let budget = Arc::new(Budget::new(mib(100)));
+        let (fifty, ten) = (budget.take(mib(50)).unwrap(), budget.take(mib(10)).unwrap());
+        budget.grant(mib(40)).unwrap();
+        let over = budget.take(mib(1)).unwrap_err();
+        assert_eq!((over.wanted, over.missing, over.held, over.granted), (mib(1), mib(1), mib(60), mib(40)));
+        assert_eq!(budget.grant(mib(50)).unwrap_err().missing, mib(10));
+        assert_eq!(
+            over.to_string(),
+            "1.00MiB more would pass the limit of 100.00MiB by 1.00MiB: arrays hold 60.00MiB, programs' scratch 40.00MiB"
+        );
+        drop(ten);
+        budget.grant(mib(50)).unwrap();
+        assert_eq!(budget.taken(), (mib(50), mib(50)));
+        // What is granted already is not asked for again.
+        budget.grant(mib(20)).unwrap();
+        assert_eq!(budget.taken(), (mib(50), mib(50)));
+        assert_eq!(budget.take(Bytes::MAX).unwrap_err().missing, Bytes::MAX);
+        drop(fifty);
+        assert_eq!(budget.taken(), (Bytes::ZERO, mib(50)));
+    }
+
+    #[test]
+    fn a_grant_is_not_taken_back_under_an_execution() {
+        let budget = Arc::new(Budget::new(mib(100)));
+        budget.grant(mib(30)).unwrap();
+        assert!(budget.enter(mib(31)).is_none());
+        let entered = budget.enter(mib(30)).unwrap();
+        let trim = || panic!("the pool is in use");
+        assert_eq!(budget.shrink(trim), Bytes::ZERO);
+        assert_eq!(budget.taken().1, mib(30));
+        drop(entered);
+        // The pool still has 10 MiB in use by programs under way.
+        assert_eq!(budget.shrink(|| mib(10)), mib(20));
+        assert!(budget.enter(mib(11)).is_none());
+        assert!(budget.enter(mib(10)).is_some());
+        let _rest = budget.take(mib(90)).unwrap();
+        // A pool that others use too has more than was granted.
+        assert_eq!(budget.shrink(|| mib(50)), Bytes::ZERO);
+    }
+}
