@@ -20,7 +20,8 @@ use crate::{
 
 /// What `PJRT_Client_PlatformName` says; programs, handlers and dlpack go by it.
 pub const PLATFORM: &str = "cuda";
-const VERSION: &str = concat!("fake CUDA engine ", env!("CARGO_PKG_VERSION"), ", no GPU");
+/// Frameworks look for the platform in it.
+const VERSION: &str = concat!("cuda 12080, fake CUDA engine ", env!("CARGO_PKG_VERSION"), " without a GPU");
 
 /// A client, alive while anything of it is.
 pub struct Client {
@@ -379,6 +380,11 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         self.num_allocs = gpu.allocations.load(std::sync::atomic::Ordering::Relaxed) as i64;
         self.largest_alloc_size = gpu.largest.load(std::sync::atomic::Ordering::Relaxed) as i64;
         self.bytes_limit = client.options.limit(gpu.memory) as i64;
+        self.bytes_reserved_is_set = false;
+        self.peak_bytes_reserved_is_set = false;
+        self.bytes_reservable_limit_is_set = false;
+        self.largest_free_block_bytes_is_set = false;
+        self.peak_allocated_bytes_is_set = false;
         self.peak_bytes_in_use_is_set = true;
         self.pool_bytes_is_set = true;
         self.peak_pool_bytes_is_set = true;

@@ -194,3 +194,51 @@ impl Functions {
         self.check(function, call(&raw mut value)).map(|()| value)
     }
 }
+
+/// A GPU's primary context, which the driver wants to be current for nearly everything.
+#[derive(Clone, Copy)]
+pub struct Context {
+    /// The driver.
+    pub driver: &'static Functions,
+    raw: CUcontext,
+}
+
+// SAFETY: contexts may be made current on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// While it lives, the context is the calling thread's current one.
+pub struct Entered(&'static Functions);
+
+impl Context {
+    /// The primary context of a device. Never released, as in XLA.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn retain(driver: &'static Functions, device: CUdevice) -> Result<Self> {
+        // SAFETY: the driver says itself what it does not know.
+        let raw = driver.out("cuDevicePrimaryCtxRetain", ptr::null_mut(), |context| unsafe {
+            (driver.cuDevicePrimaryCtxRetain)(context, device)
+        })?;
+        Ok(Self { driver, raw })
+    }
+
+    /// Makes it current.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn enter(self) -> Result<Entered> {
+        // SAFETY: the context is retained.
+        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.cuCtxPushCurrent_v2)(self.raw) })?;
+        Ok(Entered(self.driver))
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut context = ptr::null_mut();
+        // SAFETY: this thread pushed the context that it pops.
+        unsafe { (self.0.cuCtxPopCurrent_v2)(&raw mut context) };
+    }
+}

@@ -19,10 +19,10 @@ use std::{
     thread,
 };
 
-use cudarc::driver::sys::{CUcontext, CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
+use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
 
 use crate::{
-    driver::{Functions, Range, driver},
+    driver::{Context, Functions, Range, driver},
     error::{Error, Result},
     milestone::{Mark, Milestone},
 };
@@ -40,7 +40,7 @@ type Errand = Box<dyn FnOnce() + Send>;
 /// See the module.
 pub struct Gpu {
     driver: &'static Functions,
-    context: CUcontext,
+    context: Context,
     pool: CUmemoryPool,
     /// Its place in the driver's order.
     pub ordinal: i32,
@@ -70,17 +70,6 @@ pub struct Gpu {
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
-
-/// While it lives, the GPU's primary context is the calling thread's current one.
-struct Entered<'a>(&'a Gpu);
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        let mut context = ptr::null_mut();
-        // SAFETY: this thread pushed the context that it pops.
-        unsafe { (self.0.driver.cuCtxPopCurrent_v2)(&raw mut context) };
-    }
-}
 
 impl Gpu {
     /// How many GPUs the driver shows.
@@ -113,10 +102,7 @@ impl Gpu {
         let pool = driver.out("cuDeviceGetDefaultMemPool", ptr::null_mut(), |pool| unsafe {
             (driver.cuDeviceGetDefaultMemPool)(pool, device)
         })?;
-        // Never released, as in XLA: the context lives as long as the process.
-        let context = driver.out("cuDevicePrimaryCtxRetain", ptr::null_mut(), |context| unsafe {
-            (driver.cuDevicePrimaryCtxRetain)(context, device)
-        })?;
+        let context = Context::retain(driver, device)?;
         let mut gpu = Self {
             driver,
             context,
@@ -137,7 +123,7 @@ impl Gpu {
         };
         for stream in 0..5 + EXTERNAL {
             let made = {
-                let _entered = gpu.enter()?;
+                let _entered = context.enter()?;
                 // SAFETY: the context is current.
                 driver.out("cuStreamCreate", ptr::null_mut(), |made| unsafe {
                     (driver.cuStreamCreate)(made, NON_BLOCKING)
@@ -146,6 +132,7 @@ impl Gpu {
             *gpu.streams().nth(stream).ok_or_else(|| Error::internal("more streams than places"))? = made;
         }
         let mut threshold = threshold(gpu.memory);
+        let _entered = context.enter()?;
         // SAFETY: the attribute is a u64.
         driver.check("cuMemPoolSetAttribute", unsafe {
             (driver.cuMemPoolSetAttribute)(
@@ -160,12 +147,6 @@ impl Gpu {
     fn streams(&mut self) -> impl Iterator<Item = &mut CUstream> {
         let own = [&mut self.compute, &mut self.inward, &mut self.outward, &mut self.across, &mut self.callback];
         own.into_iter().chain(&mut self.external)
-    }
-
-    fn enter(&self) -> Result<Entered<'_>> {
-        // SAFETY: the context is retained.
-        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) })?;
-        Ok(Entered(self))
     }
 
     /// One of the streams for outsiders, each in turn.
@@ -187,7 +168,7 @@ impl Gpu {
         if bytes == 0 {
             return Ok(0);
         }
-        let _entered = self.enter()?;
+        let _entered = self.context.enter()?;
         let driver = self.driver;
         // SAFETY: the stream is ours.
         let allocate = || {
@@ -214,6 +195,7 @@ impl Gpu {
 
     /// Gives memory of the pool back, once the compute stream has come to here.
     pub fn free(&self, address: u64) {
+        let Ok(_entered) = self.context.enter() else { return };
         if address != 0 {
             // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said why.
             unsafe { (self.driver.cuMemFreeAsync)(address, self.compute) };
@@ -225,6 +207,7 @@ impl Gpu {
     /// # Errors
     /// The driver's.
     pub fn pool_attribute(&self, which: CUmemPool_attribute) -> Result<u64> {
+        let _entered = self.context.enter()?;
         // SAFETY: the attribute is a u64.
         self.driver.out("cuMemPoolGetAttribute", 0_u64, |value| unsafe {
             (self.driver.cuMemPoolGetAttribute)(self.pool, which, value.cast())
@@ -236,6 +219,7 @@ impl Gpu {
     /// # Errors
     /// The driver's.
     pub fn synchronize(&self, stream: CUstream) -> Result {
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is one of the driver's.
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
     }
@@ -255,11 +239,11 @@ impl Gpu {
     /// The driver's.
     pub fn mark(&self, stream: CUstream) -> Result<Arc<Mark>> {
         let driver = self.driver;
-        let _entered = self.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the context is current.
         let event: CUevent =
             driver.out("cuEventCreate", ptr::null_mut(), |made| unsafe { (driver.cuEventCreate)(made, NO_TIMING) })?;
-        let mark = Mark::new(driver, event, stream);
+        let mark = Mark::new(self.context, event, stream);
         // SAFETY: event and stream belong to this context.
         driver.check("cuEventRecord", unsafe { (driver.cuEventRecord)(event, stream) })?;
         Ok(Arc::new(mark))
@@ -273,7 +257,7 @@ impl Gpu {
         if mark.stream() == stream {
             return Ok(());
         }
-        let _entered = self.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: both are alive.
         self.driver.check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, mark.event(), 0) })
     }
@@ -305,7 +289,7 @@ impl Gpu {
         }
         let work: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(work));
         let raw = Box::into_raw(work);
-        let _entered = self.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is alive; the lists are as long as said; `run` takes what `raw` is.
         let status = unsafe {
             (self.driver.fake_cuda_kernel)(
@@ -332,7 +316,7 @@ impl Gpu {
     /// # Safety
     /// Both arrays must lie in device memory and live until the copy is done.
     pub unsafe fn copy(&self, stream: CUstream, to: u64, from: u64, bytes: u64) -> Result {
-        let _entered = self.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the caller's promise.
         let status = unsafe { (self.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream) };
         self.driver.check("cuMemcpyDtoDAsync", status)
@@ -373,6 +357,7 @@ impl Gpu {
             // The thread that runs errands lives as long as there are senders.
             let _ = errands.send(errand);
         }
+        let _entered = self.context.enter()?;
         let message = Box::into_raw(Box::new(Message(self.errands.clone(), errand)));
         // SAFETY: the stream is ours; `tell` takes what `message` is.
         let status = unsafe { (self.driver.cuLaunchHostFunc)(self.callback, Some(tell), message.cast()) };
@@ -386,6 +371,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         let driver = self.driver;
+        let Ok(_entered) = self.context.enter() else { return };
         for stream in self.streams().filter(|stream| !stream.is_null()) {
             // SAFETY: the stream is ours, and this is its end; the driver finishes what stands in it.
             unsafe { (driver.cuStreamDestroy_v2)(*stream) };

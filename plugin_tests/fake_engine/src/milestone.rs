@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     cpu::Raw,
-    driver::Functions,
+    driver::Context,
     entry::{Entry, required, text},
     error::{Error, Result},
     sys,
@@ -25,7 +25,7 @@ use crate::{
 
 /// A recorded event of the driver.
 pub struct Mark {
-    driver: &'static Functions,
+    context: Context,
     event: CUevent,
     stream: CUstream,
 }
@@ -37,8 +37,8 @@ unsafe impl Sync for Mark {}
 
 impl Mark {
     /// Takes ownership of an event that was recorded in `stream`.
-    pub fn new(driver: &'static Functions, event: CUevent, stream: CUstream) -> Self {
-        Self { driver, event, stream }
+    pub fn new(context: Context, event: CUevent, stream: CUstream) -> Self {
+        Self { context, event, stream }
     }
 
     /// The event.
@@ -53,15 +53,19 @@ impl Mark {
 
     /// Tells the driver that the host has seen that the event happened.
     fn seen(&self) {
-        // SAFETY: the event is alive. The answer is known.
-        unsafe { (self.driver.cuEventQuery)(self.event) };
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: the event is alive. The answer is known.
+            unsafe { (self.context.driver.cuEventQuery)(self.event) };
+        }
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: the event is ours, and this is its end. An event that something waits for lives on in the driver.
-        unsafe { (self.driver.cuEventDestroy_v2)(self.event) };
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: the event is ours, and this is its end. What something waits for lives on in the driver.
+            unsafe { (self.context.driver.cuEventDestroy_v2)(self.event) };
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use prost::Message;
 use crate::{
     client::{self, Client},
     cpu::{self, Raw},
-    entry::{Entry, list, required, text},
+    entry::{Entry, list, required},
     error::{Error, Result},
     shape::Shape,
     sys::{self, CStruct},
@@ -30,6 +30,33 @@ mod proto {
     pub struct Program {
         #[prost(message, optional, tag = "1")]
         pub module: Option<Module>,
+        #[prost(message, optional, tag = "2")]
+        pub config: Option<Config>,
+    }
+
+    impl Program {
+        /// The kind of memory of each result.
+        pub fn result_kinds(&self, results: usize) -> Vec<String> {
+            /// `xla::Layout::kHostMemorySpace`
+            const HOST: i64 = 5;
+            let layout = self.config.as_ref().and_then(|config| config.entry_computation_layout.as_ref());
+            let root = layout.and_then(|layout| layout.result.as_ref());
+            let kind = |result: usize| {
+                let shape = root.map(|root| root.tuple_shapes.get(result).unwrap_or(root));
+                match shape.and_then(|shape| shape.layout.as_ref()) {
+                    Some(layout) if layout.memory_space == HOST => "pinned_host",
+                    _ => "device",
+                }
+            };
+            (0..results).map(|result| kind(result).to_owned()).collect()
+        }
+    }
+
+    /// `xla.HloModuleConfigProto`
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Config {
+        #[prost(message, optional, tag = "1")]
+        pub entry_computation_layout: Option<ProgramShape>,
     }
 
     /// `xla.HloModuleProto`
@@ -46,6 +73,8 @@ mod proto {
     pub struct ProgramShape {
         #[prost(message, repeated, tag = "1")]
         pub parameters: Vec<Shape>,
+        #[prost(message, optional, tag = "2")]
+        pub result: Option<Shape>,
     }
 
     /// `xla.ShapeProto`
@@ -55,6 +84,17 @@ mod proto {
         pub element_type: i32,
         #[prost(int64, repeated, tag = "3")]
         pub dimensions: Vec<i64>,
+        #[prost(message, repeated, tag = "4")]
+        pub tuple_shapes: Vec<Shape>,
+        #[prost(message, optional, tag = "5")]
+        pub layout: Option<Layout>,
+    }
+
+    /// `xla.LayoutProto`
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Layout {
+        #[prost(int64, tag = "8")]
+        pub memory_space: i64,
     }
 
     impl Shape {
@@ -214,13 +254,11 @@ impl Program {
                 results.push(Shape::new(element_type, list(dims, rank))?);
                 dims = dims.wrapping_add(rank);
             }
-            let args = cpu.call(sys::PJRT_Executable_OutputMemoryKinds_Args { executable, ..Default::default() })?;
-            let kinds = list(args.memory_kinds, args.num_outputs).iter();
-            let sizes = list(args.memory_kind_sizes, args.num_outputs);
-            let kinds = kinds.zip(sizes).map(|(&kind, &size)| text(kind, size)).collect();
             let args = sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() };
             let temp = u64::try_from(cpu.call(args)?.temp_size_in_bytes).unwrap_or(0);
-            let module = optimized(executable)?;
+            let optimized = optimized(executable)?;
+            let kinds = optimized.result_kinds(results.len());
+            let module = optimized.module.unwrap_or_default();
             let mut aliases = vec![None; results.len()];
             for entry in module.input_output_alias.iter().flat_map(|aliases| &aliases.entries) {
                 // A single result has no index, the results of a tuple have one number.
@@ -240,7 +278,7 @@ impl Program {
 ///
 /// # Safety
 /// The executable must be alive.
-unsafe fn optimized(executable: *mut sys::PJRT_Executable) -> Result<proto::Module> {
+unsafe fn optimized(executable: *mut sys::PJRT_Executable) -> Result<proto::Program> {
     let cpu = cpu::engine()?;
     let mut program = sys::PJRT_Program { struct_size: sys::PJRT_Program::STRUCT_SIZE, ..Default::default() };
     let args =
@@ -253,9 +291,8 @@ unsafe fn optimized(executable: *mut sys::PJRT_Executable) -> Result<proto::Modu
         cpu.call(args)?;
         code
     };
-    let broken = |why: &dyn std::fmt::Display| Error::internal(format!("the optimised program cannot be read: {why}"));
-    let program = proto::Program::decode(&code[..]).map_err(|error| broken(&error))?;
-    program.module.ok_or_else(|| broken(&"it has no module"))
+    proto::Program::decode(&code[..])
+        .map_err(|error| Error::internal(format!("the optimised program cannot be read: {error}")))
 }
 
 impl Entry for sys::PJRT_Client_Compile_Args {
