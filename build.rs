@@ -1,7 +1,9 @@
 //! Generates the Rust view of the C ABIs, PJRT's and XLA FFI's, which `src/sys.rs` includes, from `pjrt_c_api/`.
 //!
 //! bindgen loads libclang at run time. It is looked for in `LIBCLANG_PATH`, then where clang-sys looks (`llvm-config`,
-//! the system's library folders), then in a `.venv` beside `Cargo.toml` that has PyPI's `libclang` wheel.
+//! the system's library folders), then in a `.venv` beside `pjrt_c_api` that has PyPI's `libclang` wheel.
+//!
+//! Test crates further down that speak the C ABIs themselves run it too.
 //!
 //! Beside bindgen's types the generated file holds, for every struct with sizes in the header, an implementation of
 //! `CStruct`, so that generic code can fill and check `struct_size`.
@@ -33,11 +35,15 @@ fn main() {
 }
 
 fn generate() -> Result<(), String> {
-    println!("cargo::rerun-if-changed=pjrt_c_api");
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?);
+    let root = package
+        .ancestors()
+        .find(|folder| folder.join("pjrt_c_api").is_dir())
+        .ok_or_else(|| format!("no folder pjrt_c_api in {} or above it", package.display()))?;
+    println!("cargo::rerun-if-changed={}", root.join("pjrt_c_api").display());
     println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
-    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?);
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("pjrt_c_api.rs");
-    load_libclang(&root)?;
+    load_libclang(root)?;
     let bindings = bindgen::Builder::default()
         .headers(HEADERS.map(|header| root.join(header).to_string_lossy().into_owned()))
         .clang_args(compiler_includes())

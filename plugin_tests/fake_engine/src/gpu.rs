@@ -1,0 +1,393 @@
+//! One fake GPU as XLA uses it: its streams, its pool, its kernels.
+//!
+//! ```text
+//!  compute     programs, in order; allocations and frees of the pool are ordered by it
+//!  in, out     copies from and to the host
+//!  across      copies between arrays
+//!  external x4 what outsiders' arrays become ready on
+//!  callback    waits for marks of the others and then tells the host, so that none of them is held up
+//! ```
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
+    thread,
+};
+
+use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
+
+use crate::{
+    driver::{Context, Functions, Range, driver},
+    error::{Error, Result},
+    milestone::{Mark, Milestone},
+};
+
+/// Streams on which arrays of outsiders become ready.
+const EXTERNAL: usize = 4;
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
+
+/// Something to do after a mark, on the thread that tells the host.
+type Errand = Box<dyn FnOnce() + Send>;
+
+/// See the module.
+pub struct Gpu {
+    driver: &'static Functions,
+    context: Context,
+    pool: CUmemoryPool,
+    /// Its place in the driver's order.
+    pub ordinal: i32,
+    /// Its product name.
+    pub name: String,
+    /// All of its memory.
+    pub memory: u64,
+    /// Programs.
+    pub compute: CUstream,
+    /// Copies from the host.
+    pub inward: CUstream,
+    /// Copies to the host.
+    pub outward: CUstream,
+    /// Copies between arrays.
+    pub across: CUstream,
+    callback: CUstream,
+    external: [CUstream; EXTERNAL],
+    next_external: AtomicUsize,
+    errands: Sender<Errand>,
+    /// How often the pool gave memory, and the most at once.
+    pub allocations: AtomicU64,
+    /// The largest allocation so far.
+    pub largest: AtomicU64,
+}
+
+// SAFETY: the driver's handles may be used on any thread.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// How many GPUs the driver shows.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn count() -> Result<i32> {
+        let driver = driver()?;
+        // SAFETY: the driver is initialised.
+        driver.out("cuDeviceGetCount", 0, |count| unsafe { (driver.cuDeviceGetCount)(count) })
+    }
+
+    /// The GPU with this place in the driver's order; its pool keeps `threshold` bytes that nobody uses.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn open(ordinal: c_int, threshold: impl FnOnce(u64) -> u64, errands: Sender<Errand>) -> Result<Arc<Self>> {
+        let driver = driver()?;
+        // SAFETY: the driver is initialised and says itself what it does not know.
+        let device = driver.out("cuDeviceGet", 0, |device| unsafe { (driver.cuDeviceGet)(device, ordinal) })?;
+        let mut name = [0_u8; 128];
+        // SAFETY: the device is the driver's; one byte less than there are is offered, so that the last stays NUL.
+        driver.check("cuDeviceGetName", unsafe {
+            (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int - 1, device)
+        })?;
+        let name = name.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        // SAFETY: the device is the driver's, in this and the next two calls.
+        let memory =
+            driver.out("cuDeviceTotalMem", 0, |bytes| unsafe { (driver.cuDeviceTotalMem_v2)(bytes, device) })?;
+        let pool = driver.out("cuDeviceGetDefaultMemPool", ptr::null_mut(), |pool| unsafe {
+            (driver.cuDeviceGetDefaultMemPool)(pool, device)
+        })?;
+        let context = Context::retain(driver, device)?;
+        let mut gpu = Self {
+            driver,
+            context,
+            pool,
+            ordinal,
+            name,
+            memory: memory as u64,
+            compute: ptr::null_mut(),
+            inward: ptr::null_mut(),
+            outward: ptr::null_mut(),
+            across: ptr::null_mut(),
+            callback: ptr::null_mut(),
+            external: [ptr::null_mut(); EXTERNAL],
+            next_external: AtomicUsize::new(0),
+            errands,
+            allocations: AtomicU64::new(0),
+            largest: AtomicU64::new(0),
+        };
+        for stream in 0..5 + EXTERNAL {
+            let made = {
+                let _entered = context.enter()?;
+                // SAFETY: the context is current.
+                driver.out("cuStreamCreate", ptr::null_mut(), |made| unsafe {
+                    (driver.cuStreamCreate)(made, NON_BLOCKING)
+                })?
+            };
+            *gpu.streams().nth(stream).ok_or_else(|| Error::internal("more streams than places"))? = made;
+        }
+        let mut threshold = threshold(gpu.memory);
+        let _entered = context.enter()?;
+        // SAFETY: the attribute is a u64.
+        driver.check("cuMemPoolSetAttribute", unsafe {
+            (driver.cuMemPoolSetAttribute)(
+                pool,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                (&raw mut threshold).cast(),
+            )
+        })?;
+        Ok(Arc::new(gpu))
+    }
+
+    fn streams(&mut self) -> impl Iterator<Item = &mut CUstream> {
+        let own = [&mut self.compute, &mut self.inward, &mut self.outward, &mut self.across, &mut self.callback];
+        own.into_iter().chain(&mut self.external)
+    }
+
+    /// One of the streams for outsiders, each in turn.
+    pub fn external(&self) -> CUstream {
+        self.external[self.next_external.fetch_add(1, Ordering::Relaxed) % EXTERNAL]
+    }
+
+    /// Whether `stream` is one of the streams for outsiders.
+    pub fn is_external(&self, stream: CUstream) -> bool {
+        self.external.contains(&stream)
+    }
+
+    /// Memory of the pool, for the compute stream; `None` for no bytes. When there is none, what the compute stream still
+    /// frees is waited for, once, as XLA does.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED.
+    pub fn allocate(&self, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let _entered = self.context.enter()?;
+        let driver = self.driver;
+        // SAFETY: the stream is ours.
+        let allocate = || {
+            driver.out("cuMemAllocAsync", 0, |at| unsafe { (driver.cuMemAllocAsync)(at, bytes as usize, self.compute) })
+        };
+        let address = allocate().or_else(|_| {
+            self.synchronize(self.compute)?;
+            allocate().map_err(|error| {
+                let in_use = self.pool_attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
+                Error::new(
+                    error.code,
+                    format!(
+                        "Out of memory while trying to allocate {bytes} bytes on {} ({in_use} bytes of its pool are in use, it \
+                         has {} bytes): {error}",
+                        self.name, self.memory
+                    ),
+                )
+            })
+        })?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.largest.fetch_max(bytes, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    /// Gives memory of the pool back, once the compute stream has come to here.
+    pub fn free(&self, address: u64) {
+        let Ok(_entered) = self.context.enter() else { return };
+        if address != 0 {
+            // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said why.
+            unsafe { (self.driver.cuMemFreeAsync)(address, self.compute) };
+        }
+    }
+
+    /// A number of the pool.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn pool_attribute(&self, which: CUmemPool_attribute) -> Result<u64> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the attribute is a u64.
+        self.driver.out("cuMemPoolGetAttribute", 0_u64, |value| unsafe {
+            (self.driver.cuMemPoolGetAttribute)(self.pool, which, value.cast())
+        })
+    }
+
+    /// Waits until `stream` has nothing left to do.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn synchronize(&self, stream: CUstream) -> Result {
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream is one of the driver's.
+        self.driver.check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
+    }
+
+    /// Waits until all streams have nothing left to do.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn drain(&self) -> Result {
+        let streams = [self.compute, self.inward, self.outward, self.across, self.callback];
+        streams.into_iter().chain(self.external).try_for_each(|stream| self.synchronize(stream))
+    }
+
+    /// A mark at the end of what `stream` has to do.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn mark(&self, stream: CUstream) -> Result<Arc<Mark>> {
+        let driver = self.driver;
+        let _entered = self.context.enter()?;
+        // SAFETY: the context is current.
+        let event: CUevent =
+            driver.out("cuEventCreate", ptr::null_mut(), |made| unsafe { (driver.cuEventCreate)(made, NO_TIMING) })?;
+        let mark = Mark::new(self.context, event, stream);
+        // SAFETY: event and stream belong to this context.
+        driver.check("cuEventRecord", unsafe { (driver.cuEventRecord)(event, stream) })?;
+        Ok(Arc::new(mark))
+    }
+
+    /// Lets what `stream` is given from here on wait for `mark`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn follow(&self, stream: CUstream, mark: &Mark) -> Result {
+        if mark.stream() == stream {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        // SAFETY: both are alive.
+        self.driver.check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, mark.event(), 0) })
+    }
+
+    /// The same for all that stands in another stream of this GPU.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn follow_stream(&self, stream: CUstream, other: CUstream) -> Result {
+        self.follow(stream, &*self.mark(other)?)
+    }
+
+    /// Puts a kernel on `stream` that calls `work` and counts as these accesses.
+    ///
+    /// # Errors
+    /// The driver's; then `work` is not called.
+    pub fn kernel(
+        &self,
+        stream: CUstream,
+        reads: &[Range],
+        writes: &[Range],
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result {
+        unsafe extern "C" fn run(work: *mut c_void) {
+            // SAFETY: the pointer is the box below, and a kernel runs once.
+            let work = unsafe { Box::from_raw(work.cast::<Box<dyn FnOnce() + Send>>()) };
+            // The driver's thread must survive; work that panics leaves its milestone as it was, which is a failure.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        }
+        let work: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(work));
+        let raw = Box::into_raw(work);
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream is alive; the lists are as long as said; `run` takes what `raw` is.
+        let status = unsafe {
+            (self.driver.fake_cuda_kernel)(
+                stream,
+                run,
+                raw.cast(),
+                reads.as_ptr(),
+                reads.len(),
+                writes.as_ptr(),
+                writes.len(),
+            )
+        };
+        self.driver.check("fake_cuda_kernel", status).inspect_err(|_| {
+            // SAFETY: a kernel that was refused does not run, so the box is still ours.
+            drop(unsafe { Box::from_raw(raw) });
+        })
+    }
+
+    /// Copies between arrays on `stream`.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// Both arrays must lie in device memory and live until the copy is done.
+    pub unsafe fn copy(&self, stream: CUstream, to: u64, from: u64, bytes: u64) -> Result {
+        let _entered = self.context.enter()?;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream) };
+        self.driver.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// Makes the end of what `stream` has to do `milestone`, and drops `kept` once it is reached. Gives its mark.
+    ///
+    /// # Errors
+    /// The driver's; the milestone has failed then.
+    pub fn complete(
+        &self,
+        stream: CUstream,
+        milestone: &Arc<Milestone>,
+        kept: impl Send + 'static,
+    ) -> Result<Arc<Mark>> {
+        let after = Arc::clone(milestone);
+        let told = self.mark(stream).and_then(|mark| {
+            milestone.record(Some(Arc::clone(&mark)));
+            self.follow(self.callback, &mark)?;
+            self.after_callback(Box::new(move || {
+                after.finish();
+                drop(kept);
+            }))?;
+            Ok(mark)
+        });
+        if let Err(error) = &told {
+            milestone.finish_with(Err(error.clone()));
+        }
+        told
+    }
+
+    /// Has an errand run once the callback stream has come to here.
+    fn after_callback(&self, errand: Errand) -> Result {
+        struct Message(Sender<Errand>, Errand);
+        unsafe extern "C" fn tell(message: *mut c_void) {
+            // SAFETY: the pointer is the box below, and a host function runs once.
+            let Message(errands, errand) = *unsafe { Box::from_raw(message.cast::<Message>()) };
+            // The thread that runs errands lives as long as there are senders.
+            let _ = errands.send(errand);
+        }
+        let _entered = self.context.enter()?;
+        let message = Box::into_raw(Box::new(Message(self.errands.clone(), errand)));
+        // SAFETY: the stream is ours; `tell` takes what `message` is.
+        let status = unsafe { (self.driver.cuLaunchHostFunc)(self.callback, Some(tell), message.cast()) };
+        self.driver.check("cuLaunchHostFunc", status).inspect_err(|_| {
+            // SAFETY: a host function that was refused does not run, so the box is still ours.
+            drop(unsafe { Box::from_raw(message) });
+        })
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let driver = self.driver;
+        let Ok(_entered) = self.context.enter() else { return };
+        for stream in self.streams().filter(|stream| !stream.is_null()) {
+            // SAFETY: the stream is ours, and this is its end; the driver finishes what stands in it.
+            unsafe { (driver.cuStreamDestroy_v2)(*stream) };
+        }
+    }
+}
+
+/// Starts the thread that runs errands, until the last sender is gone.
+///
+/// # Errors
+/// INTERNAL when no thread can be started.
+pub fn start_errands() -> Result<Sender<Errand>> {
+    let (send, receive) = std::sync::mpsc::channel::<Errand>();
+    thread::Builder::new()
+        .name("fake-cuda-errands".into())
+        .spawn(move || receive.into_iter().for_each(|errand| errand()))
+        .map_err(|error| Error::internal(format!("no thread for callbacks: {error}")))?;
+    Ok(send)
+}

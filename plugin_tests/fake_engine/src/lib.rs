@@ -1,0 +1,49 @@
+//! A CUDA engine without a GPU: a PJRT plugin that plays XLA's CUDA plugin, for tests of what lies on top of it.
+//!
+//! ```text
+//!  the library under test, or JAX itself
+//!         |  PJRT C API 0.89, platform "cuda"
+//!  libfake_cuda_engine.so
+//!    table entry error      the functions, the edge, the errors
+//!    client program         the CPU engine's handles, and what stands behind them here
+//!    buffer view transfer   arrays: where their bytes are and when
+//!    execute run            launches; what a kernel does
+//!    gpu milestone memory   streams, points in them, shared memory
+//!         |                                  |
+//!  cpu: xla_cpu_pjrt.so               driver: libfake_cuda.so
+//!  compiles and computes              device memory (of the host), streams (threads), a race detector
+//! ```
+//!
+//! Everything happens in streams of the driver, as on a GPU: Execute returns before the program runs, memory is freed in
+//! the order of the compute stream, and whoever forgets to wait reads bytes that are not there yet, which the driver's
+//! race detector sees. The ways of two versions of XLA are played: see [`options::Era`].
+//!
+//! What is not played: send and receive callbacks, layouts other than the default one, alias buffers, jobs of several
+//! processes, and that at most 32 executions are in flight.
+
+#[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
+#[path = "../../../src/engine/abi.rs"]
+mod abi;
+mod async_transfer;
+mod buffer;
+mod client;
+mod context;
+mod cpu;
+mod driver;
+mod entry;
+mod error;
+mod execute;
+mod extensions;
+mod gpu;
+mod memory;
+mod milestone;
+mod options;
+mod program;
+mod run;
+mod shape;
+#[allow(dead_code, reason = "as above")]
+#[path = "../../../src/sys.rs"]
+mod sys;
+mod table;
+mod transfer;
+mod view;

@@ -1,0 +1,287 @@
+//! Bytes between host and device, and between arrays.
+//!
+//! What the host lends is read by a kernel of the inward stream, what it asks for is written by one of the outward
+//! stream; both count as accesses to the array. Copies out start once the contents are there, as in XLA, not when they
+//! are asked for.
+
+use std::{ffi::c_void, slice, sync::Arc};
+
+use crate::{
+    buffer::{Buffer, Contents},
+    client::{self, Client},
+    cpu::Raw,
+    driver::Range,
+    entry::{Entry, list, required},
+    error::{Error, Result},
+    gpu::Gpu,
+    memory::{Memory, at},
+    milestone::Milestone,
+    shape::{self, Shape},
+    sys,
+};
+
+/// Memory for an array in a memory space of a device.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED.
+pub fn allocate(client: &Client, device: usize, place: usize, shape: &Shape) -> Result<Arc<Memory>> {
+    let home = &client.devices[device];
+    if home.memories[place].on_device {
+        Memory::on_device(&home.gpu, shape.bytes())
+    } else {
+        Memory::on_host(shape.bytes())
+    }
+}
+
+/// Bytes of the host that a copy reads.
+pub enum Source {
+    /// A copy of them.
+    Staged(Vec<u8>),
+    /// The caller's, who keeps them until the copy is done.
+    Lent(Raw<c_void>, usize),
+}
+
+impl Source {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Staged(bytes) => bytes,
+            Self::Lent(_, 0) => &[],
+            // SAFETY: the caller keeps them, see above.
+            Self::Lent(data, len) => unsafe { slice::from_raw_parts(data.0.cast(), *len) },
+        }
+    }
+}
+
+/// Copies bytes of the host to memory, `offset` bytes into it; `done` is when they are there. The memory must be ready
+/// for the compute stream.
+///
+/// # Errors
+/// The driver's; `done` has failed then.
+pub fn inward(gpu: &Gpu, memory: &Arc<Memory>, offset: u64, source: Source, done: &Arc<Milestone>) -> Result {
+    let bytes = source.bytes().len();
+    let to = memory.address() + offset;
+    let written = memory.range().filter(|_| bytes > 0).map(|_| Range { address: to, bytes: bytes as u64 });
+    let ran = Arc::clone(done);
+    let enqueued = gpu.follow_stream(gpu.inward, gpu.compute).and_then(|()| {
+        gpu.kernel(gpu.inward, &[], written.as_slice(), move || {
+            // SAFETY: the memory is kept until the milestone, has room for the bytes, and nobody else touches it.
+            unsafe { at(to).copy_from_nonoverlapping(source.bytes().as_ptr(), source.bytes().len()) };
+            ran.ran(Ok(()));
+        })
+    });
+    match enqueued {
+        Ok(()) => {
+            memory.used_until(gpu.complete(gpu.inward, done, Arc::clone(memory))?);
+            Ok(())
+        }
+        Err(error) => {
+            done.finish_with(Err(error.clone()));
+            Err(error)
+        }
+    }
+}
+
+/// Copies part of an array to the host, through `convert`.
+fn outward(
+    buffer: &Buffer,
+    offset: u64,
+    bytes: u64,
+    to: *mut c_void,
+    convert: impl FnOnce(&[u8]) -> Option<Vec<u8>> + Send + 'static,
+) -> Result<Arc<Milestone>> {
+    let done = Milestone::of_work();
+    let Contents { memory, defined } = buffer.contents_for_use(&done)?;
+    let (gpu, to, told) = (Arc::clone(buffer.gpu()), Raw(to), Arc::clone(&done));
+    defined.when_finished(move |defined| {
+        if let Some(error) = defined.failure() {
+            return told.finish_with(Err(error));
+        }
+        let from = memory.address() + offset;
+        let read = memory.range().filter(|_| bytes > 0).map(|_| Range { address: from, bytes });
+        let ran = Arc::clone(&told);
+        let followed = defined.recorded().map_or(Ok(()), |mark| gpu.follow(gpu.outward, &mark));
+        let enqueued = followed.and_then(|()| {
+            gpu.kernel(gpu.outward, read.as_slice(), &[], move || {
+                let to = to;
+                if bytes > 0 {
+                    // SAFETY: the memory is kept until the milestone, and holds the array.
+                    let array = unsafe { slice::from_raw_parts(at(from), bytes as usize) };
+                    let converted = convert(array);
+                    let host = converted.as_deref().unwrap_or(array);
+                    // SAFETY: the caller's room is as long as was asked for, and theirs until the event.
+                    unsafe { to.0.cast::<u8>().copy_from_nonoverlapping(host.as_ptr(), host.len()) };
+                }
+                ran.ran(Ok(()));
+            })
+        });
+        match enqueued {
+            // A failure is the milestone's already.
+            Ok(()) => drop(gpu.complete(gpu.outward, &told, Arc::clone(&memory)).map(|mark| memory.used_until(mark))),
+            Err(error) => told.finish_with(Err(error)),
+        }
+    });
+    Ok(done)
+}
+
+/// A copy of an array in another place of its client.
+fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) -> Result<Buffer> {
+    let shape = buffer.shape.clone();
+    let to = allocate(client, device, place, &shape)?;
+    let done = Milestone::of_work();
+    let Contents { memory, defined } = buffer.contents_for_use(&done)?;
+    let gpu = buffer.gpu();
+    let copied = (|| {
+        let there = &client.devices[device].gpu;
+        if let Some(mark) = defined.recorded() {
+            gpu.follow(gpu.across, &mark)?;
+        }
+        // The memory is ready for the other device's compute stream.
+        gpu.follow(gpu.across, &*there.mark(there.compute)?)?;
+        let (reads, writes, bytes) = (memory.range(), to.range(), shape.bytes());
+        let (from, into) = (memory.address(), to.address());
+        let (ran, source) = (Arc::clone(&done), Arc::clone(&defined));
+        let on_devices = reads.is_some() && writes.is_some();
+        if on_devices {
+            // SAFETY: both are kept until the milestone.
+            unsafe { gpu.copy(gpu.across, into, from, bytes)? };
+        }
+        let (reads, writes) = if on_devices { (None, None) } else { (reads, writes) };
+        gpu.kernel(gpu.across, reads.as_slice(), writes.as_slice(), move || {
+            if !on_devices && bytes > 0 {
+                // SAFETY: as above.
+                unsafe { at(into).copy_from_nonoverlapping(at(from), bytes as usize) };
+            }
+            ran.ran(source.failure().map_or(Ok(()), Err));
+        })
+    })();
+    match copied {
+        Ok(()) => {
+            let mark = gpu.complete(gpu.across, &done, (Arc::clone(&memory), Arc::clone(&to)))?;
+            memory.used_until(Arc::clone(&mark));
+            to.used_until(mark);
+        }
+        Err(error) => {
+            done.finish_with(Err(error.clone()));
+            return Err(error);
+        }
+    }
+    Ok(Buffer::new(client, device, place, shape, to, done))
+}
+
+impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
+    unsafe fn run(&mut self) -> Result {
+        let (client, device, place) = client::home(self.memory, self.device, "PJRT_Client_BufferFromHostBuffer")?;
+        // SAFETY: the caller's lists.
+        let (shape, strides) = unsafe {
+            let shape = Shape::read(self.type_, self.dims, self.num_dims, self.device_layout)?;
+            (shape, list(self.byte_strides, self.num_byte_strides))
+        };
+        if !strides.is_empty() && strides.len() != shape.dims.len() {
+            return Err(Error::invalid(format!("{} byte strides for {} dimensions", strides.len(), shape.dims.len())));
+        }
+        if shape.host_bytes() > 0 {
+            required(self.data.cast_mut(), "PJRT_Client_BufferFromHostBuffer", "data")?;
+        }
+        let during_call = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
+        let source = if shape.host_bytes() == 0 {
+            Source::Staged(Vec::new())
+        } else if strides.is_empty() && !shape.is_packed() && !during_call {
+            Source::Lent(Raw(self.data.cast_mut()), shape.host_bytes())
+        } else {
+            // SAFETY: the caller's array has that many elements, so far apart.
+            let dense = unsafe {
+                match strides {
+                    [] => slice::from_raw_parts(self.data.cast::<u8>(), shape.host_bytes()).to_vec(),
+                    strides => shape.gather(self.data.cast(), strides),
+                }
+            };
+            Source::Staged(if shape.is_packed() { shape.pack(&dense) } else { dense })
+        };
+        let lent = matches!(source, Source::Lent(..));
+        let memory = allocate(&client, device, place, &shape)?;
+        let defined = Milestone::of_work();
+        inward(&client.devices[device].gpu, &memory, 0, source, &defined)?;
+        let done = if lent { Arc::clone(&defined) } else { Milestone::done(Ok(())) };
+        self.done_with_host_buffer = done.into_raw();
+        self.buffer = Buffer::new(&client, device, place, shape, memory, defined).into_raw();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
+    unsafe fn run(&mut self) -> Result {
+        // SAFETY: the caller's handle and layout are alive.
+        let (buffer, order) = unsafe {
+            let buffer = Buffer::borrow(self.src, "PJRT_Buffer_ToHostBuffer")?;
+            let order = self.host_layout.as_ref().map(|layout| shape::order(layout, buffer.shape.dims.len()));
+            (buffer, order.transpose()?)
+        };
+        let shape = buffer.shape.clone();
+        let needed = shape.host_bytes();
+        if self.dst.is_null() {
+            self.dst_size = needed;
+            return Ok(());
+        }
+        if self.dst_size < needed {
+            return Err(Error::invalid(format!("`dst_size` must be >= {needed}, got {}.", self.dst_size)));
+        }
+        let order = order.filter(|order| *order != shape.minor_to_major);
+        let bytes = shape.bytes();
+        let done = outward(buffer, 0, bytes, self.dst, move |array| {
+            let host = shape.is_packed().then(|| shape.unpack(array));
+            match order {
+                Some(order) => Some(shape.transposed(host.as_deref().unwrap_or(array), &order)),
+                None => host,
+            }
+        })?;
+        self.event = done.into_raw();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
+    unsafe fn run(&mut self) -> Result {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_CopyRawToHost")? };
+        let size = buffer.shape.bytes();
+        let (offset, bytes) = (u64::try_from(self.offset), u64::try_from(self.transfer_size));
+        let (Ok(offset), Ok(bytes)) = (offset, bytes) else {
+            return Err(outside(size, self.offset, self.transfer_size));
+        };
+        if offset.checked_add(bytes).is_none_or(|end| end > size) {
+            return Err(outside(size, self.offset, self.transfer_size));
+        }
+        self.event = outward(buffer, offset, bytes, self.dst, |_| None)?.into_raw();
+        Ok(())
+    }
+}
+
+/// XLA's words.
+fn outside(size: u64, offset: i64, bytes: i64) -> Error {
+    Error::invalid(format!(
+        "Copy raw buffer called on buffer size {size} with invalid offset {offset}, transfer size {bytes}"
+    ))
+}
+
+impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
+    unsafe fn run(&mut self) -> Result {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_CopyToDevice")? };
+        let (client, device) = client::device(self.dst_device)?;
+        if Arc::ptr_eq(&client, &buffer.client) && device == buffer.device {
+            return Err(Error::invalid("CopyToDevice cannot accept the same source and destination devices"));
+        }
+        self.dst_buffer = across(buffer, &client, device, 0)?.into_raw();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
+    unsafe fn run(&mut self) -> Result {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_CopyToMemory")? };
+        let (client, device, place) = client::memory(self.dst_memory)?;
+        self.dst_buffer = across(buffer, &client, device, place)?.into_raw();
+        Ok(())
+    }
+}
