@@ -45,8 +45,6 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     /// The engine's part.
     pub pool: Box<dyn ScratchPool>,
-    /// What both leave free of the device.
-    pub headroom: Bytes,
 }
 
 impl Shared {
@@ -67,15 +65,14 @@ impl Shared {
     fn check_device(&self, bytes: Bytes) -> Result<()> {
         let more = bytes.saturating_sub(self.pool.reserved()?);
         let free = self.pool.free_on_device()?;
-        if more.is_zero() || free.checked_sub(self.headroom).is_some_and(|free| free >= more) {
+        if free >= more {
             return Ok(());
         }
         Err(Error::new(
             Code::ResourceExhausted,
             format!(
-                "{more} more are needed for the scratch of programs, and the device has {free} free, {} of which are kept as \
-             headroom (PJRT_ARENA_HEADROOM); others use it too",
-                self.headroom
+                "the scratch of programs takes {more} more, and the device has {free} free, though the limit allows it: others \
+                 use the device too"
             ),
         ))
     }
