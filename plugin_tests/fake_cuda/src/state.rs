@@ -25,7 +25,7 @@ use crate::{
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::default()));
 
-/// Told whenever an operation is done or new ones are there.
+/// Told whenever an operation is done, or a stream has ended.
 pub static CHANGED: Condvar = Condvar::new();
 
 /// The state, locked.
