@@ -184,6 +184,14 @@ impl State {
         Ok((line, gpu))
     }
 
+    /// As [`Self::line`], for the pools' functions, which need a context for the default stream alone.
+    pub fn line_of_pool(&self, handle: usize) -> Answer<(Line, usize)> {
+        let line = self.line(handle)?;
+        let gpu = self.streams[&line].gpu;
+        self.healthy(gpu)?;
+        Ok((line, gpu))
+    }
+
     /// Whether an operation is done.
     pub fn is_done(&self, point: Point) -> bool {
         self.streams.get(&point.line).is_none_or(|stream| stream.done >= point.number)
@@ -405,6 +413,7 @@ fn perform(driver: &mut Driver, operation: Operation) {
         // The program learns here that all that came before in the stream is done, and may tell any thread.
         driver.observe(&operation.clock);
     }
+    let before = operation.clock.before(operation.point);
     parking_lot::MutexGuard::unlocked(driver, || match operation.work {
         Work::Nothing | Work::Record(_) => {}
         // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
@@ -414,8 +423,10 @@ fn perform(driver: &mut Driver, operation: Operation) {
         Work::Staged { to, from } => unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) },
         // SAFETY: as above.
         Work::Fill { to, value, bytes } => unsafe { ptr::write_bytes(pointer(to), value, bytes as usize) },
-        // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
-        Work::Kernel((function, argument)) => unsafe { function(ptr::with_exposed_provenance_mut(argument)) },
+        Work::Kernel((function, argument)) => state::as_kernel(before, || {
+            // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
+            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
+        }),
         Work::Host((function, argument)) => state::as_host_function(|| {
             // SAFETY: as above.
             unsafe { function(ptr::with_exposed_provenance_mut(argument)) }

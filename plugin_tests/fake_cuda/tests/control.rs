@@ -74,6 +74,30 @@ fn names_are_found_by_the_drivers_own_function() {
     no_violations();
 }
 
+/// What a program may look for by name.
+const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuGetProcAddress_v2 \
+    cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceCanAccessPeer \
+    cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetCurrent \
+    cuCtxSetCurrent cuCtxSynchronize cuCtxEnablePeerAccess cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc \
+    cuMemFreeHost cuPointerGetAttribute cuMemGetAllocationGranularity cuMemCreate cuMemRelease cuMemAddressReserve \
+    cuMemAddressFree cuMemMap cuMemUnmap cuMemSetAccess cuMemGetAllocationPropertiesFromHandle cuMemcpyAsync \
+    cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemcpyDtoD_v2 \
+    cuMemsetD8Async cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent \
+    cuLaunchHostFunc cuStreamGetCtx cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize \
+    cuEventElapsedTime cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuMemPoolGetAttribute cuMemPoolSetAttribute \
+    cuMemPoolTrimTo cuMemAllocAsync cuMemFreeAsync fake_cuda_kernel fake_cuda_violations fake_cuda_reset_violations \
+    fake_cuda_configure fake_cuda_counts fake_cuda_host_access fake_cuda_reset";
+
+#[test]
+fn the_library_exports_all_that_the_table_has() {
+    let library = Opened::new();
+    for name in NAMES.split_whitespace() {
+        assert!(fake_cuda::symbol(name).is_some(), "{name}");
+        library.find(&CString::new(name).expect("no NUL"));
+    }
+    assert_eq!(fake_cuda::symbol("cuMemAlloc"), None);
+}
+
 #[test]
 fn violations_are_told_as_far_as_there_is_room() {
     let _session = start(&[]);
@@ -167,6 +191,10 @@ fn a_process_of_its_own() {
             ok(init(0));
             assert_eq!(release(99), status::INVALID_VALUE);
         }
+        "failure" => {
+            ok(init(0));
+            assert_eq!([release(99), release(98)], [700, status::INVALID_VALUE]);
+        }
         "nothing" => {
             ok(init(0));
             let mut bytes = 0;
@@ -196,6 +224,8 @@ fn the_environment_sets_what_a_process_gets_and_how_it_ends() {
     assert!(words.contains("violation: cuMemRelease"), "{words}");
     let (code, words) = run("misuse", &[]);
     assert_eq!((code, words.contains("violation")), (Some(0), false), "{words}");
+    let (code, words) = run("failure", &[("FAKE_CUDA_FAIL", "cuMemRelease:1:700")]);
+    assert_eq!(code, Some(0), "{words}");
     let (code, words) = run("refused", &[("FAKE_CUDA_PEER", "maybe")]);
     assert_eq!(code, Some(0), "{words}");
     assert!(words.contains("FAKE_CUDA_PEER") && words.contains("0 or 1"), "{words}");

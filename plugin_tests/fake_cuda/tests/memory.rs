@@ -83,6 +83,7 @@ fn a_context_must_be_current_and_the_right_one() {
     let second = stream();
     assert_eq!(cu!(cuEventRecord(event() => usize, first => usize)), status::INVALID_HANDLE);
     found(&["cuEventRecord", "of GPU 0", "GPU 1"]);
+    let recorded = event();
     let mut context = 0usize;
     ok(cu!(cuCtxPopCurrent_v2(&raw mut context => *mut usize)));
     ok(cu!(cuCtxGetCurrent(&raw mut context => *mut usize)));
@@ -94,7 +95,10 @@ fn a_context_must_be_current_and_the_right_one() {
     found(&["cuMemAlloc_v2", "no context is current"]);
     assert_eq!(cu!(cuCtxPopCurrent_v2(&raw mut context => *mut usize)), status::INVALID_CONTEXT);
     found(&["cuCtxPopCurrent_v2", "empty"]);
-    // The functions of virtual memory need none.
+    // A query of an event, the pools and the functions of virtual memory need none.
+    ok(cu!(cuEventQuery(recorded => usize)));
+    let block = allocate_async(64, second).expect("room");
+    ok(free_async(block, second));
     ok(release(create(CHUNK, 1).expect("room")));
     no_violations();
 }
@@ -128,7 +132,7 @@ fn peers_reach_each_other_when_they_may_and_are_told_to() {
         let _session = start(&[("gpus", "2"), ("peer", peer)]);
         let far = allocate(64);
         let first = enter(0);
-        enter(1);
+        let second = enter(1);
         let (stream, near) = (stream(), allocate(64));
         let mut answer: c_int = 7;
         ok(cu!(cuDeviceCanAccessPeer(&raw mut answer => *mut c_int, 1 => c_int, 0 => c_int)));
@@ -139,6 +143,9 @@ fn peers_reach_each_other_when_they_may_and_are_told_to() {
         assert_eq!(kernel(stream, &reads, &[], || {}), status::INVALID_VALUE);
         found(&["fake_cuda_kernel", "cuCtxEnablePeerAccess"]);
         let enable = || cu!(cuCtxEnablePeerAccess(first => usize, 0 => c_uint));
+        let own = cu!(cuCtxEnablePeerAccess(second => usize, 0 => c_uint));
+        assert_eq!(own, status::INVALID_CONTEXT);
+        found(&["no peer of its own"]);
         if peer == "0" {
             assert_eq!(enable(), status::PEER_ACCESS_UNSUPPORTED);
             continue;

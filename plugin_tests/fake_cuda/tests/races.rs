@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::ffi::c_int;
-
 use common::*;
 
 /// Two streams, and memory of GPU 0.
@@ -86,6 +84,21 @@ fn what_a_host_thread_has_seen_orders_all_that_it_does_next() {
     no_violations();
     write(one);
     found(&["cuMemsetD8Async"]);
+}
+
+#[test]
+fn a_kernel_that_calls_the_driver_comes_after_what_was_before_it() {
+    let (_session, one, other, block) = setting(&[]);
+    let more = allocate(64);
+    fill(block, 1, 64, one);
+    ok(kernel(one, &[], &[range(more, 64)], move || {
+        enter(0);
+        fill(block, 2, 64, other);
+        // But not after itself.
+        fill(more, 2, 64, other);
+    }));
+    synchronize(one);
+    found(&["cuMemsetD8Async", "not ordered after fake_cuda_kernel"]);
 }
 
 #[test]
@@ -220,7 +233,6 @@ fn work_of_two_gpus_is_ordered_by_events_alone() {
     ok(cu!(cuMemFree_v2(block => u64)));
     found(&["freed while in use", "cuMemcpyDtoDAsync_v2"]);
     drop(open);
-    let _: c_int = 0;
 }
 
 #[test]
