@@ -3,9 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    chunks::{Chunks, Maker},
+    chunks::Chunks,
     device::CudaDevice,
     driver::Failure,
+    maker::Maker,
     owned::DeviceMemory,
     regions::{Held, Memory},
 };
@@ -28,40 +29,47 @@ const ALLOCATION_UNIT: Bytes = Bytes::new(256);
 #[derive(Clone)]
 pub struct CudaBacking {
     pub(super) device: Arc<CudaDevice>,
-    /// How regions are mapped; without it each one is an allocation of the driver's.
-    maker: Option<Arc<Maker>>,
+    /// How regions are mapped, in chunks of which size; without it each one is an allocation of the driver's.
+    chunks: Option<(Arc<Maker>, Bytes)>,
     budget: Option<Arc<Budget>>,
     pub(super) costs: Costs,
 }
 
 impl CudaBacking {
-    /// Regions whose memory can be given back chunk by chunk while their addresses stay. A device that cannot do that has regions
-    /// as [`Self::with_driver_allocations`].
+    /// Regions whose memory can be given back [`CHUNK`] by chunk while their addresses stay. A device that cannot do that has
+    /// regions as [`Self::with_driver_allocations`].
     ///
     /// # Errors
     /// The driver's reason.
     pub fn new(device: Arc<CudaDevice>) -> Result<Self> {
-        let maker = Maker::new(device.context(), device.ordinal(), device.peers())?.map(Arc::new);
-        if maker.is_none() {
+        Self::with_chunks(device, CHUNK)
+    }
+
+    /// [`Self::new`] with chunks of another size.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` where the driver does not map memory in such units; else its reason.
+    pub fn with_chunks(device: Arc<CudaDevice>, chunk: Bytes) -> Result<Self> {
+        let Some(maker) = Maker::new(device.context(), device.ordinal(), device.peers())? else {
             log::info!("GPU {} maps no memory to chosen addresses: regions are allocations", device.ordinal());
-        }
-        if let Some(unit) = maker.as_ref().map(|maker| maker.granularity())
-            && !(unit.get().is_power_of_two() && unit >= ALLOCATION_UNIT && CHUNK.is_multiple_of(unit))
+            return Ok(Self::with_driver_allocations(device));
+        };
+        let unit = maker.granularity();
+        if !(unit.get().is_power_of_two() && unit >= ALLOCATION_UNIT && chunk.is_multiple_of(unit) && !chunk.is_zero())
         {
-            return Err(Error::internal(format!(
-                "GPU {} maps memory in units of {} bytes; allowed are powers of two from {ALLOCATION_UNIT} to {CHUNK}",
-                device.ordinal(),
-                unit.get()
+            return Err(Error::invalid_argument(format!(
+                "chunks of {chunk} on GPU {}: allowed are multiples of {unit}, the unit in which it maps memory",
+                device.ordinal()
             )));
         }
-        let costs = super::carrier::costs(&device, maker.is_some());
-        Ok(Self { device, maker, budget: None, costs })
+        let costs = super::carrier::costs(&device, Some(chunk));
+        Ok(Self { device, chunks: Some((Arc::new(maker), chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
-        let costs = super::carrier::costs(&device, false);
-        Self { device, maker: None, budget: None, costs }
+        let costs = super::carrier::costs(&device, None);
+        Self { device, chunks: None, budget: None, costs }
     }
 
     /// The same, bound by `budget`. To be said before anybody has a share of it, or a region.
@@ -69,7 +77,7 @@ impl CudaBacking {
     /// # Errors
     /// FAILED_PRECONDITION where somebody has.
     pub fn bound_by(mut self, budget: &Arc<Budget>) -> Result<Self> {
-        if let Some(maker) = &mut self.maker {
+        if let Some((maker, _)) = &mut self.chunks {
             let maker = Arc::get_mut(maker)
                 .ok_or_else(|| Error::failed_precondition("a device's memory is bound by a budget too late"))?;
             maker.budget = Some(Arc::clone(budget));
@@ -93,7 +101,7 @@ impl fmt::Debug for CudaBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaBacking")
             .field("device", &self.device)
-            .field("chunks", &self.maker.is_some())
+            .field("chunks", &self.chunks.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -106,10 +114,10 @@ impl Backing for CudaBacking {
             return Err(Error::internal(format!("a region of {} bytes; allowed are multiples of {unit}", bytes.get())));
         }
         let refused = |failure| self.device.refusal(failure, bytes);
-        let held = match &self.maker {
-            Some(maker) => {
+        let held = match &self.chunks {
+            Some((maker, chunk)) => {
                 let missing = &self.device.regions.missing;
-                let chunks = Chunks::reserve(maker, bytes, CHUNK, missing).map_err(refused)?;
+                let chunks = Chunks::reserve(maker, bytes, *chunk, missing).map_err(refused)?;
                 Held::new(chunks.region(), Memory::Chunks(chunks))
             }
             None => {
@@ -129,7 +137,7 @@ impl Backing for CudaBacking {
     }
 
     fn granularity(&self) -> Bytes {
-        self.maker.as_ref().map_or(ALLOCATION_UNIT, |maker| maker.granularity())
+        self.chunks.as_ref().map_or(ALLOCATION_UNIT, |(maker, _)| maker.granularity())
     }
 
     fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {

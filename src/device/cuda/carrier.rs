@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::{
-    backing::{CHUNK, CudaBacking},
+    backing::CudaBacking,
     chunks::Chunks,
     device::CudaDevice,
     driver::Failure,
@@ -26,7 +26,7 @@ use crate::{
         Carrier, HostArray, Mover,
         shift::{Extent, Shift},
     },
-    error::Result,
+    error::{Error, Result},
     memory::{
         Backing,
         compaction::{Costs, Remap},
@@ -50,22 +50,24 @@ const PER_EXCHANGED_CHUNK_NS: u64 = 150_000;
 /// Pieces of this size are copied where they go; a shorter way goes through the buffer.
 const DIRECT: Bytes = Bytes::mib(4);
 
-/// What moving costs on a device, with regions of chunks or without.
-pub(super) fn costs(device: &CudaDevice, chunks: bool) -> Costs {
+/// What moving costs on a device, whose regions are made of chunks or are not.
+pub(super) fn costs(device: &CudaDevice, chunk: Option<Bytes>) -> Costs {
     let bandwidth = device.bandwidth().unwrap_or(BANDWIDTH);
-    let nanoseconds = |bytes: u64| u128::from(bytes) * 2 * 10 * 1_000_000_000 / u128::from(bandwidth * SHARE_TENTHS);
-    let remap = Remap {
-        page: CHUNK,
-        least: CHUNK,
-        per_exchange: PER_EXCHANGE_NS,
-        per_mib: (PER_EXCHANGED_CHUNK_NS / (CHUNK.get() >> 20)) as u32,
-    };
+    let copied = u128::from(MIB) * 2 * 10 * 1_000_000_000 / u128::from(bandwidth * SHARE_TENTHS);
+    let nanoseconds = |count| u32::try_from(count).unwrap_or(u32::MAX).max(1);
     Costs {
         per_move: PER_MOVE_NS,
-        per_mib: u32::try_from(nanoseconds(1 << 20)).unwrap_or(u32::MAX).max(1),
-        remap: chunks.then_some(remap),
+        per_mib: nanoseconds(copied),
+        remap: chunk.map(|chunk| Remap {
+            page: chunk,
+            least: chunk,
+            per_exchange: PER_EXCHANGE_NS,
+            per_mib: nanoseconds(u128::from(PER_EXCHANGED_CHUNK_NS * MIB / chunk.get())),
+        }),
     }
 }
+
+const MIB: u64 = 1 << 20;
 
 impl CudaBacking {
     /// The region that all of a range lies in.
@@ -239,8 +241,18 @@ impl Carrier for CudaBacking {
     }
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
-        let elements: u64 = from.dims.iter().map(|&dim| dim as u64).product();
-        let held = self.region_of(to, Bytes::new(elements * from.element as u64))?;
+        let bytes =
+            from.dims.iter().try_fold(from.element as u64, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
+        let bytes = bytes.ok_or_else(|| {
+            let (dims, element) = (from.dims, from.element);
+            Error::invalid_argument(format!(
+                "an array of {dims:?} elements of {element} bytes: allowed are 2^64 - 1 bytes"
+            ))
+        })?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let held = self.region_of(to, Bytes::new(bytes))?;
         let _current = self.device.context().enter()?;
         // SAFETY: the contract; the context is current.
         let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };

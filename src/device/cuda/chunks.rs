@@ -8,203 +8,27 @@
 //!
 //! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: whoever calls here
 //! has waited for all work on the range.
-//!
-//! The memory has the properties of the engine's own (XLA's allocator of device addresses): pinned on the device, to be exported as a
-//! file descriptor and to be read by other devices (RDMA) where the driver offers that, open to the device and to its peers.
-//! So kernels, copies and collectives find the same kind of memory. A property that the driver refuses is left out from then on.
 
 use std::{
-    ffi::c_int,
     ops::Range,
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
-use cudarc::driver::sys::{
-    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUresult,
-};
+use cudarc::driver::sys::CUdeviceptr;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
-    context::Context,
     driver::{Failure, out},
+    maker::{Maker, Physical},
 };
 use crate::{
-    memory::{
-        Region,
-        budget::{Budget, Charge},
-    },
+    memory::Region,
     units::{Address, Bytes},
 };
-
-/// How physical memory of a device is made and who may use it.
-#[derive(Debug)]
-pub(super) struct Maker {
-    context: Arc<Context>,
-    /// This device's ordinal, and those of its peers.
-    ordinal: c_int,
-    peers: Vec<c_int>,
-    /// What is still asked for.
-    exportable: AtomicBool,
-    remote: AtomicBool,
-    shared: AtomicBool,
-    granularity: Bytes,
-    /// Who says how much there may be.
-    pub(super) budget: Option<Arc<Budget>>,
-}
-
-impl Maker {
-    /// `None` where the device cannot map memory to addresses of our choice.
-    pub(super) fn new(context: &Arc<Context>, ordinal: c_int, peers: &[c_int]) -> Result<Option<Self>, Failure> {
-        use CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as REMOTE,
-            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as EXPORTABLE,
-            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as MAPPING,
-        };
-        let driver = context.driver();
-        // An attribute that the driver does not know is one that the device has not.
-        let has = |which| driver.attribute(context.device(), which).is_ok_and(|value| value != 0);
-        if !has(MAPPING) {
-            return Ok(None);
-        }
-        let mut maker = Self {
-            context: Arc::clone(context),
-            ordinal,
-            peers: peers.to_vec(),
-            exportable: AtomicBool::new(has(EXPORTABLE)),
-            remote: AtomicBool::new(has(REMOTE)),
-            shared: AtomicBool::new(!peers.is_empty()),
-            granularity: Bytes::ZERO,
-            budget: None,
-        };
-        let _current = context.enter()?;
-        let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        let granularity = maker.insisting(|properties| {
-            // SAFETY: one value is written, and the properties are only read.
-            out(|bytes| unsafe { driver.mem_granularity(bytes, properties, recommended) })
-        })?;
-        maker.granularity = Bytes::new(granularity as u64);
-        Ok(Some(maker))
-    }
-
-    /// The unit of memory that the driver recommends: 2 MiB on all GPUs so far.
-    pub(super) fn granularity(&self) -> Bytes {
-        self.granularity
-    }
-
-    fn properties(&self) -> CUmemAllocationProp {
-        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let none = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
-        CUmemAllocationProp {
-            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: if self.exportable.load(Ordering::Relaxed) { kind } else { none },
-            location: place(self.ordinal),
-            win32HandleMetaData: ptr::null_mut(),
-            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: self.remote.load(Ordering::Relaxed).into(),
-                usage: 0,
-                reserved: [0; 4],
-            },
-        }
-    }
-
-    /// Calls the driver with our properties; with fewer where it refuses them for another reason than a lack of memory.
-    fn insisting<T>(&self, call: impl Fn(&CUmemAllocationProp) -> Result<T, Failure>) -> Result<T, Failure> {
-        loop {
-            let failure = match call(&self.properties()) {
-                Ok(value) => return Ok(value),
-                Err(failure) => failure,
-            };
-            let dropped = if !is_refusal(&failure) {
-                None
-            } else if self.remote.swap(false, Ordering::Relaxed) {
-                Some("RDMA")
-            } else if self.exportable.swap(false, Ordering::Relaxed) {
-                Some("export to other processes")
-            } else {
-                None
-            };
-            let Some(dropped) = dropped else { return Err(failure) };
-            log::info!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
-        }
-    }
-
-    fn create(&self, bytes: Bytes) -> Result<Physical, Failure> {
-        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(Failure::over)?;
-        let handle = self.insisting(|properties| {
-            // SAFETY: one value is written, and the properties are only read.
-            out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
-        })?;
-        Ok(Physical { context: Arc::clone(&self.context), handle, _charge: charge })
-    }
-
-    /// Opens mapped addresses to the device and its peers.
-    fn open(&self, address: Address, bytes: Bytes) -> Result<(), Failure> {
-        let peers = if self.shared.load(Ordering::Relaxed) { self.peers.as_slice() } else { &[] };
-        let access: Vec<_> = std::iter::once(&self.ordinal).chain(peers).map(|&ordinal| access(ordinal)).collect();
-        let set = |access: &[CUmemAccessDesc]| {
-            // SAFETY: a mapped range of ours; the descriptions are only read.
-            unsafe {
-                let driver = self.context.driver();
-                driver.mem_set_access(address.get(), bytes.get() as usize, access.as_ptr(), access.len())
-            }
-        };
-        match set(&access) {
-            Err(failure) if is_refusal(&failure) && access.len() > 1 => {
-                set(&access[..1])?;
-                self.shared.store(false, Ordering::Relaxed);
-                log::warn!("memory of GPU {} is open to no other GPU: {failure}", self.ordinal);
-                Ok(())
-            }
-            done => done,
-        }
-    }
-}
-
-/// Whether the driver did not want what it was asked for, and might take less.
-fn is_refusal(failure: &Failure) -> bool {
-    [
-        CUresult::CUDA_ERROR_INVALID_VALUE,
-        CUresult::CUDA_ERROR_INVALID_DEVICE,
-        CUresult::CUDA_ERROR_NOT_PERMITTED,
-        CUresult::CUDA_ERROR_NOT_SUPPORTED,
-    ]
-    .into_iter()
-    .any(|code| failure.is(code))
-}
-
-fn place(ordinal: c_int) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
-}
-
-fn access(ordinal: c_int) -> CUmemAccessDesc {
-    CUmemAccessDesc { location: place(ordinal), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
-}
-
-/// Memory without an address. It is freed when this is dropped and no mapping of it is left.
-#[derive(Debug)]
-struct Physical {
-    context: Arc<Context>,
-    handle: CUmemGenericAllocationHandle,
-    _charge: Option<Charge>,
-}
-
-impl Drop for Physical {
-    fn drop(&mut self) {
-        // SAFETY: made once, released once.
-        if let Err(failure) = unsafe { self.context.driver().mem_release(self.handle) }
-            && !failure.is_over()
-        {
-            log::error!("memory of GPU {} could not be released: {failure}", self.context.device());
-        }
-    }
-}
 
 /// A chunk's memory, or none.
 type Slot = Option<Physical>;
@@ -230,10 +54,10 @@ impl Chunks {
         chunk: Bytes,
         missing: &Arc<AtomicUsize>,
     ) -> Result<Self, Failure> {
-        let _current = maker.context.enter()?;
+        let _current = maker.context().enter()?;
         // SAFETY: one value is written; the driver chooses the addresses.
         let address: CUdeviceptr = out(|address| unsafe {
-            maker.context.driver().mem_address_reserve(address, bytes.get() as usize, 0, 0, 0)
+            maker.context().driver().mem_address_reserve(address, bytes.get() as usize, 0, 0, 0)
         })?;
         let count = bytes.get().div_ceil(chunk.get()) as usize;
         let chunks = Self {
@@ -269,7 +93,7 @@ impl Chunks {
         if slots[first..end].iter().all(Option::is_some) {
             return Ok(());
         }
-        let _current = self.maker.context.enter()?;
+        let _current = self.maker.context().enter()?;
         self.fill(&mut slots, first..end)
     }
 
@@ -277,7 +101,7 @@ impl Chunks {
     pub(super) fn discard(&self, offset: Bytes, bytes: Bytes) -> Result<Bytes, Failure> {
         let first = offset.get().div_ceil(self.chunk.get()) as usize;
         let mut slots = self.slots.lock();
-        let _current = self.maker.context.enter()?;
+        let _current = self.maker.context().enter()?;
         let mut gone = Bytes::ZERO;
         for at in first..slots.len() {
             let (start, size) = self.span(at);
@@ -305,7 +129,7 @@ impl Chunks {
         if slots.is_empty() {
             return Ok(());
         }
-        let _current = self.maker.context.enter()?;
+        let _current = self.maker.context().enter()?;
         let mut done = Ok(());
         for (at, slot) in slots.iter_mut().enumerate() {
             match slot.take() {
@@ -317,9 +141,11 @@ impl Chunks {
             }
         }
         *slots = Vec::new();
+        // Where something is still mapped the addresses stay taken.
+        done?;
         let Region { address, bytes } = self.region;
-        // SAFETY: reserved once, freed once; nothing is mapped there any more, or the driver refuses.
-        done.and(unsafe { self.maker.context.driver().mem_address_free(address.get(), bytes.get() as usize) })
+        // SAFETY: reserved once, freed once; nothing is mapped there any more.
+        unsafe { self.maker.context().driver().mem_address_free(address.get(), bytes.get() as usize) }
     }
 
     /// Maps fresh memory where a range of chunks has none: everywhere, or nowhere.
@@ -355,10 +181,12 @@ impl Chunks {
         let mut done = Ok(());
         for (at, slot) in (first..).zip(memory) {
             let (start, bytes) = self.span(at);
-            if let Some(Physical { handle, .. }) = slot {
+            if let Some(memory) = slot {
                 let address = (self.region.address + start).get();
                 // SAFETY: addresses of our reservation where nothing is mapped, and memory of the same size.
-                done = unsafe { self.maker.context.driver().mem_map(address, bytes.get() as usize, 0, *handle, 0) };
+                done = unsafe {
+                    self.maker.context().driver().mem_map(address, bytes.get() as usize, 0, memory.handle(), 0)
+                };
             }
             if done.is_err() {
                 break;
@@ -393,7 +221,7 @@ impl Chunks {
     fn unmap(&self, at: usize) -> Result<(), Failure> {
         let (start, bytes) = self.span(at);
         // SAFETY: one mapping of ours, as it was made; no work uses it, which is every caller's promise.
-        unsafe { self.maker.context.driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
+        unsafe { self.maker.context().driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
     }
 
     /// Where a chunk starts in the region, and how long it is.
@@ -422,7 +250,7 @@ pub(super) fn exchange(
     (target, to): (&Chunks, usize),
     count: usize,
 ) -> Result<(), Failure> {
-    let _current = source.maker.context.enter()?;
+    let _current = source.maker.context().enter()?;
     let mut pair = Pair::lock(source, target);
     let empty = || std::iter::repeat_with(|| None).take(count);
     let holes: Vec<Slot> = pair.target().splice(to..to + count, empty()).collect();
@@ -441,15 +269,21 @@ pub(super) fn exchange(
         return Err(failure);
     }
     for (at, _) in block.iter().enumerate().filter(|(_, slot)| slot.is_some()) {
-        source.undo(from + at);
+        if let Err(failure) = source.unmap(from + at) {
+            let arrived = block.iter().enumerate().filter(|(_, slot)| slot.is_some());
+            arrived.for_each(|(at, _)| target.undo(to + at));
+            restore(target, pair.target(), to, holes, count);
+            restore(source, pair.source(), from, block, at);
+            return Err(failure);
+        }
     }
     pair.target().splice(to..to + count, block);
     restore(source, pair.source(), from, holes, count);
     Ok(())
 }
 
-/// Puts memory at chunks from `first` on, of which the foremost `unmapped` are not mapped there. Where that fails they stay
-/// without; nobody needs what they hold.
+/// Puts memory at chunks from `first` on, of which the foremost `unmapped` are not mapped there. Where the driver does not map
+/// what it has just unmapped, these stay without memory.
 fn restore(chunks: &Chunks, slots: &mut [Slot], first: usize, memory: Vec<Slot>, unmapped: usize) {
     let lost = chunks.map(first, &memory[..unmapped]).err();
     for (at, memory) in memory.into_iter().enumerate() {
@@ -460,7 +294,7 @@ fn restore(chunks: &Chunks, slots: &mut [Slot], first: usize, memory: Vec<Slot>,
         }
     }
     if let Some(failure) = lost {
-        log::warn!("chunks of the region at {} are without memory for now: {failure}", chunks.region.address);
+        log::error!("{unmapped} chunks of the region at {} have lost their memory: {failure}", chunks.region.address);
     }
 }
 

@@ -10,7 +10,7 @@
 //!       regions      moves and    arrays of    regions of the    what the engine's
 //!       of memory    copies       the host     host's memory     own pool holds
 //!         |            |
-//!       chunks       exchange     memory by addresses and handles; chunks that change places
+//!   chunks, maker    exchange     memory by addresses and handles; chunks that change places
 //! ```
 //!
 //! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides may meet.
@@ -30,6 +30,7 @@ mod context;
 mod device;
 mod driver;
 mod exchange;
+mod maker;
 mod owned;
 mod pinned;
 mod pool;

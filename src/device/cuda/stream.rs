@@ -9,13 +9,12 @@
 //!
 //! The stream does not wait for the legacy default stream, nor that for it. Events are made without timing, which makes them
 //! cheap, and used again: what waits for a record keeps waiting for it when the event is recorded once more.
+//!
+//! Whoever records and waits is in the context of the stream.
 
-use std::{
-    ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
@@ -56,15 +55,18 @@ impl Event {
 
     /// Waits until what was recorded last is done.
     pub(super) fn wait(&self) -> Result<(), Failure> {
-        // SAFETY: the event is alive; the call needs no context.
+        // SAFETY: the event is alive.
         unsafe { self.context.driver().event_synchronize(self.handle) }
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; the driver frees it when nothing waits for it any more.
-        if let Err(failure) = unsafe { self.context.driver().event_destroy(self.handle) }
+        let destroyed = self.context.enter().and_then(|_current| {
+            // SAFETY: destroyed once; the driver frees it when nothing waits for it any more.
+            unsafe { self.context.driver().event_destroy(self.handle) }
+        });
+        if let Err(failure) = destroyed
             && !failure.is_over()
         {
             log::error!("an event of GPU {} could not be destroyed: {failure}", self.context.device());
@@ -140,7 +142,7 @@ impl Stream {
     /// Waits for all that was put on the stream, with a ticket or without.
     pub(super) fn drain(&self) -> Result<(), Failure> {
         let submitted = self.submitted.load(Ordering::Acquire);
-        // SAFETY: the stream is alive; the call needs no context.
+        // SAFETY: the stream is alive.
         unsafe { self.context.driver().stream_synchronize(self.handle) }?;
         self.completed.fetch_max(submitted, Ordering::AcqRel);
         Ok(())
@@ -183,9 +185,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let handle = std::mem::replace(&mut self.handle, ptr::null_mut());
-        // SAFETY: destroyed once; the driver lets its work end first.
-        if let Err(failure) = unsafe { self.context.driver().stream_destroy(handle) }
+        let destroyed = self.context.enter().and_then(|_current| {
+            // SAFETY: destroyed once; the driver lets its work end first.
+            unsafe { self.context.driver().stream_destroy(self.handle) }
+        });
+        if let Err(failure) = destroyed
             && !failure.is_over()
         {
             log::error!("a stream of GPU {} could not be destroyed: {failure}", self.context.device());

@@ -156,6 +156,16 @@ functions! {
         let (to, from) = ((Side::Any, to), (Side::Any, from));
         copy::copy(driver, Copy { what: "cuMemcpyAsync", to, from, bytes, waits: false }, stream)
     };
+    // By the contexts it finds either memory, whether the GPUs are peers or not; so do the others here.
+    call cuMemcpyPeerAsync(
+        to: u64, to_context: usize as sys::CUcontext, from: u64, from_context: usize as sys::CUcontext, bytes: usize,
+        stream: usize as sys::CUstream
+    ) |driver| {
+        driver.context(to_context)?;
+        driver.context(from_context)?;
+        let (to, from) = ((Side::Device, to), (Side::Device, from));
+        copy::copy(driver, Copy { what: "cuMemcpyPeerAsync", to, from, bytes, waits: false }, stream)
+    };
     call cuMemcpyHtoDAsync_v2(to: u64, from: In<u8> as *const c_void, bytes: usize, stream: usize as sys::CUstream)
         |driver| {
             let (to, from) = ((Side::Device, to), (Side::Host, from.address()));

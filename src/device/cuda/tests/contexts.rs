@@ -1,0 +1,156 @@
+//! Contexts that are left as they were found, and drivers that lack something.
+
+use std::ffi::OsStr;
+
+use fake_cuda::control;
+
+use super::*;
+use crate::{
+    device::cuda::{EnginePool, PinnedBacking, Unavailable, driver::REQUIRED},
+    error::Code,
+};
+
+#[test]
+fn a_thread_stays_in_the_context_that_it_was_in() {
+    let rig = Rig::of_two(&[]);
+    let other = rig.others[&1].clone();
+    let all = || {
+        for backing in rig.kinds() {
+            let (region, _) = filled(&backing, 3 * CHUNK.get(), 1);
+            let there = chunked(&other);
+            let far = there.reserve(CHUNK).expect("room");
+            upload(&backing, &[1; 100], region.address).expect("an upload");
+            relocate(&backing, region.address, at(region.address, CHUNK.get()), CHUNK.get()).expect("a move");
+            copy(&backing, far.address, region.address, 100).expect("a copy");
+            copy(&backing, region.address, at(region.address, 100), 100).expect("a copy");
+            order(&backing, engine_stream(&rig.gpu)).expect("an order");
+            discard(&backing, region.address, 2 * CHUNK.get()).expect("chunks");
+            backing.populate(region.address, region.bytes).expect("room");
+            there.release(far).expect("a release");
+            backing.release(region).expect("a release");
+            assert!(backing.reserve(Bytes::gib(2)).is_err());
+        }
+        let pinned = PinnedBacking::new(rig.gpu.clone());
+        let region = pinned.reserve(Bytes::mib(1)).expect("room");
+        pinned.release(region).expect("a release");
+        rig.gpu.synchronize().expect("a stream that ends");
+        EnginePool::of(&rig.gpu).expect("an answer").expect("a pool").usage().expect("numbers");
+        // Opened and dropped again.
+        CudaDevice::open(driver(), 0, &[1]).expect("a GPU");
+    };
+    all();
+    assert_eq!(current(), 0);
+    // The other device's, as an engine may leave it.
+    let _current = other.context().enter().expect("a context");
+    let theirs = current();
+    all();
+    assert_eq!(current(), theirs);
+    // A call that fails leaves it as well.
+    let backing = rig.chunked();
+    assert!(relocate(&backing, Address::new(1), Address::new(2), 1).is_err());
+    control::configure("fail", "cuMemGetInfo_v2:1:999").expect("a call to fail");
+    assert!(rig.gpu.memory_info().is_err());
+    assert_eq!(current(), theirs);
+}
+
+#[test]
+fn the_context_goes_with_the_last_that_needs_it() {
+    let _rig = Rig::new(&[]);
+    let retained = || control::count("cuDevicePrimaryCtxRetain") - control::count("cuDevicePrimaryCtxRelease_v2");
+    assert_eq!(retained(), 1);
+    let second = CudaDevice::open(driver(), 0, &[]).expect("a GPU");
+    let backing = chunked(&second);
+    let region = backing.reserve(CHUNK).expect("room");
+    upload(&backing, &[1; 100], region.address).expect("an upload");
+    assert_eq!(retained(), 2);
+    drop(second);
+    assert_eq!(retained(), 2);
+    drop(backing);
+    assert_eq!(retained(), 1);
+}
+
+#[test]
+fn gpus_that_are_not_there_are_named() {
+    let session = Session::begin(&[("gpus", "2")]);
+    for (ordinal, peers) in [(2, vec![]), (-1, vec![]), (0, vec![1, 2])] {
+        let why = CudaDevice::open(driver(), ordinal, &peers).expect_err("no such GPU");
+        assert_eq!(why.code, Code::InvalidArgument);
+        let wrong = peers.last().copied().unwrap_or(ordinal);
+        assert_eq!(why.message, format!("GPU {wrong}: allowed are 0 to 1, which the driver shows"));
+    }
+    drop(session);
+    let _session = Session::begin(&[("gpus", "0")]);
+    let why = CudaDevice::open(driver(), 0, &[]).expect_err("no GPU");
+    assert!(why.message.contains("cuInit gave 100, CUDA_ERROR_NO_DEVICE"), "{why}");
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_holds_nothing() {
+    for symbol in ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuStreamCreate", "cuDeviceGetCount"] {
+        let _session = Session::begin(&[("fail", &format!("{symbol}:1:999"))]);
+        let why = CudaDevice::open(driver(), 0, &[]).expect_err("refused");
+        assert!(why.message.contains(&format!("{symbol} gave 999")), "{why}");
+        let made = control::count("cuDevicePrimaryCtxRetain") - u64::from(symbol == "cuDevicePrimaryCtxRetain");
+        assert_eq!(made, control::count("cuDevicePrimaryCtxRelease_v2"));
+        assert_eq!(current(), 0);
+    }
+}
+
+/// A driver without some symbols.
+fn without(missing: &[&'static str]) -> Result<Driver, Unavailable> {
+    let find = |symbol: &str| if missing.contains(&symbol) { None } else { fake_cuda::symbol(symbol) };
+    // SAFETY: the functions of a driver that is linked to the test.
+    unsafe { Driver::from_symbols("an old one", find) }
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_no_driver() {
+    for &symbol in REQUIRED {
+        let why = without(&[symbol]).expect_err("a function is missing");
+        assert_eq!(why, Unavailable::Symbol { library: "an old one".to_owned(), symbol });
+    }
+    let why = Driver::load(OsStr::new("libcuda-of-no-machine.so.1")).expect_err("no such library");
+    assert_eq!(why.to_string(), "no NVIDIA driver (libcuda-of-no-machine.so.1 not found)");
+}
+
+#[test]
+fn an_older_driver_has_no_pools() {
+    let _session = Session::begin(&[]);
+    let pools = ["cuDeviceGetDefaultMemPool", "cuMemPoolGetAttribute", "cuMemPoolSetAttribute", "cuMemPoolTrimTo"];
+    let driver: &'static Driver = Box::leak(Box::new(without(&pools).expect("all else is there")));
+    let gpu = CudaDevice::open(driver, 0, &[]).expect("a GPU");
+    assert!(EnginePool::of(&gpu).expect("an answer").is_none());
+    let (region, content) = filled(&chunked(&gpu), 4 << 20, 1);
+    assert!(read(&gpu, region.address, 4 << 20) == content);
+    // A pool that fails for another reason is told.
+    let gpu = CudaDevice::open(super::driver(), 0, &[]).expect("a GPU");
+    control::configure("fail", "cuDeviceGetDefaultMemPool:1:999").expect("a call to fail");
+    let why = EnginePool::of(&gpu).expect_err("a failure");
+    assert!(why.message.contains("cuDeviceGetDefaultMemPool gave 999"), "{why}");
+}
+
+#[test]
+fn a_device_that_maps_nothing_has_allocations() {
+    let session = Session::begin(&[]);
+    // Of all attributes it knows none.
+    let gpu = {
+        extern "C" fn none(_: *mut i32, _: u32, _: i32) -> u32 {
+            1
+        }
+        let find = |symbol: &str| match symbol {
+            "cuDeviceGetAttribute" => Some((none as extern "C" fn(*mut i32, u32, i32) -> u32 as *const c_void).cast()),
+            _ => fake_cuda::symbol(symbol),
+        };
+        // SAFETY: the functions of a driver that is linked to the test, and one of its type.
+        let driver = unsafe { Driver::from_symbols("a plain one", find) }.expect("every function");
+        CudaDevice::open(Box::leak(Box::new(driver)), 0, &[]).expect("a GPU")
+    };
+    let backing = CudaBacking::new(gpu.clone()).expect("a device");
+    assert_eq!((backing.granularity(), backing.costs().remap), (Bytes::new(256), None));
+    let (region, content) = filled(&backing, 1 << 20, 1);
+    assert_eq!(discard(&backing, region.address, 1 << 20), Ok(Bytes::ZERO));
+    relocate(&backing, region.address, at(region.address, 256), 1000).expect("a move");
+    assert!(read(&gpu, at(region.address, 256), 1000) == content[..1000]);
+    backing.release(region).expect("a release");
+    drop((backing, gpu, session));
+}
