@@ -48,6 +48,13 @@ impl Clock {
         *seen = (*seen).max(point.number);
     }
 
+    /// What had been seen just before `point`, the last of its line here.
+    pub fn before(&self, point: Point) -> Self {
+        let mut before = self.clone();
+        before.0.insert(point.line, point.number - 1);
+        before
+    }
+
     /// The next operation of `line`, which now has happened.
     pub fn tick(&mut self, line: Line) -> Point {
         let number = self.0.entry(line).or_default();
@@ -70,5 +77,6 @@ mod tests {
         assert!(!b.has_seen(first));
         b.join(&event);
         assert!(b.has_seen(first) && !b.has_seen(second) && a.has_seen(second));
+        assert!(a.before(second).has_seen(first) && !a.before(second).has_seen(second));
     }
 }

@@ -151,6 +151,7 @@ pub fn init(driver: &mut Driver, flags: u32) -> Answer {
         return Err(status::NO_DEVICE.into());
     }
     driver.gpus = (0..driver.settings.gpus).map(|_| Gpu::new()).collect::<Answer<_>>()?;
+    driver.order_faults();
     driver.started = true;
     Ok(())
 }
@@ -245,7 +246,7 @@ pub fn enable_peer(driver: &mut Driver, context: usize, flags: u32) -> Answer {
         return Err(misuse(status::INVALID_VALUE, format!("flags are {flags}, not 0")));
     }
     if peer == gpu {
-        return Err(misuse(status::INVALID_DEVICE, format!("GPU {gpu} is no peer of its own")));
+        return Err(misuse(status::INVALID_CONTEXT, format!("GPU {gpu} is no peer of its own")));
     }
     if !driver.are_peers(gpu, peer) {
         return Err(status::PEER_ACCESS_UNSUPPORTED.into());

@@ -87,9 +87,10 @@ pub fn wait(driver: &mut Driver, stream: usize, handle: usize, flags: u32) -> An
     driver.issue(line, order).map(|_| ())
 }
 
-/// `cuEventQuery`.
+/// `cuEventQuery`. Alone of the functions of events it needs no context.
 pub fn query(driver: &mut Driver, handle: usize) -> Answer {
-    driver.working()?;
+    let gpu = find(driver, handle)?.gpu;
+    driver.healthy(gpu)?;
     let Some(record) = find(driver, handle)?.record.clone() else { return Ok(()) };
     if !driver.is_done(record.point) {
         return Err(status::NOT_READY.into());

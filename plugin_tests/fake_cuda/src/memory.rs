@@ -284,7 +284,8 @@ pub fn allocate(driver: &mut Driver, bytes: u64) -> Answer<u64> {
     Ok(start)
 }
 
-/// `cuMemFree`: waits for all work of the GPU first. A pool's memory it frees without waiting, as CUDA documents.
+/// `cuMemFree`: waits for all work of the GPU first, as the driver is known to. A pool's memory it frees without waiting, as
+/// CUDA documents.
 pub fn free(driver: &mut Driver, address: u64) -> Answer {
     driver.working()?;
     let unknown = || misuse(status::INVALID_VALUE, format!("{address:#x} is no allocation, or was freed before"));

@@ -172,7 +172,7 @@ impl State {
 
 /// `cuMemAllocAsync`, in the pool of the stream's GPU.
 pub fn allocate(driver: &mut Driver, bytes: usize, stream: usize) -> Answer<u64> {
-    let (line, gpu) = driver.line_to_use(stream)?;
+    let (line, gpu) = driver.line_of_pool(stream)?;
     if bytes == 0 {
         return Err(misuse(status::INVALID_VALUE, "0 bytes asked for"));
     }
@@ -193,7 +193,7 @@ pub fn allocate(driver: &mut Driver, bytes: usize, stream: usize) -> Answer<u64>
 
 /// `cuMemFreeAsync`. CUDA frees memory of `cuMemAlloc` by it as well; this driver does not.
 pub fn free(driver: &mut Driver, address: u64, stream: usize) -> Answer {
-    let (line, _) = driver.line_to_use(stream)?;
+    let (line, _) = driver.line_of_pool(stream)?;
     if address == 0 {
         return Ok(());
     }

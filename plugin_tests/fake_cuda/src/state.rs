@@ -25,7 +25,7 @@ use crate::{
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::default()));
 
-/// Told whenever an operation is done or new ones are there.
+/// Told whenever an operation is done, or a stream has ended.
 pub static CHANGED: Condvar = Condvar::new();
 
 /// The state, locked.
@@ -85,6 +85,16 @@ pub fn try_lock() -> Option<Driver> {
 thread_local! {
     /// Whether a function given to `cuLaunchHostFunc` runs on this thread.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// What came before the kernel that runs on this thread, until it calls the driver.
+    static BEFORE_KERNEL: Cell<Option<Clock>> = const { Cell::new(None) };
+}
+
+/// Runs `function` as a kernel that comes after what `before` has seen. If it calls the driver, the host has seen that too:
+/// such a kernel stands for a program that works on the host as well.
+pub fn as_kernel(before: Clock, function: impl FnOnce()) {
+    BEFORE_KERNEL.with(|cell| cell.set(Some(before)));
+    function();
+    BEFORE_KERNEL.with(Cell::take);
 }
 
 /// Runs `function` as one that may not call the driver.
@@ -99,6 +109,9 @@ pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Sta
     framed(name, |driver| {
         if IN_HOST_FUNCTION.try_with(Cell::get).unwrap_or_default() {
             return Err(misuse(status::NOT_PERMITTED, "called inside of a function that cuLaunchHostFunc runs"));
+        }
+        if let Some(before) = BEFORE_KERNEL.try_with(Cell::take).unwrap_or_default() {
+            driver.observe(&before);
         }
         if !driver.started {
             return Err(misuse(status::NOT_INITIALIZED, "called before cuInit"));

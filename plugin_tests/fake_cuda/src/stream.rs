@@ -19,6 +19,8 @@ use std::{
     time::Instant,
 };
 
+use parking_lot::Condvar;
+
 use crate::{
     clock::{Clock, HOST, Line, Point},
     device::context_handle,
@@ -110,6 +112,8 @@ pub struct Stream {
     pub running: Vec<Range<u64>>,
     /// What has happened before whatever is put into it next, but for what the host sees meanwhile.
     pub clock: Clock,
+    /// Tells its thread that there is more to do.
+    wake: Arc<Condvar>,
     /// Whether it keeps order with the legacy default stream.
     blocking: bool,
     queue: VecDeque<Operation>,
@@ -119,6 +123,14 @@ pub struct Stream {
     done: u64,
     /// Whether it goes when all is done.
     dying: bool,
+}
+
+impl Stream {
+    /// Lets the thread end when all is done.
+    fn end(&mut self) {
+        self.dying = true;
+        self.wake.notify_all();
+    }
 }
 
 /// The handles of the legacy default stream.
@@ -131,17 +143,19 @@ impl State {
     /// A new stream, by number.
     pub fn new_stream(&mut self, gpu: usize, blocking: bool) -> Answer<Line> {
         let line = self.number();
+        let wake = Arc::new(Condvar::new());
         let stream = Stream {
             gpu,
             running: Vec::new(),
             clock: Clock::default(),
+            wake: Arc::clone(&wake),
             blocking,
             queue: VecDeque::new(),
             issued: 0,
             done: 0,
             dying: false,
         };
-        let spawned = thread::Builder::new().name(format!("fake stream {line}")).spawn(move || run(line));
+        let spawned = thread::Builder::new().name(format!("fake stream {line}")).spawn(move || run(line, &wake));
         spawned.map_err(|_| status::OUT_OF_MEMORY)?;
         self.streams.insert(line, stream);
         Ok(line)
@@ -167,6 +181,14 @@ impl State {
             let why = format!("the stream {handle:#x} is of GPU {gpu}, but the current context of GPU {current}");
             return Err(misuse(status::INVALID_HANDLE, why));
         }
+        Ok((line, gpu))
+    }
+
+    /// As [`Self::line`], for the pools' functions, which need a context for the default stream alone.
+    pub fn line_of_pool(&self, handle: usize) -> Answer<(Line, usize)> {
+        let line = self.line(handle)?;
+        let gpu = self.streams[&line].gpu;
+        self.healthy(gpu)?;
         Ok((line, gpu))
     }
 
@@ -208,8 +230,8 @@ impl State {
         let operation = Operation { point, after: order.after, work: order.work, ranges, clock };
         if let Some(stream) = self.streams.get_mut(&line) {
             stream.queue.push_back(operation);
+            stream.wake.notify_all();
         }
-        CHANGED.notify_all();
         Ok(point)
     }
 
@@ -234,8 +256,7 @@ impl State {
 
     /// Lets the streams of a GPU end; their contexts are gone.
     pub fn destroy_streams(&mut self, gpu: usize) {
-        self.streams.values_mut().filter(|stream| stream.gpu == gpu).for_each(|stream| stream.dying = true);
-        CHANGED.notify_all();
+        self.streams.values_mut().filter(|stream| stream.gpu == gpu).for_each(Stream::end);
     }
 }
 
@@ -285,9 +306,8 @@ pub fn destroy(driver: &mut Driver, handle: usize) -> Answer {
     }
     let line = driver.line(handle)?;
     if let Some(stream) = driver.streams.get_mut(&line) {
-        stream.dying = true;
+        stream.end();
     }
-    CHANGED.notify_all();
     Ok(())
 }
 
@@ -340,7 +360,7 @@ pub fn launch_host(driver: &mut Driver, handle: usize, callback: Callback) -> An
 }
 
 /// The thread of a stream.
-fn run(line: Line) {
+fn run(line: Line, wake: &Condvar) {
     let mut driver = state::lock();
     loop {
         let Some(stream) = driver.streams.get(&line) else { return };
@@ -350,7 +370,7 @@ fn run(line: Line) {
                 CHANGED.notify_all();
                 return;
             }
-            CHANGED.wait(&mut driver);
+            wake.wait(&mut driver);
             continue;
         };
         let after = next.after.clone();
@@ -393,6 +413,7 @@ fn perform(driver: &mut Driver, operation: Operation) {
         // The program learns here that all that came before in the stream is done, and may tell any thread.
         driver.observe(&operation.clock);
     }
+    let before = operation.clock.before(operation.point);
     parking_lot::MutexGuard::unlocked(driver, || match operation.work {
         Work::Nothing | Work::Record(_) => {}
         // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
@@ -402,8 +423,10 @@ fn perform(driver: &mut Driver, operation: Operation) {
         Work::Staged { to, from } => unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) },
         // SAFETY: as above.
         Work::Fill { to, value, bytes } => unsafe { ptr::write_bytes(pointer(to), value, bytes as usize) },
-        // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
-        Work::Kernel((function, argument)) => unsafe { function(ptr::with_exposed_provenance_mut(argument)) },
+        Work::Kernel((function, argument)) => state::as_kernel(before, || {
+            // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
+            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
+        }),
         Work::Host((function, argument)) => state::as_host_function(|| {
             // SAFETY: as above.
             unsafe { function(ptr::with_exposed_provenance_mut(argument)) }

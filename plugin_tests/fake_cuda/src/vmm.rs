@@ -127,7 +127,7 @@ fn drop_unused(driver: &mut Driver, handle: u64) {
     driver.gpus[gpu].file.discard(offset, bytes);
 }
 
-/// `cuMemAddressReserve`.
+/// `cuMemAddressReserve`. CUDA documents sizes in pages of the host; what can be mapped there is a multiple of more.
 pub fn reserve(driver: &mut Driver, bytes: u64, alignment: u64, hint: u64, flags: u64) -> Answer<u64> {
     no_flags(flags)?;
     whole("size", bytes)?;
