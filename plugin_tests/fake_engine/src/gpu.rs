@@ -334,7 +334,7 @@ impl Gpu {
     ) -> Result<Arc<Mark>> {
         let after = Arc::clone(milestone);
         let told = self.mark(stream).and_then(|mark| {
-            milestone.record(Some(Arc::clone(&mark)));
+            milestone.record(Arc::clone(&mark));
             self.follow(self.callback, &mark)?;
             self.after_callback(Box::new(move || {
                 after.finish();
