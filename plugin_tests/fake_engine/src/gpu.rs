@@ -337,8 +337,9 @@ impl Gpu {
             milestone.record(Arc::clone(&mark));
             self.follow(self.callback, &mark)?;
             self.after_callback(Box::new(move || {
-                after.finish();
+                // First, so that whoever waits for the milestone finds the memory gone.
                 drop(kept);
+                after.finish();
             }))?;
             Ok(mark)
         });
