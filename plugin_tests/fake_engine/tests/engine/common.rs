@@ -168,10 +168,15 @@ impl Own {
 
     /// A view of the memory, and when it is let go.
     pub fn view(&self, client: &Client, stream: isize) -> Result<(Buffer, Signal<()>)> {
+        Self::view_at(client, self.address, &DIMS, stream)
+    }
+
+    /// The same of another part of the memory.
+    pub fn view_at(client: &Client, address: u64, dims: &[i64], stream: isize) -> Result<(Buffer, Signal<()>)> {
         let view = View {
-            address: ptr::with_exposed_provenance_mut(self.address as usize),
+            address: ptr::with_exposed_provenance_mut(address as usize),
             element_type: ElementType::F32,
-            dims: &DIMS,
+            dims,
             device: None,
             memory: Some(client.device().default_memory()),
             stream,

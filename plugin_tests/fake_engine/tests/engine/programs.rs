@@ -1,8 +1,8 @@
 //! Programs: in order, in place, on several devices.
 
-use std::{ffi::c_void, thread};
+use std::{ffi::c_void, thread, time::Duration};
 
-use plugin_tests::{Buffer, Client, Code, Gate, Program, RunOptions, call, plugin, sys};
+use plugin_tests::{Buffer, Client, Code, Gate, Program, RunOptions, call, event::elsewhere, plugin, sys};
 
 use crate::{
     common::{DIMS, N, client, ramp, ticket},
@@ -43,6 +43,25 @@ fn execute_returns_before_the_program_runs() {
         gate.open();
         assert_eq!(told.wait(), Ok(()));
         assert_eq!(run.outputs[0][0].read::<f32>().unwrap(), ramp(0.0));
+    });
+}
+
+#[test]
+fn at_most_32_executions_are_under_way() {
+    on_fake_gpu!([], || {
+        let client = client();
+        let gate = Gate::closed();
+        let gated = client.compile(&Program::gate_inline()).unwrap();
+        let add_one = client.compile(&Program::add_one()).unwrap();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let mut results = vec![gated.run1(&[&x, &ticket(&client, &gate)]).unwrap()];
+        gate.wait_reached();
+        results.extend((1..32).map(|_| add_one.run1(&[&x]).unwrap()));
+        let waiting = elsewhere(move || add_one.run1(&[&x]).and_then(|result| result.read::<f32>()));
+        thread::sleep(Duration::from_millis(50));
+        assert!(waiting.get().is_none() && results.iter().all(|result| !result.ready().is_ready()));
+        gate.open();
+        assert_eq!(waiting.wait(), Ok(ramp(1.0)));
     });
 }
 

@@ -108,6 +108,21 @@ fn a_donated_view_becomes_the_result_and_is_let_go_with_it() {
     });
 }
 
+#[test]
+fn a_view_that_is_not_aligned_fails_its_program() {
+    on_fake_gpu!([], || {
+        let (client, own) = (client(), Own::new());
+        let program = client.compile(&Program::add_one_scalar()).unwrap();
+        own.fill(0);
+        own.synchronize();
+        let (view, _) = Own::view_at(&client, own.address + 8, &[], 0).unwrap();
+        let failure = program.run1(&[&view]).unwrap().ready().wait().unwrap_err();
+        failure.expect(Code::INTERNAL, &["Address of buffer 0 must be a multiple of 10"]);
+        let (view, _) = Own::view_at(&client, own.address + 16, &[], 0).unwrap();
+        assert_eq!(program.run1(&[&view]).unwrap().read::<f32>().unwrap(), [1.0]);
+    });
+}
+
 /// A program that stands at a gate, and reads a view which is gone; whether the outsider was told.
 fn told_while_running() -> bool {
     let (client, own) = (client(), Own::new());
