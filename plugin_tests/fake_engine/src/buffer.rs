@@ -38,6 +38,8 @@ struct Held {
     /// Copies out of it that may still run: a program that overwrites it comes after them.
     uses: Vec<Arc<Milestone>>,
     external: usize,
+    /// What an outsider refers to stays, whatever becomes of the buffer.
+    referred: Option<Arc<Memory>>,
 }
 
 /// What there is to work with.
@@ -47,6 +49,13 @@ pub struct Contents {
     pub memory: Arc<Memory>,
     /// When they are there.
     pub defined: Arc<Milestone>,
+}
+
+impl Held {
+    fn contents(&self) -> Result<Contents> {
+        let memory = self.memory.clone().ok_or_else(|| Error::invalid(GONE))?;
+        Ok(Contents { memory, defined: Arc::clone(&self.defined) })
+    }
 }
 
 impl Buffer {
@@ -59,7 +68,7 @@ impl Buffer {
         memory: Arc<Memory>,
         defined: Arc<Milestone>,
     ) -> Self {
-        let held = Held { memory: Some(memory), defined, uses: Vec::new(), external: 0 };
+        let held = Held { memory: Some(memory), defined, uses: Vec::new(), external: 0, referred: None };
         Self { client: Arc::clone(client), device, place, shape, held: Mutex::new(held) }
     }
 
@@ -101,9 +110,7 @@ impl Buffer {
     /// # Errors
     /// INVALID_ARGUMENT for one that is deleted or donated.
     pub fn contents(&self) -> Result<Contents> {
-        let held = self.held.lock();
-        let memory = held.memory.clone().ok_or_else(|| Error::invalid(GONE))?;
-        Ok(Contents { memory, defined: Arc::clone(&held.defined) })
+        self.held.lock().contents()
     }
 
     /// The contents for a copy out of them, which ends at `until`.
@@ -111,8 +118,8 @@ impl Buffer {
     /// # Errors
     /// As [`Self::contents`].
     pub fn contents_for_use(&self, until: &Arc<Milestone>) -> Result<Contents> {
-        let contents = self.contents()?;
         let mut held = self.held.lock();
+        let contents = held.contents()?;
         held.uses.retain(|used| !used.is_over());
         held.uses.push(Arc::clone(until));
         Ok(contents)
@@ -218,13 +225,18 @@ getters! {
     PJRT_Buffer_UnsafePointer_Args |this, buffer| { this.buffer_pointer = address(buffer)?.expose_provenance(); }
     PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args |this, buffer| { this.device_memory_ptr = address(buffer)?; }
     PJRT_Buffer_IncreaseExternalReferenceCount_Args |_this, buffer| {
-        buffer.contents()?;
-        buffer.held.lock().external += 1;
+        let mut held = buffer.held.lock();
+        let memory = held.contents()?.memory;
+        held.external += 1;
+        held.referred = Some(memory);
     }
     PJRT_Buffer_DecreaseExternalReferenceCount_Args |_this, buffer| {
         let mut held = buffer.held.lock();
         held.external = held.external.checked_sub(1).ok_or_else(|| {
             Error::invalid("Attempting to decrease reference on a buffer with zero reference count.")
         })?;
+        let last = if held.external == 0 { held.referred.take() } else { None };
+        drop(held);
+        drop(last);
     }
 }

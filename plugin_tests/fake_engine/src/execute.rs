@@ -20,6 +20,7 @@ use crate::{
     driver::Range,
     entry::{Entry, list, required},
     error::{Error, Result},
+    gpu::Seat,
     memory::Memory,
     milestone::Milestone,
     options::Era,
@@ -28,6 +29,9 @@ use crate::{
     sys::{self, CStruct},
     transfer::allocate,
 };
+
+/// How XLA's kernels want their arguments (`kEntryParameterAlignBytes`).
+const ALIGNMENT: u64 = 16;
 
 /// What one device is launched with.
 struct Launch<'a> {
@@ -195,6 +199,13 @@ impl Started {
                 None => started.reads.extend(contents.memory.range()),
             }
         }
+        if let Some(argument) = started.arguments.iter().position(|contents| contents.memory.address() % ALIGNMENT != 0)
+        {
+            let at = started.arguments[argument].memory.address();
+            outcome = Err(Error::internal(format!(
+                "Address of buffer {argument} must be a multiple of {ALIGNMENT:x}, but was {at:#x}"
+            )));
+        }
         if outcome.is_ok() {
             match home.gpu.allocate(program.temp) {
                 Ok(temp) => started.temp = temp,
@@ -240,7 +251,7 @@ impl Started {
     }
 
     /// Ends the launch on this device behind its kernel.
-    fn complete(self, loaded: &Loaded) {
+    fn complete(self, loaded: &Loaded, seat: Seat) {
         let client = &loaded.client;
         let gpu = &client.devices[self.device].gpu;
         gpu.free(self.temp);
@@ -254,7 +265,7 @@ impl Started {
         };
         let kept: Vec<Arc<Memory>> = memories.filter(keeps).collect();
         // A failure is the milestone's already.
-        let _ = gpu.complete(gpu.compute, &self.done, kept);
+        let _ = gpu.complete(gpu.compute, &self.done, (kept, seat));
     }
 
     /// Ends the launch on this device without a kernel.
@@ -310,6 +321,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             return Err(Error::unimplemented("the fake CUDA engine has no send and receive callbacks"));
         }
         let context = Context::share(options.context)?;
+        let seats: Vec<Seat> = devices.iter().map(|&device| client.devices[device].gpu.board()).collect();
 
         // 1. Arguments.
         let mut launches = Vec::new();
@@ -355,7 +367,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             job.abort(&error);
             started.into_iter().for_each(|device| device.fail(&loaded, &error));
         } else {
-            started.into_iter().for_each(|device| device.complete(&loaded));
+            started.into_iter().zip(seats).for_each(|(device, seat)| device.complete(&loaded, seat));
         }
         drop(guard);
         Ok(())

@@ -20,11 +20,13 @@ use std::{
 };
 
 use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     driver::{Context, Functions, Range, driver},
     error::{Error, Result},
     milestone::{Mark, Milestone},
+    sys,
 };
 
 /// Streams on which arrays of outsiders become ready.
@@ -33,6 +35,9 @@ const EXTERNAL: usize = 4;
 const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;
+
+/// Executions that may be under way on one device, as in XLA; the next one waits for one of them.
+const IN_FLIGHT: usize = 32;
 
 /// Something to do after a mark, on the thread that tells the host.
 type Errand = Box<dyn FnOnce() + Send>;
@@ -60,10 +65,22 @@ pub struct Gpu {
     external: [CUstream; EXTERNAL],
     next_external: AtomicUsize,
     errands: Sender<Errand>,
-    /// How often the pool gave memory, and the most at once.
+    /// How often the pool gave memory.
     pub allocations: AtomicU64,
     /// The largest allocation so far.
     pub largest: AtomicU64,
+    in_flight: Mutex<usize>,
+    landed: Condvar,
+}
+
+/// An execution under way on a device, until it is dropped.
+pub struct Seat(Arc<Gpu>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        *self.0.in_flight.lock() -= 1;
+        self.0.landed.notify_one();
+    }
 }
 
 // SAFETY: the driver's handles may be used on any thread.
@@ -96,9 +113,10 @@ impl Gpu {
             (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int - 1, device)
         })?;
         let name = name.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
-        // SAFETY: the device is the driver's, in this and the next two calls.
+        // SAFETY: the device is the driver's, as the driver just said.
         let memory =
             driver.out("cuDeviceTotalMem", 0, |bytes| unsafe { (driver.cuDeviceTotalMem_v2)(bytes, device) })?;
+        // SAFETY: as above.
         let pool = driver.out("cuDeviceGetDefaultMemPool", ptr::null_mut(), |pool| unsafe {
             (driver.cuDeviceGetDefaultMemPool)(pool, device)
         })?;
@@ -120,6 +138,8 @@ impl Gpu {
             errands,
             allocations: AtomicU64::new(0),
             largest: AtomicU64::new(0),
+            in_flight: Mutex::new(0),
+            landed: Condvar::new(),
         };
         for stream in 0..5 + EXTERNAL {
             let made = {
@@ -149,6 +169,16 @@ impl Gpu {
         own.into_iter().chain(&mut self.external)
     }
 
+    /// A place among the executions under way; blocks until there is one.
+    pub fn board(self: &Arc<Self>) -> Seat {
+        let mut in_flight = self.in_flight.lock();
+        while *in_flight >= IN_FLIGHT {
+            self.landed.wait(&mut in_flight);
+        }
+        *in_flight += 1;
+        Seat(Arc::clone(self))
+    }
+
     /// One of the streams for outsiders, each in turn.
     pub fn external(&self) -> CUstream {
         self.external[self.next_external.fetch_add(1, Ordering::Relaxed) % EXTERNAL]
@@ -170,11 +200,14 @@ impl Gpu {
         }
         let _entered = self.context.enter()?;
         let driver = self.driver;
-        // SAFETY: the stream is ours.
         let allocate = || {
+            // SAFETY: the stream is ours, and its context current.
             driver.out("cuMemAllocAsync", 0, |at| unsafe { (driver.cuMemAllocAsync)(at, bytes as usize, self.compute) })
         };
-        let address = allocate().or_else(|_| {
+        let address = allocate().or_else(|error| {
+            if error.code != sys::PJRT_Error_Code_RESOURCE_EXHAUSTED {
+                return Err(error);
+            }
             self.synchronize(self.compute)?;
             allocate().map_err(|error| {
                 let in_use = self.pool_attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
@@ -334,11 +367,12 @@ impl Gpu {
     ) -> Result<Arc<Mark>> {
         let after = Arc::clone(milestone);
         let told = self.mark(stream).and_then(|mark| {
-            milestone.record(Some(Arc::clone(&mark)));
+            milestone.record(Arc::clone(&mark));
             self.follow(self.callback, &mark)?;
             self.after_callback(Box::new(move || {
-                after.finish();
+                // First, so that whoever waits for the milestone finds the memory gone.
                 drop(kept);
+                after.finish();
             }))?;
             Ok(mark)
         });

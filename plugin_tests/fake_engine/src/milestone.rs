@@ -10,7 +10,7 @@
 //! The driver's race detector believes that the host has seen something only when the host asks it. So the mark is
 //! asked where the outcome is handed to the caller, and not before: a caller that never looks has not synchronised.
 
-use std::{ffi::c_void, sync::Arc};
+use std::{ffi::c_void, mem, sync::Arc};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use parking_lot::{Condvar, Mutex};
@@ -77,6 +77,9 @@ struct State {
     recorded: bool,
     finished: bool,
     failure: Option<Error>,
+    /// Called once it is recorded.
+    followers: Vec<Watcher>,
+    /// Called once it is finished.
     watchers: Vec<Watcher>,
 }
 
@@ -113,23 +116,25 @@ impl Milestone {
     }
 
     /// The work stands in a stream now.
-    pub fn record(&self, mark: Option<Arc<Mark>>) {
-        let mut state = self.state.lock();
-        (state.mark, state.recorded) = (mark, true);
-        self.changed.notify_all();
+    pub fn record(&self, mark: Arc<Mark>) {
+        let followers = {
+            let mut state = self.state.lock();
+            (state.mark, state.recorded) = (Some(mark), true);
+            self.changed.notify_all();
+            mem::take(&mut state.followers)
+        };
+        followers.into_iter().for_each(|follower| follower(self));
     }
 
     /// It happened.
     pub fn finish(&self) {
-        let watchers = {
+        let (followers, watchers) = {
             let mut state = self.state.lock();
             (state.recorded, state.finished) = (true, true);
             self.changed.notify_all();
-            std::mem::take(&mut state.watchers)
+            (mem::take(&mut state.followers), mem::take(&mut state.watchers))
         };
-        for watcher in watchers {
-            watcher(self);
-        }
+        followers.into_iter().chain(watchers).for_each(|watcher| watcher(self));
     }
 
     /// It happened, like this.
@@ -188,6 +193,17 @@ impl Milestone {
         }
         drop(state);
         watcher(self);
+    }
+
+    /// Has `follower` called once a stream can wait for it: now, on this thread, if one can.
+    pub fn when_recorded(&self, follower: impl FnOnce(&Milestone) + Send + 'static) {
+        let mut state = self.state.lock();
+        if !state.recorded {
+            state.followers.push(Box::new(follower));
+            return;
+        }
+        drop(state);
+        follower(self);
     }
 
     /// The outcome, for the host to see; for milestones that happened.

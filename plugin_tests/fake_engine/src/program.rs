@@ -147,6 +147,8 @@ pub struct Program {
     pub temp: u64,
 }
 
+type Bytes = Arc<[u8]>;
+
 /// An executable, alive while a launch of it is.
 pub struct Loaded {
     /// The CPU engine's.
@@ -158,7 +160,7 @@ pub struct Loaded {
     /// What it does.
     pub program: Program,
     /// The options that it was compiled with.
-    options: Option<Arc<[u8]>>,
+    options: Option<Bytes>,
     /// For each device, the addresses of the last launch.
     addresses: Mutex<HashMap<usize, Vec<u64>>>,
     /// How often a launch had other addresses than the one before: a CUDA graph would have been recorded anew.
@@ -166,8 +168,8 @@ pub struct Loaded {
 }
 
 static LOADED: LazyLock<RwLock<HashMap<usize, Arc<Loaded>>>> = LazyLock::new(RwLock::default);
-/// The compile options of executables that are not loaded.
-static OPTIONS: LazyLock<RwLock<HashMap<usize, Option<Arc<[u8]>>>>> = LazyLock::new(RwLock::default);
+/// The compile options of executables that are not loaded, as far as they are known.
+static OPTIONS: LazyLock<RwLock<HashMap<usize, Option<Bytes>>>> = LazyLock::new(RwLock::default);
 
 /// The executable behind a handle.
 ///
@@ -207,7 +209,7 @@ impl Loaded {
     unsafe fn own(
         handle: *mut sys::PJRT_LoadedExecutable,
         client: Arc<Client>,
-        options: Option<Arc<[u8]>>,
+        options: Option<Bytes>,
     ) -> Result<*mut sys::PJRT_LoadedExecutable> {
         let cpu = cpu::engine()?;
         // From here on a failure destroys it.
@@ -312,7 +314,7 @@ impl Entry for sys::PJRT_Compile_Args {
     unsafe fn run(&mut self) -> Result {
         // SAFETY: the caller's struct, handed on.
         unsafe {
-            let options: Arc<[u8]> = list(self.compile_options.cast::<u8>(), self.compile_options_size).into();
+            let options: Bytes = list(self.compile_options.cast::<u8>(), self.compile_options_size).into();
             cpu::engine()?.pass(self)?;
             OPTIONS.write().insert(self.executable.addr(), Some(options));
         }
@@ -352,7 +354,7 @@ impl Entry for sys::PJRT_Executable_Destroy_Args {
 }
 
 /// The compile options of an executable.
-fn options_of(executable: *const sys::PJRT_Executable) -> Option<Arc<[u8]>> {
+fn options_of(executable: *const sys::PJRT_Executable) -> Option<Bytes> {
     OPTIONS.read().get(&executable.addr()).cloned().flatten()
 }
 
@@ -361,7 +363,7 @@ impl Entry for sys::PJRT_Executable_GetCompileOptions_Args {
         unsafe extern "C" fn end(options: *mut sys::PJRT_SerializedCompileOptions) {
             if !options.is_null() {
                 // SAFETY: the holder is the box below, and ends once.
-                drop(unsafe { Box::from_raw(options.cast::<Arc<[u8]>>()) });
+                drop(unsafe { Box::from_raw(options.cast::<Bytes>()) });
             }
         }
         let executable = required(self.executable, "PJRT_Executable_GetCompileOptions", "executable")?;

@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Result},
     gpu::Gpu,
     memory::{Memory, at},
-    milestone::Milestone,
+    milestone::{Mark, Milestone},
     shape::{self, Shape},
     sys,
 };
@@ -123,49 +123,52 @@ fn outward(
     Ok(done)
 }
 
-/// A copy of an array in another place of its client.
+/// A copy of an array in another place of its client. It starts when a stream can wait for the contents.
 fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) -> Result<Buffer> {
     let shape = buffer.shape.clone();
     let to = allocate(client, device, place, &shape)?;
+    let there = Arc::clone(&client.devices[device].gpu);
+    // The memory is ready for the other device's compute stream.
+    let ready = there.mark(there.compute)?;
     let done = Milestone::of_work();
     let Contents { memory, defined } = buffer.contents_for_use(&done)?;
-    let gpu = buffer.gpu();
-    let copied = (|| {
-        let there = &client.devices[device].gpu;
-        if let Some(mark) = defined.recorded() {
-            gpu.follow(gpu.across, &mark)?;
-        }
-        // The memory is ready for the other device's compute stream.
-        gpu.follow(gpu.across, &*there.mark(there.compute)?)?;
-        let (reads, writes, bytes) = (memory.range(), to.range(), shape.bytes());
-        let (from, into) = (memory.address(), to.address());
-        let (ran, source) = (Arc::clone(&done), Arc::clone(&defined));
-        let on_devices = reads.is_some() && writes.is_some();
-        if on_devices {
-            // SAFETY: both are kept until the milestone.
-            unsafe { gpu.copy(gpu.across, into, from, bytes)? };
-        }
-        let (reads, writes) = if on_devices { (None, None) } else { (reads, writes) };
-        gpu.kernel(gpu.across, reads.as_slice(), writes.as_slice(), move || {
-            if !on_devices && bytes > 0 {
-                // SAFETY: as above.
-                unsafe { at(into).copy_from_nonoverlapping(at(from), bytes as usize) };
+    let (gpu, told, into) = (Arc::clone(buffer.gpu()), Arc::clone(&done), Arc::clone(&to));
+    let source = Arc::clone(&defined);
+    defined.when_recorded(move |defined| {
+        let mark = defined.recorded();
+        let follow = |mark: &Arc<Mark>| gpu.follow(gpu.across, mark);
+        let copied = mark.as_ref().map_or(Ok(()), follow).and_then(|()| follow(&ready)).and_then(|()| {
+            let ran = Arc::clone(&told);
+            copy(&gpu, &memory, &into, shape.bytes(), move || ran.ran(source.failure().map_or(Ok(()), Err)))
+        });
+        match copied.and_then(|()| gpu.complete(gpu.across, &told, (Arc::clone(&memory), Arc::clone(&into)))) {
+            Ok(mark) => {
+                memory.used_until(Arc::clone(&mark));
+                into.used_until(mark);
             }
-            ran.ran(source.failure().map_or(Ok(()), Err));
-        })
-    })();
-    match copied {
-        Ok(()) => {
-            let mark = gpu.complete(gpu.across, &done, (Arc::clone(&memory), Arc::clone(&to)))?;
-            memory.used_until(Arc::clone(&mark));
-            to.used_until(mark);
+            Err(error) => told.finish_with(Err(error)),
         }
-        Err(error) => {
-            done.finish_with(Err(error.clone()));
-            return Err(error);
+    });
+    Ok(Buffer::new(client, device, place, buffer.shape.clone(), to, done))
+}
+
+/// Copies bytes between memories on the stream for that, and calls `then` there.
+fn copy(gpu: &Gpu, from: &Memory, to: &Memory, bytes: u64, then: impl FnOnce() + Send + 'static) -> Result {
+    let (source, target) = (from.address(), to.address());
+    match (from.range(), to.range()) {
+        (Some(_), Some(_)) => {
+            // SAFETY: the caller keeps both until the copy is done.
+            unsafe { gpu.copy(gpu.across, target, source, bytes)? };
+            gpu.kernel(gpu.across, &[], &[], then)
         }
+        (reads, writes) => gpu.kernel(gpu.across, reads.as_slice(), writes.as_slice(), move || {
+            if bytes > 0 {
+                // SAFETY: as above.
+                unsafe { at(target).copy_from_nonoverlapping(at(source), bytes as usize) };
+            }
+            then();
+        }),
     }
-    Ok(Buffer::new(client, device, place, shape, to, done))
 }
 
 impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
