@@ -45,6 +45,8 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     /// The engine's part.
     pub pool: Box<dyn ScratchPool>,
+    /// The largest limit that the device and the headroom allow.
+    pub most: Bytes,
 }
 
 impl Shared {

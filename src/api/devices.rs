@@ -182,11 +182,11 @@ fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
     }
 }
 
-/// What arrays and scratch may have of a GPU with so much memory.
+/// What arrays and scratch may have of a GPU with so much memory, and what they could have at most.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a limit that the GPU cannot have, or a headroom that leaves nothing.
-fn gpu_limit(settings: &Settings, total: Bytes) -> Result<Bytes> {
+fn gpu_limit(settings: &Settings, total: Bytes) -> Result<(Bytes, Bytes)> {
     let limit = Bytes::new(settings.limit.resolve(total.get(), NonZeroU32::MIN)?);
     let headroom = settings.headroom.value.bytes();
     let most = total.saturating_sub(headroom).round_down(Bytes::mib(1));
@@ -199,7 +199,7 @@ fn gpu_limit(settings: &Settings, total: Bytes) -> Result<Bytes> {
     if limit > most {
         log::info!("the limit of {limit} is lowered to {most}, for the headroom of {headroom}");
     }
-    Ok(limit.min(most))
+    Ok((limit.min(most), most))
 }
 
 /// Why GPUs' memory is not ours to manage.
@@ -237,7 +237,7 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
         let failed = |error: Error| NotOurs::Driver(error.to_string());
         let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
         let total = device.memory_info().map_err(failed)?.total;
-        let limit = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
+        let (limit, most) = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
         let budget = Arc::new(Budget::new(limit));
         let memory = match settings.strategy.value {
             Strategy::Platform => CudaBacking::with_driver_allocations(Arc::clone(&device)),
@@ -252,7 +252,7 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
             // give all scratch back, and the next program would find it elsewhere.
             pool.set_release_threshold(limit).map_err(failed)?;
         }
-        let shared = pool.map(|pool| Shared { budget, pool: Box::new(pool) });
+        let shared = pool.map(|pool| Shared { budget, pool: Box::new(pool), most });
         memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared });
     }
     Ok(memories)

@@ -74,10 +74,16 @@ impl Client {
         if numbers.refusal.is_some() {
             return None;
         }
-        let machine = host::capacity().ok()?;
-        let devices = u32::try_from(self.devices.len()).ok()?;
         let enough = enough(numbers.limit, size)?;
-        (enough.get().checked_mul(devices.into())? <= machine.get()).then_some(Hint::Limit { enough, machine, devices })
+        let (owner, capacity, devices) = match &memory.shared {
+            Some(shared) => {
+                let free = shared.pool.free_on_device().ok()?;
+                ("GPU", shared.most.min(numbers.limit + free), 1)
+            }
+            None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
+        };
+        let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
+        fits.then_some(Hint::Limit { enough, memory: capacity, owner, devices })
     }
 }
 

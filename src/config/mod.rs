@@ -177,6 +177,8 @@ pub struct Settings {
     foreign: Vec<(String, OptionValue)>,
     /// `PJRT_GPU_ENABLE_ASYNC_DISPATCH`, which a GPU engine reads for itself.
     gpu_async_dispatch: Option<String>,
+    /// The flag of that name in `XLA_FLAGS`.
+    gpu_update_mode: Option<String>,
 }
 
 impl Settings {
@@ -231,6 +233,7 @@ struct Reading {
     overridden: Vec<String>,
     foreign: Vec<(String, OptionValue)>,
     gpu_async_dispatch: Option<String>,
+    gpu_update_mode: Option<String>,
 }
 
 impl Reading {
@@ -281,6 +284,10 @@ impl Reading {
         let foreign = engine_options::foreign(options, &mut notes.warnings);
         let gpu_async_dispatch =
             environment.get(engine_options::ASYNC_DISPATCH).map(|value| value.to_string_lossy().into_owned());
+        // A file of flags that cannot be read is an error of the setting that is looked for in it.
+        let gpu_update_mode = environment
+            .get("XLA_FLAGS")
+            .and_then(|flags| xla_flags::value(flags, engine_options::UPDATE_MODE).ok().flatten());
         let claim::Notes { warnings, overridden } = notes;
         Self {
             strategy,
@@ -302,6 +309,7 @@ impl Reading {
             overridden,
             foreign,
             gpu_async_dispatch,
+            gpu_update_mode,
         }
     }
 
@@ -350,6 +358,7 @@ impl Reading {
             overridden: self.overridden,
             foreign: self.foreign,
             gpu_async_dispatch: self.gpu_async_dispatch,
+            gpu_update_mode: self.gpu_update_mode,
         })
     }
 }

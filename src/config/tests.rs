@@ -442,6 +442,14 @@ fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
         let settings = Settings::read(&environment(&[]), &given).unwrap();
         assert_eq!(settings.engine_options(Some(EngineKind::Cuda)).is_ok(), allowed);
     }
+    for (mode, allowed) in [("never_update", false), ("CAPTURE_CMD_NEVER_UPDATE", false), ("ALWAYS_UPDATE", true)] {
+        let flags = format!("--xla_y=1 --xla_gpu_command_buffer_update_mode={mode}");
+        let options = read(&[("XLA_FLAGS", &flags)], &[]).unwrap().engine_options(Some(EngineKind::Cuda));
+        assert_eq!(options.is_ok(), allowed, "{mode}");
+        if let Err(error) = options {
+            assert!(error.message.contains(mode) && error.message.contains("ALWAYS_UPDATE"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -93,12 +93,14 @@ pub enum Hint {
         /// What would have moved.
         bytes: Bytes,
     },
-    /// The machine has more memory than the limit allows.
+    /// There is more memory than the limit allows.
     Limit {
         /// A limit of each device that would have been enough.
         enough: Bytes,
-        /// What the machine has.
-        machine: Bytes,
+        /// What its owner has.
+        memory: Bytes,
+        /// Whose it is: the machine's, or a GPU's.
+        owner: &'static str,
         /// Devices that share it.
         devices: u32,
     },
@@ -114,9 +116,9 @@ impl fmt::Display for Hint {
             Self::Compact { bytes } => {
                 write!(f, "PJRT_ARENA_COMPACT=on would have made room, by moving {bytes} of arrays")
             }
-            Self::Limit { enough, machine, devices } => {
+            Self::Limit { enough, memory, owner, devices } => {
                 let mib = enough.get() >> 20;
-                write!(f, "PJRT_ARENA_LIMIT={mib}MiB would have been enough; the machine has {machine}")?;
+                write!(f, "PJRT_ARENA_LIMIT={mib}MiB would have been enough; the {owner} has {memory}")?;
                 if *devices > 1 { write!(f, " for {devices} devices") } else { Ok(()) }
             }
         }
@@ -298,7 +300,8 @@ mod tests {
         let tried = Some(Tried { hole_before: Bytes::gib(3), blocks: 0, bytes: Bytes::ZERO });
         let idle = OutOfMemory { story: Some(Box::new(Story { tried, ..story })), ..oom.clone() }.to_string();
         assert!(idle.contains("\n  compaction moved nothing\n"), "{idle}");
-        let limit = |devices| Hint::Limit { enough: Bytes::gib(12), machine: Bytes::gib(64), devices }.to_string();
+        let (enough, memory) = (Bytes::gib(12), Bytes::gib(64));
+        let limit = |devices| Hint::Limit { enough, memory, owner: "machine", devices }.to_string();
         assert_eq!(limit(1), "PJRT_ARENA_LIMIT=12288MiB would have been enough; the machine has 64.00GiB");
         assert_eq!(
             limit(2),

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Names the driver's library; without it `libfake_cuda.so` beside this library is taken.
-const VARIABLE: &str = "PJRT_ARENA_CUDA_DRIVER";
+const VARIABLE: &str = "FAKE_ENGINE_DRIVER";
 const LIBRARY: &str = "libfake_cuda.so";
 
 /// `CUresult` in C.

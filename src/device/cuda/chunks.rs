@@ -55,10 +55,14 @@ impl Chunks {
         missing: &Arc<AtomicUsize>,
     ) -> Result<Self, Failure> {
         let _current = maker.context().enter()?;
-        // SAFETY: one value is written; the driver chooses the addresses.
-        let address: CUdeviceptr = out(|address| unsafe {
-            maker.context().driver().mem_address_reserve(address, bytes.get() as usize, 0, 0, 0)
-        })?;
+        let reserve = |aligned: usize| {
+            // SAFETY: one value is written; the driver chooses the addresses.
+            out(|address| unsafe {
+                maker.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
+            })
+        };
+        // Chunks at multiples of their size: what the arena gives back, it gives back in pieces that end at such.
+        let address: CUdeviceptr = reserve(chunk.get() as usize).or_else(|_| reserve(0))?;
         let count = bytes.get().div_ceil(chunk.get()) as usize;
         let chunks = Self {
             maker: Arc::clone(maker),

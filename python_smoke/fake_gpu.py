@@ -1,0 +1,56 @@
+"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this project.
+
+    libpjrt_arena.so ---> libfake_cuda_engine.so ---> xla_cpu_pjrt.so      computes, on what it takes for device memory
+             |                      |
+             `--> libfake_cuda.so <-'      NVIDIA's driver: memory of the host, a thread for each stream, a detector of races
+
+Everything from JAX down to the driver's functions is real, but the speed, what kernels do, and what a GPU's hardware adds. Any
+operation can be given a latency, so that what is not ordered really happens in the wrong order; the detector finds it all the
+same by the order of calls, and ends the process with 70.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from harness import run_jax
+from jax_plugins.arena import _library
+
+#: Beside the library under test, where cargo puts both.
+FOLDER = Path(os.environ.get("PJRT_ARENA_LIBRARY_PATH") or _library.load().path).parent
+
+#: What a race, a leak of the driver's or a misuse of it ends the process with.
+VIOLATION = 70
+
+
+def is_built() -> bool:
+    """Whether there is such a machine: a wheel has only the library, and tests of a wheel have none of this."""
+    return all((FOLDER / f"lib{name}.so").is_file() for name in ("fake_cuda", "fake_cuda_engine"))
+
+
+def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str, str]:
+    """The environment of a process on such a machine."""
+    from importlib.util import find_spec
+
+    (engine,) = find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations
+    return {
+        "FAKE_CUDA_GPUS": str(gpus),
+        "FAKE_CUDA_LATENCY_US": str(latency_us),
+        "FAKE_CUDA_MEMORY": str(memory_mib << 20),
+        "FAKE_CUDA_STRICT": "1",
+        "FAKE_ENGINE_CPU": str(Path(engine) / "xla_cpu_pjrt.so"),
+        "FAKE_ENGINE_ERA": str(era),
+        "PJRT_ARENA_CUDA_DRIVER": str(FOLDER / "libfake_cuda.so"),
+        "PJRT_ARENA_ENGINE": str(FOLDER / "libfake_cuda_engine.so"),
+        "PJRT_ARENA_HEADROOM": "0",
+    }
+
+
+def run_on_gpu(
+    code: str, *, memory_mib: int = 512, gpus: int = 1, latency_us: int = 100, era: int = 114, check: bool = True, **settings
+) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a process of its own on such a machine; `settings` are more variables."""
+    machine = variables(memory_mib, gpus, latency_us, era)
+    return run_jax(code, check=check, **{"JAX_PLATFORMS": "arena,cpu", **machine, **settings})

@@ -1,0 +1,249 @@
+"""JAX on GPUs whose memory is ours: every strategy, defragmentation, one budget, the order of copies and programs.
+
+The GPUs are played (`fake_gpu`); on real ones the same is shown by `gpu/run.sh`. In each test a process that leaves the
+driver's rules, or reads, writes, moves or frees memory that something else still uses, fails.
+"""
+
+from __future__ import annotations
+
+import json
+
+import fake_gpu
+import pytest
+from fake_gpu import run_on_gpu
+
+pytestmark = [
+    pytest.mark.arena,
+    pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
+]
+
+HEAD = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jax_plugins.arena import memory
+
+gpu = jax.devices()[0]
+assert (gpu.platform, jax.default_backend()) == ("gpu", "gpu"), gpu
+MIB = 1 << 20
+
+def stats(device=gpu):
+    return device.memory_stats()
+
+def full(mib, value):
+    return jax.device_put(np.full((mib * MIB // 4,), value, np.float32))
+
+def error_of(call):
+    try:
+        jax.block_until_ready(call())
+    except Exception as error:
+        return str(error)
+    raise SystemExit("no error")
+"""
+
+STRATEGIES = ("preallocate", "growing", "platform", "tpu")
+
+
+def told(code: str, **machine) -> dict:
+    run = run_on_gpu(HEAD + code, **machine)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("era", [112, 114])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_programs_transfers_and_donation(strategy, era):
+    answer = told(
+        """
+host = np.random.default_rng(0).random((300, 400), np.float32)
+x = jax.device_put(host)
+y = jax.jit(lambda x: jnp.tanh(x @ x.T).sum(axis=0))(x)
+assert np.allclose(np.asarray(y), np.tanh(host @ host.T).sum(axis=0), rtol=1e-4)
+assert (np.asarray(jax.device_put(host[::-2, ::3])) == host[::-2, ::3]).all()      # strided
+step = jax.jit(lambda s, d: (s + d, (s * d).sum()), donate_argnums=0)
+state, at = jnp.zeros((1 << 18,)), []
+for number in range(30):
+    old = state
+    state, loss = step(state, float(number))
+    at.append(state.unsafe_buffer_pointer() if number == 29 else 0)
+    assert old.is_deleted()
+assert float(state[7]) == sum(range(30))
+copied = jax.device_put(state, may_alias=False)
+state, loss = step(state, 1.0)                     # writes where the copy is still read
+assert float(copied[7]) == sum(range(30)) and float(state[7]) == sum(range(30)) + 1
+grads = jax.grad(lambda w: jnp.square(w).sum())(jnp.arange(8.0))
+assert grads.tolist() == [2.0 * i for i in range(8)]
+del x, y, state, loss, copied, old, grads
+print(json.dumps({"in_use": stats()["bytes_in_use"], "limit": stats()["bytes_limit"], "pool": stats()["pool_bytes"]}))
+""",
+        PJRT_ARENA_STRATEGY=strategy,
+        era=era,
+    )
+    assert answer["limit"] == 384 << 20
+    assert answer["in_use"] < 4096
+    if strategy == "platform":
+        assert answer["pool"] < 8192, "each array's memory goes back to the driver"
+
+
+FRAGMENT = """
+size = 8
+count = stats()["bytes_limit"] // (size * MIB) - 1
+arrays = [full(size, i) for i in range(count)]
+kept, arrays = arrays[::2], None
+large = lambda: jnp.ones((stats()["bytes_limit"] // 3 // 4,), jnp.float32)
+"""
+INTACT = 'intact = all((np.asarray(a) == 2.0 * i).all() for i, a in enumerate(kept))\n'
+
+
+def test_defragmentation_makes_room_that_other_strategies_do_not_have():
+    """jax-ml/jax#9064 on a GPU."""
+    answer = told(
+        FRAGMENT + 'error = error_of(large)\n' + INTACT + 'print(json.dumps([error, intact]))', PJRT_ARENA_STRATEGY="preallocate"
+    )
+    error, intact = answer
+    assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 128.00MiB") and intact
+    assert "enough is free, but not in one piece" in error
+    answer = told(
+        FRAGMENT
+        + "x = large()\nassert float(x[-1]) == 1.0 and float(x.sum()) == x.size\n"
+        + INTACT
+        + "moved = memory.summary().devices[0].moved\n"
+        + 'print(json.dumps([intact, moved.bytes if hasattr(moved, "bytes") else str(moved)]))',
+        PJRT_ARENA_STRATEGY="tpu",
+    )
+    assert answer[0] and answer[1] != 0
+
+
+def test_arrays_and_scratch_share_one_limit():
+    """Arrays give memory to programs' scratch and take it back; a program that does not fit consumes nothing."""
+    answer = told(
+        """
+n = 12 << 20                                          # 48 MiB
+@partial(jax.jit, donate_argnums=0)
+def program(x):
+    return jnp.sort(jnp.cumsum(jnp.sort(x[::-1])) % 97) + x
+x = jax.device_put((np.arange(n) % 7).astype(np.float32))
+compiled = program.lower(x).compile()
+scratch = compiled.memory_analysis().temp_size_in_bytes
+x = compiled(x)
+first = float(x[5])
+reserved = stats()["bytes_reserved"]
+rest = []
+error = error_of(lambda: [rest.append(full(8, 1)) or jax.block_until_ready(rest) for _ in range(100)])
+taken_back = stats()["bytes_reserved"]
+refused = error_of(lambda: compiled(x))
+rest.pop()
+survived = not x.is_deleted() and float(x[5]) == first
+del rest
+x = compiled(x)
+print(json.dumps([scratch, reserved, error[:30], taken_back, refused, survived, bool(jnp.isfinite(x).all()),
+                  stats()["bytes_reserved"]]))
+"""
+    )
+    scratch, reserved, error, taken_back, refused, survived, finite, again = answer
+    assert scratch >= 48 << 20 and scratch <= reserved <= scratch + (16 << 20)
+    assert error.startswith("RESOURCE_EXHAUSTED: Out of") and taken_back < 16 << 20
+    assert refused.startswith("RESOURCE_EXHAUSTED: Error loading program 'jit_program', which takes ")
+    assert "programs' scratch" in refused and survived and finite and again >= scratch
+
+
+def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
+    """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
+    answer = told(
+        """
+import ctypes, time
+@jax.jit
+def step(w, x):
+    return jax.lax.fori_loop(0, 200, lambda _, w: jnp.tanh(w @ w) + x.mean(), w)
+w, batch = jnp.eye(256) * 0.5, jax.device_put(np.ones((256, 256), np.float32))
+step(w, batch).block_until_ready()
+first = []
+for number in range(4):
+    running = step(w, batch)
+    following = jax.device_put(np.full((256, 256), number + 1, np.float32))
+    there = ctypes.cast(following.unsafe_buffer_pointer() + following.nbytes - 4, ctypes.POINTER(ctypes.c_float))
+    deadline = time.monotonic() + 60
+    while there.contents.value != number + 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    first.append(not running.is_ready())
+    assert (np.asarray(following) == number + 1).all()
+    running.block_until_ready()
+    w, batch = running, following
+print(json.dumps(first))
+""",
+        latency_us=0,
+    )
+    assert any(answer), "every copy waited for the step before it"
+
+
+def test_several_gpus():
+    answer = told(
+        """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+gpus = jax.devices()
+on_second = jax.device_put(jax.device_put(np.arange(1000.0, dtype=np.float32), gpus[0]), gpus[1])
+assert on_second.devices() == {gpus[1]} and (np.asarray(on_second) == np.arange(1000)).all()
+mesh = Mesh(np.array(gpus), ("i",))
+x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), NamedSharding(mesh, P("i")))
+total = jax.jit(lambda x: (x * 2).sum())(x)
+y = jax.jit(lambda x: x + x.mean(), out_shardings=NamedSharding(mesh, P("i")))(x)
+assert float(total) == 2 * 2016 and np.allclose(np.asarray(y), np.arange(64).reshape(16, 4) + 31.5)
+print(json.dumps([stats(gpu)["bytes_in_use"] for gpu in gpus]))
+""",
+        gpus=2,
+    )
+    assert len(answer) == 2 and all(answer)
+
+
+def test_memory_goes_back_when_asked():
+    answer = told(
+        """
+x = full(64, 1.0)
+before = memory.trim()[0].bytes_returned
+assert float(x.sum()) == x.size
+y = full(200, 2.0)
+assert float(y[-1]) == 2.0 and float(x[-1]) == 1.0
+print(json.dumps(before))
+"""
+    )
+    assert answer >= 256 << 20
+
+
+def test_without_the_driver_the_engine_keeps_its_memory():
+    run = run_on_gpu(
+        HEAD + "print(float(jnp.arange(10.0).sum()), 'pool_bytes' in stats())", PJRT_ARENA_CUDA_DRIVER="/no/such/libcuda.so"
+    )
+    assert run.stdout.splitlines()[-1].startswith("45.0")
+    assert "memory stays with the engine: no NVIDIA driver" in run.stderr and "/no/such/libcuda.so" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"),
+    [
+        ("PJRT_GPU_ENABLE_ASYNC_DISPATCH", "1", "allowed: 0, or unset"),
+        ("XLA_FLAGS", "--xla_gpu_command_buffer_update_mode=NEVER_UPDATE", "xla_gpu_command_buffer_update_mode"),
+        ("PJRT_ARENA_HEADROOM", "1TiB", "leaves nothing of the GPU's"),
+        ("PJRT_ARENA_LIMIT", "600MiB", "allowed: at most 512.00MiB per device"),
+    ],
+)
+def test_what_would_break_it_is_refused(variable, value, part):
+    run = run_on_gpu("import jax\njax.devices('arena')", check=False, **{variable: value})
+    assert run.returncode not in (0, fake_gpu.VIOLATION), run.stderr
+    assert part in run.stderr and (variable in run.stderr or "limit" in part), run.stderr
+
+
+def test_a_planted_race_is_found():
+    """The detector itself: reading what is still being written, past the API, ends the process with its own code."""
+    run = run_on_gpu(
+        HEAD
+        + """
+import ctypes, os
+driver = ctypes.CDLL(os.environ["PJRT_ARENA_CUDA_DRIVER"])
+x = full(16, 1.0)
+driver.fake_cuda_host_access(ctypes.c_uint64(x.unsafe_buffer_pointer()), ctypes.c_uint64(16 * MIB), ctypes.c_bool(True))
+x.block_until_ready()
+""",
+        check=False,
+        latency_us=2000,
+    )
+    assert run.returncode == fake_gpu.VIOLATION, run.stderr
+    assert "violation" in run.stderr
