@@ -165,34 +165,21 @@ impl CudaBacking {
         }
         // Chunks are unmapped under whatever still runs.
         self.finish(regions)?;
-        if let Err(refused) = exchange.run(parts.whole) {
+        let left = exchange.run(parts.whole).err().map(|refused| {
             let (left, failure) = *refused;
             log::info!("GPU {}: {} of a block are copied: {failure}", self.device.ordinal(), left.source.bytes);
-            let copied = self.back(left.destination, target).and_then(|()| self.slide_now(left, regions));
-            if let Err(error) = copied {
-                self.undo(parts, left, regions);
-                return Err(error);
+            left
+        });
+        let copied = || [left, parts.last].into_iter().flatten();
+        // As long as nothing is copied the chunks can be taken back, and with them the source is whole: its edges hold what they held.
+        if let Err(error) = copied().try_for_each(|part| self.back(part.destination, target)) {
+            let left = left.map_or(Bytes::ZERO, |left| left.source.bytes);
+            if let Err(failure) = exchange.take_back(parts.whole, left) {
+                log::error!("GPU {}: a block was torn apart by a move that failed: {failure}", self.device.ordinal());
             }
+            return Err(error);
         }
-        match parts.last {
-            Some(last) => {
-                self.back(last.destination, target)?;
-                self.slide_now(last, regions)
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Copies back what has arrived of a move that fails, so that the source is whole.
-    fn undo(&self, parts: Parts, left: Shift, regions: &[&Held]) {
-        let moved = parts.whole.source.bytes - left.source.bytes;
-        let (moved, _) = parts.whole.split(moved);
-        for part in [moved, parts.first].into_iter().flatten() {
-            let Some(back) = Shift::new(part.destination, part.source.start) else { continue };
-            if let Err(error) = self.slide_now(back, regions) {
-                log::error!("GPU {}: a block was torn apart by a move that failed: {error}", self.device.ordinal());
-            }
-        }
+        copied().try_for_each(|part| self.slide_now(part, regions))
     }
 
     /// Makes sure that there is memory to copy to.

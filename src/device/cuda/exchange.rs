@@ -73,18 +73,42 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// The driver's; chunks of the destination may be without memory then.
     pub(super) fn run(&self, whole: Shift) -> Result<(), Box<(Shift, Failure)>> {
-        let chunk = self.source.chunk().get();
         let mut left = Some(whole);
         while let Some(shift) = left {
-            let group = shift.hole.bytes.min(shift.source.bytes);
-            let (Some(piece), rest) = shift.split(group) else { return Ok(()) };
-            let index = |chunks, extent| (place(chunks, extent).0.get() / chunk) as usize;
-            let from = (self.source, index(self.source, piece.source));
-            let to = (self.target, index(self.target, piece.destination));
-            chunks::exchange(from, to, (group.get() / chunk) as usize).map_err(|failure| Box::new((shift, failure)))?;
+            let (piece, rest) = group(shift);
+            let Some(piece) = piece else { return Ok(()) };
+            let (from, to, count) = self.indices(piece);
+            chunks::exchange((self.source, from), (self.target, to), count)
+                .map_err(|failure| Box::new((shift, failure)))?;
             left = rest;
         }
         Ok(())
+    }
+
+    /// Takes back what [`Self::run`] has moved of `whole`, all but `left`: each chunk, those of the destination too, is where it was.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn take_back(&self, whole: Shift, left: Bytes) -> Result<(), Failure> {
+        let mut moved = Vec::new();
+        let mut rest = Some(whole);
+        while let Some(shift) = rest.filter(|shift| shift.source.bytes > left) {
+            let (piece, behind) = group(shift);
+            moved.extend(piece);
+            rest = behind;
+        }
+        moved.into_iter().rev().try_for_each(|piece| {
+            let (from, to, count) = self.indices(piece);
+            chunks::exchange((self.target, to), (self.source, from), count)
+        })
+    }
+
+    /// The first chunks of a group at either end, and how many there are.
+    fn indices(&self, piece: Shift) -> (usize, usize, usize) {
+        let chunk = self.source.chunk().get();
+        let index = |chunks, extent| (place(chunks, extent).0.get() / chunk) as usize;
+        let count = (piece.source.bytes.get() / chunk) as usize;
+        (index(self.source, piece.source), index(self.target, piece.destination), count)
     }
 
     /// Whether chunks of the destination, those of the source left out, have no memory.
@@ -93,6 +117,11 @@ impl<'a> Exchange<'a> {
         let (start, end) = place(self.target, whole.hole);
         self.target.lack((start.get() / chunk) as usize..end.get().div_ceil(chunk) as usize)
     }
+}
+
+/// The next group of a move, and what is left.
+fn group(shift: Shift) -> (Option<Shift>, Option<Shift>) {
+    shift.split(shift.hole.bytes.min(shift.source.bytes))
 }
 
 /// Where an extent of a region starts and ends in it.

@@ -129,22 +129,48 @@ fn an_older_driver_has_no_pools() {
     assert!(why.message.contains("cuDeviceGetDefaultMemPool gave 999"), "{why}");
 }
 
+type Attribute = extern "C" fn(*mut i32, u32, i32) -> u32;
+
+/// A driver whose devices have these attributes.
+fn with_attributes(attribute: Attribute) -> &'static Driver {
+    let find = |symbol: &str| match symbol {
+        "cuDeviceGetAttribute" => Some((attribute as *const ()).cast()),
+        _ => fake_cuda::symbol(symbol),
+    };
+    // SAFETY: the functions of a driver that is linked to the test, and one of its type.
+    let driver = unsafe { Driver::from_symbols("another one", find) }.expect("every function");
+    Box::leak(Box::new(driver))
+}
+
+#[test]
+fn what_copies_cost_comes_from_the_memorys_clock_and_bus() {
+    /// Those of an H200: 3201 MHz, 6144 bits.
+    extern "C" fn h200(value: *mut i32, which: u32, device: i32) -> u32 {
+        let known = match which {
+            36 => 3_201_000,
+            37 => 6144,
+            _ => return cu!(cuDeviceGetAttribute(value => *mut i32, which => u32, device => i32)),
+        };
+        // SAFETY: the caller's place for one value.
+        unsafe { value.write(known) };
+        0
+    }
+    let _session = Session::begin(&[]);
+    let gpu = CudaDevice::open(with_attributes(h200), 0, &[]).expect("a GPU");
+    // 4.9 TB/s, of which a copy gets 0.8, and uses it twice.
+    let costs = CudaBacking::new(gpu).expect("a device").costs();
+    assert_eq!(costs.per_mib, 533);
+    assert!(costs.remap.is_some_and(|remap| remap.per_mib > costs.per_mib), "{costs:?}");
+}
+
 #[test]
 fn a_device_that_maps_nothing_has_allocations() {
     let session = Session::begin(&[]);
     // Of all attributes it knows none.
-    let gpu = {
-        extern "C" fn none(_: *mut i32, _: u32, _: i32) -> u32 {
-            1
-        }
-        let find = |symbol: &str| match symbol {
-            "cuDeviceGetAttribute" => Some((none as extern "C" fn(*mut i32, u32, i32) -> u32 as *const c_void).cast()),
-            _ => fake_cuda::symbol(symbol),
-        };
-        // SAFETY: the functions of a driver that is linked to the test, and one of its type.
-        let driver = unsafe { Driver::from_symbols("a plain one", find) }.expect("every function");
-        CudaDevice::open(Box::leak(Box::new(driver)), 0, &[]).expect("a GPU")
-    };
+    extern "C" fn none(_: *mut i32, _: u32, _: i32) -> u32 {
+        1
+    }
+    let gpu = CudaDevice::open(with_attributes(none), 0, &[]).expect("a GPU");
     let backing = CudaBacking::new(gpu.clone()).expect("a device");
     assert_eq!((backing.granularity(), backing.costs().remap), (Bytes::new(256), None));
     let (region, content) = filled(&backing, 1 << 20, 1);
