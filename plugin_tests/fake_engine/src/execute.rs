@@ -180,7 +180,7 @@ impl Started {
         };
         let mut outcome = Ok(());
         for (result, alias) in program.aliases.iter().enumerate() {
-            let place = place(home, &program.kinds[result]);
+            let place = place(home, program.kinds[result]);
             let reused = alias.filter(|&argument| launch.donated[argument].is_some());
             let memory = match reused {
                 Some(argument) => Ok(Arc::clone(&started.arguments[argument].memory)),
@@ -358,6 +358,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             }
         }
         let job = Arc::new(Job::new(Arc::clone(&loaded), context, kept, Raw(self.execute_device), lanes));
+        for device in started.iter().filter(|_| started.len() > 1) {
+            // A device that fails without running its kernel must not leave the others waiting for it.
+            let job = Arc::clone(&job);
+            device.done.when_finished(move |done| {
+                if let Some(error) = done.failure() {
+                    job.abort(&error);
+                }
+            });
+        }
         for device in &started {
             if failure.is_ok() {
                 failure = device.enqueue(&loaded, &job);

@@ -18,8 +18,7 @@
 //! the order of the compute stream, and whoever forgets to wait reads bytes that are not there yet, which the driver's
 //! race detector sees. The ways of two versions of XLA are played: see [`options::Era`].
 //!
-//! What is not played: send and receive callbacks, layouts other than the default one, alias buffers, and jobs of several
-//! processes.
+//! What is not played: send and receive callbacks, layouts with tiles, alias buffers, and jobs of several processes.
 
 #[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
 #[path = "../../../src/engine/abi.rs"]

@@ -188,7 +188,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let during_call = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
         let source = if shape.host_bytes() == 0 {
             Source::Staged(Vec::new())
-        } else if strides.is_empty() && !shape.is_packed() && !during_call {
+        } else if strides.is_empty() && !shape.is_packed() && shape.is_row_major() && !during_call {
             Source::Lent(Raw(self.data.cast_mut()), shape.host_bytes())
         } else {
             // SAFETY: the caller's array has that many elements, so far apart.
@@ -198,7 +198,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
                     strides => shape.gather(self.data.cast(), strides),
                 }
             };
-            Source::Staged(if shape.is_packed() { shape.pack(&dense) } else { dense })
+            Source::Staged(shape.to_device(&dense).unwrap_or(dense))
         };
         let lent = matches!(source, Source::Lent(..));
         let memory = allocate(&client, device, place, &shape)?;
@@ -216,8 +216,8 @@ impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
         // SAFETY: the caller's handle and layout are alive.
         let (buffer, order) = unsafe {
             let buffer = Buffer::borrow(self.src, "PJRT_Buffer_ToHostBuffer")?;
-            let order = self.host_layout.as_ref().map(|layout| shape::order(layout, buffer.shape.dims.len()));
-            (buffer, order.transpose()?)
+            let order = self.host_layout.as_ref().map(|layout| shape::order(layout)).transpose()?;
+            (buffer, order.map(|order| buffer.shape.clone().in_order(order)).transpose()?)
         };
         let shape = buffer.shape.clone();
         let needed = shape.host_bytes();
@@ -228,14 +228,10 @@ impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
         if self.dst_size < needed {
             return Err(Error::invalid(format!("`dst_size` must be >= {needed}, got {}.", self.dst_size)));
         }
-        let order = order.filter(|order| *order != shape.minor_to_major);
         let bytes = shape.bytes();
         let done = outward(buffer, 0, bytes, self.dst, move |array| {
-            let host = shape.is_packed().then(|| shape.unpack(array));
-            match order {
-                Some(order) => Some(shape.transposed(host.as_deref().unwrap_or(array), &order)),
-                None => host,
-            }
+            // Without another wish, in the order that it has on the device.
+            shape.to_host(array, Some(&order.as_ref().unwrap_or(&shape).minor_to_major))
         })?;
         self.event = done.into_raw();
         Ok(())

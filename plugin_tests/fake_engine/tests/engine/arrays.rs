@@ -1,7 +1,7 @@
 //! Arrays to the device and back.
 
 use plugin_tests::{
-    Buffer, Client, Code, Element, ElementType, HostArray, Program, Value,
+    Buffer, Client, Code, Element, ElementType, Event, HostArray, HostLayout, Program, Value,
     buffer::{ALL_SEMANTICS, Bf16, Complex, Int4},
     call, plugin,
 };
@@ -54,6 +54,40 @@ fn narrow_types_are_packed_on_the_device() {
         let buffer = client.put(&[Int4(1), Int4(2), Int4(3)], &[3]).unwrap();
         assert_eq!(buffer.on_device_size().unwrap(), 2);
         assert_eq!(buffer.read_raw(0, 2).unwrap(), [0x21, 0x03]);
+    });
+}
+
+#[test]
+fn arrays_may_lie_in_another_order_on_the_device() {
+    on_fake_gpu!([], || {
+        let client = client();
+        let host = [1_u8, 2, 3, 4, 5, 6];
+        let columns_first = HostLayout::MinorToMajor(&[0, 1]);
+        let mut layout = columns_first.raw();
+        let args = call!(
+            plugin(),
+            PJRT_Client_BufferFromHostBuffer {
+                client: client.raw(),
+                data: host.as_ptr().cast(),
+                type_: ElementType::U8.raw(),
+                dims: [2_i64, 3].as_ptr(),
+                num_dims: 2,
+                device: client.device().raw(),
+                device_layout: &raw mut layout,
+            }
+        )
+        .unwrap();
+        drop(Event::own(plugin(), args.done_with_host_buffer));
+        let buffer = Buffer::own(plugin(), args.buffer);
+        assert_eq!(buffer.minor_to_major(), [0, 1]);
+        let there = [1, 4, 2, 5, 3, 6];
+        assert_eq!(buffer.read_raw(0, 6).unwrap(), there);
+        assert_eq!(buffer.read::<u8>().unwrap(), there, "without another wish as it lies");
+        assert_eq!(buffer.read_as::<u8>(&columns_first).unwrap(), there);
+        assert_eq!(buffer.read_as::<u8>(&HostLayout::MinorToMajor(&[1, 0])).unwrap(), host);
+        let refused = |layout| buffer.read_as::<u8>(&layout).unwrap_err().expect(Code::INVALID_ARGUMENT, &[]);
+        refused(HostLayout::Strides(&[3, 1]));
+        refused(HostLayout::MinorToMajor(&[0, 0]));
     });
 }
 
@@ -148,7 +182,7 @@ fn events_are_made_and_set() {
     on_fake_gpu!([], || {
         let event = || {
             let made = call!(plugin(), PJRT_Event_Create {}).unwrap().event;
-            plugin_tests::Event::own(plugin(), made).unwrap()
+            Event::own(plugin(), made).unwrap()
         };
         let (good, bad) = (event(), event());
         let told = bad.on_ready();
