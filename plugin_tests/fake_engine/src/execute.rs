@@ -78,23 +78,15 @@ fn check_clashes(arguments: &[*mut sys::PJRT_Buffer], donates: impl Fn(usize) ->
             continue;
         };
         let place = format!("(flattened argument {index}, replica {replica}, partition 0, first use: {first})");
-        let why = match (before, donated) {
-            (true, true) => {
-                format!(
-                    "Attempt to donate the same buffer twice in Execute() {place}. Toy example for this bug: `f(donate(a), donate(a))`."
-                )
+        let (how, example) = match (before, donated) {
+            (true, true) => ("donate the same buffer twice in Execute()", "f(donate(a), donate(a))"),
+            (false, true) => ("donate a buffer which is also used by the same call to Execute()", "f(a, donate(a))"),
+            (true, false) => {
+                ("use a buffer that was previously donated in the same call to Execute()", "f(donate(a), a)")
             }
-            (false, true) => format!(
-                "Attempt to donate a buffer which is also used by the same call to Execute() {place}. Toy example for this \
-                 bug: `f(a, donate(a))`."
-            ),
-            (true, false) => format!(
-                "Attempt to use a buffer that was previously donated in the same call to Execute() {place}. Toy example for \
-                 this bug: `f(donate(a), a)`."
-            ),
             (false, false) => continue,
         };
-        return Err(Error::invalid(why));
+        return Err(Error::invalid(format!("Attempt to {how} {place}. Toy example for this bug: `{example}`.")));
     }
     Ok(())
 }

@@ -207,7 +207,7 @@ impl Gpu {
         self.external.contains(&stream)
     }
 
-    /// Memory of the pool, for the compute stream; `None` for no bytes. When there is none, what the compute stream still
+    /// Memory of the pool, for the compute stream; 0 for no bytes. When there is none, what the compute stream still
     /// frees is waited for, once, as XLA does.
     ///
     /// # Errors
