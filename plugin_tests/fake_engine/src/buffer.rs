@@ -152,7 +152,7 @@ impl Buffer {
     }
 
     /// Lets go of the memory.
-    fn delete(&self) {
+    pub fn delete(&self) {
         // An outsider may be told here, so no lock is held.
         let memory = self.held.lock().memory.take();
         drop(memory);

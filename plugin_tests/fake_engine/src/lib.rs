@@ -27,11 +27,12 @@
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
 //! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
 //!
-//! What is not played: send and receive callbacks, layouts with tiles, alias buffers, and jobs of several processes.
+//! What is not played: send and receive callbacks, layouts with tiles, and jobs of several processes.
 
 #[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
 #[path = "../../../src/engine/abi.rs"]
 mod abi;
+mod alias;
 mod async_transfer;
 mod buffer;
 mod client;

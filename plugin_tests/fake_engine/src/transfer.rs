@@ -123,23 +123,30 @@ fn outward(
     Ok(done)
 }
 
-/// A copy of an array in another place of its client. It starts when a stream can wait for the contents.
+/// A copy of an array in another place of its client.
 fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) -> Result<Buffer> {
-    let shape = buffer.shape.clone();
-    let to = allocate(client, device, place, &shape)?;
-    let there = Arc::clone(&client.devices[device].gpu);
-    // The memory is ready for the other device's compute stream.
-    let ready = there.mark(there.compute)?;
+    let to = allocate(client, device, place, &buffer.shape)?;
     let done = Milestone::of_work();
-    let Contents { memory, defined } = buffer.contents_for_use(&done)?;
-    let (gpu, told, into) = (Arc::clone(buffer.gpu()), Arc::clone(&done), Arc::clone(&to));
+    copy_to(buffer, &client.devices[device].gpu, &to, &done)?;
+    Ok(Buffer::new(client, device, place, buffer.shape.clone(), to, done))
+}
+
+/// Copies an array to memory that is ready for the compute stream of `there`; `done` is when it is. It starts when a
+/// stream can wait for the contents.
+///
+/// # Errors
+/// INVALID_ARGUMENT for an array that is no more; a failure of the driver is the milestone's.
+pub fn copy_to(buffer: &Buffer, there: &Gpu, to: &Arc<Memory>, done: &Arc<Milestone>) -> Result {
+    let ready = there.mark(there.compute)?;
+    let Contents { memory, defined } = buffer.contents_for_use(done)?;
+    let (gpu, told, into, bytes) = (Arc::clone(buffer.gpu()), Arc::clone(done), Arc::clone(to), buffer.shape.bytes());
     let source = Arc::clone(&defined);
     defined.when_recorded(move |defined| {
         let mark = defined.recorded();
         let follow = |mark: &Arc<Mark>| gpu.follow(gpu.across, mark);
         let copied = mark.as_ref().map_or(Ok(()), follow).and_then(|()| follow(&ready)).and_then(|()| {
             let ran = Arc::clone(&told);
-            copy(&gpu, &memory, &into, shape.bytes(), move || ran.ran(source.failure().map_or(Ok(()), Err)))
+            copy(&gpu, &memory, &into, bytes, move || ran.ran(source.failure().map_or(Ok(()), Err)))
         });
         match copied.and_then(|()| gpu.complete(gpu.across, &told, (Arc::clone(&memory), Arc::clone(&into)))) {
             Ok(mark) => {
@@ -149,7 +156,7 @@ fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) ->
             Err(error) => told.finish_with(Err(error)),
         }
     });
-    Ok(Buffer::new(client, device, place, buffer.shape.clone(), to, done))
+    Ok(())
 }
 
 /// Copies bytes between memories on the stream for that, and calls `then` there.

@@ -1,7 +1,7 @@
 //! Arrays to the device and back.
 
 use plugin_tests::{
-    Buffer, Client, Code, Element, ElementType, Event, HostArray, HostLayout, Program, Value,
+    Buffer, Client, Code, Element, ElementType, Event, Failure, HostArray, HostLayout, Program, Value, alias,
     buffer::{ALL_SEMANTICS, Bf16, Complex, Int4},
     call, plugin,
 };
@@ -136,6 +136,31 @@ fn arrays_get_their_bytes_later() {
         let add_one = client.compile(&Program::add_one()).unwrap();
         let result = add_one.run1(&[&buffers[1]]).unwrap();
         result.ready().wait().unwrap_err().expect(Code::FAILED_PRECONDITION, &["no bytes"]);
+    });
+}
+
+#[test]
+fn an_alias_shows_what_it_was_promised() {
+    on_fake_gpu!([SLOW], || {
+        let client = client();
+        let (good, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+        let add_one = client.compile(&Program::add_one()).unwrap();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let y = add_one.run1(&[&x]).unwrap();
+        assert!(!good.ready().is_ready());
+        promise.keep(Ok(&y)).unwrap();
+        assert!(y.is_deleted());
+        drop((x, y));
+        assert_eq!(add_one.run1(&[&good]).unwrap().read::<f32>().unwrap(), ramp(2.0));
+        assert_eq!(good.read::<f32>().unwrap(), ramp(1.0));
+        let (bad, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+        let failure = Failure { code: Code::INTERNAL, message: "never arrived".into() };
+        promise.keep(Err(&failure)).unwrap();
+        assert_eq!(bad.ready().wait(), Err(failure.clone()));
+        assert_eq!(add_one.run1(&[&bad]).unwrap().ready().wait(), Err(failure));
+        let (other, promise) = alias::create(&client, ElementType::F32, &[1]).unwrap();
+        promise.keep(Ok(&good)).unwrap_err().expect(Code::INVALID_ARGUMENT, &["FulfillAliasBuffer"]);
+        assert!(other.ready().wait().is_err());
     });
 }
 
