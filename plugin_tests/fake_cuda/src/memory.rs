@@ -91,6 +91,8 @@ pub enum User {
     Kernel(usize),
     /// A copy or a fill that the driver does in a context of this GPU; it reaches every GPU's own memory.
     Copy(usize),
+    /// Whoever may do most: it was asked before.
+    Anyone,
     /// The host.
     Host,
 }
@@ -179,6 +181,7 @@ impl State {
             let of = |gpu: usize| map.access.get(&gpu).is_some_and(|&allowed| allowed >= needed);
             let (allowed, who) = match user {
                 User::Host => (true, owner),
+                User::Anyone => (map.most() >= needed, owner),
                 User::Kernel(gpu) => (of(gpu), gpu),
                 // Between GPUs that are no peers the driver copies by way of the host.
                 User::Copy(gpu) => (of(gpu) || gpu != owner && !self.are_peers(gpu, owner) && of(owner), gpu),
@@ -196,21 +199,25 @@ impl State {
         Ok(Place { home, pieces })
     }
 
-    /// Whether the pages of a range are there, whoever they belong to by now: an operation that runs asks again.
-    pub fn is_there(&self, range: &Range<u64>) -> bool {
+    /// Whether the pages of a range are there, whoever they belong to by now, for an operation that is about to run.
+    pub fn is_there(&self, range: &Range<u64>, write: bool) -> bool {
         match self.span(range.start) {
             Some((_, Span { kind: Kind::Reserved(maps), .. })) => {
-                self.mapped(User::Host, maps, range.clone(), false).is_ok()
+                self.mapped(User::Anyone, maps, range.clone(), write).is_ok()
             }
             Some((start, span)) => range.end - start <= span.bytes,
             None => false,
         }
     }
 
+    /// Whether what runs now uses addresses of a range. Their pages must stay: what a GPU would survive, a host does not.
+    pub fn is_in_use(&self, range: &Range<u64>) -> bool {
+        self.streams.values().any(|stream| stream.running.iter().any(|other| overlap(other, range)))
+    }
+
     /// Takes the pages of a range away, once nothing that runs uses them. `keep` keeps the addresses.
     pub fn vacate(&mut self, range: Range<u64>, keep: bool) {
-        let used = self.streams.values().any(|stream| stream.running.iter().any(|other| overlap(other, &range)));
-        if used {
+        if self.is_in_use(&range) {
             // The addresses stay: it is not worth the books to give them back later.
             self.stale.push(Stale { range });
         } else if keep {
@@ -222,9 +229,8 @@ impl State {
 
     /// Takes away what [`Self::vacate`] had to leave and nothing uses now.
     pub fn sweep(&mut self) {
-        let (later, now) = std::mem::take(&mut self.stale).into_iter().partition(|stale| {
-            self.streams.values().any(|stream| stream.running.iter().any(|other| overlap(other, &stale.range)))
-        });
+        let stale = std::mem::take(&mut self.stale);
+        let (later, now) = stale.into_iter().partition(|stale| self.is_in_use(&stale.range));
         self.stale = later;
         for Stale { range } in now {
             // What was mapped there again stays.

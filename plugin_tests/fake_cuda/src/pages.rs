@@ -27,6 +27,16 @@ pub enum Protection {
     Write,
 }
 
+impl Protection {
+    fn map_flags(self) -> ProtFlags {
+        match self {
+            Self::Nothing => ProtFlags::empty(),
+            Self::Read => ProtFlags::READ,
+            Self::Write => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
 /// The physical memory of one GPU that the VMM functions give out.
 #[derive(Debug)]
 pub struct File {
@@ -62,21 +72,15 @@ impl File {
             rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes);
     }
 
-    /// Puts a range at `address`, which must be reserved by [`reserve`]; nothing may use it before [`protect`].
+    /// Puts a range at `address`, which must be reserved by [`reserve`], for what `protection` says.
     ///
     /// # Errors
     /// The system's.
-    pub fn map(&self, address: u64, bytes: u64, offset: u64) -> io::Result<()> {
+    pub fn map(&self, address: u64, bytes: u64, offset: u64, protection: Protection) -> io::Result<()> {
+        let flags = protection.map_flags();
         // SAFETY: the caller has reserved these addresses, so that nothing but a reservation of ours is replaced.
         unsafe {
-            rustix::mm::mmap(
-                at(address),
-                bytes as usize,
-                ProtFlags::empty(),
-                MapFlags::SHARED | MapFlags::FIXED,
-                &self.file,
-                offset,
-            )
+            rustix::mm::mmap(at(address), bytes as usize, flags, MapFlags::SHARED | MapFlags::FIXED, &self.file, offset)
         }?;
         Ok(())
     }
@@ -143,11 +147,7 @@ pub fn detach(address: u64, bytes: u64) {
 /// # Errors
 /// The system's.
 pub fn protect(address: u64, bytes: u64, protection: Protection) -> io::Result<()> {
-    let flags = match protection {
-        Protection::Nothing => MprotectFlags::empty(),
-        Protection::Read => MprotectFlags::READ,
-        Protection::Write => MprotectFlags::READ | MprotectFlags::WRITE,
-    };
+    let flags = MprotectFlags::from_bits_truncate(protection.map_flags().bits());
     // SAFETY: the pages are a mapping of this module's; nothing in Rust refers to what they hold.
     unsafe { rustix::mm::mprotect(at(address), bytes as usize, flags) }?;
     Ok(())

@@ -98,8 +98,8 @@ struct Operation {
     point: Point,
     after: Vec<Point>,
     work: Work,
-    /// The addresses that it uses and the driver knows.
-    ranges: Vec<Range<u64>>,
+    /// The addresses that it uses and the driver knows, and whether it writes there.
+    ranges: Vec<(Range<u64>, bool)>,
     clock: Clock,
 }
 
@@ -223,7 +223,7 @@ impl State {
         let clock = stream.clock.clone();
         let mut ranges = Vec::new();
         for (place, write) in &order.uses {
-            ranges.extend(place.pieces.iter().map(|piece| piece.address..piece.address + piece.bytes));
+            ranges.extend(place.pieces.iter().map(|piece| (piece.address..piece.address + piece.bytes, *write)));
             let found = self.races.access(point, &clock, order.what, &place.pieces, *write);
             found.into_iter().for_each(|sentence| self.violation(sentence));
         }
@@ -399,7 +399,7 @@ fn perform(driver: &mut Driver, operation: Operation) {
         let _ = time.set(Instant::now());
         return;
     }
-    if !operation.ranges.iter().all(|range| driver.is_there(range)) {
+    if !operation.ranges.iter().all(|(range, write)| driver.is_there(range, *write)) {
         driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
     }
     if driver.gpus[gpu].poison.is_some() {
@@ -407,7 +407,7 @@ fn perform(driver: &mut Driver, operation: Operation) {
         return;
     }
     if let Some(stream) = driver.streams.get_mut(&line) {
-        stream.running = operation.ranges;
+        stream.running = operation.ranges.into_iter().map(|(range, _)| range).collect();
     }
     if let Work::Host(_) = operation.work {
         // The program learns here that all that came before in the stream is done, and may tell any thread.

@@ -57,6 +57,13 @@ pub struct Mapping {
     pub access: BTreeMap<usize, Protection>,
 }
 
+impl Mapping {
+    /// The most that any GPU may do.
+    pub fn most(&self) -> Protection {
+        self.access.values().copied().max().unwrap_or(Protection::Nothing)
+    }
+}
+
 fn whole(what: &str, bytes: u64) -> Answer {
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
         return Err(misuse(status::INVALID_VALUE, format!("the {what} is {bytes}, no multiple of {GRANULARITY}")));
@@ -196,7 +203,8 @@ pub fn map(driver: &mut Driver, address: u64, bytes: u64, offset: u64, handle: u
         return Err(misuse(status::INVALID_VALUE, format!("{address:#x}: memory is already mapped at {start:#x}")));
     }
     maps.insert(address, Mapping { bytes, handle, gpu, access: BTreeMap::new() });
-    if driver.gpus[gpu].file.map(address, bytes, place).is_err() {
+    let pages = if driver.is_in_use(&range) { Protection::Write } else { Protection::Nothing };
+    if driver.gpus[gpu].file.map(address, bytes, place, pages).is_err() {
         reservation(driver, &range)?.remove(&address);
         return Err(status::OUT_OF_MEMORY.into());
     }
@@ -246,13 +254,18 @@ pub fn set_access(driver: &mut Driver, address: u64, bytes: u64, device: i32, al
         let why = format!("GPU {gpu} cannot reach the memory of GPU {owner} at {address:#x}");
         return Err(misuse(status::INVALID_DEVICE, why));
     }
+    let in_use = driver.is_in_use(&range);
     let maps = reservation(driver, &range)?;
+    let mut less = Vec::new();
     for start in starts {
         let Some(map) = maps.get_mut(&start) else { continue };
-        map.access.insert(gpu, allowed);
+        if map.access.insert(gpu, allowed) > Some(allowed) {
+            less.push((map.handle, start..start + map.bytes));
+        }
         // The pages allow what any GPU may do; the books know which one.
-        let most = map.access.values().copied().max().unwrap_or(Protection::Nothing);
+        let most = if in_use { Protection::Write } else { map.most() };
         pages::protect(start, map.bytes, most).map_err(|_| status::OUT_OF_MEMORY)?;
     }
+    less.into_iter().for_each(|(handle, range)| driver.retire(handle, &range, "forbidden"));
     Ok(())
 }

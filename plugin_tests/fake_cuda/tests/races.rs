@@ -183,6 +183,38 @@ fn an_unmapped_range_goes_on_being_there_for_what_runs_and_for_nothing_else() {
 }
 
 #[test]
+fn a_mapping_that_changes_under_what_runs_ends_nothing_but_the_work() {
+    let (_session, one, _, _) = setting(&[]);
+    let region = reserve(CHUNK);
+    let [first, second] = [mapped(region, CHUNK), create(CHUNK, 0).expect("room")];
+    let (started, has_started) = std::sync::mpsc::channel();
+    let (open, opened) = std::sync::mpsc::channel::<()>();
+    ok(kernel(one, &[], &[range(region, 64)], move || {
+        started.send(()).expect("the test waits");
+        let _ = opened.recv();
+        poke(region, 64, 1);
+    }));
+    fill(region, 2, 64, one);
+    has_started.recv().expect("it runs");
+    // Forbidden, then of other memory that nobody was allowed to use.
+    ok(allow(region, CHUNK, 0, 0));
+    // Of the two writes the last one is known, and comes after the first.
+    found(&["64 bytes", "forbidden while in use: cuMemsetD8Async"]);
+    ok(unmap(region, CHUNK));
+    ok(map(region, CHUNK, second));
+    drop(open);
+    assert_eq!(cu!(cuStreamSynchronize(one => usize)), status::ILLEGAL_ADDRESS);
+    reset_violations();
+    ok(allow(region, CHUNK, 0, 3));
+    assert_eq!(read(region, 1, one), [1]);
+    ok(unmap(region, CHUNK));
+    ok(map(region, CHUNK, first));
+    ok(allow(region, CHUNK, 0, 1));
+    assert_eq!(read(region, 1, one), [0]);
+    no_violations();
+}
+
+#[test]
 fn freeing_pinned_memory_in_use_is_found_and_freeing_device_memory_waits() {
     let (_session, one, _, block) = setting(&[("latency_us", "500")]);
     let host = pinned(64);

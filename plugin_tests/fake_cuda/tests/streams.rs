@@ -4,7 +4,11 @@ mod common;
 
 use std::{
     ffi::{c_int, c_uint},
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
 };
 
 use common::*;
@@ -29,17 +33,25 @@ fn a_stream_keeps_order_and_others_run_beside_it() {
 #[test]
 fn a_stream_waits_for_the_record_at_the_time_of_the_call() {
     let _session = start(&[]);
-    let (one, other) = (stream(), stream());
+    let (one, other, third) = (stream(), stream(), stream());
+    let (open, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let first = gate(one, &[], &[]);
     let event = record(one);
     wait(other, event);
+    let seen = [Arc::clone(&open), Arc::clone(&opened)];
+    host_function(other, move || seen[1].store(seen[0].load(Ordering::SeqCst), Ordering::SeqCst));
     let second = gate(one, &[], &[]);
     // Recorded anew behind a second gate, which the other stream does not wait for.
     ok(cu!(cuEventRecord(event => usize, one => usize)));
     assert_eq!(cu!(cuEventQuery(event => usize)), status::NOT_READY);
+    // Time enough for whoever does not wait.
+    fill(allocate(64), 1, 64, third);
+    synchronize(third);
     assert!(!is_done(other));
+    open.store(true, Ordering::SeqCst);
     drop(first);
     synchronize(other);
+    assert!(opened.load(Ordering::SeqCst));
     assert_eq!(cu!(cuEventQuery(event => usize)), status::NOT_READY);
     drop(second);
     ok(cu!(cuEventSynchronize(event => usize)));

@@ -1,6 +1,6 @@
 //! The driver's functions as C calls them, and the table of them by name.
 //!
-//! Every function is a frame ([`crate::state::call`]) around one of the other modules. A parameter that points to the
+//! Every function is a frame (`state::call`) around one of the other modules. A parameter that points to the
 //! caller's memory is an [`Out`] or an [`In`], so that what `unsafe` there is, is here.
 
 use std::ffi::{CStr, c_char, c_void};
