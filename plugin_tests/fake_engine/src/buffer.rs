@@ -152,7 +152,7 @@ impl Buffer {
     }
 
     /// Lets go of the memory.
-    fn delete(&self) {
+    pub fn delete(&self) {
         // An outsider may be told here, so no lock is held.
         let memory = self.held.lock().memory.take();
         drop(memory);
@@ -200,19 +200,7 @@ getters! {
     PJRT_Buffer_DynamicDimensionIndices_Args |this, _buffer| {
         (this.dynamic_dim_indices, this.num_dynamic_dims) = (std::ptr::null(), 0);
     }
-    PJRT_Buffer_GetMemoryLayout_Args |this, buffer| {
-        this.layout = sys::PJRT_Buffer_MemoryLayout {
-            struct_size: sys::PJRT_Buffer_MemoryLayout::STRUCT_SIZE,
-            type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
-            ..Default::default()
-        };
-        this.layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
-            struct_size: sys::PJRT_Buffer_MemoryLayout_Tiled::STRUCT_SIZE,
-            minor_to_major: buffer.shape.minor_to_major.as_ptr(),
-            minor_to_major_size: buffer.shape.minor_to_major.len(),
-            ..Default::default()
-        };
-    }
+    PJRT_Buffer_GetMemoryLayout_Args |this, buffer| { this.layout = buffer.shape.layout(); }
     PJRT_Buffer_OnDeviceSizeInBytes_Args |this, buffer| {
         this.on_device_size_in_bytes = buffer.shape.bytes() as usize;
     }

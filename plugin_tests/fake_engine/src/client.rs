@@ -253,7 +253,9 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             return Ok(());
         }
         let client = Client::unregister(self.client).ok_or_else(|| unknown("client", self.client))?;
-        client.devices.iter().try_for_each(|device| device.gpu.drain())
+        // On a GPU that is lost there is nothing to wait for, and the end of a client never fails.
+        client.devices.iter().for_each(|device| drop(device.gpu.drain()));
+        Ok(())
     }
 }
 

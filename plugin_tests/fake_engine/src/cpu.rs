@@ -9,6 +9,7 @@ use crate::{
     abi::{Args, fitted, set_struct_size},
     entry::text,
     error::{Error, Result},
+    shape::Shape,
     sys::{self, CStruct},
 };
 
@@ -219,18 +220,20 @@ impl Cpu {
         client: *mut sys::PJRT_Client,
         memory: *mut sys::PJRT_Memory,
         data: *const c_void,
-        element_type: sys::PJRT_Buffer_Type,
-        dims: &[i64],
+        shape: &Shape,
         semantics: sys::PJRT_HostBufferSemantics,
     ) -> Result<*mut sys::PJRT_Buffer> {
-        // SAFETY: the caller's promise; `dims` outlives the call.
+        let mut layout = shape.layout();
+        let layout = if shape.is_row_major() { ptr::null_mut() } else { &raw mut layout };
+        // SAFETY: the caller's promise; the shape outlives the call.
         unsafe {
             let args = self.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
                 client,
                 data,
-                type_: element_type,
-                dims: dims.as_ptr(),
-                num_dims: dims.len(),
+                type_: shape.element_type,
+                dims: shape.dims.as_ptr(),
+                num_dims: shape.dims.len(),
+                device_layout: layout,
                 host_buffer_semantics: semantics,
                 memory,
                 ..Default::default()

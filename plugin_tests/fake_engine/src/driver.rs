@@ -12,8 +12,7 @@ use std::{
 };
 
 use cudarc::driver::sys::{
-    self as cuda, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUmemPool_attribute, CUmemoryPool, CUresult,
-    CUstream,
+    self as cuda, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemPool_attribute, CUmemoryPool, CUresult, CUstream,
 };
 use once_cell::sync::OnceCell;
 
@@ -96,7 +95,6 @@ functions! {
     cuStreamDestroy_v2(CUstream);
     cuStreamSynchronize(CUstream);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
-    cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);

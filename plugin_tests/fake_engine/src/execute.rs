@@ -78,23 +78,15 @@ fn check_clashes(arguments: &[*mut sys::PJRT_Buffer], donates: impl Fn(usize) ->
             continue;
         };
         let place = format!("(flattened argument {index}, replica {replica}, partition 0, first use: {first})");
-        let why = match (before, donated) {
-            (true, true) => {
-                format!(
-                    "Attempt to donate the same buffer twice in Execute() {place}. Toy example for this bug: `f(donate(a), donate(a))`."
-                )
+        let (how, example) = match (before, donated) {
+            (true, true) => ("donate the same buffer twice in Execute()", "f(donate(a), donate(a))"),
+            (false, true) => ("donate a buffer which is also used by the same call to Execute()", "f(a, donate(a))"),
+            (true, false) => {
+                ("use a buffer that was previously donated in the same call to Execute()", "f(donate(a), a)")
             }
-            (false, true) => format!(
-                "Attempt to donate a buffer which is also used by the same call to Execute() {place}. Toy example for this \
-                 bug: `f(a, donate(a))`."
-            ),
-            (true, false) => format!(
-                "Attempt to use a buffer that was previously donated in the same call to Execute() {place}. Toy example for \
-                 this bug: `f(donate(a), a)`."
-            ),
             (false, false) => continue,
         };
-        return Err(Error::invalid(why));
+        return Err(Error::invalid(format!("Attempt to {how} {place}. Toy example for this bug: `{example}`.")));
     }
     Ok(())
 }
@@ -180,7 +172,7 @@ impl Started {
         };
         let mut outcome = Ok(());
         for (result, alias) in program.aliases.iter().enumerate() {
-            let place = place(home, &program.kinds[result]);
+            let place = place(home, program.kinds[result]);
             let reused = alias.filter(|&argument| launch.donated[argument].is_some());
             let memory = match reused {
                 Some(argument) => Ok(Arc::clone(&started.arguments[argument].memory)),
@@ -358,6 +350,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             }
         }
         let job = Arc::new(Job::new(Arc::clone(&loaded), context, kept, Raw(self.execute_device), lanes));
+        for device in started.iter().filter(|_| started.len() > 1) {
+            // A device that fails without running its kernel must not leave the others waiting for it.
+            let job = Arc::clone(&job);
+            device.done.when_finished(move |done| {
+                if let Some(error) = done.failure() {
+                    job.abort(&error);
+                }
+            });
+        }
         for device in &started {
             if failure.is_ok() {
                 failure = device.enqueue(&loaded, &job);

@@ -12,7 +12,6 @@ use crate::{
     cpu::{self, Cpu},
     entry::{Entry, entry, text},
     error::{Error, Result},
-    shape::Shape,
     sys::{self, CStruct},
 };
 
@@ -100,19 +99,27 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
     unsafe fn run(&mut self) -> Result {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")? };
-        let Shape { element_type, dims, .. } = &buffer.shape;
-        let mut args = sys::PJRT_Layouts_PJRT_Client_GetDefaultLayout_Args {
-            struct_size: sys::PJRT_Layouts_PJRT_Client_GetDefaultLayout_Args::STRUCT_SIZE,
+        let (cpu, shape) = (cpu::engine()?, &buffer.shape);
+        let mut layout = shape.layout();
+        let args = sys::PJRT_Client_CreateUninitializedBuffer_Args {
             client: buffer.client.handle.0,
-            type_: *element_type,
-            dims: dims.as_ptr(),
-            num_dims: dims.len(),
+            shape_dims: shape.dims.as_ptr(),
+            shape_num_dims: shape.dims.len(),
+            shape_element_type: shape.element_type,
+            shape_layout: &raw mut layout,
+            memory: buffer.memory_space().handle.0,
             ..Default::default()
         };
-        let function = originals()?.layouts.PJRT_Layouts_PJRT_Client_GetDefaultLayout;
-        // SAFETY: the client is alive; every array here has the default layout.
-        unsafe { cpu::engine()?.call_extension(function, &raw mut args)? };
-        self.layout = args.layout;
+        // The CPU engine makes a layout object for a buffer of its own only.
+        // SAFETY: the handles are alive, and the shape outlives the call; the stand-in is ours.
+        unsafe {
+            let stand_in = cpu.call(args)?.buffer;
+            let mut args = Self { buffer: stand_in, ..*self };
+            let made = cpu.call_extension(originals()?.layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout, &raw mut args);
+            cpu.destroy(stand_in);
+            made?;
+            self.layout = args.layout;
+        }
         Ok(())
     }
 }

@@ -12,11 +12,12 @@ use std::{
     ffi::{c_int, c_void},
     ptr,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::Sender,
+        mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
+    time::Duration,
 };
 
 use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
@@ -42,6 +43,17 @@ const IN_FLIGHT: usize = 32;
 /// Something to do after a mark, on the thread that tells the host.
 type Errand = Box<dyn FnOnce() + Send>;
 
+/// For the thread that tells the host.
+pub enum Message {
+    /// Something to do.
+    Errand(Errand),
+    /// A GPU to look after when nothing happens.
+    Watch(Weak<Gpu>),
+}
+
+/// How long nothing may happen before the GPUs are looked after.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// See the module.
 pub struct Gpu {
     driver: &'static Functions,
@@ -64,13 +76,15 @@ pub struct Gpu {
     callback: CUstream,
     external: [CUstream; EXTERNAL],
     next_external: AtomicUsize,
-    errands: Sender<Errand>,
+    errands: Sender<Message>,
     /// How often the pool gave memory.
     pub allocations: AtomicU64,
     /// The largest allocation so far.
     pub largest: AtomicU64,
     in_flight: Mutex<usize>,
     landed: Condvar,
+    /// What has yet to be told.
+    outstanding: Mutex<Vec<Weak<Milestone>>>,
 }
 
 /// An execution under way on a device, until it is dropped.
@@ -103,7 +117,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver's.
-    pub fn open(ordinal: c_int, threshold: impl FnOnce(u64) -> u64, errands: Sender<Errand>) -> Result<Arc<Self>> {
+    pub fn open(ordinal: c_int, threshold: impl FnOnce(u64) -> u64, errands: Sender<Message>) -> Result<Arc<Self>> {
         let driver = driver()?;
         // SAFETY: the driver is initialised and says itself what it does not know.
         let device = driver.out("cuDeviceGet", 0, |device| unsafe { (driver.cuDeviceGet)(device, ordinal) })?;
@@ -140,6 +154,7 @@ impl Gpu {
             largest: AtomicU64::new(0),
             in_flight: Mutex::new(0),
             landed: Condvar::new(),
+            outstanding: Mutex::default(),
         };
         for stream in 0..5 + EXTERNAL {
             let made = {
@@ -161,7 +176,10 @@ impl Gpu {
                 (&raw mut threshold).cast(),
             )
         })?;
-        Ok(Arc::new(gpu))
+        let gpu = Arc::new(gpu);
+        // The thread lives as long as there are senders.
+        let _ = gpu.errands.send(Message::Watch(Arc::downgrade(&gpu)));
+        Ok(gpu)
     }
 
     fn streams(&mut self) -> impl Iterator<Item = &mut CUstream> {
@@ -189,7 +207,7 @@ impl Gpu {
         self.external.contains(&stream)
     }
 
-    /// Memory of the pool, for the compute stream; `None` for no bytes. When there is none, what the compute stream still
+    /// Memory of the pool, for the compute stream; 0 for no bytes. When there is none, what the compute stream still
     /// frees is waited for, once, as XLA does.
     ///
     /// # Errors
@@ -365,6 +383,10 @@ impl Gpu {
         milestone: &Arc<Milestone>,
         kept: impl Send + 'static,
     ) -> Result<Arc<Mark>> {
+        let mut outstanding = self.outstanding.lock();
+        outstanding.retain(|milestone| milestone.upgrade().is_some_and(|milestone| !milestone.is_over()));
+        outstanding.push(Arc::downgrade(milestone));
+        drop(outstanding);
         let after = Arc::clone(milestone);
         let told = self.mark(stream).and_then(|mark| {
             milestone.record(Arc::clone(&mark));
@@ -383,22 +405,29 @@ impl Gpu {
     }
 
     /// Has an errand run once the callback stream has come to here.
+    ///
+    /// By a kernel that uses nothing: a function of `cuLaunchHostFunc` counts for the driver as the host seeing all that
+    /// came before, and would hide what a caller forgets to wait for.
     fn after_callback(&self, errand: Errand) -> Result {
-        struct Message(Sender<Errand>, Errand);
-        unsafe extern "C" fn tell(message: *mut c_void) {
-            // SAFETY: the pointer is the box below, and a host function runs once.
-            let Message(errands, errand) = *unsafe { Box::from_raw(message.cast::<Message>()) };
+        let errands = self.errands.clone();
+        self.kernel(self.callback, &[], &[], move || {
             // The thread that runs errands lives as long as there are senders.
-            let _ = errands.send(errand);
-        }
-        let _entered = self.context.enter()?;
-        let message = Box::into_raw(Box::new(Message(self.errands.clone(), errand)));
-        // SAFETY: the stream is ours; `tell` takes what `message` is.
-        let status = unsafe { (self.driver.cuLaunchHostFunc)(self.callback, Some(tell), message.cast()) };
-        self.driver.check("cuLaunchHostFunc", status).inspect_err(|_| {
-            // SAFETY: a host function that was refused does not run, so the box is still ours.
-            drop(unsafe { Box::from_raw(message) });
+            let _ = errands.send(Message::Errand(errand));
         })
+    }
+
+    /// Lets what has yet to be told fail, if the driver does nothing more on this GPU: after an illegal access it runs
+    /// neither kernels nor functions of the host.
+    fn check(&self) {
+        let outstanding: Vec<_> = self.outstanding.lock().iter().filter_map(Weak::upgrade).collect();
+        let outstanding = outstanding.into_iter().filter(|milestone| !milestone.is_over());
+        let outstanding: Vec<_> = outstanding.collect();
+        if outstanding.is_empty() {
+            return;
+        }
+        if let Err(error) = self.mark(self.callback) {
+            outstanding.iter().for_each(|milestone| milestone.finish_with(Err(error.clone())));
+        }
     }
 }
 
@@ -417,11 +446,22 @@ impl Drop for Gpu {
 ///
 /// # Errors
 /// INTERNAL when no thread can be started.
-pub fn start_errands() -> Result<Sender<Errand>> {
-    let (send, receive) = std::sync::mpsc::channel::<Errand>();
+pub fn start_errands() -> Result<Sender<Message>> {
+    let (send, receive) = mpsc::channel::<Message>();
+    let run = move || {
+        let mut gpus: Vec<Weak<Gpu>> = Vec::new();
+        loop {
+            match receive.recv_timeout(PATIENCE) {
+                Ok(Message::Errand(errand)) => errand(),
+                Ok(Message::Watch(gpu)) => gpus.push(gpu),
+                Err(RecvTimeoutError::Timeout) => gpus.iter().filter_map(Weak::upgrade).for_each(|gpu| gpu.check()),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    };
     thread::Builder::new()
         .name("fake-cuda-errands".into())
-        .spawn(move || receive.into_iter().for_each(|errand| errand()))
+        .spawn(run)
         .map_err(|error| Error::internal(format!("no thread for callbacks: {error}")))?;
     Ok(send)
 }

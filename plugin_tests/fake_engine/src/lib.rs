@@ -16,14 +16,23 @@
 //!
 //! Everything happens in streams of the driver, as on a GPU: Execute returns before the program runs, memory is freed in
 //! the order of the compute stream, and whoever forgets to wait reads bytes that are not there yet, which the driver's
-//! race detector sees. The ways of two versions of XLA are played: see [`options::Era`].
+//! race detector sees.
 //!
-//! What is not played: send and receive callbacks, layouts other than the default one, alias buffers, and jobs of several
-//! processes.
+//! | variable | what it says |
+//! |---|---|
+//! | `FAKE_ENGINE_CPU`, else `PJRT_ARENA_TEST_ENGINE` | the CPU engine |
+//! | `PJRT_ARENA_CUDA_DRIVER` | the driver, else `libfake_cuda.so` beside this library |
+//! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
+//!
+//! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
+//! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
+//!
+//! What is not played: send and receive callbacks, layouts with tiles, and jobs of several processes.
 
 #[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
 #[path = "../../../src/engine/abi.rs"]
 mod abi;
+mod alias;
 mod async_transfer;
 mod buffer;
 mod client;

@@ -35,20 +35,10 @@ mod proto {
     }
 
     impl Program {
-        /// The kind of memory of each result.
-        pub fn result_kinds(&self, results: usize) -> Vec<String> {
-            /// `xla::Layout::kHostMemorySpace`
-            const HOST: i64 = 5;
-            let layout = self.config.as_ref().and_then(|config| config.entry_computation_layout.as_ref());
-            let root = layout.and_then(|layout| layout.result.as_ref());
-            let kind = |result: usize| {
-                let shape = root.map(|root| root.tuple_shapes.get(result).unwrap_or(root));
-                match shape.and_then(|shape| shape.layout.as_ref()) {
-                    Some(layout) if layout.memory_space == HOST => "pinned_host",
-                    _ => "device",
-                }
-            };
-            (0..results).map(|result| kind(result).to_owned()).collect()
+        /// The layout of a result.
+        pub fn result_layout(&self, result: usize) -> Option<&Layout> {
+            let root = self.config.as_ref()?.entry_computation_layout.as_ref()?.result.as_ref()?;
+            root.tuple_shapes.get(result).unwrap_or(root).layout.as_ref()
         }
     }
 
@@ -95,6 +85,8 @@ mod proto {
     pub struct Layout {
         #[prost(int64, tag = "8")]
         pub memory_space: i64,
+        #[prost(int64, repeated, tag = "1")]
+        pub minor_to_major: Vec<i64>,
     }
 
     impl Shape {
@@ -142,7 +134,7 @@ pub struct Program {
     /// What the results are.
     pub results: Vec<Shape>,
     /// In which kind of memory each of them lies.
-    pub kinds: Vec<String>,
+    pub kinds: Vec<&'static str>,
     /// Bytes of scratch.
     pub temp: u64,
 }
@@ -244,22 +236,33 @@ impl Program {
     /// # Safety
     /// The executable must be alive.
     unsafe fn read(executable: *mut sys::PJRT_Executable) -> Result<Self> {
+        /// `xla::Layout::kHostMemorySpace`
+        const HOST: i64 = 5;
         let cpu = cpu::engine()?;
         // SAFETY: the caller's promise; lists live as long as the executable.
         unsafe {
             let types = cpu.call(sys::PJRT_Executable_OutputElementTypes_Args { executable, ..Default::default() })?;
             let types = list(types.output_types, types.num_output_types);
             let args = cpu.call(sys::PJRT_Executable_OutputDimensions_Args { executable, ..Default::default() })?;
-            let mut results = Vec::new();
+            let optimized = optimized(executable)?;
+            let (mut results, mut kinds) = (Vec::new(), Vec::new());
             let mut dims = args.dims;
             for (&element_type, &rank) in types.iter().zip(list(args.dim_sizes, args.num_outputs)) {
-                results.push(Shape::new(element_type, list(dims, rank))?);
+                let shape = Shape::new(element_type, list(dims, rank))?;
                 dims = dims.wrapping_add(rank);
+                // Without a layout, and for a token, the default one.
+                let layout = optimized.result_layout(results.len());
+                results.push(match layout.filter(|layout| layout.minor_to_major.len() == rank) {
+                    Some(layout) => shape.in_order(&layout.minor_to_major)?,
+                    None => shape,
+                });
+                kinds.push(match layout {
+                    Some(layout) if layout.memory_space == HOST => "pinned_host",
+                    _ => "device",
+                });
             }
             let args = sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() };
             let temp = u64::try_from(cpu.call(args)?.temp_size_in_bytes).unwrap_or(0);
-            let optimized = optimized(executable)?;
-            let kinds = optimized.result_kinds(results.len());
             let module = optimized.module.unwrap_or_default();
             let mut aliases = vec![None; results.len()];
             for entry in module.input_output_alias.iter().flat_map(|aliases| &aliases.entries) {

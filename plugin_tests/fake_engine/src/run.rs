@@ -9,7 +9,7 @@
 //! collectives do.
 
 use std::{
-    ptr, slice,
+    mem, ptr, slice,
     sync::{
         Arc,
         atomic::{AtomicI32, Ordering},
@@ -128,10 +128,10 @@ impl Job {
     }
 
     fn end(&self, outcome: Result) {
-        for lane in &self.lanes {
-            lane.done.ran(outcome.clone());
+        let mut state = self.state.lock();
+        if !mem::replace(&mut state.over, true) {
+            self.lanes.iter().for_each(|lane| lane.done.ran(outcome.clone()));
         }
-        self.state.lock().over = true;
         self.changed.notify_all();
     }
 
@@ -196,6 +196,7 @@ fn next_launch() -> i32 {
 }
 
 /// A buffer of the CPU engine with the argument's contents: in place, but for types that the host has in another form.
+/// Where the engine is told a layout, it takes the bytes as they lie.
 ///
 /// # Safety
 /// The argument's memory must hold it until the program is done.
@@ -204,13 +205,13 @@ unsafe fn view(cpu: &Cpu, client: *mut sys::PJRT_Client, argument: &Argument) ->
     let (space, data) = (argument.space.0, at(argument.address));
     // SAFETY: the caller's promise.
     unsafe {
-        if shape.is_packed() && shape.bytes() > 0 {
-            let host = shape.unpack(slice::from_raw_parts(data, shape.bytes() as usize));
+        if shape.bytes() > 0 && shape.is_packed() {
+            let device = slice::from_raw_parts(data, shape.bytes() as usize);
+            let host = shape.to_host(device, None).unwrap_or_else(|| device.to_vec());
             let semantics = sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
-            return cpu.put(client, space, host.as_ptr().cast(), shape.element_type, &shape.dims, semantics);
+            return cpu.put(client, space, host.as_ptr().cast(), shape, semantics);
         }
-        let semantics = sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
-        cpu.put(client, space, data.cast(), shape.element_type, &shape.dims, semantics)
+        cpu.put(client, space, data.cast(), shape, sys::PJRT_HostBufferSemantics_kMutableZeroCopy)
     }
 }
 
@@ -236,7 +237,8 @@ unsafe fn land(cpu: &Cpu, output: *mut sys::PJRT_Buffer, target: &Target) -> Res
                 ..Default::default()
             })?;
             cpu.finish(args.event)?;
-            to.copy_from_nonoverlapping(shape.pack(&host).as_ptr(), bytes);
+            let device = shape.to_device(&host).unwrap_or(host);
+            to.copy_from_nonoverlapping(device.as_ptr(), bytes);
             return Ok(());
         }
         let args = sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args { buffer: output, ..Default::default() };

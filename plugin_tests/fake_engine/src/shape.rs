@@ -8,13 +8,13 @@ use std::slice;
 use crate::{
     entry::list,
     error::{Error, Result},
-    sys,
+    sys::{self, CStruct},
 };
 
 /// Bytes of a 4 GiB-wide array fit; what does not is no array.
 const MOST_BYTES: u64 = i64::MAX as u64;
 
-/// A type and dimensions; dense, the last dimension fastest.
+/// A type, dimensions, and their order on the device; dense, and on the host the last dimension is the fastest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// PJRT's element type.
@@ -76,10 +76,56 @@ impl Shape {
         Ok(Self { element_type, dims: dims.to_vec(), minor_to_major, elements, bits })
     }
 
+    /// The same with the dimensions in another order on the device, the fastest first.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for what is no order of the dimensions, UNIMPLEMENTED for types narrower than a byte.
+    pub fn in_order(mut self, order: &[i64]) -> Result<Self> {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        if !sorted.into_iter().eq(0..self.dims.len() as i64) {
+            return Err(Error::invalid(format!(
+                "minor_to_major {order:?} is no order of {} dimensions",
+                self.dims.len()
+            )));
+        }
+        self.minor_to_major = order.to_vec();
+        if self.is_packed() && !self.is_row_major() {
+            return Err(Error::unimplemented(format!(
+                "the fake CUDA engine has elements narrower than a byte in the default layout only, not in {order:?}"
+            )));
+        }
+        Ok(self)
+    }
+
+    /// Whether the dimensions have the same order on the device as on the host.
+    pub fn is_row_major(&self) -> bool {
+        self.minor_to_major.iter().rev().copied().eq(0..self.dims.len() as i64)
+    }
+
+    /// The bytes on the device of a dense array of the host, if they are others.
+    pub fn to_device(&self, host: &[u8]) -> Option<Vec<u8>> {
+        if self.is_packed() {
+            return Some(self.pack(host));
+        }
+        (!self.is_row_major()).then(|| self.reordered(host, None, Some(&self.minor_to_major)))
+    }
+
+    /// The dense array of the host, with its dimensions in `order` if one is given, of bytes on the device; `None` if they
+    /// are the same.
+    pub fn to_host(&self, device: &[u8], order: Option<&[i64]>) -> Option<Vec<u8>> {
+        if self.is_packed() {
+            let host = self.unpack(device);
+            return Some(order.map(|order| self.reordered(&host, None, Some(order))).unwrap_or(host));
+        }
+        let same = order.map_or(self.is_row_major(), |order| order == self.minor_to_major);
+        (!same).then(|| self.reordered(device, Some(&self.minor_to_major), order))
+    }
+
     /// The shape that C fields describe.
     ///
     /// # Errors
-    /// As [`Self::new`], and UNIMPLEMENTED for a layout that is not the default one.
+    /// As [`Self::new`] and [`Self::in_order`].
     ///
     /// # Safety
     /// The pointers must be NULL or valid.
@@ -92,16 +138,27 @@ impl Shape {
         // SAFETY: the caller's promise.
         let (dims, layout) = unsafe { (list(dims, num_dims), layout.as_ref()) };
         let shape = Self::new(element_type, dims)?;
-        if let Some(layout) = layout {
-            // SAFETY: the caller's promise.
-            let order = unsafe { order(layout, dims.len())? };
-            if order != shape.minor_to_major {
-                return Err(Error::unimplemented(format!(
-                    "the fake CUDA engine has arrays with the default layout only, not with {order:?}"
-                )));
-            }
+        match layout {
+            // SAFETY: as above.
+            Some(layout) => shape.in_order(unsafe { order(layout)? }),
+            None => Ok(shape),
         }
-        Ok(shape)
+    }
+
+    /// The layout as the C API says it; it borrows from `self`.
+    pub fn layout(&self) -> sys::PJRT_Buffer_MemoryLayout {
+        let mut layout = sys::PJRT_Buffer_MemoryLayout {
+            struct_size: sys::PJRT_Buffer_MemoryLayout::STRUCT_SIZE,
+            type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
+            ..Default::default()
+        };
+        layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
+            struct_size: sys::PJRT_Buffer_MemoryLayout_Tiled::STRUCT_SIZE,
+            minor_to_major: self.minor_to_major.as_ptr(),
+            minor_to_major_size: self.minor_to_major.len(),
+            ..Default::default()
+        };
+        layout
     }
 
     /// Bytes on the device.
@@ -125,7 +182,7 @@ impl Shape {
     }
 
     /// Puts elements that take a byte each closely together.
-    pub fn pack(&self, host: &[u8]) -> Vec<u8> {
+    fn pack(&self, host: &[u8]) -> Vec<u8> {
         let each = (8 / self.bits) as usize;
         let join = |group: &[u8]| {
             let place = |(at, value): (usize, &u8)| (value & self.mask()) << (at as u64 * self.bits);
@@ -135,7 +192,7 @@ impl Shape {
     }
 
     /// The other way round; the high bits are zero.
-    pub fn unpack(&self, device: &[u8]) -> Vec<u8> {
+    fn unpack(&self, device: &[u8]) -> Vec<u8> {
         let each = 8 / self.bits;
         let element = |at: u64| device[(at / each) as usize] >> (at % each * self.bits) & self.mask();
         (0..self.elements).map(element).collect()
@@ -159,21 +216,31 @@ impl Shape {
         dense
     }
 
-    /// A dense array of the host with its dimensions in another order, the fastest first.
-    pub fn transposed(&self, host: &[u8], order: &[i64]) -> Vec<u8> {
+    /// A dense array with its dimensions in order `from`, in order `to`; without one, the last is the fastest.
+    fn reordered(&self, array: &[u8], from: Option<&[i64]>, to: Option<&[i64]>) -> Vec<u8> {
         let element = self.host_element();
+        let (from, to) = (self.strides(from), self.strides(to));
+        let mut places = Vec::with_capacity(self.elements as usize);
+        self.each(&from, |offset| places.push(offset as usize));
+        let (mut out, mut places) = (vec![0; array.len()], places.into_iter());
+        self.each(&to, |offset| {
+            if let Some(at) = places.next() {
+                out[offset as usize..][..element].copy_from_slice(&array[at..][..element]);
+            }
+        });
+        out
+    }
+
+    /// Bytes from one element to the next along each dimension of a dense array in this order, the fastest first.
+    fn strides(&self, order: Option<&[i64]>) -> Vec<i64> {
         let mut strides = vec![0_i64; self.dims.len()];
-        let mut step = element as i64;
-        for &dimension in order {
+        let mut step = self.host_element() as i64;
+        let row_major: Vec<i64> = (0..self.dims.len() as i64).rev().collect();
+        for &dimension in order.unwrap_or(&row_major) {
             strides[dimension as usize] = step;
             step *= self.dims[dimension as usize];
         }
-        let (mut out, mut at) = (vec![0; host.len()], 0);
-        self.each(&strides, |offset| {
-            out[offset as usize..][..element].copy_from_slice(&host[at..][..element]);
-            at += element;
-        });
-        out
+        strides
     }
 
     /// Visits the byte offset of each element, the last dimension fastest.
@@ -195,11 +262,11 @@ impl Shape {
 /// The order of dimensions of a layout, the fastest first.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for strides, tiles, and what is no order of that many dimensions.
+/// INVALID_ARGUMENT for strides and tiles.
 ///
 /// # Safety
 /// The layout's pointers must be valid.
-pub unsafe fn order(layout: &sys::PJRT_Buffer_MemoryLayout, dims: usize) -> Result<Vec<i64>> {
+pub unsafe fn order(layout: &sys::PJRT_Buffer_MemoryLayout) -> Result<&[i64]> {
     if layout.type_ != sys::PJRT_Buffer_MemoryLayout_Type_Tiled {
         return Err(Error::invalid("only tiled layouts are supported, not byte strides"));
     }
@@ -208,18 +275,10 @@ pub unsafe fn order(layout: &sys::PJRT_Buffer_MemoryLayout, dims: usize) -> Resu
         let tiled = layout.__bindgen_anon_1.tiled;
         (tiled, list(tiled.minor_to_major, tiled.minor_to_major_size))
     };
-    if tiled.num_tiles > 0 {
-        return Err(Error::invalid(format!(
-            "layouts with tiles are not supported, and this one has {}",
-            tiled.num_tiles
-        )));
+    match tiled.num_tiles {
+        0 => Ok(order),
+        tiles => Err(Error::invalid(format!("layouts with tiles are not supported, and this one has {tiles}"))),
     }
-    let mut sorted = order.to_vec();
-    sorted.sort_unstable();
-    if !sorted.into_iter().eq(0..dims as i64) {
-        return Err(Error::invalid(format!("minor_to_major {order:?} is no order of {dims} dimensions")));
-    }
-    Ok(order.to_vec())
 }
 
 #[cfg(test)]
@@ -241,13 +300,20 @@ mod tests {
     }
 
     #[test]
-    fn arrays_are_gathered_and_transposed() {
+    fn arrays_are_gathered_and_reordered() {
         let shape = Shape::new(sys::PJRT_Buffer_Type_U8, &[2, 3]).unwrap();
         let host = [1, 2, 3, 4, 5, 6];
         // SAFETY: backwards from the last element, in both dimensions, lies the whole array.
         assert_eq!(unsafe { shape.gather(&raw const host[5], &[-3, -1]) }, [6, 5, 4, 3, 2, 1]);
-        assert_eq!(shape.transposed(&host, &[0, 1]), [1, 4, 2, 5, 3, 6]);
-        assert_eq!(shape.transposed(&host, &[1, 0]), host);
+        assert_eq!(shape.to_host(&host, Some(&[0, 1])).unwrap(), [1, 4, 2, 5, 3, 6]);
+        assert_eq!(shape.to_host(&host, Some(&[1, 0])), None);
+        assert_eq!((shape.to_host(&host, None), shape.to_device(&host)), (None, None));
+        let other = shape.in_order(&[0, 1]).unwrap();
+        let device = other.to_device(&host).unwrap();
+        assert_eq!(device, [1, 4, 2, 5, 3, 6]);
+        assert_eq!(other.to_host(&device, None).unwrap(), host);
+        assert_eq!(other.to_host(&device, Some(&[0, 1])), None);
+        assert!(other.clone().in_order(&[0]).is_err() && other.in_order(&[0, 2]).is_err());
     }
 
     #[test]

@@ -92,6 +92,8 @@ fill! {
         PJRT_LoadedExecutable_Destroy PJRT_LoadedExecutable_Destroy_Args
         PJRT_LoadedExecutable_GetExecutable PJRT_LoadedExecutable_GetExecutable_Args
         PJRT_LoadedExecutable_Execute PJRT_LoadedExecutable_Execute_Args
+        PJRT_Client_FulfillAliasBuffer PJRT_Client_FulfillAliasBuffer_Args
+        PJRT_Client_CreateAliasBuffer PJRT_Client_CreateAliasBuffer_Args
         PJRT_Executable_DeserializeAndLoad PJRT_Executable_DeserializeAndLoad_Args
         PJRT_Buffer_Destroy PJRT_Buffer_Destroy_Args
         PJRT_Buffer_ElementType PJRT_Buffer_ElementType_Args
@@ -193,8 +195,6 @@ fill! {
     // Not played.
     refuse {
         PJRT_CopyToDeviceStream_AddChunk PJRT_CopyToDeviceStream_AddChunk_Args
-        PJRT_Client_CreateAliasBuffer PJRT_Client_CreateAliasBuffer_Args
-        PJRT_Client_FulfillAliasBuffer PJRT_Client_FulfillAliasBuffer_Args
         PJRT_Client_CreateErrorBuffer PJRT_Client_CreateErrorBuffer_Args
         PJRT_AsyncHostToDeviceTransferManager_TransferLiteral PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args
         PJRT_Buffer_CopyRawToHostFuture PJRT_Buffer_CopyRawToHostFuture_Args

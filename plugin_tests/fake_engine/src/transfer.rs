@@ -123,23 +123,30 @@ fn outward(
     Ok(done)
 }
 
-/// A copy of an array in another place of its client. It starts when a stream can wait for the contents.
+/// A copy of an array in another place of its client.
 fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) -> Result<Buffer> {
-    let shape = buffer.shape.clone();
-    let to = allocate(client, device, place, &shape)?;
-    let there = Arc::clone(&client.devices[device].gpu);
-    // The memory is ready for the other device's compute stream.
-    let ready = there.mark(there.compute)?;
+    let to = allocate(client, device, place, &buffer.shape)?;
     let done = Milestone::of_work();
-    let Contents { memory, defined } = buffer.contents_for_use(&done)?;
-    let (gpu, told, into) = (Arc::clone(buffer.gpu()), Arc::clone(&done), Arc::clone(&to));
+    copy_to(buffer, &client.devices[device].gpu, &to, &done)?;
+    Ok(Buffer::new(client, device, place, buffer.shape.clone(), to, done))
+}
+
+/// Copies an array to memory that is ready for the compute stream of `there`; `done` is when it is. It starts when a
+/// stream can wait for the contents.
+///
+/// # Errors
+/// INVALID_ARGUMENT for an array that is no more; a failure of the driver is the milestone's.
+pub fn copy_to(buffer: &Buffer, there: &Gpu, to: &Arc<Memory>, done: &Arc<Milestone>) -> Result {
+    let ready = there.mark(there.compute)?;
+    let Contents { memory, defined } = buffer.contents_for_use(done)?;
+    let (gpu, told, into, bytes) = (Arc::clone(buffer.gpu()), Arc::clone(done), Arc::clone(to), buffer.shape.bytes());
     let source = Arc::clone(&defined);
     defined.when_recorded(move |defined| {
         let mark = defined.recorded();
         let follow = |mark: &Arc<Mark>| gpu.follow(gpu.across, mark);
         let copied = mark.as_ref().map_or(Ok(()), follow).and_then(|()| follow(&ready)).and_then(|()| {
             let ran = Arc::clone(&told);
-            copy(&gpu, &memory, &into, shape.bytes(), move || ran.ran(source.failure().map_or(Ok(()), Err)))
+            copy(&gpu, &memory, &into, bytes, move || ran.ran(source.failure().map_or(Ok(()), Err)))
         });
         match copied.and_then(|()| gpu.complete(gpu.across, &told, (Arc::clone(&memory), Arc::clone(&into)))) {
             Ok(mark) => {
@@ -149,7 +156,7 @@ fn across(buffer: &Buffer, client: &Arc<Client>, device: usize, place: usize) ->
             Err(error) => told.finish_with(Err(error)),
         }
     });
-    Ok(Buffer::new(client, device, place, buffer.shape.clone(), to, done))
+    Ok(())
 }
 
 /// Copies bytes between memories on the stream for that, and calls `then` there.
@@ -188,7 +195,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let during_call = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
         let source = if shape.host_bytes() == 0 {
             Source::Staged(Vec::new())
-        } else if strides.is_empty() && !shape.is_packed() && !during_call {
+        } else if strides.is_empty() && !shape.is_packed() && shape.is_row_major() && !during_call {
             Source::Lent(Raw(self.data.cast_mut()), shape.host_bytes())
         } else {
             // SAFETY: the caller's array has that many elements, so far apart.
@@ -198,7 +205,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
                     strides => shape.gather(self.data.cast(), strides),
                 }
             };
-            Source::Staged(if shape.is_packed() { shape.pack(&dense) } else { dense })
+            Source::Staged(shape.to_device(&dense).unwrap_or(dense))
         };
         let lent = matches!(source, Source::Lent(..));
         let memory = allocate(&client, device, place, &shape)?;
@@ -216,8 +223,8 @@ impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
         // SAFETY: the caller's handle and layout are alive.
         let (buffer, order) = unsafe {
             let buffer = Buffer::borrow(self.src, "PJRT_Buffer_ToHostBuffer")?;
-            let order = self.host_layout.as_ref().map(|layout| shape::order(layout, buffer.shape.dims.len()));
-            (buffer, order.transpose()?)
+            let order = self.host_layout.as_ref().map(|layout| shape::order(layout)).transpose()?;
+            (buffer, order.map(|order| buffer.shape.clone().in_order(order)).transpose()?)
         };
         let shape = buffer.shape.clone();
         let needed = shape.host_bytes();
@@ -228,14 +235,10 @@ impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
         if self.dst_size < needed {
             return Err(Error::invalid(format!("`dst_size` must be >= {needed}, got {}.", self.dst_size)));
         }
-        let order = order.filter(|order| *order != shape.minor_to_major);
         let bytes = shape.bytes();
         let done = outward(buffer, 0, bytes, self.dst, move |array| {
-            let host = shape.is_packed().then(|| shape.unpack(array));
-            match order {
-                Some(order) => Some(shape.transposed(host.as_deref().unwrap_or(array), &order)),
-                None => host,
-            }
+            // Without another wish, in the order that it has on the device.
+            shape.to_host(array, Some(&order.as_ref().unwrap_or(&shape).minor_to_major))
         })?;
         self.event = done.into_raw();
         Ok(())

@@ -1,7 +1,7 @@
 //! Arrays to the device and back.
 
 use plugin_tests::{
-    Buffer, Client, Code, Element, ElementType, HostArray, Program, Value,
+    Buffer, Client, Code, Element, ElementType, Event, Failure, HostArray, HostLayout, Program, Value, alias,
     buffer::{ALL_SEMANTICS, Bf16, Complex, Int4},
     call, plugin,
 };
@@ -58,6 +58,40 @@ fn narrow_types_are_packed_on_the_device() {
 }
 
 #[test]
+fn arrays_may_lie_in_another_order_on_the_device() {
+    on_fake_gpu!([], || {
+        let client = client();
+        let host = [1_u8, 2, 3, 4, 5, 6];
+        let columns_first = HostLayout::MinorToMajor(&[0, 1]);
+        let mut layout = columns_first.raw();
+        let args = call!(
+            plugin(),
+            PJRT_Client_BufferFromHostBuffer {
+                client: client.raw(),
+                data: host.as_ptr().cast(),
+                type_: ElementType::U8.raw(),
+                dims: [2_i64, 3].as_ptr(),
+                num_dims: 2,
+                device: client.device().raw(),
+                device_layout: &raw mut layout,
+            }
+        )
+        .unwrap();
+        drop(Event::own(plugin(), args.done_with_host_buffer));
+        let buffer = Buffer::own(plugin(), args.buffer);
+        assert_eq!(buffer.minor_to_major(), [0, 1]);
+        let there = [1, 4, 2, 5, 3, 6];
+        assert_eq!(buffer.read_raw(0, 6).unwrap(), there);
+        assert_eq!(buffer.read::<u8>().unwrap(), there, "without another wish as it lies");
+        assert_eq!(buffer.read_as::<u8>(&columns_first).unwrap(), there);
+        assert_eq!(buffer.read_as::<u8>(&HostLayout::MinorToMajor(&[1, 0])).unwrap(), host);
+        let refused = |layout| buffer.read_as::<u8>(&layout).unwrap_err().expect(Code::INVALID_ARGUMENT, &[]);
+        refused(HostLayout::Strides(&[3, 1]));
+        refused(HostLayout::MinorToMajor(&[0, 0]));
+    });
+}
+
+#[test]
 fn copies_go_to_every_device_and_memory() {
     on_fake_gpu!([SLOW, ("FAKE_CUDA_GPUS", "2")], || {
         let client = client();
@@ -106,6 +140,31 @@ fn arrays_get_their_bytes_later() {
 }
 
 #[test]
+fn an_alias_shows_what_it_was_promised() {
+    on_fake_gpu!([SLOW], || {
+        let client = client();
+        let (good, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+        let add_one = client.compile(&Program::add_one()).unwrap();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let y = add_one.run1(&[&x]).unwrap();
+        assert!(!good.ready().is_ready());
+        promise.keep(Ok(&y)).unwrap();
+        assert!(y.is_deleted());
+        drop((x, y));
+        assert_eq!(add_one.run1(&[&good]).unwrap().read::<f32>().unwrap(), ramp(2.0));
+        assert_eq!(good.read::<f32>().unwrap(), ramp(1.0));
+        let (bad, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+        let failure = Failure { code: Code::INTERNAL, message: "never arrived".into() };
+        promise.keep(Err(&failure)).unwrap();
+        assert_eq!(bad.ready().wait(), Err(failure.clone()));
+        assert_eq!(add_one.run1(&[&bad]).unwrap().ready().wait(), Err(failure));
+        let (other, promise) = alias::create(&client, ElementType::F32, &[1]).unwrap();
+        promise.keep(Ok(&good)).unwrap_err().expect(Code::INVALID_ARGUMENT, &["FulfillAliasBuffer"]);
+        assert!(other.ready().wait().is_err());
+    });
+}
+
+#[test]
 fn memory_goes_back_to_the_pool() {
     on_fake_gpu!([("FAKE_CUDA_MEMORY", "8MiB")], || {
         let client = Client::create_with(plugin(), &[("preallocate", Value::Bool(false))]).unwrap();
@@ -148,7 +207,7 @@ fn events_are_made_and_set() {
     on_fake_gpu!([], || {
         let event = || {
             let made = call!(plugin(), PJRT_Event_Create {}).unwrap().event;
-            plugin_tests::Event::own(plugin(), made).unwrap()
+            Event::own(plugin(), made).unwrap()
         };
         let (good, bad) = (event(), event());
         let told = bad.on_ready();

@@ -123,6 +123,35 @@ macro_rules! cuda {
     }};
 }
 
+/// Memory of GPU 0 behind an address that can be taken away while it is used.
+pub struct Mapped {
+    /// Its first byte.
+    pub address: u64,
+}
+
+impl Mapped {
+    const SIZE: usize = 2 << 20;
+
+    /// Maps it.
+    pub fn new() -> Self {
+        // CUmemAllocationProp: pinned memory of device 0, without handles for others. CUmemAccessDesc: it reads and writes.
+        let properties: [u32; 8] = [1, 0, 1, 0, 0, 0, 0, 0];
+        let access: [u32; 3] = [1, 0, 3];
+        let (mut handle, mut address) = (0, 0);
+        let size = Self::SIZE;
+        cuda!(cuMemAddressReserve(&raw mut address => *mut u64, size => usize, 0 => usize, 0 => u64, 0 => u64));
+        cuda!(cuMemCreate(&raw mut handle => *mut u64, size => usize, properties.as_ptr() => *const u32, 0 => u64));
+        cuda!(cuMemMap(address => u64, size => usize, 0 => usize, handle => u64, 0 => u64));
+        cuda!(cuMemSetAccess(address => u64, size => usize, access.as_ptr() => *const u32, 1 => usize));
+        Self { address }
+    }
+
+    /// Takes it away.
+    pub fn unmap(&self) {
+        cuda!(cuMemUnmap(self.address => u64, Self::SIZE => usize));
+    }
+}
+
 impl Own {
     /// Room for an array of most programs, and a stream.
     pub fn new() -> Self {

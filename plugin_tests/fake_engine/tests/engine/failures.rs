@@ -3,7 +3,7 @@
 use plugin_tests::{Buffer, Client, Code, ElementType, Gate, Program, RunOptions, Value, plugin};
 
 use crate::{
-    common::{DIMS, Driver, client, ramp, ticket},
+    common::{DIMS, Driver, Mapped, Own, client, ramp, ticket},
     on_fake_gpu,
 };
 
@@ -123,4 +123,31 @@ fn a_launch_that_the_driver_refuses_is_a_failure_of_the_results() {
         let again = program.execute(&lists, RunOptions::default()).unwrap();
         assert_eq!(again.outputs[0][0].read::<f32>().unwrap(), ramp(1.0));
     });
+}
+
+#[test]
+fn work_that_the_driver_gives_up_fails_and_does_not_hang() {
+    on_fake_gpu!(
+        [],
+        || {
+            let client = client();
+            let (_own, mapped) = (Own::new(), Mapped::new());
+            let gate = Gate::closed();
+            let gated = client.compile(&Program::gate_inline()).unwrap();
+            let add_one = client.compile(&Program::add_one()).unwrap();
+            let (x, ticket) = (client.put(&ramp(0.0), &DIMS).unwrap(), ticket(&client, &gate));
+            let before = gated.run1(&[&x, &ticket]).unwrap();
+            gate.wait_reached();
+            let (view, _) = Own::view_at(&client, mapped.address, &DIMS, 0).unwrap();
+            let result = add_one.run1(&[&view]).unwrap();
+            let told = result.ready().on_ready();
+            mapped.unmap();
+            gate.open();
+            told.wait().unwrap_err().expect(Code::INTERNAL, &["CUDA_ERROR_ILLEGAL_ADDRESS"]);
+            assert!(result.read::<f32>().is_err());
+            drop(before);
+            assert!(add_one.run1(&[&x]).unwrap().ready().wait().is_err(), "the GPU is lost");
+        },
+        1
+    );
 }
