@@ -112,16 +112,6 @@ pub trait Backing: Send + Sync + fmt::Debug {
 
     /// The unit of regions: a power of two, 256 bytes or more.
     fn granularity(&self) -> Bytes;
-
-    /// Makes sure that there is memory behind `bytes` from `address` on, a part of a region, where some of it was given back
-    /// to the system meanwhile. A device whose memory comes at first use has nothing to do.
-    ///
-    /// # Errors
-    /// `RESOURCE_EXHAUSTED` when the device has no memory left, with the device's reason; what was there before still is.
-    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
-        let _ = (address, bytes);
-        Ok(())
-    }
 }
 
 /// Releases a region where nobody can be told of a failure: it is logged, and the region counts as gone.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     memory::{Backing, Region, budget::Budget, compaction::Costs},
-    units::{Address, Bytes},
+    units::Bytes,
 };
 
 /// How much memory comes and goes at once. The driver takes about as long for a large chunk as for a small one, 0.1 ms by published
@@ -138,19 +138,5 @@ impl Backing for CudaBacking {
 
     fn granularity(&self) -> Bytes {
         self.chunks.as_ref().map_or(ALLOCATION_UNIT, |(maker, _)| maker.granularity())
-    }
-
-    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
-        if self.device.regions.are_whole() {
-            return Ok(());
-        }
-        let held = self.device.regions.holding(address, bytes)?;
-        match held.chunks() {
-            Some(chunks) => {
-                let offset = address - held.region.address;
-                chunks.populate(offset, bytes).map_err(|failure| self.device.refusal(failure, bytes))
-            }
-            None => Ok(()),
-        }
     }
 }

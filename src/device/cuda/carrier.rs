@@ -27,10 +27,7 @@ use crate::{
         shift::{Extent, Shift},
     },
     error::{Error, Result},
-    memory::{
-        Backing,
-        compaction::{Costs, Remap},
-    },
+    memory::compaction::{Costs, Remap},
     units::{Address, Bytes},
 };
 
@@ -282,8 +279,18 @@ impl Carrier for CudaBacking {
         Ok(unsafe { self.device.stream.hold_back(stream) }?)
     }
 
-    fn populate(&self, from: Address, bytes: Bytes) -> Result<()> {
-        Backing::populate(self, from, bytes)
+    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
+        if self.device.regions.are_whole() {
+            return Ok(());
+        }
+        let held = self.device.regions.holding(address, bytes)?;
+        match held.chunks() {
+            Some(chunks) => {
+                let offset = address - held.region.address;
+                chunks.populate(offset, bytes).map_err(|failure| self.device.refusal(failure, bytes))
+            }
+            None => Ok(()),
+        }
     }
 
     fn finish(&self) {

@@ -270,10 +270,6 @@ impl Backing for Noted {
     fn granularity(&self) -> Bytes {
         self.backing.granularity()
     }
-
-    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
-        self.backing.populate(address, bytes)
-    }
 }
 
 #[cfg(test)]

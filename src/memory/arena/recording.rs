@@ -52,10 +52,6 @@ impl Backing for Watched {
     fn granularity(&self) -> Bytes {
         self.device.granularity()
     }
-
-    fn populate(&self, address: Address, bytes: Bytes) -> Result<()> {
-        self.device.populate(address, bytes)
-    }
 }
 
 /// Names an open scope.
