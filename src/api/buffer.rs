@@ -42,9 +42,16 @@ pub struct Body {
     handle: Raw<sys::PJRT_Buffer>,
     /// Where the bytes are.
     pub storage: Storage,
+    /// Its owner destroyed it while it was in use: block and handle wait for the end of that, to be used again.
+    pub homing: bool,
 }
 
 impl Body {
+    /// Of a buffer that its owner holds.
+    fn new(handle: *mut sys::PJRT_Buffer, storage: Storage) -> Self {
+        Self { handle: Raw(handle), storage, homing: false }
+    }
+
     /// The engine's buffer.
     pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
         self.handle
@@ -62,22 +69,8 @@ impl Body {
 }
 
 impl State<Body> {
-    /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
-    /// bytes, nobody was promised that their address stays, and no error clings to the handle.
-    fn spare(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
-        if self.stay().is_some() || self.handle.is_null() || !matches!(self.storage, Storage::Arena(_)) {
-            return None;
-        }
-        self.end(Life::Deleted);
-        let view = std::mem::replace(&mut self.handle, Raw::NULL);
-        match std::mem::replace(&mut self.storage, Storage::Gone) {
-            Storage::Arena(held) => Some((held, view)),
-            Storage::Engine(_) | Storage::Foreign(_) | Storage::Gone => None,
-        }
-    }
-
     /// Takes the memory of a buffer that nobody needs any more.
-    fn settle(&mut self) -> Option<Storage> {
+    pub fn settle(&mut self) -> Option<Storage> {
         (self.is_free() && !matches!(self.storage, Storage::Gone))
             .then(|| std::mem::replace(&mut self.storage, Storage::Gone))
     }
@@ -162,7 +155,7 @@ impl Buffer {
         dense_at: Option<usize>,
     ) -> Arc<Self> {
         let storage = Storage::Foreign(Foreign::new(dense_at, client.foreign_bytes(device.0), shape.size));
-        let custody = Custody::new(Body { handle: Raw(handle), storage });
+        let custody = Custody::new(Body::new(handle, storage));
         Arc::new(Self { client, device, memory, shape, access, nest: None, custody })
     }
 
@@ -176,7 +169,7 @@ impl Buffer {
         storage: Storage,
         nest: Option<Nest>,
     ) -> Arc<Self> {
-        let custody = Custody::new(Body { handle: Raw(handle), storage });
+        let custody = Custody::new(Body::new(handle, storage));
         let access = Access::Full;
         let buffer = Arc::new(Self { client, device, memory, shape, access, nest, custody });
         buffer.move_in();
@@ -185,7 +178,7 @@ impl Buffer {
 
     /// Makes a spare's buffer that of the next result in the same block, over the engine's `handle`, which the buffer destroys.
     pub fn revive(&self, handle: *mut sys::PJRT_Buffer, held: Held) {
-        self.state().revive(Body { handle: Raw(handle), storage: Storage::Arena(held) });
+        self.state().revive(Body::new(handle, Storage::Arena(held)));
     }
 
     /// Says on the roster whose block it is; from then on a buffer whose contents are good may move.
@@ -263,6 +256,11 @@ impl Buffer {
         }
     }
 
+    /// Where it goes when its owner destroys it.
+    pub fn nest(&self) -> Option<&Nest> {
+        self.nest.as_ref()
+    }
+
     /// Everything that changes.
     pub fn state(&self) -> MutexGuard<'_, State<Body>> {
         self.custody.lock()
@@ -336,15 +334,18 @@ impl Buffer {
         drop(freed);
     }
 
-    /// Ends a use of the bytes.
+    /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
     pub fn land(&self) {
-        let freed = {
+        let (freed, homing) = {
             let mut state = self.state();
             state.end_use();
-            state.settle()
+            (state.settle(), state.homing && state.is_at_rest())
         };
         // The arena has a lock of its own: free after giving up ours.
         drop(freed);
+        if homing {
+            self.destroy_handle();
+        }
     }
 
     /// After the owner let go: frees the memory, or says that it is pending.
@@ -413,24 +414,21 @@ impl Buffer {
     /// `PJRT_Buffer_Destroy`: ends the caller's share.
     pub fn destroy(self: Arc<Self>) {
         let mut state = self.state();
-        if state.forget_references()
-            && let Some(held) = state.held()
-        {
+        let referenced = state.forget_references();
+        if referenced && let Some(held) = state.held() {
             held.unpin();
         }
-        // Asked in this order: a spare that nobody keeps would leave its view behind.
-        if let Some(nest) = &self.nest
-            && let Some((held, view)) = state.spare()
-        {
-            drop(state);
-            if self.client.is_open() {
-                let (spares, destination) = (Arc::clone(&nest.spares), nest.destination);
-                if let Err(spare) = spares.put(destination, Spare { held, view, shell: self }) {
-                    let client = Arc::clone(&spare.shell.client);
-                    spare.discard(&client);
-                }
+        // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
+        if !referenced && self.nest.is_some() && self.client.is_open() {
+            // Asked in this order: a spare that nobody keeps would leave its view behind.
+            if let Some((held, view)) = state.spare() {
+                drop(state);
+                Spare { held, view, shell: self, retired: false }.keep();
+                return;
             }
-            return;
+            if state.go_home() {
+                return;
+            }
         }
         let consumed = state.life() == Life::Donated && !state.is_at_rest();
         let was_live = state.end(Life::Deleted);

@@ -157,7 +157,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         state::with_a_client(idle::watch_scratch);
         // Views first, then the engine's client; the arenas go with the last buffer.
         client.traffic.end(client.engine);
-        client.spares.clear(&client);
+        client.spares.clear();
         for loaded in state::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
             loaded.twins.end(client.engine);
         }

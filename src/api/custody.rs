@@ -190,6 +190,11 @@ impl<T> State<T> {
         self.whole = true;
     }
 
+    /// Whether the bytes are written and good.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
     /// Whether the bytes are free to go.
     pub fn is_free(&self) -> bool {
         self.life != Life::Live && self.users == 0 && self.references == 0

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 use super::{admission::Shared, buffer::Buffer, custody::Stay};
 use crate::{
     device::Carrier,
+    error::Result,
     memory::{Arena, Block, BlockId, BlockInfo, Maker, Moment, OriginId, PinReason, Run},
     report::timeline::{TIMELINE, What},
     units::Bytes,
@@ -199,8 +200,20 @@ impl Held {
         self.report(self.home.retire_as(self.block.id, Some(self.maker)));
     }
 
+    /// Takes a retired block up again, for `maker`, once the engine is done with it. Whether its number is another one
+    /// now, so that the roster does not know who lies there.
+    ///
+    /// # Errors
+    /// The arena's, which would be a bug of ours; the block must not be used then.
+    pub fn renew(&mut self, maker: Maker) -> Result<bool> {
+        let id = self.home.renew(self.block.id, maker)?;
+        let before = std::mem::replace(&mut self.block.id, id);
+        self.maker = maker;
+        Ok(id.index() != before.index())
+    }
+
     /// An arena refuses only what would be a bug of ours.
-    fn report(&self, outcome: crate::error::Result<()>) {
+    fn report(&self, outcome: Result<()>) {
         if let Err(error) = outcome {
             log::error!("{error}");
         }

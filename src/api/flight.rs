@@ -4,7 +4,8 @@
 //!  launch ------- engine runs ------- completion event ------ next call into us
 //!                                       |                       |
 //!                                       the flight is done      it lands: blocks given up meanwhile are free,
-//!                                                               consumed handles and contexts are destroyed
+//!                                                               small results become spares (spares.rs), consumed
+//!                                                               handles and contexts are destroyed
 //! ```
 //!
 //! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation is waiting for
@@ -29,7 +30,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::{buffer::Buffer, context::Context, device_memory::Held, room::Scratch};
+use super::{buffer::Buffer, context::Context, device_memory::Held, room::Scratch, spares::Homecomer};
 use crate::{
     engine::{Engine, EngineEvent, Raw, views},
     sys,
@@ -115,29 +116,32 @@ impl Bell {
     }
 }
 
-impl Flight {
-    /// Frees the memory that only the flight still held. May run on a thread of the engine.
-    fn unload(&self) {
-        let (buffers, results, leftovers, scratch) = {
-            let mut cargo = self.cargo.lock();
-            let cargo = &mut *cargo;
-            (
-                mem::take(&mut cargo.buffers),
-                mem::take(&mut cargo.results),
-                mem::take(&mut cargo.leftovers),
-                cargo.scratch.take(),
-            )
-        };
-        drop((leftovers, scratch));
-        for buffer in buffers {
-            buffer.land();
-        }
-        for result in results {
-            if self.succeeded.load(Ordering::Relaxed) {
-                result.mark_whole();
+impl Cargo {
+    /// Gives up all memory, and hands each buffer to `home` that was to come home after this.
+    fn unload(&mut self, succeeded: bool, mut home: impl FnMut(Homecomer)) {
+        self.leftovers.clear();
+        self.scratch = None;
+        for buffer in self.buffers.drain(..) {
+            if let Some(homecomer) = buffer.arrive(false) {
+                home(homecomer);
             }
-            result.land();
         }
+        for result in self.results.drain(..) {
+            if let Some(homecomer) = result.arrive(succeeded) {
+                home(homecomer);
+            }
+        }
+    }
+}
+
+impl Flight {
+    /// Frees the memory that only the flight still held. May run on any thread, one of the engine too.
+    fn unload(&self) {
+        // Locked to the end: who destroys the handles must find those of the buffers that came home here.
+        let cargo = &mut *self.cargo.lock();
+        let mut consumed = mem::take(&mut cargo.consumed);
+        cargo.unload(self.succeeded.load(Ordering::Relaxed), |homecomer| consumed.extend(homecomer.free()));
+        cargo.consumed = consumed;
     }
 
     /// Ends the flight. Only from calls from outside.
@@ -145,13 +149,22 @@ impl Flight {
     /// # Safety
     /// The engine's client must be alive.
     unsafe fn land(&self, engine: &'static Engine) {
-        self.unload();
-        let cargo = mem::take(&mut *self.cargo.lock());
+        let mut cargo = mem::take(&mut *self.cargo.lock());
+        cargo.unload(self.succeeded.load(Ordering::Relaxed), Homecomer::keep);
         for handle in cargo.consumed {
             // SAFETY: the flight owned the handle; nobody else destroys it.
             unsafe { views::destroy(engine, handle.0) };
         }
         drop(cargo.context);
+    }
+
+    /// The handles that have to be destroyed before the engine's client is.
+    fn handles(&self) -> Consumed {
+        let cargo = &mut *self.cargo.lock();
+        let mut handles = mem::take(&mut cargo.consumed);
+        let homing = cargo.buffers.iter().chain(&cargo.results).filter_map(|buffer| buffer.state().turn_away());
+        handles.extend(homing);
+        handles
     }
 
     /// The engine says that the flight is done.
@@ -302,9 +315,8 @@ impl Traffic {
         self.bell.waiters.fetch_add(1, Ordering::SeqCst);
         let flights = mem::take(&mut *self.flights.lock());
         for flight in &flights {
-            let consumed = mem::take(&mut flight.cargo.lock().consumed);
-            for handle in consumed {
-                // SAFETY: the flight owned the handle; the engine's client is still alive.
+            for handle in flight.handles() {
+                // SAFETY: the flight or its buffer owned the handle; the engine's client is still alive.
                 unsafe { views::destroy(engine, handle.0) };
             }
             if flight.done.load(Ordering::SeqCst) {
@@ -314,6 +326,11 @@ impl Traffic {
         let orphans = mem::take(&mut *self.orphans.lock());
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
         self.count.fetch_sub(flights.len() + orphans.len(), Ordering::Release);
+    }
+
+    /// Whether somebody waits for memory: what comes free is not to be kept then.
+    pub fn has_waiters(&self) -> bool {
+        self.bell.has_waiters()
     }
 
     /// How many flights have arrived while somebody waited: to be asked before looking for room.

@@ -159,16 +159,14 @@ impl<'a> Lane<'a> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            let origin = loaded.program.origin_ids[result];
-            if let Some(Spare { mut held, view, shell }) =
-                loaded.spares.get(self.index).and_then(|spares| spares.take(number))
-            {
-                held.made_by(origin, Some(self.run));
+            let maker = Maker { origin: loaded.program.origin_ids[result], run: self.run };
+            let spare = loaded.spares.get(self.index).and_then(|spares| spares.take(number, maker));
+            if let Some(Spare { held, view, shell, .. }) = spare {
                 self.destinations.push(Destination { held, view, shell: Some(shell) });
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let held = client.allocate(memory, shape, Maker { origin, run: self.run }).map_err(Unplaced::NoRoom)?;
+            let held = client.allocate(memory, shape, maker).map_err(Unplaced::NoRoom)?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
             let view = unsafe { client.view(device.memory, held.address(), shape)? };
             self.destinations.push(Destination { held, view: Raw(view), shell: None });

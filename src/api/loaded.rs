@@ -322,13 +322,14 @@ impl Loaded {
         if self.program.results[result].size > spares::LARGEST {
             return None;
         }
-        Some(Nest { spares: Arc::clone(self.spares.get(lane)?), destination })
+        let spares = self.spares.get(lane).filter(|spares| spares.has(destination))?;
+        Some(Nest { spares: Arc::clone(spares), destination })
     }
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        self.spares.iter().for_each(|spares| spares.close(&self.client));
+        self.spares.iter().for_each(|spares| spares.close());
         if self.client.is_open() {
             self.twins.end(self.client.engine);
         }

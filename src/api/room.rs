@@ -164,6 +164,10 @@ impl Client {
     fn keep_warm(&self, memory: &DeviceMemory, size: Bytes) {
         self.traffic.catch_up(self.engine);
         let ahead = || memory.pending().get() >= RUN_AHEAD * size.get();
+        if ahead() {
+            // They pend, but wait for no program.
+            self.spares.clear();
+        }
         // A host callback may be waiting for this thread.
         if ahead() && self.callbacks_under_way.load(Ordering::Relaxed) == 0 {
             self.traffic.hold_back(self.engine, || !ahead());
@@ -255,7 +259,7 @@ impl Client {
             loop {
                 let arrivals = self.traffic.arrivals();
                 // Other threads may have made new ones since.
-                self.spares.clear(self);
+                self.spares.clear();
                 let shortage = match attempt(deadline.saturating_duration_since(Instant::now())) {
                     Ok(found) => return Ok(found),
                     Err(shortage) => shortage,

@@ -2,16 +2,22 @@
 //!
 //! ```text
 //!  Execute -> output (block + handle) -> the owner destroys it -> spare of that result -> next Execute's destination
+//!                                                |                      ^
+//!                                                `- in use: it is homing until its last flight lands
 //! ```
 //!
 //! Making a view costs the engine about as much as running a tiny program. But a program's output is such a view: once
-//! its owner has destroyed it, it can be donated to the next run as it is. Each result of a program keeps one spare on
-//! each device, if it is small: for a large one the view costs nothing beside the work, and its memory is worth more.
+//! its owner has destroyed it and nothing uses it, it can be donated to the next run as it is. Each result of a program
+//! keeps spares on each device, if it is small: for a large one the view costs nothing beside the work, and its memory is
+//! worth more.
 //!
 //! The `PJRT_Buffer` itself is kept with it: it knows its place in the arena's roster, its shape and its program. It
 //! refers to the spares and they to it, until they are cleared or closed.
 //!
-//! Spares are free memory to everybody else: whoever asks for statistics, or finds no room, clears them first.
+//! Spares are free memory to everybody else: whoever asks for statistics, or finds no room, clears them first, and while
+//! somebody waits for room none is kept. A program that is waited for needs one of each result, whose block stays live.
+//! One whose caller runs ahead needs as many as there are runs in the queue. Their blocks are retired from the moment that
+//! the owner let go until they are written again, so that the arena's numbers are what they would be without spares.
 
 use std::sync::{
     Arc, Weak,
@@ -20,14 +26,28 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{buffer::Buffer, device_memory::Held, state::Client};
+use super::{
+    buffer::{Body, Buffer},
+    custody::{Life, State, Stay},
+    device_memory::Held,
+    storage::Storage,
+};
 use crate::{
     engine::{Raw, views},
+    error::Result,
+    memory::Maker,
     sys,
+    units::Bytes,
 };
 
-/// Results up to this many bytes keep a spare.
+/// Results up to this many bytes keep spares.
 pub const LARGEST: usize = 64 << 10;
+
+/// Spares of one result. The CPU engine lets 32 runs be under way, and says later than it might that one has ended.
+const MOST: usize = 64;
+
+/// What they may take together.
+const MOST_BYTES: Bytes = Bytes::mib(1);
 
 /// A block with a view of it that a program may be donated.
 pub struct Spare {
@@ -37,64 +57,107 @@ pub struct Spare {
     pub view: Raw<sys::PJRT_Buffer>,
     /// What its owner had: the next result in the block is this one again.
     pub shell: Arc<Buffer>,
+    /// Whether the arena knows that the owner let go.
+    pub retired: bool,
 }
 
 impl Spare {
-    /// Gives block and view back.
-    pub fn discard(self, client: &Client) {
-        if client.is_open() {
+    /// Waits for the next run, if there may be one; otherwise block and view go back. Only in calls from outside.
+    pub fn keep(self) {
+        let Some((spares, destination)) = self.shell.nest().map(|nest| (Arc::clone(&nest.spares), nest.destination))
+        else {
+            return self.discard();
+        };
+        if let Err(spare) = spares.put(destination, self) {
+            spare.discard();
+        }
+    }
+
+    /// Gives block and view back. Only in calls from outside.
+    fn discard(self) {
+        let client = &self.shell.client;
+        if client.is_open() && !self.view.is_null() {
             // SAFETY: the view is ours and nothing uses it.
             unsafe { views::destroy(client.engine, self.view.0) };
         }
-        drop(self.held);
+    }
+
+    /// Makes the block one that `maker` is about to write.
+    fn renew(&mut self, maker: Maker) -> Result<()> {
+        if !std::mem::take(&mut self.retired) {
+            self.held.made_by(maker.origin, Some(maker.run));
+        } else if self.held.renew(maker)? {
+            self.held.home().roster.enter(self.held.block().id, &self.shell);
+        }
+        Ok(())
     }
 }
 
 /// The spares of one program on one device, one place for each destination.
 pub struct Spares {
-    places: Box<[Mutex<Option<Spare>>]>,
+    places: Box<[Mutex<Vec<Spare>>]>,
     closed: AtomicBool,
 }
 
 impl Spares {
     /// Room for the spares of `destinations`.
     pub fn new(destinations: usize) -> Arc<Self> {
-        Arc::new(Self { places: (0..destinations).map(|_| Mutex::new(None)).collect(), closed: AtomicBool::new(false) })
+        let places = (0..destinations).map(|_| Mutex::default()).collect();
+        Arc::new(Self { places, closed: AtomicBool::new(false) })
     }
 
-    /// The spare of `destination`, if there is one.
-    pub fn take(&self, destination: usize) -> Option<Spare> {
-        self.places.get(destination)?.lock().take()
+    /// Whether `destination` has a place.
+    pub fn has(&self, destination: usize) -> bool {
+        destination < self.places.len()
+    }
+
+    /// The spare of `destination` that came last, if there is one, for `maker` to write.
+    pub fn take(&self, destination: usize, maker: Maker) -> Option<Spare> {
+        let mut spare = self.places.get(destination)?.lock().pop()?;
+        match spare.renew(maker) {
+            Ok(()) => Some(spare),
+            Err(error) => {
+                log::error!("{error}");
+                spare.discard();
+                None
+            }
+        }
     }
 
     /// Keeps `spare` for the next run.
     ///
     /// # Errors
-    /// Gives it back if there is one already, or no next run.
-    pub fn put(&self, destination: usize, spare: Spare) -> Result<(), Spare> {
+    /// Gives it back if there are enough, or no next run, or if somebody waits for memory.
+    fn put(&self, destination: usize, mut spare: Spare) -> std::result::Result<(), Spare> {
         let Some(place) = self.places.get(destination) else { return Err(spare) };
         let mut place = place.lock();
-        if place.is_some() || self.closed.load(Ordering::Acquire) {
+        let others = place.len();
+        let enough = others >= MOST || spare.held.size().get() * (others as u64 + 1) > MOST_BYTES.get();
+        // Under the lock: who comes to wait or to close after this clears the place.
+        if enough || self.closed.load(Ordering::Acquire) || spare.shell.client.traffic.has_waiters() {
             return Err(spare);
         }
-        *place = Some(spare);
+        if others > 0 && !spare.retired {
+            spare.held.retire();
+            spare.retired = true;
+        }
+        place.push(spare);
         Ok(())
     }
 
     /// Gives all spares back.
-    pub fn clear(&self, client: &Client) {
+    pub fn clear(&self) {
         for place in &self.places {
-            let spare = place.lock().take();
-            if let Some(spare) = spare {
-                spare.discard(client);
-            }
+            // No lock is held while the engine destroys.
+            let spares = std::mem::take(&mut *place.lock());
+            spares.into_iter().for_each(Spare::discard);
         }
     }
 
     /// Gives all spares back and takes no more.
-    pub fn close(&self, client: &Client) {
+    pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.clear(client);
+        self.clear();
     }
 }
 
@@ -111,10 +174,10 @@ impl AllSpares {
     }
 
     /// Gives the spares of every program back.
-    pub fn clear(&self, client: &Client) {
+    pub fn clear(&self) {
         // No lock is held while the engine destroys.
         let all: Vec<Arc<Spares>> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
-        all.iter().for_each(|spares| spares.clear(client));
+        all.iter().for_each(|spares| spares.clear());
     }
 }
 
@@ -124,4 +187,89 @@ pub struct Nest {
     pub spares: Arc<Spares>,
     /// The destination that it was.
     pub destination: usize,
+}
+
+/// A buffer that its owner destroyed while it was in use, now that nothing uses it.
+pub struct Homecomer {
+    spare: Spare,
+    /// Whether no error clings to the handle.
+    whole: bool,
+}
+
+impl Homecomer {
+    /// Makes it a spare, if it is fit for that and there may be a next run. Only in calls from outside.
+    pub fn keep(self) {
+        if self.whole && !self.spare.view.is_null() { self.spare.keep() } else { self.spare.discard() }
+    }
+
+    /// Gives the block back, on any thread. The handle, if there still is one, is the caller's to destroy.
+    pub fn free(self) -> Option<Raw<sys::PJRT_Buffer>> {
+        Some(self.spare.view).filter(|view| !view.is_null())
+    }
+}
+
+impl State<Body> {
+    /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
+    /// bytes, nobody was promised that their address stays, and no error clings to the handle.
+    pub fn spare(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
+        if self.stay().is_some() || self.handle().is_null() || self.held().is_none() {
+            return None;
+        }
+        self.end(Life::Deleted);
+        self.take_out()
+    }
+
+    /// As [`Self::spare`], of one that programs still use: retires the block, and leaves it and the handle to the last of
+    /// them. Whether it did.
+    pub fn go_home(&mut self) -> bool {
+        if self.stay() != Some(Stay::InUse) || self.is_copied() || self.handle().is_null() {
+            return false;
+        }
+        let Some(held) = self.held() else { return false };
+        held.retire();
+        self.end(Life::Deleted);
+        self.homing = true;
+        true
+    }
+
+    /// Takes the handle of a buffer that is homing, because its home goes first.
+    pub fn turn_away(&mut self) -> Option<Raw<sys::PJRT_Buffer>> {
+        let handle = self.handle();
+        (self.homing && !handle.is_null()).then(|| {
+            self.set_handle(Raw::NULL);
+            handle
+        })
+    }
+
+    fn take_out(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
+        let view = self.handle();
+        self.set_handle(Raw::NULL);
+        match std::mem::replace(&mut self.storage, Storage::Gone) {
+            Storage::Arena(held) => Some((held, view)),
+            Storage::Engine(_) | Storage::Foreign(_) | Storage::Gone => None,
+        }
+    }
+}
+
+impl Buffer {
+    /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
+    /// used again, or to be destroyed, where this was the last use, is the caller's.
+    pub fn arrive(self: Arc<Self>, wrote: bool) -> Option<Homecomer> {
+        let mut state = self.state();
+        if wrote {
+            state.mark_whole();
+        }
+        state.end_use();
+        if state.homing && state.is_free() {
+            let whole = state.is_whole();
+            let (held, view) = state.take_out()?;
+            drop(state);
+            return Some(Homecomer { spare: Spare { held, view, shell: self, retired: true }, whole });
+        }
+        let freed = state.settle();
+        drop(state);
+        // The arena has a lock of its own: free after giving up ours.
+        drop(freed);
+        None
+    }
 }

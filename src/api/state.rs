@@ -201,7 +201,7 @@ impl Client {
     /// Lands all that is done and gives the spares back, so that what is free counts as free.
     pub fn settle(&self) {
         self.traffic.sweep(self.engine);
-        self.spares.clear(self);
+        self.spares.clear();
     }
 }
 

@@ -229,6 +229,14 @@ impl Slabs {
         }
     }
 
+    /// Takes back what [`Self::retire`] said: the slot has an owner again.
+    pub(crate) fn renew(&mut self, slot: SlotId) {
+        self.pages[slot.page_id().index()].retired -= 1;
+        if let Some(extent) = &mut self.extents[slot.extent.index()] {
+            extent.retired -= 1;
+        }
+    }
+
     /// Gives a slot back, of which `was` is known; an extent to remove, when one more than the spare is idle now.
     pub(crate) fn free(&mut self, slot: SlotId, was: Tenure) -> Option<ExtentId> {
         let class = self.class(slot);

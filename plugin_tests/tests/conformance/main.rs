@@ -13,6 +13,7 @@ mod compaction;
 mod concurrency;
 mod device;
 mod donation;
+mod dropped_in_flight;
 mod engines;
 mod executable;
 mod execute;

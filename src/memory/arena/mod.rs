@@ -3,11 +3,12 @@
 //! ```text
 //!              allocate                 retire                    free
 //!   (nothing) ---------->  live block  -------->  retired block  ------>  (nothing)
-//!                               `----------------- free -------------------^
+//!                     ^         `----------------- free -------------------^
+//!                     `------------- renew ------------'
 //! ```
 //!
-//! Three files add to it: `compaction` gives blocks another place, `scratch` keeps the low end for programs, `recording`
-//! notes what happens.
+//! Four files add to it: `compaction` gives blocks another place, `renewal` gives retired ones another owner, `scratch`
+//! keeps the low end for programs, `recording` notes what happens.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
 //! planned. Nobody waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
@@ -17,6 +18,7 @@ mod compaction;
 mod idle;
 mod lock;
 mod recording;
+mod renewal;
 mod scratch;
 
 use std::{
@@ -39,7 +41,7 @@ use super::{
     history::{EventKind, History},
     maker::{Maker, PinReason, Request},
     space::{MIN_GRANULE, Tenure},
-    strategy::{Growing, Placement, Platform, Preallocate, Shortage},
+    strategy::{Growing, Placed, Placement, Platform, Preallocate, Shortage},
     table::{BlockId, Record, Table},
 };
 use crate::{
@@ -469,11 +471,18 @@ impl State {
             Err(_) if self.lower_floor() => self.placement.place(size, backing)?,
             placed => placed?,
         };
-        let address = placed.address;
-        let id = self.table.insert(request.record(address, placed.place));
+        self.counters.slack += placed.held - size;
+        let id = self.enter(request, placed, backing);
+        Ok(Block { id, address: placed.address, size })
+    }
+
+    /// Puts a block that has a place into the books, but for its slack.
+    #[inline(always)]
+    fn enter(&mut self, request: Request, placed: Placed, backing: &Watched) -> BlockId {
+        let size = request.size;
+        let id = self.table.insert(request.record(placed.address, placed.place));
         let counters = &mut self.counters;
         counters.in_use += size;
-        counters.slack += placed.held - size;
         counters.num_allocs += 1;
         counters.allocated_total += size;
         counters.peak_in_use = counters.peak_in_use.max(counters.in_use);
@@ -486,7 +495,7 @@ impl State {
         if self.scopes.exceeded(self.counters.in_use) {
             self.scopes.raise(self.counters.in_use, self.history.sequence());
         }
-        Ok(Block { id, address, size })
+        id
     }
 
     fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {

@@ -77,6 +77,9 @@ fn an_empty_page_changes_its_class_when_no_other_is_left() {
     assert!(!slabs.fits_after_pending(class(4096)));
     slabs.retire(small);
     assert!(slabs.fits_after_pending(class(4096)));
+    slabs.renew(small);
+    assert!(!slabs.fits_after_pending(class(4096)));
+    slabs.retire(small);
     slabs.free(small, Tenure::Retired);
     assert!(slabs.allocate(class(4096)).is_some());
 }
@@ -98,7 +101,7 @@ fn a_larger_slot_serves_where_its_own_class_has_none() {
 proptest! {
     #[test]
     fn slots_never_overlap_and_bytes_add_up(
-        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u64..=4096, 0u8..5), 1..400),
+        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u64..=4096, 0u8..6), 1..400),
     ) {
         let mut slabs = Slabs::new();
         let mut extents = 0u64;
@@ -127,6 +130,13 @@ proptest! {
                     }
                 }
                 4 if !live.is_empty() => {
+                    let at = index.index(live.len());
+                    if live[at].1 == Tenure::Retired {
+                        slabs.renew(live[at].0);
+                        live[at].1 = Tenure::Live;
+                    }
+                }
+                5 if !live.is_empty() => {
                     let (slot, tenure) = live.swap_remove(index.index(live.len()));
                     if let Some(surplus) = slabs.free(slot, tenure) {
                         prop_assert!(slabs.remove(surplus));

@@ -276,6 +276,11 @@ impl Space {
         self.nodes[id.index()].tenure = Tenure::Retired;
     }
 
+    /// Takes back what [`Self::retire`] said: the span has an owner again. O(1).
+    pub(crate) fn renew(&mut self, id: NodeId) {
+        self.nodes[id.index()].tenure = Tenure::Live;
+    }
+
     /// Marks a taken span as one that stays where it is, whatever was said of it before. O(1).
     pub(crate) fn pin(&mut self, id: NodeId) {
         self.nodes[id.index()].tenure = Tenure::Pinned;

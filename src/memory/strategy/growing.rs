@@ -247,6 +247,10 @@ impl Placement for Growing {
         self.pool.retire(place);
     }
 
+    fn renew(&mut self, place: Place) {
+        self.pool.renew(place);
+    }
+
     fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
         let held = self.pool.held(place);
         let surplus = match self.pool.vacate(place, was) {

@@ -70,6 +70,9 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// Notes that the owner of a live block let go. O(1).
     fn retire(&mut self, place: Place);
 
+    /// Notes that a retired block has an owner again. O(1).
+    fn renew(&mut self, place: Place);
+
     /// Takes a block's room back; `was` says whether it was live or retired. O(1).
     fn vacate(&mut self, address: Address, place: Place, was: Tenure) -> Vacated;
 

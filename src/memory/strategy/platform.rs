@@ -52,6 +52,10 @@ impl Placement for Platform {
         self.retired += self.bytes(place);
     }
 
+    fn renew(&mut self, place: Place) {
+        self.retired -= self.bytes(place);
+    }
+
     fn vacate(&mut self, address: Address, place: Place, was: Tenure) -> Vacated {
         let bytes = self.bytes(place);
         if was == Tenure::Retired {

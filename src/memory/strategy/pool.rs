@@ -93,6 +93,14 @@ impl Pool {
         }
     }
 
+    pub(super) fn renew(&mut self, place: Place) {
+        match place {
+            Place::Span(id) => self.space.renew(id),
+            Place::Slot(slot) => self.slabs.renew(slot),
+            Place::Mapping { .. } => {}
+        }
+    }
+
     #[inline(always)]
     pub(super) fn vacate(&mut self, place: Place, was: Tenure) -> Emptied {
         match place {

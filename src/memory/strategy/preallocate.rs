@@ -125,6 +125,10 @@ impl Placement for Preallocate {
         self.pool.retire(place);
     }
 
+    fn renew(&mut self, place: Place) {
+        self.pool.renew(place);
+    }
+
     fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
         let held = self.pool.held(place);
         if let Emptied::Extent(id) = self.pool.vacate(place, was) {

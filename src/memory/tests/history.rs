@@ -10,6 +10,7 @@ use crate::memory::history::{Event, EventKind, Past, PastBlock, block_number};
 enum Step {
     Allocate(Bytes),
     Retire(prop::sample::Index),
+    Renew(prop::sample::Index),
     Free(prop::sample::Index),
     Pin(prop::sample::Index),
     Unpin(prop::sample::Index),
@@ -23,6 +24,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         10 => (0..24u32, any::<u64>()).prop_map(|(shift, random)| Step::Allocate(Bytes::new(random >> 40 >> shift))),
         3 => index().prop_map(Step::Retire),
+        2 => index().prop_map(Step::Renew),
         6 => index().prop_map(Step::Free),
         2 => index().prop_map(Step::Pin),
         1 => index().prop_map(Step::Unpin),
@@ -84,6 +86,10 @@ fn run(kind: Kind, capacity: usize, steps: Vec<Step>) {
                 let id = live.swap_remove(index.index(live.len()));
                 assert_eq!(arena.retire(id), Ok(()));
                 retired.push(id);
+            }
+            Step::Renew(index) if !retired.is_empty() => {
+                let id = retired.swap_remove(index.index(retired.len()));
+                live.push(arena.renew(id, maker(number)).expect("it is retired"));
             }
             Step::Free(index) if !(live.is_empty() && retired.is_empty()) => {
                 let at = index.index(live.len() + retired.len());

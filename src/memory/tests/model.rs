@@ -9,6 +9,7 @@ use super::{super::Strategy as Kind, *};
 enum Step {
     Allocate(Bytes),
     Retire(prop::sample::Index),
+    Renew(prop::sample::Index),
     Free(prop::sample::Index),
     FreeStale(prop::sample::Index),
     Trim,
@@ -33,6 +34,7 @@ fn step(limit: Bytes, faults: bool) -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => size(limit).prop_map(Step::Allocate),
         4 => index().prop_map(Step::Retire),
+        2 => index().prop_map(Step::Renew),
         7 => index().prop_map(Step::Free),
         1 => index().prop_map(Step::FreeStale),
         1 => Just(Step::Trim),
@@ -133,6 +135,18 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
                 assert_eq!(arena.retire(block.id).is_ok(), *state == BlockState::Live);
                 *state = BlockState::Retired;
             }
+            Step::Renew(index) if !model.blocks.is_empty() => {
+                let at = index.index(model.blocks.len());
+                let (block, state) = model.blocks[at];
+                let renewed = arena.renew(block.id, Maker::default());
+                assert_eq!(renewed.is_ok(), state == BlockState::Retired);
+                if let Ok(id) = renewed {
+                    assert_ne!(id, block.id);
+                    model.blocks.swap_remove(at);
+                    model.stale.push(block.id);
+                    model.add(Block { id, ..block });
+                }
+            }
             Step::Free(index) if !model.blocks.is_empty() => {
                 let (block, _) = model.blocks.swap_remove(index.index(model.blocks.len()));
                 assert_eq!(arena.free(block.id), Ok(()));
@@ -141,6 +155,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::FreeStale(index) if !model.stale.is_empty() => {
                 let id = model.stale[index.index(model.stale.len())];
                 assert!(arena.free(id).is_err() && arena.retire(id).is_err());
+                assert!(arena.renew(id, Maker::default()).is_err());
             }
             Step::Trim => {
                 let pool = arena.stats().pool_bytes;

@@ -50,6 +50,25 @@ fn a_waiter_whose_hope_another_thread_takes_gives_up() {
     assert_eq!(arena.free(kept.id), Ok(()));
 }
 
+#[test]
+fn a_waiter_whose_hope_is_renewed_gives_up() {
+    for strategy in ALL {
+        let (arena, _device) = arena(strategy, Bytes::mib(1));
+        let block = take(&arena, Bytes::mib(1));
+        assert_eq!(arena.retire(block.id), Ok(()));
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), LONG));
+            while arena.waiters() == 0 {
+                thread::yield_now();
+            }
+            assert!(arena.renew(block.id, Maker::default()).is_ok());
+            assert!(waiter.join().expect("no panic").is_err());
+        });
+        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its patience did not end");
+    }
+}
+
 /// Four threads take, retire and free while a fifth frees what they retired, as an engine's worker would. Every range
 /// that a thread holds is entered in a common map, which sees any overlap; sums are read all the time.
 #[test]

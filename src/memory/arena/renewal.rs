@@ -1,0 +1,55 @@
+//! Retired blocks that get another owner.
+//!
+//! ```text
+//!   retired block 7.1  ---- renew ---->  live block 7.2, in the same place
+//! ```
+//!
+//! To everybody who looks it is what freeing the block and allocating its size again would be, had the allocation found
+//! the same place: the old id is stale, and numbers, peaks and history show one block going and one coming. Only the place
+//! is never free in between, so nobody else can take it.
+
+use super::{Arena, BlockId, State};
+use crate::{
+    error::{Error, Result},
+    memory::{
+        maker::{Maker, Request},
+        space::Tenure,
+        strategy::Placed,
+        table::Record,
+    },
+};
+
+impl Arena {
+    /// Makes a retired block another one, which is live, in the same place: its id. The device must have finished with the
+    /// bytes. O(1).
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is not retired; nothing changes then.
+    pub fn renew(&self, id: BlockId, maker: Maker) -> Result<BlockId> {
+        let mut state = self.state.lock();
+        let record = *state.table.get(id).ok_or_else(|| self.unknown(id))?;
+        if record.tenure != Tenure::Retired {
+            let name = &self.name;
+            return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is not retired")));
+        }
+        let renewed = state.renew(id, &record, maker, &self.backing);
+        // Who waits for retired blocks counted on this one.
+        self.wake(&state);
+        Ok(renewed)
+    }
+}
+
+impl State {
+    fn renew(&mut self, id: BlockId, record: &Record, maker: Maker, backing: &super::Watched) -> BlockId {
+        let Record { requested: size, address, place, .. } = *record;
+        let held = self.placement.held(place);
+        if self.history.is_on() {
+            self.note_free(id, record, held, false);
+        }
+        self.table.remove(id);
+        self.placement.renew(place);
+        self.counters.pending -= size;
+        self.counters.pending_blocks -= 1;
+        self.enter(Request { size, maker }, Placed { place, address, held }, backing)
+    }
+}
