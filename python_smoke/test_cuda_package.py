@@ -178,16 +178,30 @@ def test_a_library_that_jaxs_own_variable_names(packages):
 
         discover()
         assert len(given("handler")) == 2 and all(call[-1] is our_table() for call in extension.calls)
+        assert jax.devices("cuda") == jax.devices("arena")
     """
     run(packages, code, PJRT_NAMES_AND_LIBRARY_PATHS=f"arena:{_library.load().path}")
 
 
-def test_gpu_means_the_arena_and_callbacks_have_a_cpu(packages):
+def test_gpu_and_cuda_mean_the_arena_and_callbacks_have_a_cpu(packages):
     code = """
-        assert jax.devices("gpu") == jax.devices("arena") == jax.devices()
+        assert jax.devices("gpu") == jax.devices("cuda") == jax.devices("arena") == jax.devices()
         assert jax.devices("cpu") != jax.devices()
+        # jaxlib's name of the platform, and the one whose rules a program is lowered by.
+        assert xla_bridge.canonicalize_platform("gpu") == "cuda"
     """
     run(packages, code, JAX_PLATFORMS="arena")
+
+
+def test_the_backend_cuda_keeps_its_name_where_it_runs_too(packages):
+    code = """
+        cuda = xla_client.make_cpu_client()
+        xla_bridge.register_backend_factory("cuda", lambda: cuda)
+        xla_bridge.hardware_utils.has_visible_nvidia_gpu = lambda: True
+        assert jax.devices("cuda") == jax.devices("gpu") == cuda.devices()
+        assert jax.devices() == jax.devices("arena") != cuda.devices()
+    """
+    run(packages, code, JAX_PLATFORMS="arena,cuda,cpu")
 
 
 def test_an_engine_that_appears_later(packages):
@@ -279,6 +293,6 @@ def test_nothing_of_it_is_imported_without_a_gpus_engine(packages, settings):
 
         assert jax.devices("cpu")
         assert "jax_plugins.arena._cuda" not in sys.modules and extension.calls == []
-        assert "arena" not in xla_bridge._alias_to_platforms["gpu"]
+        assert "cuda" not in xla_bridge._backends
     """
     run(packages, code, **settings)

@@ -190,7 +190,12 @@ def _start_late() -> Any:
             callback(c_api=c_api)
         _install_gpu(_library.load(), c_api)
     _install_callbacks()
-    return _start()
+    client = _start()
+    if engine := _library.load().gpu_engine():
+        from jax_plugins.arena import _cuda
+
+        _cuda.stand_in(engine.kind, client)
+    return client
 
 
 def _client_options() -> dict[str, Any]:

@@ -7,9 +7,9 @@ here the same is done with ours, whose extensions lead to the same engine:
     prepare         before the engine is loaded: NVIDIA's libraries from their wheels, so that the engine finds those
                     copies, and whether their versions fit
     install         once JAX has our library: handlers and types of custom calls (cuSOLVER, cuSPARSE, cuDNN's RNNs, Triton,
-                    Mosaic, Python callbacks, and what users register), up to JAX 0.11.0 the compiler of Triton kernels,
-                    and what JAX's alias "gpu" means
+                    Mosaic, Python callbacks, and what users register), and up to JAX 0.11.0 the compiler of Triton kernels
     client_options  when the client is created: visible GPUs, mock topologies, the memory of collectives
+    stand_in        once it is there: it is what JAX means by "gpu" and "cuda"
 
 Partitioners of custom calls and the profiler need nothing: JAX gives them to every plugin.
 
@@ -77,13 +77,15 @@ def prepare(engine: GpuEngine) -> None:
 
 
 def install_when_loaded(engine: GpuEngine, name: str) -> None:
-    """`install`, as soon as JAX has initialised all plugins and has our library as the backend `name`."""
+    """`install`, and later `stand_in`, as soon as JAX has initialised all plugins and has our library as the backend `name`."""
     from jax._src import xla_bridge
 
     def callback(c_api: Any) -> None:
         # Called for every plugin's table, in a loop that an exception would end.
-        with _warning("custom calls may fail"):
-            if xla_bridge._backend_factories[name].c_api is c_api:
+        with _warning("programs may fail on arena"):
+            registration = xla_bridge._backend_factories[name]
+            if registration.c_api is c_api:
+                registration.factory = functools.partial(_start, engine.kind, registration.factory)
                 install(engine, c_api)
 
     xla_bridge.register_plugin_callbacks(callback)
@@ -95,8 +97,6 @@ def install(engine: GpuEngine, c_api: Any) -> None:
     if _installed:
         return
     _installed = True
-    with _warning('jax.devices("gpu") will not find the arena'):
-        _answer_to_gpu()
     extension = _extension(engine)
     if extension is None:
         _log.warning(
@@ -128,6 +128,27 @@ def client_options(kind: str) -> dict[str, Any]:
             except ValueError:
                 raise RuntimeError(f"{variable}={text} is not valid; allowed: a whole number") from None
     return options | xla_bridge._options_from_jax_configs(kind)
+
+
+def stand_in(kind: str, client: Any) -> None:
+    """Makes `client` JAX's backend "cuda" or "rocm" too, unless `jax_platforms` wants one of that name beside it.
+
+    jaxlib calls the platform of any GPU "gpu". To know which rules a program is lowered by, and where an array of DLPack
+    belongs, JAX looks for a backend named "cuda" or "rocm" among those that run; without one it raises.
+    """
+    import jax
+    from jax._src import xla_bridge
+
+    listed = jax.config.jax_platforms.split(",")
+    if not any(kind in xla_bridge.expand_platform_alias(name.strip()) for name in listed):
+        # JAX holds the lock of this dict while it starts a backend.
+        xla_bridge._backends.setdefault(kind, client)
+
+
+def _start(kind: str, factory: Callable[[], Any]) -> Any:
+    client = factory()
+    stand_in(kind, client)
+    return client
 
 
 class _Forwarder:
@@ -209,17 +230,6 @@ def _compile_triton(engine: GpuEngine, extension: Any, c_api: Any) -> None:
     if hasattr(triton, "register_compilation_handler") and not triton.has_compilation_handler(platform):
         compiler = functools.partial(extension.compile_triton_to_asm, c_api)
         triton.register_compilation_handler(platform, compiler)
-
-
-def _answer_to_gpu() -> None:
-    """Makes `jax.devices("gpu")` and the like mean the arena: where it runs, a program asked for it."""
-    from jax._src import xla_bridge
-
-    from jax_plugins.arena import NAME
-
-    platforms = xla_bridge._alias_to_platforms.setdefault("gpu", [])
-    if NAME not in platforms:
-        platforms.insert(0, NAME)
 
 
 def _package_of(engine: GpuEngine) -> ModuleType | None:
