@@ -140,6 +140,14 @@ def test_a_refused_handler_is_named_and_stops_no_other(packages):
         extension.refuse.update(("own_state", "own_solver"))
         discover()
         assert [name for name, *_ in given("handler")] == ["own_solver", "own_callback"]
+        # Once JAX has started it is a user's call that fails.
+        extension.refuse.add("late")
+        try:
+            jax.ffi.register_ffi_target("late", {"execute": extension.capsule("late")}, platform="CUDA")
+        except RuntimeError as error:
+            assert "late is refused on purpose" in str(error)
+        else:
+            raise AssertionError("nobody was told")
     """
     state, solver = run(packages, code).stderr.splitlines()
     assert "own_state is refused on purpose" in state and "arena" in state

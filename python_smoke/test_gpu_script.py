@@ -76,7 +76,8 @@ PLANTED = """
 
     def good(sizes, add):
         print("a line", flush=True)
-        return {"sum": add + sizes.steps, "strategy": os.environ.get("PJRT_ARENA_STRATEGY"), "flags": os.environ["XLA_FLAGS"]}
+        strategy, flags = (os.environ.get(name) for name in ("PJRT_ARENA_STRATEGY", "XLA_FLAGS"))
+        return {"sum": add + sizes.steps, "strategy": strategy, "flags": flags}
 
     def raises(sizes):
         raise ValueError("not today\\nnor tomorrow")
@@ -129,7 +130,9 @@ def test_what_goes_wrong_is_a_row_and_the_run_goes_on(planted, monkeypatch, caps
 
 
 def test_what_does_not_fit_the_budget_is_left_out(planted):
-    long, short = run_jobs(Job("b", "planted.good", TPU, 500, {"add": 1}), Job("b", "planted.good", TPU, 20, {"add": 2}))
+    long, short = run_jobs(
+        Job("b", "planted.good", TPU, 500, {"add": 1}), Job("b", "planted.good", TPU, 20, {"add": 2})
+    )
     assert long["status"] == "skipped" and "500 s" in long["error"]
     assert short["result"]["sum"] == 3
 
@@ -144,7 +147,12 @@ def test_both_sides_get_the_same_memory():
     cuda = backends("cuda")
     runner = Runner("full", 1.0, 100, lambda records: None)
     runner.records = [
-        {"part": "a", "measure": "gpu.machine.about", "backend": "jax_bfc", "result": {"memory_stats": {"bytes_limit": 75}}},
+        {
+            "part": "a",
+            "measure": "gpu.machine.about",
+            "backend": "jax_bfc",
+            "result": {"memory_stats": {"bytes_limit": 75}},
+        },
         {"part": "c", "measure": "gpu.room.fragmented", "backend": "jax_bfc", "result": {"limit": 19}},
     ]
     assert runner._total() == 100
@@ -216,9 +224,7 @@ def test_tables_name_what_failed():
     text = tables.markdown(report)
     assert text.startswith("# pjrt-arena on NVIDIA H200\n")
     assert "| MLP | **20.0 ms ±25 %, 1.00x** |" in text and "| transformer, donated |" in text
-    assert (
-        "- JAX bfc, `small.many_kernels` `--xla_x=`: took too long: ended after 120 s; it printed nothing\n" in text
-    )
+    assert "- JAX bfc, `small.many_kernels` `--xla_x=`: took too long: ended after 120 s; it printed nothing\n" in text
     assert "Driver 580, 143771 MiB." in text
 
 

@@ -1,4 +1,4 @@
-"""Three models in plain JAX, with their optimisers: (step, state, batch) of each; `step(state, batch)` is the new state.
+"""Three models in plain JAX, with Adam: (step, state, batch) of each; `step(state, batch)` is the new state.
 
 A state holds parameters and moments in float32, and the loss; matrices are multiplied in bfloat16 where that is usual.
 """

@@ -1,4 +1,4 @@
-"""The parts of a run, in the order of their worth: who measures what, on which backend, and about how long that takes."""
+"""The parts of a run, in the order of their worth: what is measured on which backend, and about how long that takes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ PARTS = {
     "j": "compute-sanitizer",
 }
 
+#: Tells a process the limit that its backend was given, in bytes.
+LIMIT_VARIABLE = "GPU_SCRIPT_LIMIT"
 #: Turns XLA's CUDA graphs off.
 NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 #: Models whose step is given its state; the MLP's keeps the old one, as programs without donation do.
@@ -60,8 +62,9 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend], rounds: int) -> li
     """Everything, in order. `columns` are the backends that take part."""
     theirs = [backend for backend in columns if not backend.ours]
     ours = [backend for backend in columns if backend.ours]
-    # JAX's CPU backend has no limit, so nothing is ever full there.
+    # JAX's CPU backend has no limit, so nothing is ever full there; of XLA's allocators bfc alone tells its own.
     limited = [backend for backend in theirs if backend.kind]
+    telling = [backend for backend in limited if backend.kind == "bfc"]
     movers = [backend for backend in ours if backend.kind == "tpu"] or ours[:1]
     pair = theirs[:1] + ours[:1]
 
@@ -69,7 +72,7 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend], rounds: int) -> li
         yield from (Job("a", "gpu.machine.about", backend, 15) for backend in pair)
         yield from (Job("a", "gpu.machine.views", backend, 20) for backend in theirs[:1])
         yield from (Job("b", "gpu.checks.run", backend, 60, {"ours": True}) for backend in ours)
-        yield from (Job("c", "gpu.room.fragmented", backend, 25, limit=sizes.limit) for backend in [*limited[:2], *movers])
+        yield from (Job("c", "gpu.room.fragmented", backend, 25, limit=sizes.limit) for backend in [*telling, *movers])
         yield from _steps(columns, 1)
         yield from (Job("g", "gpu.transfers.both", backend, 30) for backend in pair)
         yield from (
@@ -77,15 +80,27 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend], rounds: int) -> li
             for backend in movers
             for odd in (True, False)
         )
-        yield from (Job("e", "gpu.room.share", backend, 30, {"seeds": 3}, limit=sizes.limit) for backend in [*limited, *ours])
+        yield from (
+            Job("e", "gpu.room.share", backend, 30, {"seeds": 3}, limit=sizes.limit) for backend in [*limited, *ours]
+        )
         yield from (Job("h", "gpu.small.costs", backend, 25) for backend in pair)
         if rounds > 1:
             yield from _steps(columns, 2)
         # On a CPU the flag does nothing: there is one row then.
         graphs = ("", NO_COMMAND_BUFFERS) if platform != "cpu" else ("",)
-        yield from (Job("i", "gpu.small.many_kernels", backend, 25, flags=flags) for backend in pair for flags in graphs)
         yield from (
-            Job("j", "gpu.checks.run", backend, 150, {"ours": True, "names": SANITIZED}, limit=sizes.limit, sanitized=True)
+            Job("i", "gpu.small.many_kernels", backend, 25, flags=flags) for backend in pair for flags in graphs
+        )
+        yield from (
+            Job(
+                "j",
+                "gpu.checks.run",
+                backend,
+                150,
+                {"ours": True, "names": SANITIZED},
+                limit=sizes.limit,
+                sanitized=True,
+            )
             for backend in movers
         )
         for number in range(3, rounds + 1):

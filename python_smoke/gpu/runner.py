@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu.plan import Job
+from gpu.plan import LIMIT_VARIABLE, Job
 
 #: What XLA's allocator takes by itself, as a share of the device's memory.
 XLA_SHARE = 0.75
@@ -81,7 +81,10 @@ class Runner:
         if why:
             return record | {"status": "skipped", "seconds": 0.0, "error": why}
         patience = min(PATIENCE * job.seconds * self._scale + START, left)
-        answer = self._in_a_process(job, job.backend.environment(limit, share, job.flags), patience)
+        environment = job.backend.environment(limit, share, job.flags)
+        if limit is not None:
+            environment[LIMIT_VARIABLE] = str(limit)
+        answer = self._in_a_process(job, environment, patience)
         self._took[job.measure] = max(answer["seconds"], self._took.get(job.measure, 0))
         return record | answer
 
@@ -132,10 +135,11 @@ class Runner:
             answer = json.loads(target.read_text()) if target.is_file() else {}
         if status is None:
             return {"status": "timeout", "seconds": seconds, "error": f"ended after {seconds:.0f} s; {_last(text)}"}
-        if job.sanitized and (errors := re.search(r"ERROR SUMMARY: (\d+) error", text)):
-            answer = {**answer, "sanitizer_errors": int(errors[1])}
-            if answer["sanitizer_errors"]:
-                answer["sanitizer"] = text[:20_000]
+        errors = re.search(r"ERROR SUMMARY: (\d+) error", text) if job.sanitized else None
+        if errors:
+            answer["sanitizer_errors"] = int(errors[1])
+        if errors and answer["sanitizer_errors"]:
+            answer["sanitizer"] = text[:20_000]
         elif status != 0:
             ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             error = answer.get("error") or f"{ended}; {_last(text)}"

@@ -64,12 +64,14 @@ def _setup(report: dict[str, Any]) -> str:
     machine, settings = report["machine"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     gpus = machine["gpus"]
-    driver = "" if isinstance(gpus, str) or not gpus else f" Driver {gpus[0]['driver_version']}, {gpus[0]['memory.total']}."
+    driver = ""
+    if gpus and not isinstance(gpus, str):
+        driver = f" Driver {gpus[0]['driver_version']}, {gpus[0]['memory.total']}."
     small = "" if settings["size"] == "full" else f" Sizes are {settings['size']}: the times say little."
     return (
-        f"{machine['cpus']} CPUs ({machine['cpu']}), {size(machine['memory_bytes'])}.{driver} Python {machine['python']}, "
-        f"{versions}. {report['started']}, {report['seconds']:.0f} s of a budget of {settings['budget']:.0f}. A fresh "
-        f"process for each measurement; times are medians.{small}"
+        f"{machine['cpus']} CPUs ({machine['cpu']}), {size(machine['memory_bytes'])}.{driver} "
+        f"Python {machine['python']}, {versions}. {report['started']}, {report['seconds']:.0f} s of a budget of "
+        f"{settings['budget']:.0f}. A fresh process for each measurement; times are medians.{small}"
     )
 
 
@@ -77,7 +79,8 @@ def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
     """A line for each measurement that has no result."""
     verbs = {"failed": "failed", "timeout": "took too long", "skipped": "was left out"}
     lines = [
-        f"- {names.get(record['backend'], record['backend'])}, {_what(record)}: {verbs[record['status']]}: {record['error']}"
+        f"- {names.get(record['backend'], record['backend'])}, {_what(record)}: "
+        f"{verbs[record['status']]}: {record['error']}"
         for record in records
         if record["status"] != "done"
     ]
@@ -87,7 +90,8 @@ def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
 def _what(record: Record) -> str:
     more = [f"round {record['round']}"] if record["round"] > 1 else []
     more += [f"{name} {value}" for name, value in record["values"].items() if name == "odd"]
-    return " ".join([f"`{record['measure'].removeprefix('gpu.')}`", *more, *([f"`{record['flags']}`"] if record["flags"] else [])])
+    more += [f"`{record['flags']}`"] if record["flags"] else []
+    return " ".join([f"`{record['measure'].removeprefix('gpu.')}`", *more])
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -118,9 +122,9 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
             said = {True: "yes", False: "no", None: "not seen"}
             text.append(
                 f"Views, on {names[record['backend']]}: ready while an earlier kernel runs: "
-                f"{said[told['ready_while_busy']]}; let go of while a program uses it: {said[told['let_go_while_busy']]}; "
-                f"a donated view's result lies in place: {', '.join(said[each] for each in told['in_place'])}; results "
-                f"right: {said[told['results_right']]}."
+                f"{said[told['ready_while_busy']]}; let go of while a program uses it: "
+                f"{said[told['let_go_while_busy']]}; a donated view's result lies in place: "
+                f"{', '.join(said[each] for each in told['in_place'])}; results right: {said[told['results_right']]}."
             )
     table = _table(["", "devices", "C API", "limit", "start", "version"], rows) if rows else ""
     return "\n\n".join(part for part in (table, *text) if part)
@@ -181,14 +185,17 @@ def _share(records: list[Record], names: dict[str, str]) -> str:
     for record in records:
         told = record["result"]
         shares = [each["share"] for each in told["rounds"]]
-        refused = told["rounds"][0]
+        first = told["rounds"][0]
+        refused = "none: the limit is not kept"
+        if first["limit_kept"]:
+            refused = f"{size(first['refused_bytes'])} with {size(first['free_bytes'])} free"
         rows.append(
             [
                 names[record["backend"]],
                 size(told["limit"]),
                 f"{100 * told['share']:.1f} %",
                 f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %",
-                f"{size(refused['refused_bytes'])} with {size(refused['free_bytes'])} free",
+                refused,
             ]
         )
     return _table(["", "limit", "in use when one is refused", "over the rounds", "the first refused"], rows)
@@ -255,7 +262,11 @@ def _sanitizer(records: list[Record], names: dict[str, str]) -> str:
     for record in records:
         told = record["result"]
         rows.append(
-            [names[record["backend"]], str(told.get("sanitizer_errors", "?")), f"{told.get('passed', '?')} of {told.get('of', '?')}"]
+            [
+                names[record["backend"]],
+                str(told.get("sanitizer_errors", "?")),
+                f"{told.get('passed', '?')} of {told.get('of', '?')}",
+            ]
         )
     return _table(["", "errors", "checks passed"], rows)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpu.clock import timed
+from gpu.clock import chain, timed
 from gpu.sizes import Sizes
 
 
@@ -40,13 +40,10 @@ def prefetch(sizes: Sizes) -> dict[str, Any]:
     """A step alone, the copy of its next batch alone, and both at once: which share of the copy is hidden."""
     size = sizes.copies[0]
     batches = itertools.cycle([_host(size, turn) for turn in range(2)])
-    weights = jnp.asarray(np.random.default_rng(0).standard_normal((1024, 1024), np.float32) / 40)
-
-    @jax.jit
-    def work(x, times):
-        return jax.lax.fori_loop(0, times, lambda _, x: jnp.tanh(x @ weights), x)
-
-    start = jax.block_until_ready(jnp.ones((1024, 1024), jnp.float32))
+    # Large enough that a product is long beside its launch.
+    width = 4096 if jax.devices()[0].platform == "gpu" else 512
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((width, width), np.float32) / width**0.5)
+    start = jax.block_until_ready(jnp.ones((width, width), jnp.float32))
     use = jax.jit(lambda batch: batch.sum())
 
     def copy():
@@ -54,12 +51,13 @@ def prefetch(sizes: Sizes) -> dict[str, Any]:
 
     copied = timed(copy, sizes.readings)["median"]
     # A step that takes about one and a half times as long as the copy.
-    once = timed(lambda: work(start, 8).block_until_ready(), sizes.readings)["median"] / 8
-    times = max(1, round(1.5 * copied / once))
-    step = timed(lambda: work(start, times).block_until_ready(), sizes.readings)["median"]
+    few = chain(4)
+    once = timed(lambda: few(start, weights).block_until_ready(), sizes.readings)["median"] / 4
+    work = chain(min(200, max(1, round(1.5 * copied / once))))
+    step = timed(lambda: work(start, weights).block_until_ready(), sizes.readings)["median"]
 
     def overlapped():
-        result = work(start, times)
+        result = work(start, weights)
         batch = jax.device_put(next(batches))
         jax.block_until_ready((result, batch, use(batch)))
 

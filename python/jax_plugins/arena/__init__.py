@@ -9,8 +9,8 @@ same name), imports it in every program and calls `initialize()`:
                                         the next start looks again, so a notebook can mend it
     PJRT_NAMES_AND_LIBRARY_PATHS=arena:... JAX loads that library by itself
 
-Where the library is used, it is also given the handlers for custom calls that JAX knows: for the CPU by `_ffi.py`, for GPUs
-by `_cuda.py`, which is imported only where the engine is one for GPUs.
+Where the library is used, it is also given the handlers for custom calls that JAX knows: for the CPU by `_ffi.py`, for
+GPUs by `_cuda.py`, which is imported only where the engine is one for GPUs.
 
 The middle case is why a failure is not raised in `initialize()`: JAX would log it with a traceback
 and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as

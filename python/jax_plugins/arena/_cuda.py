@@ -1,28 +1,30 @@
-"""What JAX's own GPU plugin does for programs besides registering itself, done for the arena where its engine is a GPU's.
+"""What JAX's own GPU plugin does for programs besides registering itself, done for the arena with a GPU's engine.
 
-A good part of what runs on a GPU is in no engine: it comes in a package beside the engine's, or from users, and has to be
-given to the engine's library. For the backend "cuda", `jax_plugins.xla_cuda13` does that with its own table of functions;
-here the same is done with ours, whose extensions lead to the same engine:
+A good part of what runs on a GPU is in no engine: it comes in a package beside the engine's, or from users, and has to
+be given to the engine's library. For the backend "cuda", `jax_plugins.xla_cuda13` does that with its own table of
+functions; here the same is done with ours, whose extensions lead to the same engine:
 
     prepare         before the engine is loaded: NVIDIA's libraries from their wheels, so that the engine finds those
                     copies, and whether their versions fit
-    install         once JAX has our library: handlers and types of custom calls (cuSOLVER, cuSPARSE, cuDNN's RNNs, Triton,
-                    Mosaic, Python callbacks, and what users register), and up to JAX 0.11.0 the compiler of Triton kernels
+    install         once JAX has our library: handlers and types of custom calls (cuSOLVER, cuSPARSE, cuDNN's RNNs,
+                    Triton, Mosaic, Python callbacks, and what users register), and up to JAX 0.11.0 the compiler of
+                    Triton kernels
     client_options  when the client is created: visible GPUs, mock topologies, the memory of collectives
     stand_in        once it is there: it is what JAX means by "gpu" and "cuda"
 
 Partitioners of custom calls and the profiler need nothing: JAX gives them to every plugin.
 
-Beside the backend "cuda". The package with the engine is a plugin of JAX's too: JAX initialises it in every program, and it
-starts no client unless `jax_platforms` names "cuda". jaxlib gives handlers to one function for each platform, and the first
-one stays; a second compiler of Triton kernels is an error. So `install` runs when all plugins are initialised:
+Beside the backend "cuda". The package with the engine is a plugin of JAX's too: JAX initialises it in every program,
+and it starts no client unless `jax_platforms` names "cuda". jaxlib gives handlers to one function for each platform,
+and the first one stays; a second compiler of Triton kernels is an error. So `install` runs after all plugins' own start:
 
     no "cuda" ............................ ours takes the place
-    "cuda", whose library is our engine .. all of it has reached the engine: a library has one registry, whoever fills it
+    "cuda", whose library is our engine .. all of it has reached the engine: a library has one registry
     "cuda", with another library ......... ours takes the place and calls the other as well; what jaxlib gave before is
                                            missing here, which is a warning
 
-Nothing here raises: a program without custom calls needs none of it. What fails is one warning that names it.
+Nothing here raises but `client_options`, for a number that is none: a program without custom calls needs none of it.
+What fails is one warning that names it.
 
 ROCm goes the same ways under its own names. That has never been run, nor has any of this on a GPU.
 """
@@ -58,9 +60,10 @@ _installed = False
 
 
 def prepare(engine: GpuEngine) -> None:
-    """Loads NVIDIA's libraries and checks their versions, by the functions of the engine's own package. Registers nothing.
+    """Loads NVIDIA's libraries and checks their versions, by the functions of the engine's own package.
 
-    An engine that lies in no package finds its libraries as any library does, and nobody knows what versions it wants.
+    Registers nothing. An engine that lies in no package finds its libraries as any library does, and nobody knows what
+    versions it wants.
     """
     package = _package_of(engine)
     if package is None:
@@ -77,7 +80,7 @@ def prepare(engine: GpuEngine) -> None:
 
 
 def install_when_loaded(engine: GpuEngine, name: str) -> None:
-    """`install`, and later `stand_in`, as soon as JAX has initialised all plugins and has our library as the backend `name`."""
+    """`install`, and later `stand_in`, once JAX has initialised all plugins and our library is the backend `name`."""
     from jax._src import xla_bridge
 
     def callback(c_api: Any) -> None:
@@ -100,7 +103,7 @@ def install(engine: GpuEngine, c_api: Any) -> None:
     extension = _extension(engine)
     if extension is None:
         _log.warning(
-            "custom calls (linear algebra, Triton, callbacks) will fail on arena: no %s_plugin_extension is installed in %s",
+            "custom calls (linear algebra, Triton, callbacks) will fail on arena: no %s_plugin_extension in any of %s",
             engine.kind,
             ", ".join(_packages(engine)),
         )
@@ -112,7 +115,7 @@ def install(engine: GpuEngine, c_api: Any) -> None:
 
 
 def client_options(kind: str) -> dict[str, Any]:
-    """The options that JAX gives its own GPU plugin, without those of the allocator, which our library reads by itself."""
+    """The options that JAX gives its own GPU plugin, without the allocator's: those our library reads by itself."""
     from jax._src import xla_bridge
 
     options: dict[str, Any] = {"platform_name": PLATFORMS[kind] if kind == "rocm" else kind}
@@ -133,8 +136,8 @@ def client_options(kind: str) -> dict[str, Any]:
 def stand_in(kind: str, client: Any) -> None:
     """Makes `client` JAX's backend "cuda" or "rocm" too, unless `jax_platforms` wants one of that name beside it.
 
-    jaxlib calls the platform of any GPU "gpu". To know which rules a program is lowered by, and where an array of DLPack
-    belongs, JAX looks for a backend named "cuda" or "rocm" among those that run; without one it raises.
+    jaxlib calls the platform of any GPU "gpu". To know which rules a program is lowered by, and where an array of
+    DLPack belongs, JAX looks for a backend named "cuda" or "rocm" among those that run; without one it raises.
     """
     import jax
     from jax._src import xla_bridge
@@ -159,6 +162,8 @@ class _Forwarder:
         self._engine = engine
         self._extension = extension
         self._c_api = c_api
+        #: Until `install` is done it is JAX's start that gives handlers, which nothing may stop; then it is a user.
+        self._starting = True
         #: The functions that were there before, of the backend "cuda" with another library.
         self._other_handler: Callable[..., None] | None = None
         self._other_type: Callable[..., None] | None = None
@@ -172,10 +177,10 @@ class _Forwarder:
             others = _other_libraries(self._engine)
             if not others:
                 _log.debug("the backend %s has given the engine its handlers", self._engine.kind)
-                return
+                return  # users' handlers go there as well
             _log.warning(
-                "linear algebra and handlers that were registered early may fail on arena: they were given to the library of"
-                " %s, and the engine is %s; one of these two should be left out",
+                "linear algebra and handlers that were registered early may fail on arena: they were given to the"
+                " library of %s, and the engine is %s; one of these two should be left out",
                 others[0],
                 self._engine.path,
             )
@@ -193,6 +198,7 @@ class _Forwarder:
             self._give_type(name, registration)
         for name, fn in self._own("ffi_handlers", "ffi_registrations"):
             self._give_handler(name, fn, platform, 1)
+        self._starting = False
 
     def _own(self, *names: str) -> list[tuple[str, Any]]:
         """What the extension brings itself; the last of `names` is the oldest."""
@@ -212,13 +218,16 @@ class _Forwarder:
         self._give_type(name, registration)
 
     def _give_handler(self, name: str, fn: Any, *rest: Any) -> None:
-        with _warning(f"the custom call {name} is not available on arena"):
+        with self._noted(f"the custom call {name} is not available on arena"):
             self._extension.register_custom_call_target(self._c_api, name, fn, *rest)
 
     def _give_type(self, name: str, registration: Any) -> None:
         register = getattr(self._extension, "register_custom_type", None) or self._extension.register_custom_type_id
-        with _warning(f"custom calls with the type {name} are not available on arena"):
+        with self._noted(f"custom calls with the type {name} are not available on arena"):
             register(self._c_api, name, registration)
+
+    def _noted(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _warning(what) if self._starting else contextlib.nullcontext()
 
 
 def _compile_triton(engine: GpuEngine, extension: Any, c_api: Any) -> None:
@@ -233,7 +242,7 @@ def _compile_triton(engine: GpuEngine, extension: Any, c_api: Any) -> None:
 
 
 def _package_of(engine: GpuEngine) -> ModuleType | None:
-    """The package of `jax_plugins` whose library the engine is. Importing it registers nothing; its `initialize` would."""
+    """The package of `jax_plugins` whose library the engine is; to import it registers nothing."""
     name = f"jax_plugins.{engine.path.parent.name}"
     with _warning(f"{name}, which has the engine, cannot be imported"):
         if engine.path.parent.name.isidentifier() and (spec := importlib.util.find_spec(name)) and spec.origin:
