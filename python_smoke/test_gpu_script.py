@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpu import tables
-from gpu.backends import backends
+from gpu.backends import Backend, backends
 from gpu.plan import PARTS, Job, jobs
 from gpu.runner import Runner
 from gpu.sizes import SIZES
@@ -226,6 +227,20 @@ def test_tables_name_what_failed():
     assert "| MLP | **20.0 ms ±25 %, 1.00x** |" in text and "| transformer, donated |" in text
     assert "- JAX bfc, `small.many_kernels` `--xla_x=`: took too long: ended after 120 s; it printed nothing\n" in text
     assert "Driver 580, 143771 MiB." in text
+    other = {**report["records"][-1], "backend": "arena_tpu"}
+    text = tables.markdown({**report, "records": [*report["records"], other]})
+    assert text.count("ended after 120 s") == 1 and "- JAX bfc, arena_tpu, `small.many_kernels` " in text
+
+
+def test_jax_that_finds_no_gpu_does_not_count_as_one(monkeypatch):
+    """JAX leaves "cuda" out where there is no GPU, and goes on with "cpu"."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'python'}:{ROOT / 'python_smoke'}")
+    planned = Job("a", "gpu.small.dispatch", dataclasses.replace(backends("cpu")["cpu"], platform="cuda"), 60)
+    monkeypatch.setattr(
+        Backend, "environment", lambda *_: {**os.environ, "GPU_SCRIPT_PLATFORM": "cuda", "JAX_PLATFORMS": "cpu"}
+    )
+    (record,) = run_jobs(planned)
+    assert record["status"] == "failed" and "and was to run on a gpu" in record["error"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 FOREIGN = ("PJRT_", "JAX_", "XLA_", "TF_CPP_")
 KEPT = ("PJRT_ARENA_LIBRARY_PATH",)
 
+#: Tells a process what it has to run on.
+PLATFORM_VARIABLE = "GPU_SCRIPT_PLATFORM"
+
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 ALLOCATORS = ("bfc", "cuda_async", "vmm", "platform")
 
@@ -35,6 +38,7 @@ class Backend:
         """
         kept = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(FOREIGN)}
         kept["XLA_FLAGS"] = flags
+        kept[PLATFORM_VARIABLE] = self.platform
         # The CPU engine logs a harmless line for each program that a newer JAX compiles.
         kept["TF_CPP_MIN_LOG_LEVEL"] = "3"
         if self.ours:

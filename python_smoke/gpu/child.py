@@ -13,7 +13,18 @@ import sys
 import traceback
 from pathlib import Path
 
+from gpu.backends import PLATFORM_VARIABLE
 from gpu.sizes import SIZES
+
+
+def _right_device() -> None:
+    """Fails if JAX ran elsewhere: where it finds no GPU, it leaves "cuda" out and goes on with the other platforms."""
+    import jax
+
+    device = jax.devices()[0]
+    platform = "gpu" if os.environ[PLATFORM_VARIABLE] == "cuda" else os.environ[PLATFORM_VARIABLE]
+    if device.platform != platform:
+        raise RuntimeError(f"JAX ran on {device}, and was to run on a {platform}")
 
 
 def main(what: str, values: str, target: str) -> int:
@@ -24,6 +35,8 @@ def main(what: str, values: str, target: str) -> int:
     try:
         sizes = SIZES[given.pop("size")]
         answer = getattr(importlib.import_module(module), function)(sizes, **given)
+        if "jax" in sys.modules:
+            _right_device()
     except BaseException as error:  # SystemExit of a library as well: it is what became of the measurement
         traceback.print_exc()
         said = next(iter(str(error).splitlines()), "")

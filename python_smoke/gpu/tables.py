@@ -76,14 +76,14 @@ def _setup(report: dict[str, Any]) -> str:
 
 
 def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
-    """A line for each measurement that has no result."""
+    """A line for each measurement that has no result, and one for all backends where it went the same way."""
     verbs = {"failed": "failed", "timeout": "took too long", "skipped": "was left out"}
-    lines = [
-        f"- {names.get(record['backend'], record['backend'])}, {_what(record)}: "
-        f"{verbs[record['status']]}: {record['error']}"
-        for record in records
-        if record["status"] != "done"
-    ]
+    alike: dict[str, list[str]] = {}
+    for record in records:
+        if record["status"] != "done":
+            said = f"{_what(record)}: {verbs[record['status']]}: {record['error']}"
+            alike.setdefault(said, []).append(names.get(record["backend"], record["backend"]))
+    lines = [f"- {', '.join(dict.fromkeys(backends))}, {said}" for said, backends in alike.items()]
     return ["\n".join(lines)] if lines else []
 
 
@@ -185,10 +185,10 @@ def _share(records: list[Record], names: dict[str, str]) -> str:
     for record in records:
         told = record["result"]
         shares = [each["share"] for each in told["rounds"]]
-        first = told["rounds"][0]
+        worst = min(told["rounds"], key=lambda each: each["share"])
         refused = "none: the limit is not kept"
-        if first["limit_kept"]:
-            refused = f"{size(first['refused_bytes'])} with {size(first['free_bytes'])} free"
+        if worst["limit_kept"]:
+            refused = f"{size(worst['refused_bytes'])} with {size(worst['free_bytes'])} free"
         rows.append(
             [
                 names[record["backend"]],
@@ -198,7 +198,7 @@ def _share(records: list[Record], names: dict[str, str]) -> str:
                 refused,
             ]
         )
-    return _table(["", "limit", "in use when one is refused", "over the rounds", "the first refused"], rows)
+    return _table(["", "limit", "in use when one is refused", "over the rounds", "refused in the worst"], rows)
 
 
 def _compaction(records: list[Record], names: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ Partitioners of custom calls and the profiler need nothing: JAX gives them to ev
 
 Beside the backend "cuda". The package with the engine is a plugin of JAX's too: JAX initialises it in every program,
 and it starts no client unless `jax_platforms` names "cuda". jaxlib gives handlers to one function for each platform,
-and the first one stays; a second compiler of Triton kernels is an error. So `install` runs after all plugins' own start:
+and the first one stays; a second compiler of Triton kernels is an error. So `install` runs after all plugins' start:
 
     no "cuda" ............................ ours takes the place
     "cuda", whose library is our engine .. all of it has reached the engine: a library has one registry
