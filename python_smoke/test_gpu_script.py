@@ -251,8 +251,9 @@ def test_jax_that_finds_no_gpu_does_not_count_as_one(monkeypatch):
         (("--only", "az"), {}, "--only=az: z is none of"),
         (("--platform", "cpu", "--backends", "arena_fast"), {}, "arena_fast is none of cpu, arena_preallocate"),
         (("--budget", "0"), {}, "must be above 0"),
+        (("--engine", "/no/such.so"), {}, "--engine=/no/such.so: is not a file"),
     ],
-    ids=["library", "python", "part", "backend", "budget"],
+    ids=["library", "python", "part", "backend", "budget", "engine"],
 )
 def test_bad_arguments_are_a_sentence(arguments, settings, said, tmp_path):
     run = run_script(*arguments, "--out", str(tmp_path / "out"), **settings)

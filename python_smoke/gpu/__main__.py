@@ -31,6 +31,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results.json and results.md")
     parser.add_argument("--budget", type=float, default=1500, metavar="SECONDS", help="what does not fit is left out")
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal without a GPU")
+    parser.add_argument(
+        "--engine", type=Path, metavar="PATH", help="another engine for the arena than the installed one"
+    )
     parser.add_argument("--size", choices=SIZES, help="full on a GPU, small on a CPU, tiny for tests")
     parser.add_argument("--only", metavar="PARTS", default="".join(PARTS), help="letters of parts, such as abd")
     parser.add_argument("--backends", metavar="NAME,...", help="columns; all by default")
@@ -39,8 +42,8 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _columns(parser: argparse.ArgumentParser, platform: str, names: str | None) -> list[Backend]:
-    known = backends(platform)
+def _columns(parser: argparse.ArgumentParser, platform: str, engine: str, names: str | None) -> list[Backend]:
+    known = backends(platform, engine)
     chosen = names.split(",") if names else list(known)
     if unknown := [name for name in chosen if name not in known]:
         parser.error(f"--backends={names}: {unknown[0]} is none of {', '.join(known)}")
@@ -62,7 +65,10 @@ def main() -> int:
     if chosen.budget <= 0 or chosen.rounds < 1:
         parser.error(f"--budget={chosen.budget} --rounds={chosen.rounds}: must be above 0")
     size = chosen.size or ("small" if chosen.platform == "cpu" else "full")
-    columns = _columns(parser, chosen.platform, chosen.backends)
+    if chosen.engine and not chosen.engine.is_file():
+        parser.error(f"--engine={chosen.engine}: is not a file; it must be the path of a PJRT plugin library")
+    engine = str(chosen.engine.resolve()) if chosen.engine else ""
+    columns = _columns(parser, chosen.platform, engine, chosen.backends)
     wanted = [job for job in jobs(chosen.platform, SIZES[size], columns, chosen.rounds) if job.part in chosen.only]
     chosen.out.mkdir(parents=True, exist_ok=True)
     results = chosen.out / "results.json"
@@ -77,6 +83,7 @@ def main() -> int:
             "budget": chosen.budget,
             "only": chosen.only,
             "rounds": chosen.rounds,
+            "engine": chosen.engine.name if chosen.engine else None,
             "backends": {backend.name: backend.title for backend in columns},
         },
         "machine": machine.host(),

@@ -27,6 +27,8 @@ class Backend:
     platform: str
     #: The arena's strategy, or XLA's allocator; empty for JAX's CPU backend, which has none to choose.
     kind: str
+    #: PJRT_ARENA_ENGINE: the platform's installed engine, or a path.
+    engine: str = ""
 
     def environment(self, limit: int | None, share: float | None, flags: str) -> dict[str, str]:
         """The variables of a process that uses it.
@@ -44,7 +46,7 @@ class Backend:
         if self.ours:
             kept |= {
                 "JAX_PLATFORMS": "arena,cpu",
-                "PJRT_ARENA_ENGINE": self.platform,
+                "PJRT_ARENA_ENGINE": self.engine or self.platform,
                 "PJRT_ARENA_STRATEGY": self.kind,
             }
             if limit is not None:
@@ -59,11 +61,11 @@ class Backend:
         return kept
 
 
-def backends(platform: str) -> dict[str, Backend]:
-    """The columns for a platform, theirs first."""
+def backends(platform: str, engine: str = "") -> dict[str, Backend]:
+    """The columns for a platform, theirs first; `engine` is the path of another engine for the arena."""
     if platform == "cpu":
         theirs = [Backend("cpu", "JAX's CPU", False, platform, "")]
     else:
         theirs = [Backend(f"jax_{kind}", f"JAX {kind}", False, platform, kind) for kind in ALLOCATORS]
-    ours = [Backend(f"arena_{kind}", f"arena {kind}", True, platform, kind) for kind in STRATEGIES]
+    ours = [Backend(f"arena_{kind}", f"arena {kind}", True, platform, kind, engine) for kind in STRATEGIES]
     return {backend.name: backend for backend in [*theirs, *ours]}

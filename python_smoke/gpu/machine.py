@@ -160,8 +160,7 @@ def views(sizes: Sizes) -> dict[str, Any]:
 
     device = jax.devices()[0]
     on_gpu, count = device.platform == "gpu", 1 << 18
-    width = 8192 if on_gpu else 512
-    start = weights = jax.block_until_ready(jnp.eye(width))
+    start = weights = jax.block_until_ready(jnp.eye(sizes.product))
     use = jax.jit(lambda view, x: view + x[0, 0])
     few = chain(8)
     jax.block_until_ready((few(start, weights), use(jnp.zeros(count), start)))

@@ -27,6 +27,8 @@ class Sizes:
     compacted: int
     #: Largest array of the part that finds out what share of memory is usable, in bytes.
     largest: int
+    #: Rows of the matrices whose products keep a device busy.
+    product: int
     #: Arrays that are copied from and to the host, in bytes.
     copies: tuple[int, ...]
     #: Live arrays at once, and calls of a tiny program.
@@ -49,6 +51,7 @@ SIZES = {
             limit=8 * GIB,
             compacted=48 * GIB,
             largest=512 * MIB,
+            product=8192,
             copies=(64 * MIB, GIB),
             arrays=100_000,
             calls=4000,
@@ -64,6 +67,7 @@ SIZES = {
             limit=256 * MIB,
             compacted=GIB,
             largest=16 * MIB,
+            product=512,
             copies=(16 * MIB, 128 * MIB),
             arrays=20_000,
             calls=2000,
@@ -79,6 +83,7 @@ SIZES = {
             limit=24 * MIB,
             compacted=48 * MIB,
             largest=2 * MIB,
+            product=256,
             copies=(MIB,),
             arrays=500,
             calls=50,

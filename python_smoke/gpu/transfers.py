@@ -40,8 +40,7 @@ def prefetch(sizes: Sizes) -> dict[str, Any]:
     """A step alone, the copy of its next batch alone, and both at once: which share of the copy is hidden."""
     size = sizes.copies[0]
     batches = itertools.cycle([_host(size, turn) for turn in range(2)])
-    # Large enough that a product is long beside its launch.
-    width = 4096 if jax.devices()[0].platform == "gpu" else 512
+    width = sizes.product
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((width, width), np.float32) / width**0.5)
     start = jax.block_until_ready(jnp.ones((width, width), jnp.float32))
     use = jax.jit(lambda batch: batch.sum())
