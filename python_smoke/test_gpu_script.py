@@ -45,6 +45,8 @@ def test_rehearsal(tmp_path):
         results.setdefault(record["part"], []).append(record.get("result"))
         assert record["status"] == ("skipped" if record["part"] == "j" else "done"), record
     assert set(results) == set("acdefghj")
+    other = run_script("--platform", "cpu", "--size", "small", "--out", str(tmp_path), "--add")
+    assert other.returncode == 2 and "is of --platform cpu --size tiny" in other.stderr
     (about,) = results["a"]
     assert about["api_version"] and "pjrt-arena" in about["platform_version"]
     (fragmented,) = results["c"]
@@ -229,6 +231,8 @@ def test_tables_name_what_failed():
     assert "Driver 580, 143771 MiB." in text
     other = {**report["records"][-1], "backend": "arena_tpu"}
     text = tables.markdown({**report, "records": [*report["records"], other]})
+    broken = [{**report["records"][0], "result": {}}, report["records"][-1]]
+    assert "could not be made: KeyError: 'transformer'" in tables.markdown({**report, "records": broken})
     assert text.count("ended after 120 s") == 1 and "- JAX bfc, arena_tpu, `small.many_kernels` " in text
 
 

@@ -50,6 +50,15 @@ def _columns(parser: argparse.ArgumentParser, platform: str, engine: str, names:
     return [known[name] for name in known if name in chosen]
 
 
+def _before(parser: argparse.ArgumentParser, path: Path, platform: str, size: str) -> list[dict[str, Any]]:
+    """The records of an earlier run, which must have measured the same thing."""
+    earlier = json.loads(path.read_text())
+    had = {name: earlier["settings"][name] for name in ("platform", "size")}
+    if had != {"platform": platform, "size": size}:
+        parser.error(f"--add: {path} is of --platform {had['platform']} --size {had['size']}")
+    return earlier["records"]
+
+
 def _replace(path: Path, text: str) -> None:
     """Writes a file that is there as a whole at any time."""
     beside = path.with_name(path.name + ".new")
@@ -72,7 +81,7 @@ def main() -> int:
     wanted = [job for job in jobs(chosen.platform, SIZES[size], columns, chosen.rounds) if job.part in chosen.only]
     chosen.out.mkdir(parents=True, exist_ok=True)
     results = chosen.out / "results.json"
-    before = json.loads(results.read_text())["records"] if chosen.add and results.is_file() else []
+    before = _before(parser, results, chosen.platform, size) if chosen.add and results.is_file() else []
     start = time.monotonic()
     report: dict[str, Any] = {
         "schema": SCHEMA,
@@ -84,7 +93,8 @@ def main() -> int:
             "only": chosen.only,
             "rounds": chosen.rounds,
             "engine": chosen.engine.name if chosen.engine else None,
-            "backends": {backend.name: backend.title for backend in columns},
+            # All there are: rows of an earlier run may have others.
+            "backends": {name: backend.title for name, backend in backends(chosen.platform).items()},
         },
         "machine": machine.host(),
     }

@@ -43,7 +43,7 @@ SIZES = {
     for sizes in (
         Sizes(
             "full",
-            transformer=(12, 1024, 16, 1024, 8, 16384),
+            transformer=(12, 1024, 16, 1024, 4, 16384),
             convolution=(128, 64, 64, 4),
             mlp=(4096, 1024),
             readings=7,
