@@ -75,7 +75,7 @@ def test_rehearsal(tmp_path):
 
 
 PLANTED = """
-    import os, time
+    import atexit, os, time
 
     def good(sizes, add):
         print("a line", flush=True)
@@ -88,6 +88,10 @@ PLANTED = """
     def crashes(sizes):
         print("before the end", flush=True)
         os.abort()
+
+    def ends_badly(sizes):
+        atexit.register(os.abort)
+        return {"all": "well"}
 
     def hangs(sizes):
         print("waiting", flush=True)
@@ -118,13 +122,15 @@ def test_what_goes_wrong_is_a_row_and_the_run_goes_on(planted, monkeypatch, caps
     records = run_jobs(
         Job("b", "planted.raises", TPU, 20),
         Job("b", "planted.crashes", TPU, 20),
+        Job("b", "planted.ends_badly", TPU, 20),
         Job("b", "planted.hangs", TPU, 0.5),
         Job("b", "planted.missing", TPU, 20),
         Job("b", "planted.good", TPU, 20, {"add": 4}, flags="--xla_given"),
     )
-    raised, crashed, hung, missing, good = records
+    raised, crashed, ended, hung, missing, good = records
     assert (raised["status"], raised["error"]) == ("failed", "ValueError: not today")
     assert crashed["status"] == "failed" and crashed["error"] == "ended by SIGABRT; last line: before the end"
+    assert ended["status"] == "failed" and ended["error"].startswith("ended by SIGABRT, its result was there; ")
     assert hung["status"] == "timeout" and hung["error"].endswith("last line: waiting") and hung["seconds"] < 60
     assert missing["status"] == "failed" and "missing" in missing["error"]
     assert good["status"] == "done"

@@ -41,8 +41,8 @@ class Backend:
         kept = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(FOREIGN)}
         kept["XLA_FLAGS"] = flags
         kept[PLATFORM_VARIABLE] = self.platform
-        # The CPU engine logs a harmless line for each program that a newer JAX compiles.
-        kept["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        # The CPU engine logs a harmless error for each program that a newer JAX compiles.
+        kept["TF_CPP_MIN_LOG_LEVEL"] = "3" if self.platform == "cpu" else "2"
         if self.ours:
             kept |= {
                 "JAX_PLATFORMS": "arena,cpu",

@@ -1,7 +1,7 @@
 """One measurement in one process: `python -m gpu.child gpu.MODULE.FUNCTION '{"size": ..., ...}' RESULT.json`.
 
 The function gets the sizes and the other values of the JSON object by name, and returns what goes to the file. Its
-exception goes there too, as a text, and makes the status 1; a crash leaves no file.
+exception goes there too, as a text, and makes the status 1; a crash leaves no file, or a file and a bad status.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ def main(what: str, values: str, target: str) -> int:
         said = next(iter(str(error).splitlines()), "")
         answer, status = {"error": f"{type(error).__name__}: {said}"[:600]}, 1
     Path(target).write_text(json.dumps(answer))
-    # Not through the interpreter's end: what a backend does there is no part of the measurement, and may take long.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    return status
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # Through the interpreter's end, as any program: a backend that crashes there has failed.
+    sys.exit(main(*sys.argv[1:]))

@@ -133,8 +133,10 @@ class Runner:
             seconds = round(time.monotonic() - start, 2)
             text = log.read_text(errors="replace")
             answer = json.loads(target.read_text()) if target.is_file() else {}
+        late = ", its result was there" if answer and "error" not in answer else ""
         if status is None:
-            return {"status": "timeout", "seconds": seconds, "error": f"ended after {seconds:.0f} s; {_last(text)}"}
+            error = f"ended after {seconds:.0f} s{late}; {_last(text)}"
+            return {"status": "timeout", "seconds": seconds, "error": error}
         errors = re.search(r"ERROR SUMMARY: (\d+) error", text) if job.sanitized else None
         if errors:
             answer["sanitizer_errors"] = int(errors[1])
@@ -142,7 +144,7 @@ class Runner:
             answer["sanitizer"] = text[:20_000]
         elif status != 0:
             ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            error = answer.get("error") or f"{ended}; {_last(text)}"
+            error = answer.get("error") or f"{ended}{late}; {_last(text)}"
             return {"status": "failed", "seconds": seconds, "error": error, "log": text[-4000:]}
         return {"status": "done", "seconds": seconds, "result": answer}
 
