@@ -207,12 +207,13 @@ def _compaction(records: list[Record], names: dict[str, str]) -> str:
     rows = []
     for record in records:
         told = record["result"]
+        remapped = sum(count for name, count in told["counters"].items() if "remap" in name and "bytes" in name)
         rows.append(
             [
                 f"{names[record['backend']]}, arrays of {size(told['array_bytes'])}"
                 + ("" if record["values"]["odd"] else ", whole pages"),
                 size(told["limit"]),
-                f"{size(told['bytes'])} in {told['buffers']}",
+                f"{size(told['bytes'])} in {told['buffers']}" + (f", {size(remapped)} remapped" if remapped else ""),
                 seconds(told["seconds"]),
                 rate(told["bytes"], told["seconds"]),
                 f"{size(told['largest_free_before'])} to {size(told['largest_free_after'])}",

@@ -34,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -77,6 +78,34 @@ def prepare(engine: GpuEngine) -> None:
         _call(package, "_import_extensions")
         if getattr(package, "cuda_versions", None) is not None:
             _call(package, "_check_cuda_versions")
+
+
+def describe(engine: GpuEngine) -> str:
+    """One line on what runs beside the engine, for the table of settings. Starts no JAX."""
+    for package in _packages(engine):
+        try:
+            found = importlib.util.find_spec(f"{package}.{engine.kind}_plugin_extension")
+        except ImportError:
+            continue
+        if found is not None:
+            named = re.fullmatch(r"jax_(\w+)_plugin", package)
+            handlers, own = _version(f"jax-{named[1]}-plugin" if named else "jaxlib"), _version(_distribution(engine))
+            apart = f"; the engine is of {own}, and the two must be of one version" if own not in ("", handlers) else ""
+            return f"handlers of custom calls: {package} {handlers}".rstrip() + apart
+    wanted = f"{', '.join(_packages(engine))}; JAX's extra brings one, such as jax[cuda13]"
+    return f"no handlers of custom calls: linear algebra, Triton and callbacks will fail without one of {wanted}"
+
+
+def _distribution(engine: GpuEngine) -> str:
+    """The wheel that brings the engine, by the name of its folder: ``xla_cuda13`` is of ``jax-cuda13-pjrt``."""
+    return f"jax-{engine.path.parent.name.removeprefix('xla_')}-pjrt"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def install_when_loaded(engine: GpuEngine, name: str) -> None:
