@@ -8,6 +8,8 @@ import fake_cuda_packages as fake
 import pytest
 from harness import run_python
 
+from jax_plugins.arena import _library
+
 pytestmark = pytest.mark.arena
 
 #: What a child's code may use. `discover` is all of JAX's start but the clients: plugins are found and initialised.
@@ -179,8 +181,6 @@ def test_rocm_goes_the_same_way(tmp_path):
 
 
 def test_a_library_that_jaxs_own_variable_names(packages):
-    from jax_plugins.arena import _library
-
     code = """
         from jax_cuda13_plugin import cuda_plugin_extension as extension
 
@@ -224,6 +224,27 @@ def test_an_engine_that_appears_later(packages):
         assert len(given("handler")) == 2
     """
     run(packages, code, PJRT_ARENA_ENGINE="/no/such/engine.so")
+
+
+FAKE_ENGINE = _library.load().path.parent / "libfake_cuda_engine.so"
+
+
+@pytest.mark.skipif(not FAKE_ENGINE.is_file(), reason=f"there is no {FAKE_ENGINE}: cargo build --workspace makes it")
+def test_programs_are_lowered_by_the_rules_for_cuda(packages):
+    code = """
+        import jax.numpy as jnp
+
+        (device,) = jax.devices("arena")
+        assert (device.platform, jax.default_backend()) == ("gpu", "gpu")
+        assert "cusolver_potrf" in jax.jit(jnp.linalg.cholesky).lower(jnp.eye(4)).as_text()
+        x = jnp.arange(8.0)
+        assert jax.jit(lambda x: x * 2)(x).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+        # DLPack says of the array that it is CUDA's.
+        again = jax.dlpack.from_dlpack(x)
+        assert again.devices() == {device} and again.tolist() == x.tolist()
+    """
+    engine = {"PJRT_ARENA_ENGINE": str(FAKE_ENGINE), "FAKE_ENGINE_CPU": str(fake.engine_library())}
+    run(packages, code, **engine, FAKE_CUDA_GPUS="1")
 
 
 CREATED = """
