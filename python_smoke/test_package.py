@@ -47,6 +47,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "jax_plugins/arena/__init__.py",
         "jax_plugins/arena/__main__.py",
         "jax_plugins/arena/_callbacks.py",
+        "jax_plugins/arena/_cuda.py",
         "jax_plugins/arena/_ffi.py",
         "jax_plugins/arena/_library.py",
         "jax_plugins/arena/_reports.py",

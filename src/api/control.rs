@@ -3,6 +3,7 @@
 //! Functions that give text write at most `capacity` bytes, the last of them NUL, and return how long the whole text
 //! is without it; a caller with too little room asks again with more. A NULL buffer only asks.
 
+mod engine;
 mod ffi;
 mod memory;
 mod report;

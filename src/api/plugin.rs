@@ -85,6 +85,11 @@ pub fn kind() -> Option<EngineKind> {
     CHOSEN.get().and_then(|chosen| chosen.kind)
 }
 
+/// The engine that was loaded, and its kind; `None` before that.
+pub fn loaded() -> Option<(&'static Engine, Option<EngineKind>)> {
+    CHOSEN.get().map(|chosen| (&chosen.engine, chosen.kind))
+}
+
 /// Finds the engine that `request` asks for, without loading it.
 ///
 /// # Errors

@@ -9,7 +9,8 @@ same name), imports it in every program and calls `initialize()`:
                                         the next start looks again, so a notebook can mend it
     PJRT_NAMES_AND_LIBRARY_PATHS=arena:... JAX loads that library by itself
 
-Where the library is used, it is also given the handlers for custom calls that JAX knows (`_ffi.py`).
+Where the library is used, it is also given the handlers for custom calls that JAX knows: for the CPU by `_ffi.py`, for
+GPUs by `_cuda.py`, which is imported only where the engine is one for GPUs.
 
 The middle case is why a failure is not raised in `initialize()`: JAX would log it with a traceback
 and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as
@@ -76,8 +77,11 @@ def initialize() -> None:
     if _library.named_by_jax_variable():
         # JAX registers that library after this function returns, and refuses a second one. It may not be ours.
         try:
-            _ffi.install(_library.load())
+            library = _library.load()
+            _prepare_gpu(library)
+            _ffi.install(library)
             _install_callbacks()
+            _install_gpu(library)
         except ArenaError as reason:
             _log.debug("no handlers for custom calls: %s", reason)
         return
@@ -98,29 +102,58 @@ def initialize() -> None:
     # register_plugin calls every name but "cuda" and "rocm" experimental, which is a warning in each
     # program. The public jax.extend.backend.register_backend_factory lets a backend speak for itself.
     xla_bridge.register_backend_factory(NAME, _start, fail_quietly=False, experimental=False, c_api=c_api)
+    _install_gpu(_library.load())
 
 
 def _usable_library() -> str:
     """The library's path, after its own check that an engine is there and answers."""
     library = _library.load()
     library.set_search_path()
+    _prepare_gpu(library)
     if reason := library.why_unusable():
         raise ArenaError(reason)
     return os.fspath(library.path)
 
 
-def _install_callbacks() -> None:
-    """Host callbacks; without them all other programs run."""
+def _prepare_gpu(library: _library.Library) -> None:
+    """What an engine for GPUs wants to find in the process when it is loaded."""
+    if engine := library.gpu_engine():
+        from jax_plugins.arena import _cuda
+
+        _cuda.prepare(engine)
+
+
+def _install_gpu(library: _library.Library, c_api: Any = None) -> None:
+    """What runs on GPUs outside of the engine: with `c_api` at once, else when JAX has initialised all plugins."""
+    if engine := library.gpu_engine():
+        from jax_plugins.arena import _cuda
+
+        _ensure_cpu()
+        if c_api is None:
+            _cuda.install_when_loaded(engine, NAME)
+        else:
+            _cuda.install(engine, c_api)
+
+
+def _ensure_cpu() -> None:
+    """Adds JAX's own backend "cpu", for host callbacks.
+
+    JAX hands a callback its arguments on a device of that backend, and raises without one. The arena's devices cannot
+    stand in: what a callback does there would wait for the program that waits for the callback.
+    """
     import jax
 
+    if "cpu" not in (listed := jax.config.jax_platforms.split(",")):
+        jax.config.update("jax_platforms", ",".join([*listed, "cpu"]))
+
+
+def _install_callbacks() -> None:
+    """Host callbacks of an engine for CPUs; without them all other programs run. One for GPUs has JAX's own."""
     from jax_plugins.arena import _callbacks
 
     if not _library.load().serves_cpu_handlers():
         return
-    if "cpu" not in (listed := jax.config.jax_platforms.split(",")):
-        # JAX hands a callback its arguments on a device of its own backend "cpu", and raises without one. The arena's
-        # devices cannot stand in: what a callback does there would wait for the program that waits for the callback.
-        jax.config.update("jax_platforms", ",".join([*listed, "cpu"]))
+    _ensure_cpu()
     if reason := _callbacks.install(_library.load()):
         _log.warning("jax.pure_callback, io_callback and jax.debug will fail: %s", reason)
 
@@ -148,22 +181,36 @@ def _start_late() -> Any:
     """Backend start after a failed check: looks again, then starts or raises the sentence."""
     path = _usable_library()
     _ffi.install(_library.load())
+    from jax._src import xla_bridge
     from jax._src.lib import xla_client
 
     if not xla_client.pjrt_plugin_loaded(NAME):
-        xla_client.load_pjrt_plugin_dynamically(NAME, path)
+        c_api = xla_client.load_pjrt_plugin_dynamically(NAME, path)
+        for callback in xla_bridge._plugin_callbacks:  # partitioners of custom calls; JAX calls them before any start
+            callback(c_api=c_api)
+        _install_gpu(_library.load(), c_api)
     _install_callbacks()
-    return _start()
+    client = _start()
+    if engine := _library.load().gpu_engine():
+        from jax_plugins.arena import _cuda
+
+        _cuda.stand_in(engine.kind, client)
+    return client
 
 
-def _client_options() -> dict[str, int]:
+def _client_options() -> dict[str, Any]:
     """Options for the client, read when it is created; `jax_pjrt_client_create_options` is added by JAX and wins.
 
-    The device count is here because JAX's own setting for it never reaches a plugin. -1 means that it is not set,
-    and then the library's variables and XLA's flag decide.
+    An engine for GPUs gets what JAX's own plugin would give it. For the CPU the device count is here because JAX's own
+    setting for it never reaches a plugin. -1 means that it is not set, and then the library's variables and XLA's flag
+    decide.
     """
     import jax
 
+    if engine := _library.load().gpu_engine():
+        from jax_plugins.arena import _cuda
+
+        return _cuda.client_options(engine.kind)
     devices = jax.config.jax_num_cpu_devices
     return {"devices": devices} if devices > 0 else {}
 

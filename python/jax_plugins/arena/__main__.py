@@ -38,6 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         library.set_search_path()
         print(library.doctor().rstrip("\n"))
+        if engine := library.gpu_engine():
+            from jax_plugins.arena import _cuda
+
+            print(f"\n{_cuda.describe(engine)}")
         print(f"\n{_who_uses_it()}")
         reason = library.why_unusable()
     except _library.ArenaError as error:

@@ -21,7 +21,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FILE_NAME = "libpjrt_arena.so"
 PATH_VARIABLE = "PJRT_ARENA_LIBRARY_PATH"
@@ -101,6 +101,14 @@ class _Bundle(ctypes.Structure):
     _fields_ = [(stage, ctypes.c_void_p) for stage in STAGES]
 
 
+class GpuEngine(NamedTuple):
+    """An engine for GPUs."""
+
+    #: ``cuda`` or ``rocm``.
+    kind: str
+    path: Path
+
+
 class Library:
     """The functions of one opened libpjrt_arena.so. All are callable from any thread."""
 
@@ -116,6 +124,11 @@ class Library:
         function = self._function("pjrt_arena_set_search_path", ctypes.c_char_p, returns=None)
         folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]
         function(os.fsencode(":".join(folders)))
+
+    def gpu_engine(self) -> GpuEngine | None:
+        """The engine, where it is known to be a GPU's; where there is none, `why_unusable` says why. Loads nothing."""
+        told = json.loads(self._text("pjrt_arena_engine"))
+        return GpuEngine(told["kind"], Path(told["path"])) if told.get("kind") in ("cuda", "rocm") else None
 
     def why_unusable(self) -> str:
         """One sentence on why no client could be created; empty when one could. Loads the engine."""

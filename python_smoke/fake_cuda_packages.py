@@ -1,0 +1,116 @@
+"""Packages that look like JAX's for GPUs and write down what is done with them, for machines without one.
+
+    jax_cuda13_plugin/cuda_plugin_extension.py   handlers, types and the compiler of Triton kernels; records every call
+    jax_plugins/xla_cuda13/__init__.py           JAX's own plugin: records, and registers as the real one if it is told
+    jax_plugins/xla_cuda13/xla_cuda_plugin.so    the engine: the CPU's, under a name by which it counts as CUDA's
+
+The names of their functions and the order of calls are those of jax-cuda13-pjrt and jax-cuda13-plugin 0.7 to 0.12.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from pathlib import Path
+
+from harness import ENGINE, ROOT
+
+EXTENSION = """
+    import ctypes
+
+    #: (function, arguments without the table, the table) of every call.
+    calls = []
+    #: Names that are refused.
+    refuse = set()
+
+    def capsule(text):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(id(text), None, None)
+
+    def _record(function, c_api, name, *rest):
+        calls.append((function, name, rest, c_api))
+        if name in refuse:
+            raise RuntimeError(f"{name} is refused on purpose")
+
+    def register_custom_call_target(c_api, name, fn, platform, api_version=0, traits=0):
+        _record("handler", c_api, name, platform, api_version, int(traits))
+
+    def register_custom_type(c_api, name, registration):
+        _record("type", c_api, name)
+
+    def ffi_handlers():
+        return {"own_solver": {"execute": capsule("solver")}, "own_callback": {"execute": capsule("callback")}}
+
+    def ffi_types():
+        return {"own_state": {"type_id": capsule("state")}}
+
+    def compile_triton_to_asm(c_api, module, arch_name, num_warps, num_ctas, num_stages):
+        return c_api, module, arch_name
+"""
+
+PLUGIN = """
+    import functools
+    import os
+
+    done = []
+    cuda_versions = cuda_plugin_extension = None
+
+    def _load_nvidia_libraries():
+        done.append("libraries")
+
+    def _import_extensions():
+        global cuda_versions, cuda_plugin_extension
+        done.append("extensions")
+        import jax_{kind}{major}_plugin.{kind}_plugin_extension as cuda_plugin_extension
+        cuda_versions = object()
+
+    def _check_cuda_versions(raise_on_first_error=False, debug=False):
+        done.append("versions")
+        if "FAKE_CUDA_UNFIT" in os.environ:
+            raise RuntimeError("Unable to use CUDA because of the following issues: cuDNN is too old")
+
+    def initialize():
+        done.append("initialize")
+        if "FAKE_CUDA_REGISTERS" not in os.environ:
+            return
+        from jaxlib import xla_client
+        _import_extensions()
+        extension, table = cuda_plugin_extension, "table of {kind}"
+        xla_client.register_custom_type_handler("{platform}", functools.partial(extension.register_custom_type, table))
+        handler = functools.partial(extension.register_custom_call_target, table)
+        xla_client.register_custom_call_handler("{platform}", handler)
+        for name, value in extension.ffi_types().items():
+            xla_client.register_custom_type(name, value, platform="{platform}")
+        for name, value in extension.ffi_handlers().items():
+            xla_client.register_custom_call_target(name, value, platform="{platform}", api_version=1)
+        from jax._src.lib import triton
+        triton.register_compilation_handler("{platform}", functools.partial(extension.compile_triton_to_asm, table))
+"""
+
+
+def engine_library() -> Path:
+    """The CPU engine's file."""
+    (package,) = importlib.util.find_spec("xla_plugins").submodule_search_locations
+    return Path(package).parent / ENGINE
+
+
+def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = True) -> Path:
+    """Writes the packages for one kind of GPU below `folder`, and returns the engine's path."""
+    plugin = folder / "jax_plugins" / f"xla_{kind}{major}"
+    plugin.mkdir(parents=True)
+    text = PLUGIN.format(kind=kind, major=major, platform=kind.upper())
+    (plugin / "__init__.py").write_text(textwrap.dedent(text))
+    library = plugin / f"xla_{kind}_plugin.so"
+    library.symlink_to(engine_library())
+    if extension:
+        package = folder / f"jax_{kind}{major}_plugin"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / f"{kind}_plugin_extension.py").write_text(textwrap.dedent(EXTENSION))
+    return library
+
+
+def search_path(folder: Path) -> str:
+    """PYTHONPATH for a process that finds the packages below `folder`, and the package under test."""
+    return ":".join(map(str, (folder, ROOT / "python", ROOT / "python_smoke")))

@@ -1,0 +1,117 @@
+"""`run.sh`, or `python -m gpu` with python_smoke on the path: see the package for what is measured and how."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu import machine, tables
+from gpu.backends import Backend, backends
+from gpu.plan import PARTS, jobs
+from gpu.runner import Runner
+from gpu.sizes import SIZES
+
+SCHEMA = "pjrt-arena-gpu/1"
+#: A job's expected time at a size, in units of that at full size on a GPU.
+SCALES = {"full": 1.0, "small": 0.7, "tiny": 0.15}
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="run.sh",
+        description="Checks and measures pjrt-arena on a machine with a GPU, beside JAX's own allocators.",
+        epilog="Parts: " + "; ".join(f"{name} {title}" for name, title in PARTS.items()),
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results.json and results.md")
+    parser.add_argument("--budget", type=float, default=1500, metavar="SECONDS", help="what does not fit is left out")
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal without a GPU")
+    parser.add_argument(
+        "--engine", type=Path, metavar="PATH", help="another engine for the arena than the installed one"
+    )
+    parser.add_argument("--size", choices=SIZES, help="full on a GPU, small on a CPU, tiny for tests")
+    parser.add_argument("--only", metavar="PARTS", default="".join(PARTS), help="letters of parts, such as abd")
+    parser.add_argument("--backends", metavar="NAME,...", help="columns; all by default")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of training steps")
+    parser.add_argument("--add", action="store_true", help="keep what the folder has of parts that do not run now")
+    return parser
+
+
+def _columns(parser: argparse.ArgumentParser, platform: str, engine: str, names: str | None) -> list[Backend]:
+    known = backends(platform, engine)
+    chosen = names.split(",") if names else list(known)
+    if unknown := [name for name in chosen if name not in known]:
+        parser.error(f"--backends={names}: {unknown[0]} is none of {', '.join(known)}")
+    return [known[name] for name in known if name in chosen]
+
+
+def _before(parser: argparse.ArgumentParser, path: Path, platform: str, size: str) -> list[dict[str, Any]]:
+    """The records of an earlier run, which must have measured the same thing."""
+    earlier = json.loads(path.read_text())
+    had = {name: earlier["settings"][name] for name in ("platform", "size")}
+    if had != {"platform": platform, "size": size}:
+        parser.error(f"--add: {path} is of --platform {had['platform']} --size {had['size']}")
+    return earlier["records"]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole at any time."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+def main() -> int:
+    parser = _arguments()
+    chosen = parser.parse_args()
+    if unknown := set(chosen.only.replace(",", "")) - set(PARTS):
+        parser.error(f"--only={chosen.only}: {sorted(unknown)[0]} is none of {''.join(PARTS)}")
+    if chosen.budget <= 0 or chosen.rounds < 1:
+        parser.error(f"--budget={chosen.budget} --rounds={chosen.rounds}: must be above 0")
+    size = chosen.size or ("small" if chosen.platform == "cpu" else "full")
+    if chosen.engine and not chosen.engine.is_file():
+        parser.error(f"--engine={chosen.engine}: is not a file; it must be the path of a PJRT plugin library")
+    engine = str(chosen.engine.resolve()) if chosen.engine else ""
+    columns = _columns(parser, chosen.platform, engine, chosen.backends)
+    wanted = [job for job in jobs(chosen.platform, SIZES[size], columns, chosen.rounds) if job.part in chosen.only]
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    results = chosen.out / "results.json"
+    before = _before(parser, results, chosen.platform, size) if chosen.add and results.is_file() else []
+    start = time.monotonic()
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "settings": {
+            "platform": chosen.platform,
+            "size": size,
+            "budget": chosen.budget,
+            "only": chosen.only,
+            "rounds": chosen.rounds,
+            "engine": chosen.engine.name if chosen.engine else None,
+            # All there are: rows of an earlier run may have others.
+            "backends": {name: backend.title for name, backend in backends(chosen.platform).items()},
+        },
+        "machine": machine.host(),
+    }
+
+    def save(records: list[dict[str, Any]]) -> None:
+        report["seconds"] = round(time.monotonic() - start, 1)
+        report["records"] = records
+        _replace(results, json.dumps(report, indent=1) + "\n")
+        _replace(chosen.out / "results.md", tables.markdown(report))
+
+    runner = Runner(size, SCALES[size], chosen.budget, save)
+    runner.run(wanted, before)
+    save(runner.records)
+    print(f"{results}\n{chosen.out / 'results.md'}")
+    failed = [record for record in runner.records if record["status"] in ("failed", "timeout")]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

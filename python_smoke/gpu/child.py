@@ -1,0 +1,50 @@
+"""One measurement in one process: `python -m gpu.child gpu.MODULE.FUNCTION '{"size": ..., ...}' RESULT.json`.
+
+The function gets the sizes and the other values of the JSON object by name, and returns what goes to the file. Its
+exception goes there too, as a text, and makes the status 1; a crash leaves no file, or a file and a bad status.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from gpu.backends import PLATFORM_VARIABLE
+from gpu.sizes import SIZES
+
+
+def _right_device() -> None:
+    """Fails if JAX ran elsewhere: where it finds no GPU, it leaves "cuda" out and goes on with the other platforms."""
+    import jax
+
+    device = jax.devices()[0]
+    platform = "gpu" if os.environ[PLATFORM_VARIABLE] == "cuda" else os.environ[PLATFORM_VARIABLE]
+    if device.platform != platform:
+        raise RuntimeError(f"JAX ran on {device}, and was to run on a {platform}")
+
+
+def main(what: str, values: str, target: str) -> int:
+    """Measures and writes."""
+    module, function = what.rsplit(".", 1)
+    given = json.loads(values)
+    status = 0
+    try:
+        sizes = SIZES[given.pop("size")]
+        answer = getattr(importlib.import_module(module), function)(sizes, **given)
+        if "jax" in sys.modules:
+            _right_device()
+    except BaseException as error:  # SystemExit of a library as well: it is what became of the measurement
+        traceback.print_exc()
+        said = next(iter(str(error).splitlines()), "")
+        answer, status = {"error": f"{type(error).__name__}: {said}"[:600]}, 1
+    Path(target).write_text(json.dumps(answer))
+    return status
+
+
+if __name__ == "__main__":
+    # Through the interpreter's end, as any program: a backend that crashes there has failed.
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Times, in seconds, and what they come to."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles; of one value, that value three times."""
+    if len(values) == 1:
+        return {"median": values[0], "q1": values[0], "q3": values[0]}
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": q1, "q3": q3}
+
+
+def timed(run: Callable[[], Any], readings: int, calls: int = 1, warm: int = 2) -> dict[str, float]:
+    """Seconds per call of `run`, which makes `calls` of them and returns when they are done."""
+    for _ in range(warm):
+        run()
+    seen = []
+    for _ in range(readings):
+        start = time.perf_counter()
+        run()
+        seen.append((time.perf_counter() - start) / calls)
+    return spread(seen)
+
+
+def chain(times: int) -> Callable[[Any, Any], Any]:
+    """A program of so many matrix products in a row, to keep a device busy.
+
+    They stand in the program one by one: on a GPU, XLA keeps the caller waiting while a loop with a computed end runs.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def product(x, weights):
+        for _ in range(times):
+            x = jnp.tanh(x @ weights)
+        return x
+
+    return jax.jit(product)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of JAX's says that memory is exhausted, and not something else."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)

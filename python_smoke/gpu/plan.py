@@ -1,0 +1,116 @@
+"""The parts of a run, in the order of their worth: what is measured on which backend, and about how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu.backends import Backend
+from gpu.sizes import Sizes
+
+PARTS = {
+    "a": "Machine, versions, and how the engine treats views",
+    "b": "Does it work: programs whose results are known",
+    "c": "Fragmented memory, as in jax-ml/jax#9064",
+    "d": "Training steps",
+    "e": "Usable share of memory",
+    "f": "Compaction",
+    "g": "From and to the host",
+    "h": "Dispatch, and what a live array takes on the host",
+    "i": "Many small kernels, with and without command buffers",
+    "j": "compute-sanitizer",
+}
+
+#: Tells a process the limit that its backend was given, in bytes.
+LIMIT_VARIABLE = "GPU_SCRIPT_LIMIT"
+#: Turns XLA's CUDA graphs off.
+NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+#: Models whose step is given its state; the MLP's keeps the old one, as programs without donation do.
+DONATED = ["transformer", "convolution"]
+#: What runs under compute-sanitizer, which makes kernels some ten to a hundred times slower.
+SANITIZED = ["arithmetic", "donation", "transfers", "compaction_and_reports"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement in one process."""
+
+    part: str
+    #: The function, with its module.
+    measure: str
+    backend: Backend
+    #: About how long it takes at full size, in seconds. It is ended after a multiple of that.
+    seconds: float
+    #: The function's arguments besides the sizes.
+    values: dict[str, Any] = field(default_factory=dict)
+    #: Bytes of memory that it may take.
+    limit: int | None = None
+    #: XLA_FLAGS.
+    flags: str = ""
+    round: int = 1
+    #: Runs under compute-sanitizer.
+    sanitized: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, int]:
+        """What it is known by: a second run of the same replaces the first."""
+        return self.part, self.measure, self.backend.name, repr(sorted(self.values.items())), self.flags, self.round
+
+
+def jobs(platform: str, sizes: Sizes, columns: list[Backend], rounds: int) -> list[Job]:
+    """Everything, in order. `columns` are the backends that take part."""
+    theirs = [backend for backend in columns if not backend.ours]
+    ours = [backend for backend in columns if backend.ours]
+    # JAX's CPU backend has no limit, so nothing is ever full there; of XLA's allocators bfc alone tells its own.
+    limited = [backend for backend in theirs if backend.kind]
+    telling = [backend for backend in limited if backend.kind == "bfc"]
+    movers = [backend for backend in ours if backend.kind == "tpu"] or ours[:1]
+    pair = theirs[:1] + ours[:1]
+
+    def made() -> Iterator[Job]:
+        yield from (Job("a", "gpu.machine.about", backend, 15) for backend in pair)
+        yield from (Job("a", "gpu.machine.views", backend, 20) for backend in theirs[:1])
+        yield from (Job("b", "gpu.checks.run", backend, 60, {"ours": True}) for backend in ours)
+        yield from (Job("c", "gpu.room.fragmented", backend, 25, limit=sizes.limit) for backend in [*telling, *movers])
+        yield from _steps(columns, 1)
+        yield from (Job("g", "gpu.transfers.both", backend, 30) for backend in pair)
+        yield from (
+            Job("f", "gpu.room.compaction", backend, 30, {"odd": odd}, limit=sizes.compacted)
+            for backend in movers
+            for odd in (True, False)
+        )
+        yield from (
+            Job("e", "gpu.room.share", backend, 30, {"seeds": 3}, limit=sizes.limit) for backend in [*limited, *ours]
+        )
+        yield from (Job("h", "gpu.small.costs", backend, 25) for backend in pair)
+        if rounds > 1:
+            yield from _steps(columns, 2)
+        # On a CPU the flag does nothing: there is one row then.
+        graphs = ("", NO_COMMAND_BUFFERS) if platform != "cpu" else ("",)
+        yield from (
+            Job("i", "gpu.small.many_kernels", backend, 25, flags=flags) for backend in pair for flags in graphs
+        )
+        yield from (
+            Job(
+                "j",
+                "gpu.checks.run",
+                backend,
+                150,
+                {"ours": True, "names": SANITIZED},
+                limit=sizes.limit,
+                sanitized=True,
+            )
+            for backend in movers
+        )
+        for number in range(3, rounds + 1):
+            yield from _steps(columns, number)
+
+    return list(made())
+
+
+def _steps(columns: list[Backend], number: int) -> Iterator[Job]:
+    """One round: every backend in turn, each round starts one further, so that a slow minute hits others each time."""
+    first = (number - 1) % max(1, len(columns))
+    for backend in columns[first:] + columns[:first]:
+        yield Job("d", "gpu.steps.train", backend, 50, {"donate": DONATED}, round=number)

@@ -1,0 +1,37 @@
+//! The engine from C: which one it is, before it is loaded. What a GPU's engine needs in the process has to be there first.
+
+use std::ffi::c_char;
+
+use serde_json::{Value, json};
+
+use super::{super::plugin, give, tell};
+use crate::{
+    config::{self, Environment},
+    error::Result,
+};
+
+/// The engine that is loaded, or that would be with the present environment, as JSON: `kind` is `"cpu"`, `"cuda"` or
+/// `"rocm"`, or null where the file's name does not tell; `path` is its file. Or `error`, one sentence that says why there
+/// is none. Loads nothing.
+///
+/// # Safety
+/// `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_engine(buffer: *mut c_char, capacity: usize) -> usize {
+    let text = tell(|| engine().unwrap_or_else(|error| json!({"error": error.message})).to_string());
+    // SAFETY: the caller's promise.
+    unsafe { give(&text, buffer, capacity) }
+}
+
+fn engine() -> Result<Value> {
+    let (kind, path) = match plugin::loaded() {
+        Some((engine, kind)) => (kind, engine.path().to_path_buf()),
+        None => {
+            let environment = Environment::of_process();
+            let (request, _) = config::before_client(&environment)?;
+            let choice = plugin::choose(&request, &environment)?;
+            (choice.kind, choice.path)
+        }
+    };
+    Ok(json!({"kind": kind.map(|kind| kind.name()), "path": path.to_string_lossy()}))
+}
