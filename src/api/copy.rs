@@ -153,16 +153,16 @@ unsafe fn hold_writers_back(buffer: &Buffer, to: &Device, carrier: &dyn Carrier)
     // SAFETY: the client is alive; the block is the buffer's, as before.
     let view =
         address.filter(|_| same).and_then(|at| unsafe { client.view_behind(to, carrier, at, &buffer.shape) }.ok());
-    let unused = view.and_then(|view| {
+    let unused = view.map(|view| {
         let mut state = buffer.state();
         // Whoever has the old view in hand at this moment may be about to donate it.
         let alone = state.users() <= 1 && state.life() == Life::Live && state.storage.address() == address;
-        if alone {
-            let old = state.handle();
-            state.set_handle(Raw(view));
-            return Some((old.0, true));
+        if !alone {
+            return (view, false);
         }
-        Some((view, false))
+        let old = state.handle();
+        state.set_handle(Raw(view));
+        (old.0, true)
     });
     if !unused.is_some_and(|(_, replaced)| replaced) {
         carrier.finish();
