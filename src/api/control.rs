@@ -140,6 +140,7 @@ fn counters(clients: &[Visit]) -> Value {
             "rewritten": tally.programs_rewritten,
             "left_alone": reasons(&tally.programs_left_alone),
             "executions": tally.executions,
+            "readdressed": tally.readdressed,
         },
         "results": {
             "placed": tally.results_placed,

@@ -25,6 +25,8 @@ pub struct Tally {
     pub programs_left_alone: BTreeMap<String, u64>,
     /// Executions, counted per device.
     pub executions: u64,
+    /// Those of them, on GPUs, that found their arrays at other addresses than the one before.
+    pub readdressed: u64,
     /// Results that a program wrote straight into a block of ours.
     pub results_placed: u64,
     /// Results that lie in the memory of an argument that was donated.
@@ -40,6 +42,7 @@ impl Tally {
     pub fn add(&mut self, other: &Self) {
         self.programs_rewritten += other.programs_rewritten;
         self.executions += other.executions;
+        self.readdressed += other.readdressed;
         self.results_placed += other.results_placed;
         self.results_donated += other.results_donated;
         for (mine, theirs) in [
@@ -93,6 +96,8 @@ impl Miss {
 pub struct Executions {
     /// Runs, counted per device.
     pub runs: AtomicU64,
+    /// Runs on GPUs that found their arrays at other addresses than the one before.
+    pub readdressed: AtomicU64,
     missed: [AtomicU64; Miss::ALL.len()],
 }
 

@@ -37,7 +37,10 @@ use super::{
 };
 use crate::{
     config::EngineKind,
-    engine::{Engine, EngineEvent, views},
+    engine::{
+        Engine, EngineEvent,
+        views::{self, Sight},
+    },
     error::Error,
     sys::{self, CStruct},
 };
@@ -185,6 +188,12 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 handles[index * width + stand_in.argument] = stand_in.place.view.0;
             }
             lanes[index].destinations.iter().for_each(|destination| handles.push(destination.view.0));
+            if client.sight == Sight::Device {
+                let seats = &passengers.seats[index * self.num_args..];
+                let arguments = seats.iter().flatten().map(|buffer| buffer.state().storage.address().unwrap_or(0));
+                let destinations = lanes[index].destinations.iter().map(|destination| destination.held.address());
+                loaded.note_addresses(index, arguments.chain(destinations));
+            }
         }
 
         // 3. The engine.

@@ -1,11 +1,15 @@
 //! What we know about a compiled program, beside what the engine knows.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    hash::Hasher,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use once_cell::sync::OnceCell;
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -198,7 +202,11 @@ impl Program {
     /// What this program did so far.
     pub fn tally(&self) -> Tally {
         let runs = self.executions.runs.load(Ordering::Relaxed);
-        let mut tally = Tally { executions: runs, ..Tally::default() };
+        let mut tally = Tally {
+            executions: runs,
+            readdressed: self.executions.readdressed.load(Ordering::Relaxed),
+            ..Tally::default()
+        };
         match &self.plan.left_alone {
             Some(reason) => *tally.programs_left_alone.entry(reason.clone()).or_default() += 1,
             None => tally.programs_rewritten += 1,
@@ -300,6 +308,8 @@ pub struct Loaded {
     pub spares: Vec<Arc<Spares>>,
     /// The same program where callbacks run it.
     pub twins: Twins,
+    /// For each device the addresses that the last run found its arrays at, in one number; zero before the first.
+    addresses: Vec<AtomicU64>,
 }
 
 impl Loaded {
@@ -313,7 +323,20 @@ impl Loaded {
         if count > 0 {
             spares.iter().for_each(|spares| client.spares.add(spares));
         }
-        Self { client, program, devices, spares, twins: Twins::default() }
+        let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { client, program, devices, spares, twins: Twins::default(), addresses }
+    }
+
+    /// Notes where a run finds its arguments and destinations. A GPU's engine records a program's kernels once, as a CUDA graph, and
+    /// again for each array that lies elsewhere.
+    pub fn note_addresses(&self, lane: usize, addresses: impl Iterator<Item = usize>) {
+        let mut hasher = FxHasher::default();
+        addresses.for_each(|address| hasher.write_usize(address));
+        let now = hasher.finish() | 1;
+        let before = self.addresses.get(lane).map_or(now, |last| last.swap(now, Ordering::Relaxed));
+        if before != now && before != 0 {
+            self.program.executions.readdressed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Where a result in the destination with this number goes when it is destroyed.
