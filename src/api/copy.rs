@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  host memory   the source is at rest, in an arena or in an outsider's memory: copied by us, into an arena
-//!  a GPU         the source lies in an arena: our stream waits for it, copies, and the copy is ready after that
+//!  a GPU         the source is at rest, in an arena: copied by us, on our stream, and ready after that
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!
@@ -17,7 +17,6 @@ use super::{
     buffer::Buffer,
     custody::Life,
     entry::{Entry, Outcome, required},
-    extensions::wait_on_stream,
     flight::Cargo,
     host::destination,
     state::Device,
@@ -33,20 +32,17 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// Whether the bytes lie where we can read them, written and good.
+/// Whether the bytes are written and good.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, or the engine's.
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn is_at_rest(buffer: &Buffer) -> Outcome<bool> {
+unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
     let client = &buffer.client;
     let handle = buffer.take_up()?;
     let ready = (|| -> Outcome<bool> {
-        if buffer.state().storage.dense_address().is_none() {
-            return Ok(false);
-        }
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
         let ready = unsafe {
             let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
@@ -92,7 +88,7 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Ar
 /// As [`copy_by_us`].
 unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
-    if unsafe { !is_at_rest(buffer)? } {
+    if buffer.state().storage.dense_address().is_none() || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
     // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
@@ -105,7 +101,8 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
     unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
-/// Has a GPU copy bytes when they are there.
+/// Has a GPU copy bytes that are there. One that a program still writes is the engine's to copy: our stream waits for nothing
+/// of the engine's, so that arrays from the host are not held up, and moves, which wait for our stream, wait for no program.
 ///
 /// # Errors
 /// As [`copy_by_us`].
@@ -113,26 +110,19 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
 /// # Safety
 /// As [`copy_by_us`].
 unsafe fn copy_on_stream(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
-    if buffer.state().storage.address().is_none() {
+    // SAFETY: the caller's promise.
+    if buffer.state().storage.address().is_none() || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
-    let client = &buffer.client;
-    let arrival = Arrival::new(client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let arrival = Arrival::new(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     let carrier = arrival.carrier();
-    let handle = buffer.take_up()?;
-    let from = buffer.state().storage.address();
-    // SAFETY: both are alive; the source stays where it is while it is taken up.
-    let ordered = from.map(|from| unsafe { wait_on_stream(carrier.stream(), handle) }.map(|()| from));
-    let from = match ordered {
-        Some(Ok(from)) => Address::new(from as u64),
-        // It holds an error, which the engine's copy carries to whoever reads it; or it went to a program meanwhile.
-        Some(Err(_)) | None => {
-            buffer.land();
-            return Ok(None);
-        }
+    buffer.take_up()?;
+    let Some(from) = buffer.state().storage.address() else {
+        buffer.land();
+        return Ok(None);
     };
-    let bytes = Bytes::new(buffer.shape.size as u64);
-    // SAFETY: the client is alive; the stream waits for the source's bytes, and the source is in use until the copy is there.
+    let (from, bytes) = (Address::new(from as u64), Bytes::new(buffer.shape.size as u64));
+    // SAFETY: the client is alive; the source's bytes are there, and it is in use until the copy is there.
     let copy = unsafe { arrival.fill(&[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
     // SAFETY: the client is alive.
     unsafe { hold_writers_back(buffer, device, carrier) };

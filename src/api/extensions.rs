@@ -259,20 +259,6 @@ pub unsafe fn stream_of(device: *mut sys::PJRT_Device) -> Outcome<isize> {
     Ok(unsafe { call(originals.engine, originals.stream.get_stream, args)? }.stream)
 }
 
-/// Lets what is put on `stream` from here on wait until the engine's `buffer` is ready.
-///
-/// # Errors
-/// The engine's; UNIMPLEMENTED for one without streams.
-///
-/// # Safety
-/// Both must be alive, on one device.
-pub unsafe fn wait_on_stream(stream: isize, buffer: *mut sys::PJRT_Buffer) -> Outcome {
-    let originals = originals()?;
-    let args = sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args { stream, buffer, ..Default::default() };
-    // SAFETY: the caller's promise.
-    unsafe { call(originals.engine, originals.stream.wait_stream, args) }.map(drop)
-}
-
 /// Registers a type of user data with the engine, through its own function.
 ///
 /// # Errors

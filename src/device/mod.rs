@@ -82,8 +82,7 @@ pub trait Carrier: Mover {
     /// As [`Self::upload`].
     ///
     /// # Safety
-    /// Nobody writes the source, or reads or writes the destination, until the copy is there; the source's bytes are there, or
-    /// [`Self::stream`] was made to wait for them.
+    /// The source's bytes are there; nobody writes them, or reads or writes the destination, until the copy is there.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
     /// Sees to it that there is memory behind `bytes` from `from` on, after some of it was given back with
@@ -107,9 +106,6 @@ pub trait Carrier: Mover {
 
     /// Waits until all that was uploaded and copied so far is there, or never will be. For when something failed.
     fn finish(&self);
-
-    /// The stream that copies run on, for the engine to make wait; zero where there is none.
-    fn stream(&self) -> isize;
 }
 
 /// Memory that the engine takes for itself on a device, beside the arena: its programs' scratch.

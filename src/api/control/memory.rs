@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::{
+        admission::Shared,
         compaction,
         device_memory::DeviceMemory,
         state::{self, Client},
@@ -100,7 +101,9 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
             Bytes::ZERO
         })
     });
-    returned(memory.name(), whole + pages, regions, start)
+    // What the engine's pool keeps for the next program, where that lies in the same memory.
+    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, Shared::shrink);
+    returned(memory.name(), whole + pages + scratch, regions, start)
 }
 
 fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value {

@@ -299,10 +299,6 @@ impl Carrier for CudaBacking {
             log::error!("GPU {}: {error}", self.device.ordinal());
         }
     }
-
-    fn stream(&self) -> isize {
-        self.device.stream_handle()
-    }
 }
 
 impl CudaBacking {

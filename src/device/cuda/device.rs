@@ -125,7 +125,7 @@ impl CudaDevice {
         Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
     }
 
-    /// The stream that copies run on, as a number: what an engine is told to let wait.
+    /// The stream that copies run on, as a number: other streams can wait for it, and it for them.
     pub fn stream_handle(&self) -> isize {
         self.stream.handle().expose_provenance() as isize
     }

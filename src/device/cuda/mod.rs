@@ -17,10 +17,9 @@
 //! A call of ours makes that context current and puts back what was there (`context`), because the engine ends the process if it
 //! finds a thread in a context that it does not know.
 //!
-//! Nothing here knows the engine. What it still does with memory is the caller's to order: [`Carrier::stream`] is the stream
-//! that the engine is to be made to wait on before a copy, and [`Carrier::order`] makes a stream of the engine wait for all copies.
+//! Nothing here knows the engine. What it still does with memory the caller waits for, as seen from the host, before it says a word
+//! here: our stream waits for nothing of the engine's. [`Carrier::order`] makes a stream of the engine wait for all copies.
 //!
-//! [`Carrier::stream`]: super::Carrier::stream
 //! [`Carrier::order`]: super::Carrier::order
 
 mod backing;

@@ -97,8 +97,4 @@ impl Carrier for PinnedBacking {
     }
 
     fn finish(&self) {}
-
-    fn stream(&self) -> isize {
-        0
-    }
 }

@@ -35,8 +35,4 @@ impl Carrier for HostBacking {
     }
 
     fn finish(&self) {}
-
-    fn stream(&self) -> isize {
-        0
-    }
 }

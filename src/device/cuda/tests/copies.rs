@@ -197,7 +197,7 @@ fn a_stream_of_the_engine_that_is_not_ordered_is_found_out() {
         let _current = rig.gpu.context().enter().expect("a context");
         assert_eq!(cu!(cuEventCreate(&raw mut event => *mut usize, 2 => u32)), 0);
         assert_eq!(cu!(cuEventRecord(event => usize, stream => usize)), 0);
-        assert_eq!(cu!(cuStreamWaitEvent(backing.stream() => isize, event => usize, 0 => u32)), 0);
+        assert_eq!(cu!(cuStreamWaitEvent(backing.device().stream_handle() => isize, event => usize, 0 => u32)), 0);
     }
     upload(&backing, &pattern(100, 2), region.address).expect("an upload");
     backing.release(region).expect("a release");
@@ -315,7 +315,7 @@ fn copies_from_memory_of_the_engines_are_the_drivers_to_find() {
     let _current = rig.gpu.context().enter().expect("a context");
     assert_eq!(cu!(cuMemFree_v2(engines => u64)), 0);
     assert_eq!(
-        NonZeroUsize::new(backing.stream() as usize).map(NonZeroUsize::get),
+        NonZeroUsize::new(backing.device().stream_handle() as usize).map(NonZeroUsize::get),
         Some(rig.gpu.stream_handle() as usize)
     );
 }
