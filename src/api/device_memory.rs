@@ -26,6 +26,8 @@ pub struct DeviceMemory {
     arena: Arena,
     /// The device behind the arena: it moves bytes, and brings them there.
     pub carrier: Box<dyn Carrier>,
+    /// [`Carrier::is_host`], without the way to the carrier: each allocation asks.
+    pub on_host: bool,
     /// What the engine takes of the same memory for itself, where it does.
     pub shared: Option<Shared>,
     /// Who lies in which block.
@@ -43,7 +45,8 @@ impl DeviceMemory {
     pub fn new(arena: Arena, carrier: Box<dyn Carrier>) -> Arc<Self> {
         let keeps_time = arena.records_history();
         let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { arena, carrier, shared: None, roster: Roster::default(), padding, runs, keeps_time })
+        let on_host = carrier.is_host();
+        Arc::new(Self { arena, carrier, on_host, shared: None, roster: Roster::default(), padding, runs, keeps_time })
     }
 
     /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well.

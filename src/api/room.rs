@@ -96,6 +96,10 @@ fn take(memory: &DeviceMemory, request: Request) -> Result<Block, OutOfMemory> {
 /// The numbers.
 #[inline]
 fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
+    // Memory of the host comes by itself.
+    if memory.on_host {
+        return Ok(block);
+    }
     match memory.carrier.populate(block.address, block.size) {
         Ok(()) => Ok(block),
         Err(refusal) => {

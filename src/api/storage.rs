@@ -90,7 +90,7 @@ impl Storage {
     /// Where the array lies dense in the default layout, if it is known to and this process can read it there.
     pub fn dense_address(&self) -> Option<usize> {
         match self {
-            Self::Arena(held) => held.home().carrier.is_host().then(|| held.address()),
+            Self::Arena(held) => held.home().on_host.then(|| held.address()),
             Self::Foreign(foreign) => foreign.dense_at,
             Self::Engine(_) | Self::Gone => None,
         }
