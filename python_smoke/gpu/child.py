@@ -18,13 +18,21 @@ from gpu.sizes import SIZES
 
 
 def _right_device() -> None:
-    """Fails if JAX ran elsewhere: where it finds no GPU, it leaves "cuda" out and goes on with the other platforms."""
+    """Fails if JAX ran elsewhere: where it finds no GPU, it leaves "cuda" out and goes on with the other platforms.
+
+    And if it ran on the arena, but in the engine's memory: figures of that would be the engine's.
+    """
     import jax
 
     device = jax.devices()[0]
     platform = "gpu" if os.environ[PLATFORM_VARIABLE] == "cuda" else os.environ[PLATFORM_VARIABLE]
     if device.platform != platform:
         raise RuntimeError(f"JAX ran on {device}, and was to run on a {platform}")
+    if os.environ["JAX_PLATFORMS"].startswith("arena"):
+        from jax_plugins import arena
+
+        if "pool_bytes" not in arena.counters()["devices"][0]:
+            raise RuntimeError("the memory stays with the engine; the arena's warning on standard error says why")
 
 
 def main(what: str, values: str, target: str) -> int:
