@@ -140,10 +140,12 @@ print(json.dumps([scratch, reserved, error[:30], taken_back, refused, survived, 
 """
     )
     scratch, reserved, error, taken_back, refused, survived, finite, again = answer
-    assert scratch >= 48 << 20 and scratch <= reserved <= scratch + (16 << 20)
+    # A 64th of the limit is granted beside it.
+    beside = 6 << 20
+    assert scratch >= 48 << 20 and scratch - beside <= reserved <= scratch + (16 << 20)
     assert error.startswith("RESOURCE_EXHAUSTED: Out of") and taken_back < 16 << 20
     assert refused.startswith("RESOURCE_EXHAUSTED: Error loading program 'jit_program', which takes ")
-    assert "programs' scratch" in refused and survived and finite and again >= scratch
+    assert "programs' scratch" in refused and survived and finite and again >= scratch - beside
 
 
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():

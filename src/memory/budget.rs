@@ -12,6 +12,9 @@
 //! way into the engine. What was granted stays granted: the engine's pool keeps the memory for the next program, which finds
 //! scratch where the last one had it.
 //!
+//! A little is granted from the start, beside the limit ([`Budget::new`]): most programs take a few bytes, and they must run when
+//! arrays hold all there is.
+//!
 //! Entering is two atomic operations. Everything else is rare, and locked.
 
 use std::{
@@ -28,8 +31,10 @@ use crate::{sync::Mutex, units::Bytes};
 #[derive(Debug)]
 pub struct Budget {
     limit: Bytes,
+    /// What is granted beside the limit, for good.
+    free: Bytes,
     books: Mutex<Books>,
-    /// What is granted, to be looked at without the lock; zero while it is being taken back.
+    /// What is granted, to be looked at without the lock; only what is free while the rest is being taken back.
     open: AtomicU64,
     /// Executions that look, or have looked and are not yet through.
     entering: AtomicUsize,
@@ -92,9 +97,11 @@ impl Drop for Charge {
 }
 
 impl Budget {
-    /// A budget of `limit`, of which nothing is taken.
+    /// A budget of `limit`, of which nothing is taken. A 64th of it, at most 32 MiB, is granted beside it.
     pub fn new(limit: Bytes) -> Self {
-        Self { limit, books: Mutex::new(Books::default()), open: AtomicU64::new(0), entering: AtomicUsize::new(0) }
+        let free = Bytes::new(limit.get() / 64).min(Bytes::mib(32));
+        let (books, open) = (Mutex::new(Books::default()), AtomicU64::new(free.get()));
+        Self { limit, free, books, open, entering: AtomicUsize::new(0) }
     }
 
     /// The limit.
@@ -102,7 +109,7 @@ impl Budget {
         self.limit
     }
 
-    /// What the arena holds, and what is granted.
+    /// What the arena holds, and what is granted of the limit.
     pub fn taken(&self) -> (Bytes, Bytes) {
         let books = self.books.lock();
         (books.held, books.granted)
@@ -130,10 +137,10 @@ impl Budget {
     /// The numbers, if that passes the limit.
     pub fn grant(&self, bytes: Bytes) -> Result<(), Over> {
         let mut books = self.books.lock();
-        let more = bytes.saturating_sub(books.granted);
+        let more = bytes.saturating_sub(self.free).saturating_sub(books.granted);
         if !more.is_zero() {
             books.granted = self.fits(more, books.granted, books.held, &books)?;
-            self.open.store(books.granted.get(), Ordering::SeqCst);
+            self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
         }
         Ok(())
     }
@@ -167,12 +174,12 @@ impl Budget {
     /// can; returns how much. Nothing while an execution is entering. The lock is held while `trim` runs.
     pub fn shrink(&self, trim: impl FnOnce() -> Bytes) -> Bytes {
         let mut books = self.books.lock();
-        self.open.store(0, Ordering::SeqCst);
+        self.open.store(self.free.get(), Ordering::SeqCst);
         let before = books.granted;
-        if self.entering.load(Ordering::SeqCst) == 0 {
-            books.granted = trim().min(before);
+        if !before.is_zero() && self.entering.load(Ordering::SeqCst) == 0 {
+            books.granted = trim().saturating_sub(self.free).min(before);
         }
-        self.open.store(books.granted.get(), Ordering::SeqCst);
+        self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
         before - books.granted
     }
 }
@@ -187,7 +194,7 @@ mod tests {
 
     #[test]
     fn both_share_one_limit() {
-        let budget = Arc::new(Budget::new(mib(100)));
+        let budget = Arc::new(Budget { free: Bytes::ZERO, ..Budget::new(mib(100)) });
         let (fifty, ten) = (budget.take(mib(50)).unwrap(), budget.take(mib(10)).unwrap());
         budget.grant(mib(40)).unwrap();
         let over = budget.take(mib(1)).unwrap_err();
@@ -209,8 +216,28 @@ mod tests {
     }
 
     #[test]
+    fn a_little_is_granted_when_arrays_hold_all() {
+        let budget = Arc::new(Budget::new(mib(640)));
+        let all = budget.take(mib(640)).unwrap();
+        assert!(budget.enter(mib(10)).is_some());
+        assert!(budget.enter(mib(10) + Bytes::new(1)).is_none());
+        assert_eq!(budget.grant(mib(10)), Ok(()));
+        assert_eq!(budget.grant(mib(11)).unwrap_err().missing, mib(1));
+        assert_eq!(budget.shrink(|| panic!("nothing of the limit is granted")), Bytes::ZERO);
+        drop(all);
+        budget.grant(mib(30)).unwrap();
+        assert_eq!(budget.taken().1, mib(20));
+        assert!(budget.enter(mib(30)).is_some());
+        // The pool gives all back but what programs under way use.
+        assert_eq!(budget.shrink(|| mib(15)), mib(15));
+        assert_eq!(budget.taken().1, mib(5));
+        assert!(budget.enter(mib(15)).is_some() && budget.enter(mib(16)).is_none());
+    }
+
+    #[test]
     fn a_grant_is_not_taken_back_under_an_execution() {
-        let budget = Arc::new(Budget::new(mib(100)));
+        let nothing_free = Budget { free: Bytes::ZERO, open: AtomicU64::new(0), ..Budget::new(mib(100)) };
+        let budget = Arc::new(nothing_free);
         budget.grant(mib(30)).unwrap();
         assert!(budget.enter(mib(31)).is_none());
         let entered = budget.enter(mib(30)).unwrap();
