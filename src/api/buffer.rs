@@ -19,7 +19,7 @@ use std::{ptr, sync::Arc};
 use parking_lot::MutexGuard;
 
 use super::{
-    custody::{Custody, Life, State},
+    custody::{Custody, Life, State, Writing},
     device_memory::Held,
     entry::{Outcome, required},
     shape::Shape,
@@ -177,8 +177,15 @@ impl Buffer {
     }
 
     /// Makes a spare's buffer that of the next result in the same block, over the engine's `handle`, which the buffer destroys.
-    pub fn revive(&self, handle: *mut sys::PJRT_Buffer, held: Held) {
-        self.state().revive(Body::new(handle, Storage::Arena(held)));
+    pub fn revive(&self, handle: *mut sys::PJRT_Buffer, held: Held, writing: Writing) {
+        let mut state = self.state();
+        state.revive(Body::new(handle, Storage::Arena(held)));
+        state.is_result_of(writing);
+    }
+
+    /// Says how far the run is that writes the bytes; a use that begins here ends with the flight.
+    pub fn is_result_of(&self, writing: Writing) {
+        self.state().is_result_of(writing);
     }
 
     /// Says on the roster whose block it is; from then on a buffer whose contents are good may move.

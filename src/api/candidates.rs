@@ -95,7 +95,7 @@ pub unsafe fn consumed_stand_ins(
     stand_ins: &mut Vec<StandIn>,
     candidates: &mut SmallVec<[Candidate; 8]>,
     consumed: &mut Consumed,
-    leftovers: &mut SmallVec<[Held; 2]>,
+    leftovers: &mut Vec<Held>,
 ) {
     if stand_ins.is_empty() {
         return;

@@ -65,6 +65,17 @@ impl Stay {
     }
 }
 
+/// How far the run is that writes the bytes of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writing {
+    /// It uses them, and does so until the flight lands.
+    UnderWay,
+    /// It is done and went well.
+    Done,
+    /// It is done and left an error.
+    Failed,
+}
+
 /// What is known about the bytes, and `body`, which says where they are.
 pub struct State<T> {
     life: Life,
@@ -110,6 +121,15 @@ impl<T> State<T> {
     pub fn revive(&mut self, body: T) {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         (self.life, self.whole, self.body) = (Life::Live, false, body);
+    }
+
+    /// The bytes are those of a run's result.
+    pub fn is_result_of(&mut self, writing: Writing) {
+        match writing {
+            Writing::UnderWay => self.begin_use(),
+            Writing::Done => self.mark_whole(),
+            Writing::Failed => {}
+        }
     }
 
     /// A program took the bytes over.

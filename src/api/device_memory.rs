@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc, LazyLock, Weak,
+        Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -69,7 +69,7 @@ impl DeviceMemory {
     /// Numbers one run of a program. Without a lock: it is part of each execution.
     pub fn begin_run(&self) -> Run {
         let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Run { step, at: if self.keeps_time { about_now() } else { Moment::UNKNOWN } }
+        Run { step, at: if self.keeps_time { Moment::about_now() } else { Moment::UNKNOWN } }
     }
 
     /// Puts into `blocks` what their buffers know better than the arena: who made them last, without asking it for room,
@@ -95,25 +95,6 @@ impl Deref for DeviceMemory {
     fn deref(&self) -> &Arena {
         &self.arena
     }
-}
-
-/// Now, or up to one tick of the kernel (1 to 4 ms) earlier, for 3 ns where [`Moment::now`] takes 20: what an execution can
-/// bear.
-fn about_now() -> Moment {
-    fn clock(id: libc::clockid_t) -> u64 {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the struct is ours to write to. The call fails only for a clock that the kernel does not have, and
-        // leaves zero then.
-        unsafe { libc::clock_gettime(id, &raw mut time) };
-        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
-    }
-    // Both clocks run at one rate, and `Moment` counts by the first of them.
-    static BEGAN: LazyLock<u64> = LazyLock::new(|| {
-        let now = clock(libc::CLOCK_MONOTONIC);
-        now.saturating_sub(Moment::now().nanos().unwrap_or(0))
-    });
-    let began = *BEGAN;
-    Moment::from_nanos(clock(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(began).max(1))
 }
 
 /// The buffers by their block's number. A place keeps the last buffer that had it, which may be gone: entering costs

@@ -16,7 +16,7 @@
 use std::{
     mem::{MaybeUninit, size_of},
     ptr,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
@@ -26,14 +26,15 @@ use super::{
     callbacks::{self, CallbackRun, Inside},
     candidates::{Candidate, consumed_arguments, consumed_stand_ins},
     context::Context,
-    counters::Miss,
+    custody::Writing,
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
     lane::{Lane, abandon, large_result},
-    loaded::{Home, Loaded, Origin, Origins, Program},
-    nested, plugin, stand_in,
+    loaded::{Loaded, Origin},
+    nested, plugin,
+    results::results,
+    stand_in,
     state::{self, Device},
-    storage::Storage,
 };
 use crate::{
     config::EngineKind,
@@ -44,9 +45,6 @@ use crate::{
     error::Error,
     sys::{self, CStruct},
 };
-
-/// How often a program whose placement is known is compared all the same.
-const VERIFY_EVERY: u64 = 64;
 
 type Handles = SmallVec<[*mut sys::PJRT_Buffer; 16]>;
 
@@ -262,7 +260,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 let candidate = Candidate::new(Origin::Destination(number), destination.held);
                 candidates.push(Candidate { shell: destination.shell, ..candidate });
             }
-            let mut leftovers = SmallVec::new();
+            let mut leftovers = Vec::new();
             // SAFETY: the handles are alive.
             unsafe {
                 let (arguments, handles) = (&passengers.seats[seats.clone()], &handles[index * width..]);
@@ -272,10 +270,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 let stand_ins = &mut lane.stand_ins;
                 consumed_stand_ins(&loaded, arguments, stand_ins, &mut candidates, &mut consumed, &mut leftovers);
             }
+            let writing = match &event {
+                Some(event) if !event.is_ready() => Writing::UnderWay,
+                Some(event) if event.wait().is_err() => Writing::Failed,
+                _ => Writing::Done,
+            };
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
-            let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
+            let results = unsafe { results(&loaded, lane, outputs, &mut candidates, writing)? };
             match &event {
-                Some(event) if !event.is_ready() => {
+                Some(event) if writing == Writing::UnderWay => {
                     // SAFETY: the caller's context is alive during the call.
                     let context = unsafe { handle.and_then(|_| Context::share(given)) };
                     let mut cargo = Cargo { consumed, context, scratch: lane.scratch.take(), ..Cargo::default() };
@@ -283,20 +286,14 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));
                     }
-                    for result in &results {
-                        result.take_up()?;
-                        cargo.results.push(Arc::clone(result));
-                    }
+                    cargo.results.extend(results.iter().map(Arc::clone));
                     cargo.leftovers = leftovers;
                     cargo.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.held));
                     // SAFETY: as above.
                     let ready = unsafe { large_result(&loaded, outputs) };
                     client.traffic.launch(event, ready, cargo);
                 }
-                done => {
-                    if done.as_ref().is_none_or(|event| event.wait().is_ok()) {
-                        results.iter().for_each(|result| result.mark_whole());
-                    }
+                _ => {
                     for view in consumed {
                         // SAFETY: the program is done, so this does not block; nobody else knows the view.
                         unsafe { views::destroy(engine, view.0) };
@@ -321,135 +318,6 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Option<&Device> {
     let handle = if asked_for.is_null() { loaded.devices.get(index)?.0 } else { asked_for };
     loaded.client.device(handle)
-}
-
-/// Wraps the outputs: each takes the candidate whose memory it lies in; one without is memory of the engine.
-///
-/// Which one that is, the first run of a program learns by comparing addresses. The CPU engine decides it when it
-/// compiles, so later runs in which the same arguments were consumed take it as known; one in [`VERIFY_EVERY`] compares
-/// again, and a program that ever differs is compared each time from then on (trap T39).
-///
-/// # Errors
-/// The engine's, if it cannot say what a buffer of its own is.
-///
-/// # Safety
-/// The outputs must be live buffers of the engine that nobody else destroys.
-unsafe fn results(
-    loaded: &Loaded,
-    lane: &Lane<'_>,
-    outputs: &[*mut sys::PJRT_Buffer],
-    candidates: &mut [Candidate],
-) -> Outcome<SmallVec<[Arc<Buffer>; 4]>> {
-    let client = &loaded.client;
-    let program = &*loaded.program;
-    // An argument in memory of the engine or of an outsider has no block to give, so such a run says nothing about others.
-    let all_ours = candidates.iter().all(|candidate| candidate.held.is_some());
-    let known = program.origins.get().filter(|origins| {
-        let runs = program.executions.runs.load(Ordering::Relaxed);
-        all_ours
-            && !runs.is_multiple_of(VERIFY_EVERY)
-            && !program.differs.load(Ordering::Relaxed)
-            && origins.consumed.iter().eq(candidates.iter().map(|candidate| &candidate.origin))
-    });
-    let mut learned = Vec::new();
-    let mut wrapped = SmallVec::with_capacity(outputs.len());
-    // Where the search begins: results and candidates mostly come in the same order.
-    let mut next = 0;
-    for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
-        let at = match known {
-            Some(origins) => origins.results[index],
-            None if is_elsewhere(program.plan.homes.get(index), candidates) => None,
-            // SAFETY: the output is alive.
-            None => unsafe { find(loaded, output, candidates, &mut next) },
-        };
-        if known.is_none() {
-            learned.push(at);
-        }
-        let held = at.and_then(|at| candidates[at].held.take());
-        if held.is_none() {
-            count_miss(program, index, candidates);
-        }
-        wrapped.push(match (held, lane.device) {
-            (Some(mut held), Some(device)) => {
-                let candidate = &mut candidates[at.unwrap_or(0)];
-                let run = matches!(candidate.origin, Origin::Argument(_)).then_some(lane.run);
-                held.made_by(program.origin_ids[index], run);
-                // Another result may lie there than before, if the engine changed its mind.
-                if let Some(shell) = candidate.shell.take().filter(|shell| Arc::ptr_eq(&shell.shape, shape)) {
-                    shell.revive(output, held);
-                    shell
-                } else {
-                    let nest = match candidate.origin {
-                        Origin::Destination(number) => loaded.nest(lane.index, number),
-                        Origin::Argument(_) => None,
-                    };
-                    let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                    Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
-                }
-            }
-            // SAFETY: the output is alive and ours.
-            _ => unsafe { Buffer::adopt(client, output)? },
-        });
-    }
-    if known.is_none() && all_ours && plugin::kind() == Some(EngineKind::Cpu) {
-        let consumed: Vec<Origin> = candidates.iter().map(|candidate| candidate.origin).collect();
-        let now = Origins { consumed, results: learned };
-        let before = program.origins.get_or_init(|| now.clone());
-        if before.consumed == now.consumed && before.results != now.results {
-            log::warn!(
-                "program '{}' placed its results in {:?} of {:?}, before in {:?}; it is watched from now on",
-                program.name,
-                now.results,
-                now.consumed,
-                before.results
-            );
-            program.differs.store(true, Ordering::Relaxed);
-        }
-    }
-    Ok(wrapped)
-}
-
-/// Counts a result that lies elsewhere than planned.
-fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
-    match program.plan.homes.get(result) {
-        Some(Home::Destination(_)) => program.executions.miss(Miss::Destination),
-        Some(&Home::Argument(argument))
-            if !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument)) =>
-        {
-            program.executions.miss(Miss::Argument);
-        }
-        _ => {}
-    }
-}
-
-/// Whether a result lies in the memory of an argument that gave no block. It is not asked for its address: the bytes of
-/// an asynchronous transfer have none before they are sent, and the engine would wait for them.
-fn is_elsewhere(home: Option<&Home>, candidates: &[Candidate]) -> bool {
-    let Some(&Home::Argument(argument)) = home else { return false };
-    !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument) && candidate.held.is_some())
-}
-
-/// The candidate that `output` lies in.
-///
-/// # Safety
-/// `output` must be a live buffer of the engine.
-unsafe fn find(
-    loaded: &Loaded,
-    output: *mut sys::PJRT_Buffer,
-    candidates: &[Candidate],
-    next: &mut usize,
-) -> Option<usize> {
-    let count = candidates.len();
-    if count == 0 {
-        return None;
-    }
-    // SAFETY: the caller's promise. An output without memory (a token) has no address.
-    let address = unsafe { views::address(loaded.client.engine, output) }.unwrap_or(0);
-    let at = (0..count)
-        .map(|step| (*next + step) % count)
-        .find(|&at| candidates[at].address == address && candidates[at].held.is_some())?;
-    *next = (at + 1) % count;
-    Some(at)
 }
 
 /// One more share of a caller's argument.

@@ -54,7 +54,7 @@ pub struct Cargo {
     /// Buffers that the flight writes, taken up as well.
     pub results: SmallVec<[Arc<Buffer>; 2]>,
     /// Blocks that no buffer took, but that the engine may still use.
-    pub leftovers: SmallVec<[Held; 2]>,
+    pub leftovers: Vec<Held>,
     /// What the arena keeps for its scratch.
     pub scratch: Option<Scratch>,
     /// Handles to destroy.
@@ -192,6 +192,8 @@ pub struct Traffic {
     flights: Mutex<VecDeque<Arc<Flight>>>,
     /// Buffers whose handle the engine consumed and whose owner is gone.
     orphans: Mutex<Vec<Arc<Buffer>>>,
+    /// How many orphans there are: mostly none, which is seen without the lock.
+    orphaned: AtomicUsize,
     /// Flights and orphans.
     count: AtomicUsize,
     bell: Arc<Bell>,
@@ -216,7 +218,9 @@ impl Traffic {
     /// Keeps a buffer whose handle cannot be destroyed yet.
     pub fn adopt_orphan(&self, buffer: Arc<Buffer>) {
         self.count.fetch_add(1, Ordering::Release);
-        self.orphans.lock().push(buffer);
+        let mut orphans = self.orphans.lock();
+        orphans.push(buffer);
+        self.orphaned.store(orphans.len(), Ordering::Release);
     }
 
     /// Lands what is done at the head of the queue: executions of a device end in order. One load if nothing is under
@@ -324,6 +328,7 @@ impl Traffic {
             }
         }
         let orphans = mem::take(&mut *self.orphans.lock());
+        self.orphaned.store(0, Ordering::Release);
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
         self.count.fetch_sub(flights.len() + orphans.len(), Ordering::Release);
     }
@@ -387,9 +392,24 @@ impl Traffic {
         if !landed.is_empty() {
             self.bell.end(landed.len());
         }
-        let at_rest: SmallVec<[Arc<Buffer>; 4]> =
-            self.orphans.lock().extract_if(.., |orphan| orphan.is_at_rest()).collect();
+        let done = landed.len() + self.end_orphans();
+        if done > 0 {
+            self.count.fetch_sub(done, Ordering::Release);
+        }
+    }
+
+    /// Destroys the handles of orphans that nothing uses any more; how many.
+    fn end_orphans(&self) -> usize {
+        if self.orphaned.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let at_rest: SmallVec<[Arc<Buffer>; 4]> = {
+            let mut orphans = self.orphans.lock();
+            let at_rest = orphans.extract_if(.., |orphan| orphan.is_at_rest()).collect();
+            self.orphaned.store(orphans.len(), Ordering::Release);
+            at_rest
+        };
         at_rest.iter().for_each(|orphan| orphan.destroy_handle());
-        self.count.fetch_sub(landed.len() + at_rest.len(), Ordering::Release);
+        at_rest.len()
     }
 }

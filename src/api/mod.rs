@@ -17,7 +17,7 @@
 //!  compaction.rs  the mover: carries an arena's plan out on live buffers
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  callbacks.rs   programs that call back into the host end before Execute returns
-//!  execute.rs     views in, destinations in, results out; lane.rs: what one device of it runs on
+//!  execute.rs     views in, destinations in; lane.rs: what one device of it runs on; results.rs: whose block each result took
 //!  candidates.rs  memory that a result may lie in
 //!  stand_in.rs    copies that are donated in place of arrays that only lend their memory
 //!  nested.rs      programs that host callbacks run
@@ -72,6 +72,7 @@ pub mod plugin;
 pub mod profiler;
 pub mod python;
 pub mod references;
+pub mod results;
 pub mod room;
 pub mod shape;
 pub mod snapshot;

@@ -7,10 +7,9 @@
 //!             `- a row of a table that the caller keeps: what the block is, in words
 //! ```
 
-use std::{
-    sync::LazyLock,
-    time::{Instant, SystemTime},
-};
+use std::{sync::LazyLock, time::SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::units::Bytes;
 
@@ -83,11 +82,21 @@ impl Maker {
 }
 
 struct Epoch {
-    clock: Instant,
+    /// What the monotonic clock showed.
+    nanos: u64,
     wall: SystemTime,
 }
 
-static EPOCH: LazyLock<Epoch> = LazyLock::new(|| Epoch { clock: Instant::now(), wall: SystemTime::now() });
+static EPOCH: LazyLock<Epoch> = LazyLock::new(|| Epoch { nanos: read(ClockId::Monotonic), wall: SystemTime::now() });
+
+/// Nanoseconds on `clock`. [`std::time::Instant`] reads the same one, but takes half as long again to tell how long ago
+/// something was.
+#[inline]
+fn read(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    // Both count from the machine's start, so neither is negative; 2^64 nanoseconds are 584 years.
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
 
 /// When all moments are counted from: the first look at the clock in this process.
 pub fn began() -> SystemTime {
@@ -106,9 +115,21 @@ impl Moment {
     /// Now, to the nanosecond. It costs 20 ns.
     #[inline]
     pub fn now() -> Self {
-        let began = EPOCH.clock;
-        // 2^64 nanoseconds are 584 years.
-        Self((Instant::now().saturating_duration_since(began).as_nanos() as u64).max(1))
+        Self::on(ClockId::Monotonic)
+    }
+
+    /// Now, or up to one tick of the kernel (1 to 4 ms) earlier, for 3 ns where [`Self::now`] takes 20: what each execution
+    /// can bear.
+    #[inline]
+    pub fn about_now() -> Self {
+        Self::on(ClockId::MonotonicCoarse)
+    }
+
+    /// Both clocks run at one rate.
+    #[inline]
+    fn on(clock: ClockId) -> Self {
+        let began = EPOCH.nanos;
+        Self(read(clock).saturating_sub(began).max(1))
     }
 
     /// Nanoseconds since [`began`]; `None` if unknown.

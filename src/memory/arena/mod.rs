@@ -39,7 +39,7 @@ use self::{
 use super::{
     Backing, OutOfMemory, Region, Stats, Strategy, give_back,
     history::{EventKind, History},
-    maker::{Maker, PinReason, Request},
+    maker::{Maker, Moment, PinReason, Request},
     space::{MIN_GRANULE, Tenure},
     strategy::{Growing, Placed, Placement, Platform, Preallocate, Shortage},
     table::{BlockId, Record, Table},
@@ -472,13 +472,13 @@ impl State {
             placed => placed?,
         };
         self.counters.slack += placed.held - size;
-        let id = self.enter(request, placed, backing);
+        let id = self.enter(request, placed, None, backing);
         Ok(Block { id, address: placed.address, size })
     }
 
-    /// Puts a block that has a place into the books, but for its slack.
+    /// Puts a block that has a place into the books, but for its slack. It came `at` that moment; `None` is now.
     #[inline(always)]
-    fn enter(&mut self, request: Request, placed: Placed, backing: &Watched) -> BlockId {
+    fn enter(&mut self, request: Request, placed: Placed, at: Option<Moment>, backing: &Watched) -> BlockId {
         let size = request.size;
         let id = self.table.insert(request.record(placed.address, placed.place));
         let counters = &mut self.counters;
@@ -490,7 +490,7 @@ impl State {
         counters.peak_pool = counters.peak_pool.max(self.placement.pool());
         counters.largest_alloc = counters.largest_alloc.max(size);
         if self.history.is_on() {
-            self.note_allocation(id, placed.held, backing);
+            self.note_allocation(id, placed.held, at, backing);
         }
         if self.scopes.exceeded(self.counters.in_use) {
             self.scopes.raise(self.counters.in_use, self.history.sequence());

@@ -222,10 +222,10 @@ impl State {
         Some(Region { address: space.address(span), bytes: space.size(span) })
     }
 
-    /// Notes that `id` came just now.
+    /// Notes that `id` came, `at` that moment or now.
     #[inline(never)]
-    pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, backing: &Watched) {
-        let at = Moment::now();
+    pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, at: Option<Moment>, backing: &Watched) {
+        let at = at.unwrap_or_else(Moment::now);
         let calls = backing.calls.load(Ordering::Relaxed);
         if calls != self.device_calls {
             self.device_calls = calls;
@@ -241,9 +241,9 @@ impl State {
         self.history.note(at, Note { other, ..of_block(EventKind::Allocate, id, &record, held) });
     }
 
-    /// Notes that `id` went just now, and perhaps its region with it.
+    /// Notes that `id` went, and perhaps its region with it; when, which is now.
     #[inline(never)]
-    pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) {
+    pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) -> Moment {
         let at = Moment::now();
         let other = record.maker.run.at.raw();
         self.history.note(at, Note { other, ..of_block(EventKind::Free, id, record, held) });
@@ -252,6 +252,7 @@ impl State {
         } else if region_goes {
             self.history.see_regions(at, self.placement.regions());
         }
+        at
     }
 
     /// Notes something else about a block, whose record is as it was before.

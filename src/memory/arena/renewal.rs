@@ -43,13 +43,12 @@ impl State {
     fn renew(&mut self, id: BlockId, record: &Record, maker: Maker, backing: &super::Watched) -> BlockId {
         let Record { requested: size, address, place, .. } = *record;
         let held = self.placement.held(place);
-        if self.history.is_on() {
-            self.note_free(id, record, held, false);
-        }
+        // One reading of the clock for both: they are one event.
+        let at = self.history.is_on().then(|| self.note_free(id, record, held, false));
         self.table.remove(id);
         self.placement.renew(place);
         self.counters.pending -= size;
         self.counters.pending_blocks -= 1;
-        self.enter(Request { size, maker }, Placed { place, address, held }, backing)
+        self.enter(Request { size, maker }, Placed { place, address, held }, at, backing)
     }
 }
