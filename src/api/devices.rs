@@ -242,7 +242,7 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
         let memory = match settings.strategy.value {
             Strategy::Platform => CudaBacking::with_driver_allocations(Arc::clone(&device)),
             Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => {
-                CudaBacking::new(Arc::clone(&device)).map_err(failed)?
+                CudaBacking::new(Arc::clone(&device), limit).map_err(failed)?
             }
         };
         let memory = memory.bound_by(&budget).map_err(failed)?;
