@@ -20,10 +20,10 @@ use super::{
     state::{Client, Device},
 };
 use crate::{
-    config::{Compact, HugePages, Outcome as Decided, Settings, strategy_name},
+    config::{Compact, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
     device::{
-        Carrier,
-        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool},
+        Carrier, ScratchPool,
+        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer},
         host,
     },
     engine::{
@@ -36,21 +36,75 @@ use crate::{
     units::Bytes,
 };
 
-/// What the settings are held against before the engine starts its threads: the memory that a device can have at most.
+/// What the settings are held against before the engine starts its threads: the memory that a device can have at most. Returns
+/// the share of each GPU's memory that the engine has to keep for itself, where it cannot have a pool.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a limit that no device can have.
-pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<()> {
-    let capacity = if platform_is_cuda {
-        // Without an answer the engine says why there is no GPU.
-        let driver = cuda::probe_library(settings.cuda_driver.value.as_str());
-        let most = driver.ok().and_then(|driver| driver.gpus.iter().map(|gpu| gpu.memory).max());
-        let Some(most) = most else { return Ok(()) };
-        most
-    } else {
-        host::capacity()?
-    };
-    settings.limit.resolve(capacity.get(), NonZeroU32::MIN).map(drop)
+/// INVALID_ARGUMENT for a limit that no device can have, or a share of it that leaves nothing.
+pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<Option<f32>> {
+    if !platform_is_cuda {
+        settings.limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
+        return Ok(None);
+    }
+    // Without an answer the engine says why there is no GPU.
+    let Ok(offer) = cuda::probe_library(settings.cuda_driver.value.as_str()) else { return Ok(None) };
+    let Some(most) = offer.gpus.iter().map(|gpu| gpu.memory).max() else { return Ok(None) };
+    settings.limit.resolve(most.get(), NonZeroU32::MIN)?;
+    let share = engine_share(settings, &offer)?;
+    if let Some(scratch) = scratch_of_gpus(settings)? {
+        log::warn!("{scratch}");
+    }
+    Ok(share)
+}
+
+/// The share of each GPU's memory that holds what the settings give to programs' scratch, in the precision that the engine takes
+/// it in; `None` where all GPUs that are used have pools.
+///
+/// # Errors
+/// As [`check`].
+fn engine_share(settings: &Settings, offer: &Offer) -> Result<Option<f32>> {
+    let gpus = used(settings, offer);
+    if gpus.iter().all(|gpu| gpu.pools) {
+        return Ok(None);
+    }
+    // One number for all of them: the least share.
+    let mut least = 1.0_f64;
+    for gpu in gpus {
+        let (limit, _) = gpu_limit(settings, gpu.memory)?;
+        least = least.min(GpuScratch::of(&settings.gpu_scratch, limit)?.get() as f64 / gpu.memory.get() as f64);
+    }
+    let share = least as f32;
+    Ok(Some(if f64::from(share) > least { share.next_down() } else { share }))
+}
+
+/// The GPUs that the engine will use.
+fn used<'a>(settings: &Settings, offer: &'a Offer) -> Vec<&'a Gpu> {
+    let visible = settings.visible_devices();
+    let is_used = |gpu: &&Gpu| visible.is_none_or(|visible| visible.contains(&i64::from(gpu.ordinal)));
+    offer.gpus.iter().filter(is_used).collect()
+}
+
+/// What an engine whose share is `share` takes of a GPU (XLA `gpu_helpers.cc`: `total_memory * memory_fraction`), and what of
+/// that its programs can rely on, as older ones do not round it up.
+fn taken(total: Bytes, share: f32) -> (Bytes, Bytes) {
+    let bytes = Bytes::new((total.get() as f64 * f64::from(share)) as u64);
+    (bytes.checked_round_up(GpuScratch::UNIT).unwrap_or(bytes), bytes.round_down(Bytes::new(256)))
+}
+
+/// A sentence that says what programs' scratch has for good, where a GPU has no memory pools.
+///
+/// # Errors
+/// As [`check`].
+pub fn scratch_of_gpus(settings: &Settings) -> Result<Option<String>> {
+    let Ok(offer) = cuda::probe_library(settings.cuda_driver.value.as_str()) else { return Ok(None) };
+    let Some(share) = engine_share(settings, &offer)? else { return Ok(None) };
+    let mut words = Vec::new();
+    for gpu in used(settings, &offer) {
+        let (limit, _) = gpu_limit(settings, gpu.memory)?;
+        let why = if gpu.pools { "" } else { " (no memory pools)" };
+        words.push(format!("{} of {limit} on GPU {}{why}", taken(gpu.memory, share).0, gpu.ordinal));
+    }
+    Ok(Some(format!("programs' scratch has a fixed share of the limit, which arrays never get: {}", words.join(", "))))
 }
 
 /// The memory of one device.
@@ -73,6 +127,7 @@ pub unsafe fn dress(
     engine: &'static Engine,
     handle: Raw<sys::PJRT_Client>,
     settings: Settings,
+    share: Option<f32>,
 ) -> Outcome<Arc<Client>> {
     // SAFETY: the client is alive, and with it what the getters point to.
     let (platform, version, handles) = unsafe {
@@ -104,7 +159,7 @@ pub unsafe fn dress(
             let ordinals = unsafe { ordinals(engine, handles)? };
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
             let viewable = Viewable::those(|kind| element_bytes(kind).is_some());
-            match of_gpus(&settings, &ordinals) {
+            match of_gpus(&settings, &ordinals, share) {
                 Ok(memories) => (Sight::Device, viewable, memories),
                 Err(NotOurs::Settings(error)) => return Err(error.into()),
                 Err(NotOurs::Driver(why)) => {
@@ -120,7 +175,10 @@ pub unsafe fn dress(
             (Sight::Host, Viewable::NONE, Vec::new())
         }
     };
-    let limit = memories.iter().map(|memory| memory.limit.get()).min();
+    let scratch = |memory: &Memory| memory.shared.as_ref()?.budget.share();
+    let limit_of = |memory: &Memory| (memory.limit + scratch(memory).unwrap_or(Bytes::ZERO)).get();
+    let limit = memories.iter().map(limit_of).min();
+    let scratch_bytes = memories.iter().filter_map(scratch).map(Bytes::get).min();
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(handles.len());
     for (index, (&device, &memory)) in handles.iter().zip(&own).enumerate() {
@@ -146,7 +204,7 @@ pub unsafe fn dress(
             foreign_bytes: Arc::default(),
         });
     }
-    let decided = limit.map(|limit_bytes| Decided { limit_bytes, engine: engine.path() });
+    let decided = limit.map(|limit_bytes| Decided { limit_bytes, scratch_bytes, engine: engine.path() });
     log::info!("{}", settings.summary(decided));
     let strategy = strategy_name(settings.strategy.value);
     log::debug!("{} device(s), strategy {strategy}, {} bytes each", handles.len(), limit.unwrap_or(0));
@@ -229,7 +287,9 @@ unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -
 
 /// The memory of GPUs that the engine has opened: their contexts are there, and each can reach the others' memory as far as the
 /// machine allows.
-fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs> {
+///
+/// With `share` the engine has taken so much of each of them.
+fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
     let driver = Driver::load(OsStr::new(settings.cuda_driver.value.as_str()))
         .map_err(|why| NotOurs::Driver(why.to_string()))?;
     let mut memories = Vec::with_capacity(ordinals.len());
@@ -238,7 +298,11 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
         let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
         let total = device.memory_info().map_err(failed)?.total;
         let (limit, most) = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
-        let budget = Arc::new(Budget::new(limit));
+        let (limit, fixed) = match share.map(|share| taken(total, share)) {
+            Some((taken, relied_on)) => (limit.saturating_sub(taken).round_down(Bytes::mib(1)), Some(relied_on)),
+            None => (limit, None),
+        };
+        let budget = Arc::new(fixed.map_or_else(|| Budget::new(limit), |fixed| Budget::with_share(limit, fixed)));
         let memory = match settings.strategy.value {
             Strategy::Platform => CudaBacking::with_driver_allocations(Arc::clone(&device)),
             Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => {
@@ -246,13 +310,19 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
             }
         };
         let memory = memory.bound_by(&budget).map_err(failed)?;
-        let pool = EnginePool::of(&device).map_err(failed)?;
-        if let Some(pool) = &pool {
-            // The engine has set it to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then each synchronisation would
-            // give all scratch back, and the next program would find it elsewhere.
-            pool.set_release_threshold(limit).map_err(failed)?;
-        }
-        let shared = pool.map(|pool| Shared { budget, pool: Box::new(pool), most });
+        let pool: Option<Box<dyn ScratchPool>> = match fixed {
+            Some(bytes) => Some(Box::new(FixedShare::new(&device, bytes))),
+            None => match EnginePool::of(&device).map_err(failed)? {
+                Some(pool) => {
+                    // The engine has set it to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then each synchronisation
+                    // would give all scratch back, and the next program would find it elsewhere.
+                    pool.set_release_threshold(limit).map_err(failed)?;
+                    Some(Box::new(pool))
+                }
+                None => None,
+            },
+        };
+        let shared = pool.map(|pool| Shared { budget, pool, most });
         memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared });
     }
     Ok(memories)

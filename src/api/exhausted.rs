@@ -74,11 +74,15 @@ impl Client {
         if numbers.refusal.is_some() {
             return None;
         }
-        let enough = enough(numbers.limit, size)?;
+        // The engine's fixed share grows with the limit.
+        let share = memory.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO);
+        let limit = numbers.limit + share;
+        let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
+        let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
         let (owner, capacity, devices) = match &memory.shared {
             Some(shared) => {
                 let free = shared.pool.free_on_device().ok()?;
-                ("GPU", shared.most.min(numbers.limit + free), 1)
+                ("GPU", shared.most.min(limit + free), 1)
             }
             None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
         };

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use cudarc::driver::sys::CUmemPool_attribute;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
@@ -211,7 +210,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
             return Err(Error::new(sys::PJRT_Error_Code_FAILED_PRECONDITION, "No visible GPU devices."));
         }
         let errands = start_errands()?;
-        let open = |&ordinal| Gpu::open(ordinal, |memory| options.threshold(memory), errands.clone());
+        let open = |&ordinal| Gpu::open(ordinal, &options, errands.clone());
         let gpus = ordinals.iter().map(open).collect::<Result<Vec<_>>>()?;
         let name = "cpu_device_count";
         let mut count = sys::PJRT_NamedValue {
@@ -374,11 +373,11 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
     unsafe fn run(&mut self) -> Result {
         let (client, number) = device(self.device)?;
         let gpu = &client.devices[number].gpu;
-        let pool = |which| gpu.pool_attribute(which).map(|value| value as i64);
-        self.bytes_in_use = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
-        self.peak_bytes_in_use = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
-        self.pool_bytes = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        self.peak_pool_bytes = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        let usage = gpu.usage()?;
+        self.bytes_in_use = usage.in_use as i64;
+        self.peak_bytes_in_use = usage.peak_in_use as i64;
+        self.pool_bytes = usage.reserved as i64;
+        self.peak_pool_bytes = usage.peak_reserved as i64;
         self.num_allocs = gpu.allocations.load(std::sync::atomic::Ordering::Relaxed) as i64;
         self.largest_alloc_size = gpu.largest.load(std::sync::atomic::Ordering::Relaxed) as i64;
         self.bytes_limit = client.options.limit(gpu.memory) as i64;

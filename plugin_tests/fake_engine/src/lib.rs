@@ -9,6 +9,7 @@
 //!    buffer view transfer   arrays: where their bytes are and when
 //!    execute run            launches; what a kernel does
 //!    gpu milestone memory   streams, points in them, shared memory
+//!    bfc                    a fixed share of the GPU, as XLA's allocator of that name
 //!         |                                  |
 //!  cpu: xla_cpu_pjrt.so               driver: libfake_cuda.so
 //!  compiles and computes              device memory (of the host), streams (threads), a race detector
@@ -27,6 +28,8 @@
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
 //! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
 //!
+//! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the driver's pool.
+//!
 //! What is not played: send and receive callbacks, layouts with tiles, and jobs of several processes.
 
 #[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
@@ -34,6 +37,7 @@
 mod abi;
 mod alias;
 mod async_transfer;
+mod bfc;
 mod buffer;
 mod client;
 mod context;

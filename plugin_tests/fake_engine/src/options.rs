@@ -132,6 +132,12 @@ impl Options {
         if self.preallocate { self.share(memory) } else { 0 }
     }
 
+    /// Bytes of a GPU that `bfc` divides, rounded up to 2 MiB as XLA does (`gpu_helpers.cc`); `None` with another allocator. They
+    /// are taken at once even without `preallocate`, where XLA would take them as they are needed.
+    pub fn region(&self, memory: u64) -> Option<u64> {
+        (self.allocator == "bfc").then(|| self.share(memory).next_multiple_of(2 << 20))
+    }
+
     /// `bytes_limit` of the statistics; XLA's `cuda_async` knows none.
     pub fn limit(&self, memory: u64) -> u64 {
         if self.allocator == "cuda_async" { 0 } else { self.share(memory) }
