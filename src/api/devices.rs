@@ -141,6 +141,8 @@ pub unsafe fn dress(
             slice(devices.addressable_devices, devices.num_addressable_devices),
         )
     };
+    // SAFETY: the client is alive.
+    let numbers = unsafe { check_job(engine, handle, &settings, handles)? };
     let mut own = Vec::with_capacity(handles.len());
     for &device in handles {
         // SAFETY: the device is alive.
@@ -181,11 +183,11 @@ pub unsafe fn dress(
     let scratch_bytes = memories.iter().filter_map(scratch).map(Bytes::get).min();
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(handles.len());
-    for (index, (&device, &memory)) in handles.iter().zip(&own).enumerate() {
+    for (number, (&device, &memory)) in numbers.iter().zip(handles.iter().zip(&own)) {
         let arena = match memories.next() {
             None => None,
             Some(Memory { backing, carrier, limit, shared }) => {
-                let mut arena = Arena::new(format!("{platform}:{index}"), settings.strategy.value, limit, backing)?;
+                let mut arena = Arena::new(format!("{platform}:{number}"), settings.strategy.value, limit, backing)?;
                 arena.record_history(settings.history.value);
                 if settings.compaction() == Compact::Always {
                     arena.use_no_slots();
@@ -211,6 +213,57 @@ pub unsafe fn dress(
     let version = format!("{version}\npjrt-arena {}", env!("CARGO_PKG_VERSION"));
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
     Ok(Arc::new(Client::new(engine, handle, settings, (sight, viewable), devices, version)))
+}
+
+/// Holds what the engine shows against the job that the caller says this process is part of, and returns the numbers of this
+/// process's devices in the job: names that no two processes share.
+///
+/// An engine that knows nothing of jobs would show each process as the only one, and every process would compute the whole.
+///
+/// # Errors
+/// The engine's, or FAILED_PRECONDITION where it shows another job.
+///
+/// # Safety
+/// The client must be alive.
+unsafe fn check_job(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    settings: &Settings,
+    own: &[*mut sys::PJRT_Device],
+) -> Outcome<Vec<i32>> {
+    let described = |device: *mut sys::PJRT_Device| -> Outcome<(i32, i32)> {
+        // SAFETY: devices and their descriptions live as long as the client.
+        unsafe {
+            let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
+            let device_description = engine.call(args)?.device_description;
+            let args = sys::PJRT_DeviceDescription_Id_Args { device_description, ..Default::default() };
+            let id = engine.call(args)?.id;
+            let args = sys::PJRT_DeviceDescription_ProcessIndex_Args { device_description, ..Default::default() };
+            Ok((id, engine.call(args)?.process_index))
+        }
+    };
+    if let Some((node, nodes)) = settings.place_in_job() {
+        // SAFETY: the client is alive.
+        let (process, all) = unsafe {
+            let process = engine.call(sys::PJRT_Client_ProcessIndex_Args { client: client.0, ..Default::default() })?;
+            let all = engine.call(sys::PJRT_Client_Devices_Args { client: client.0, ..Default::default() })?;
+            (process.process_index, slice(all.devices, all.num_devices))
+        };
+        let mut others = false;
+        for &device in all {
+            others |= described(device)?.1 != process;
+        }
+        if i64::from(process) != node || !others {
+            let (path, count) = (engine.path().display(), all.len());
+            return Err(Error::failed_precondition(format!(
+                "this is process {node} of {nodes} (node_id, num_nodes; jax.distributed.initialize), but the engine {path} shows \
+                 process {process} with {count} device(s) and none of another process: XLA's CPU plugin takes no part in jobs of \
+                 several processes; allowed: an engine for GPUs, or one process"
+            ))
+            .into());
+        }
+    }
+    own.iter().map(|&device| described(device).map(|(id, _)| id)).collect()
 }
 
 /// The machine's memory, for so many devices that share it.

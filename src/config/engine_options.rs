@@ -77,8 +77,8 @@ const KNOWN: [&str; 11] = [
     "platform_name",
     "collective_memory_size",
     VISIBLE_DEVICES,
-    "node_id",
-    "num_nodes",
+    NODE_ID,
+    NUM_NODES,
     "should_stage_host_to_device_transfers",
     "abort_collectives_on_failure",
     USE_TFRT_GPU_CLIENT,
@@ -86,6 +86,10 @@ const KNOWN: [&str; 11] = [
     "mock_gpu_topology",
     "partition_index",
 ];
+
+/// The options that say which process of how many this is; JAX gives them after `jax.distributed.initialize`.
+const NODE_ID: &str = "node_id";
+const NUM_NODES: &str = "num_nodes";
 
 /// The option that names the GPUs to use.
 const VISIBLE_DEVICES: &str = "visible_devices";
@@ -139,6 +143,16 @@ impl Settings {
             }
         }
         Ok(options)
+    }
+
+    /// Which process of a job this is, and how many there are, where the caller says that there are several.
+    pub fn place_in_job(&self) -> Option<(i64, i64)> {
+        let number = |wanted: &str| {
+            let given = self.foreign.iter().rev().find(|(name, _)| name == wanted);
+            given.and_then(|(_, value)| value.to_string().trim().parse::<i64>().ok())
+        };
+        let nodes = number(NUM_NODES).filter(|&nodes| nodes > 1)?;
+        Some((number(NODE_ID).unwrap_or(0), nodes))
     }
 
     /// The GPUs that the engine is told to use; `None` is all that the driver shows.

@@ -5,6 +5,7 @@ use std::env;
 use crate::{
     entry::{list, text},
     error::{Error, Result},
+    nodes::Node,
     sys,
 };
 
@@ -66,11 +67,19 @@ pub struct Options {
     pub preallocate: bool,
     /// The GPUs to use, all of them without.
     pub visible_devices: Option<Vec<i64>>,
+    /// Which process this is, of how many.
+    pub node: Node,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { allocator: "default".into(), memory_fraction: 0.75, preallocate: true, visible_devices: None }
+        Self {
+            allocator: "default".into(),
+            memory_fraction: 0.75,
+            preallocate: true,
+            visible_devices: None,
+            node: Node::default(),
+        }
     }
 }
 
@@ -79,7 +88,7 @@ impl Options {
     ///
     /// # Errors
     /// INVALID_ARGUMENT for an option that is unknown or of another type, in XLA's words; UNIMPLEMENTED for an allocator
-    /// that is unknown, and for jobs of several processes.
+    /// that is unknown.
     ///
     /// # Safety
     /// The list and what it names must be valid.
@@ -108,12 +117,8 @@ impl Options {
                     "visible_devices" => {
                         read.visible_devices = Some(list(value.int64_array_value, option.value_size).to_vec());
                     }
-                    "num_nodes" if value.int64_value > 1 => {
-                        return Err(Error::unimplemented(format!(
-                            "num_nodes is {}, but the fake CUDA engine plays one process",
-                            value.int64_value
-                        )));
-                    }
+                    "node_id" => read.node.id = value.int64_value,
+                    "num_nodes" => read.node.nodes = value.int64_value,
                     _ => {}
                 }
             }

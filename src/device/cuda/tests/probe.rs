@@ -197,6 +197,9 @@ fn a_gpu_has_pools_where_it_promises_them_and_keeps_that() {
         let made = make(&[definition]);
         let driver = probe_library(&made.library).expect("a driver");
         assert!(driver.gpus.iter().all(|gpu| !gpu.pools), "{definition}: {driver:?}");
-        assert!(driver.to_string().ends_with("NVIDIA L4, 22.49GiB, compute capability 8.9, no memory pools"), "{driver}");
+        assert!(
+            driver.to_string().ends_with("NVIDIA L4, 22.49GiB, compute capability 8.9, no memory pools"),
+            "{driver}"
+        );
     }
 }
