@@ -94,10 +94,16 @@ assert z.tolist() == list(range(8 * len(mine)))
 
 # GPUs of the other process can be named, and no more.
 other = next(device for device in jax.devices() if device.process_index != process)
+client = mine[0].client
+assert (client.device_count(), client.local_device_count()) == (len(jax.devices()), len(mine))
+assert [client.device_from_local_hardware_id(each.local_hardware_id) for each in mine] == mine
+assert all(kind.kind in ("device", "pinned_host", "unpinned_host") for kind in device.addressable_memories())
 stats_error = error_of(lambda: other.memory_stats())
 there = jax.device_put(np.ones(4, np.float32), other)                   # JAX makes an array without a part here
 assert not there.is_fully_addressable and not there.addressable_shards
 read_error = error_of(lambda: np.asarray(there))
+copy_error = error_of(lambda: jax.device_put(z, other))
+assert z.tolist() == list(range(8 * len(mine)))
 
 # An array over both processes holds the parts of this one; a program over both is refused, and nothing is lost.
 everywhere = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
@@ -121,6 +127,7 @@ print(json.dumps({
     "on_default": on_default,
     "stats_error": stats_error,
     "read_error": read_error,
+    "copy_error": copy_error,
     "program_error": program_error,
 }))
 """
@@ -142,6 +149,7 @@ def test_two_processes_are_one_job(strategy):
         assert "devices of other processes" in answer["program_error"], answer["program_error"]
         for error in (answer["stats_error"], answer["read_error"]):
             assert "addressable" in error or "another process" in error, error
+        assert "Cross-host transfers are not supported" in answer["copy_error"], answer["copy_error"]
     ordinals = [[device[2] for device in answer["devices"] if device[0] in answer["local"]] for answer in answers]
     assert ordinals == [[0, 1], [1]]
 

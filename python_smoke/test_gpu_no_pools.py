@@ -60,6 +60,7 @@ print(json.dumps([before, after, scratch, refused, array_error]))
     assert "RESOURCE_EXHAUSTED: Error loading program" in refused, refused
     assert "gpu_scratch=25% (PJRT_ARENA_GPU_SCRATCH)" in refused and "no memory pools" in refused, refused
     assert "RESOURCE_EXHAUSTED" in array_error and "limit 96.00MiB" in array_error, array_error
+    assert "programs' scratch has 32.00MiB beside the limit for good (gpu_scratch)" in array_error, array_error
     assert "32.00MiB of 128.00MiB on GPU 0 (no memory pools)" in run.stderr, run.stderr
     assert "gpu_scratch=25% = 32.00MiB per device (PJRT_ARENA_GPU_SCRATCH)" in run.stderr, run.stderr
 

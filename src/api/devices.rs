@@ -307,9 +307,6 @@ fn gpu_limit(settings: &Settings, total: Bytes) -> Result<(Bytes, Bytes)> {
             settings.headroom.source
         )));
     }
-    if limit > most {
-        log::info!("the limit of {limit} is lowered to {most}, for the headroom of {headroom}");
-    }
     Ok((limit.min(most), most))
 }
 
@@ -351,6 +348,9 @@ fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<
         let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
         let total = device.memory_info().map_err(failed)?.total;
         let (limit, most) = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
+        if limit == most {
+            log::info!("the limit of GPU {ordinal} is {most}, all that the headroom of {} leaves", settings.headroom);
+        }
         let (limit, fixed) = match share.map(|share| taken(total, share)) {
             Some((taken, relied_on)) => (limit.saturating_sub(taken).round_down(Bytes::mib(1)), Some(relied_on)),
             None => (limit, None),
@@ -379,4 +379,58 @@ fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<
         memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared });
     }
     Ok(memories)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Environment, OptionValue},
+        device::cuda::Version,
+    };
+
+    fn offer(gpus: &[(u64, bool)]) -> Offer {
+        let version = Version { major: 12, minor: 8 };
+        let gpu = |(ordinal, &(memory, pools)): (i32, &(u64, bool))| {
+            let memory = Bytes::new(memory);
+            Gpu { ordinal, name: "a GPU".to_owned(), memory, compute_capability: version, pools }
+        };
+        Offer { cuda: version, gpus: (0..).zip(gpus).map(gpu).collect() }
+    }
+
+    fn settings(limit: &str, scratch: &str, visible: Option<&[i64]>) -> Settings {
+        let variables = [("PJRT_ARENA_LIMIT", limit), ("PJRT_ARENA_GPU_SCRATCH", scratch)];
+        let visible = visible.map(|list| ("visible_devices".to_owned(), OptionValue::Int64List(list.to_vec())));
+        Settings::read(&variables.into_iter().collect::<Environment>(), &visible.into_iter().collect::<Vec<_>>())
+            .expect("valid settings")
+    }
+
+    #[test]
+    fn the_engine_takes_what_the_settings_say_however_a_share_is_rounded() {
+        // Of an H200, an L4, and sizes that no power of two divides.
+        for memory in [150_110_994_432, 23034 << 20, (80 << 30) - (4096 * 12345), 1 << 40, (16 << 30) + 1] {
+            for (limit, scratch) in [("75%", "50%"), ("99%", "33%"), ("5GiB", "1GiB"), ("61%", "7%")] {
+                let settings = settings(limit, scratch, None);
+                let share = engine_share(&settings, &offer(&[(memory, false)])).expect("room").expect("no pools");
+                let (limit, _) = gpu_limit(&settings, Bytes::new(memory)).expect("a limit");
+                let wanted = GpuScratch::of(&settings.gpu_scratch, limit).expect("a share");
+                let (taken, relied_on) = taken(Bytes::new(memory), share);
+                assert_eq!(taken, wanted, "{memory} {limit} {scratch}");
+                assert!(relied_on <= taken && taken - relied_on < GpuScratch::UNIT, "{memory}: {relied_on} of {taken}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_gpus_without_pools_that_are_used_count_and_the_least_share_holds() {
+        const GIB: u64 = 1 << 30;
+        let mixed = offer(&[(16 * GIB, true), (32 * GIB, false)]);
+        let share = |visible| engine_share(&settings("8GiB", "25%", visible), &mixed).expect("room");
+        assert_eq!(share(None), Some(0.0625), "2 GiB of the larger one");
+        assert_eq!(share(Some(&[1])), Some(0.0625));
+        assert_eq!(share(Some(&[0])), None, "the one that is used has pools");
+        assert_eq!(engine_share(&settings("8GiB", "25%", None), &offer(&[(16 * GIB, true)])), Ok(None));
+        let refused = engine_share(&settings("8GiB", "8GiB", None), &mixed).expect_err("nothing is left for arrays");
+        assert!(refused.message.contains("gpu_scratch=8.00GiB"), "{refused}");
+    }
 }
