@@ -3,10 +3,22 @@
 //! What is freed may be given out again at once: users take and free in the order of the compute stream, and whoever used memory
 //! on another stream lets the compute stream wait for that first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
 
 /// What sizes and addresses are multiples of.
 const UNIT: u64 = 256;
+
+/// A region that threads share: who finds no room waits for what others free.
+#[derive(Debug)]
+pub struct Region {
+    bfc: Mutex<Bfc>,
+    freed: Condvar,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -69,9 +81,56 @@ impl Bfc {
     }
 }
 
+impl Region {
+    /// All of it is free.
+    pub fn new(start: u64, bytes: u64) -> Self {
+        Self { bfc: Mutex::new(Bfc::new(start, bytes)), freed: Condvar::new() }
+    }
+
+    /// As [`Bfc::allocate`], after at most `patience` where there is no room at first.
+    pub fn allocate(&self, bytes: u64, patience: Duration) -> Option<u64> {
+        let until = Instant::now() + patience;
+        let mut bfc = self.bfc.lock();
+        loop {
+            let found = bfc.allocate(bytes);
+            // Nothing can come, or nothing came.
+            if found.is_some() || bytes > bfc.bytes || self.freed.wait_until(&mut bfc, until).timed_out() {
+                return found;
+            }
+        }
+    }
+
+    /// As [`Bfc::free`].
+    pub fn free(&self, at: u64) {
+        if self.bfc.lock().free(at) {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Asks it something.
+    pub fn with<T>(&self, ask: impl FnOnce(&Bfc) -> T) -> T {
+        ask(&self.bfc.lock())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_finds_no_room_waits_for_a_free() {
+        let region = Region::new(4096, 4096);
+        let all = region.allocate(4096, Duration::ZERO).expect("room");
+        assert_eq!(region.allocate(1, Duration::ZERO), None);
+        assert_eq!(region.allocate(4097, Duration::from_secs(600)), None, "at once");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| region.allocate(4096, Duration::from_secs(600)));
+            // Long enough for the other thread to wait, as a rule; if it comes later it finds room at once.
+            std::thread::sleep(Duration::from_millis(50));
+            region.free(all);
+            assert_eq!(waiter.join().expect("no panic"), Some(all));
+        });
+    }
 
     #[test]
     fn holes_are_joined_and_the_smallest_is_taken() {

@@ -24,7 +24,7 @@ use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    bfc::Bfc,
+    bfc::{Bfc, Region},
     driver::{Context, Functions, Range, driver},
     error::{Error, Result},
     milestone::{Mark, Milestone},
@@ -53,6 +53,9 @@ pub enum Message {
     Watch(Weak<Gpu>),
 }
 
+/// How long an allocation of `bfc` waits for what another one frees, as in XLA (`bfc_allocator.cc`, `kMaxMillisToWait`).
+const RETRY: Duration = Duration::from_secs(10);
+
 /// How long nothing may happen before the GPUs are looked after.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -61,7 +64,7 @@ enum Store {
     /// The driver's pool.
     Pool(CUmemoryPool),
     /// A region of our own.
-    Region(Mutex<Bfc>),
+    Region(Region),
 }
 
 /// What a GPU's memory for arrays and scratch comes to, in bytes.
@@ -160,7 +163,7 @@ impl Gpu {
                 let _entered = context.enter()?;
                 // SAFETY: the context is current.
                 let start = driver.out("cuMemAlloc", 0, |at| unsafe { (driver.cuMemAlloc_v2)(at, bytes as usize) })?;
-                Store::Region(Mutex::new(Bfc::new(start, bytes)))
+                Store::Region(Region::new(start, bytes))
             }
             // XLA ends the process where there is none.
             // SAFETY: as above.
@@ -255,8 +258,8 @@ impl Gpu {
         let driver = self.driver;
         let allocate = || {
             if let Store::Region(region) = &self.store {
-                let full = || Error::exhausted("the region of the bfc allocator is full".to_owned());
-                return region.lock().allocate(bytes).ok_or_else(full);
+                let full = || Error::exhausted("the region of the bfc allocator is full");
+                return region.allocate(bytes, RETRY).ok_or_else(full);
             }
             // SAFETY: the stream is ours, and its context current.
             driver.out("cuMemAllocAsync", 0, |at| unsafe { (driver.cuMemAllocAsync)(at, bytes as usize, self.compute) })
@@ -265,8 +268,11 @@ impl Gpu {
             if error.code != sys::PJRT_Error_Code_RESOURCE_EXHAUSTED {
                 return Err(error);
             }
-            self.synchronize(self.compute)?;
-            allocate().map_err(|error| {
+            let again = match &self.store {
+                Store::Pool(_) => self.synchronize(self.compute).and_then(|()| allocate()),
+                Store::Region(_) => Err(error),
+            };
+            again.map_err(|error| {
                 let in_use = self.usage().map_or(0, |usage| usage.in_use);
                 Error::new(
                     error.code,
@@ -287,7 +293,7 @@ impl Gpu {
     pub fn free(&self, address: u64) {
         let Ok(_entered) = self.context.enter() else { return };
         if let Store::Region(region) = &self.store {
-            region.lock().free(address);
+            region.free(address);
         } else if address != 0 {
             // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said why.
             unsafe { (self.driver.cuMemFreeAsync)(address, self.compute) };
@@ -306,7 +312,7 @@ impl Gpu {
         let pool = match &self.store {
             Store::Pool(pool) => *pool,
             Store::Region(region) => {
-                let Bfc { bytes, in_use, peak, .. } = *region.lock();
+                let (bytes, in_use, peak) = region.with(|bfc| (bfc.bytes, bfc.in_use, bfc.peak));
                 return Ok(Usage { in_use, peak_in_use: peak, reserved: bytes, peak_reserved: bytes });
             }
         };
@@ -501,7 +507,7 @@ impl Drop for Gpu {
         }
         if let Store::Region(region) = &self.store {
             // SAFETY: taken once, given back once; the streams have finished what used it.
-            unsafe { (driver.cuMemFree_v2)(region.lock().start()) };
+            unsafe { (driver.cuMemFree_v2)(region.with(Bfc::start)) };
         }
     }
 }
