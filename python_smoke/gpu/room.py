@@ -78,7 +78,9 @@ def _until_refused(random: np.random.Generator, counts: list[int], limit: int) -
         kept = 4 * sum(array.size for _, array in live) <= limit
     used = 4 * sum(array.size for _, array in live)
     room = 0
-    while live and room < 4 * counts[-1]:  # for what the check computes
+    # For what the check computes: scratch as large as an array, on a GPU in the driver's pieces of 2 MiB, of which arrays that
+    # cannot move at that moment may spoil two.
+    while live and room < 4 * counts[-1] + 4 * MIB:
         room += 4 * live.pop()[1].size
     for value, array in live[:: max(1, len(live) // 50)]:
         assert bool(_holds(array, value)), "an array has other contents"

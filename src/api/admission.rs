@@ -10,6 +10,9 @@
 //!  error     RESOURCE_EXHAUSTED, and nothing was consumed
 //! ```
 //!
+//! Where the engine has a fixed share instead of a pool, nothing can be given to it: what it holds of the share itself may
+//! come back when programs end, and is waited for.
+//!
 //! Only on devices whose engine takes scratch from the same memory (GPUs). There the engine tells of a lack of scratch after
 //! it has consumed the arguments, on the results' events (XLA `common_pjrt_client.cc`, "Phase 2: Launch. It cannot fail").
 //! The way back is [`Client::reclaim`]: arrays that find no memory take what is granted, while no program is on its way in.
@@ -93,7 +96,10 @@ impl Client {
         match shared.budget.enter(bytes) {
             Some(entered) => Ok(Some(entered)),
             None => {
-                let admitted = self.make_way(shared, memory, bytes);
+                let admitted = match shared.budget.share() {
+                    None => self.make_way(shared, memory, bytes),
+                    Some(share) => self.wait_for_share(shared, device, loaded.program.scratch, share),
+                };
                 admitted.map(Some).map_err(|error| {
                     error.context(&format!(
                         "Error loading program '{}', which takes {bytes} of scratch",
@@ -144,6 +150,40 @@ impl Client {
                     return Err(exhausted(over));
                 }
                 packed = false;
+                self.traffic.sweep(self.engine);
+            }
+        })
+    }
+
+    /// Lets a program in that takes so much scratch of the engine's fixed share, once the engine holds so little of it.
+    #[cold]
+    fn wait_for_share<'a>(
+        &self,
+        shared: &'a Shared,
+        device: &Device,
+        scratch: Bytes,
+        share: Bytes,
+    ) -> Result<Entered<'a>> {
+        self.traffic.waiting(self.engine, || {
+            let deadline = Instant::now() + self.patience();
+            loop {
+                let arrivals = self.traffic.arrivals();
+                self.settle();
+                let held = device.engine_bytes.load(Ordering::Relaxed);
+                let held = Bytes::new(u64::try_from(held).unwrap_or(0));
+                if let Some(entered) = shared.budget.enter(scratch + held) {
+                    return Ok(entered);
+                }
+                if scratch > share || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                    return Err(Error::new(
+                        Code::ResourceExhausted,
+                        format!(
+                            "Out of memory for the scratch of programs: it has {share}, of which the engine's own arrays hold {held}; \
+                             gpu_scratch={} divides the limit, as the driver of this GPU has no memory pools",
+                            self.settings.gpu_scratch
+                        ),
+                    ));
+                }
                 self.traffic.sweep(self.engine);
             }
         })

@@ -114,18 +114,18 @@ impl Entry for sys::PJRT_Client_Create_Args {
             .into());
         }
         scratch::open(settings.scratch.value == Scratch::Warm);
-        let for_engine = settings.engine_options(plugin::kind())?;
+        // Settle what can be wrong on our side before the engine starts its threads.
+        let share = devices::check(&settings, plugin::kind() == Some(EngineKind::Cuda))?;
+        let for_engine = settings.engine_options(plugin::kind(), share)?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
         }
-        // Settle what can be wrong on our side before the engine starts its threads.
-        devices::check(&settings, plugin::kind() == Some(EngineKind::Cuda))?;
         let values = named_values(&for_engine.values);
         // SAFETY: the options live until the call returns; the callbacks are the caller's, handed on as they are.
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
         // SAFETY: the client was just created and is ours.
-        match unsafe { devices::dress(engine, Raw(created.client), settings) } {
+        match unsafe { devices::dress(engine, Raw(created.client), settings, share) } {
             Ok(client) => {
                 idle::watch_scratch(&client);
                 state::insert_client(client);

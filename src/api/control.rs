@@ -19,12 +19,13 @@ use serde_json::{Map, Value, json};
 
 use super::{
     counters::Tally,
+    devices,
     entry::panicked,
     plugin,
     state::{self, Visit},
 };
 use crate::{
-    config::{self, ENGINE, Environment, Finding, Found, HUGE_PAGES, LIMIT, Settings},
+    config::{self, ENGINE, EngineKind, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
     device::{cuda, host},
     engine::scratch,
 };
@@ -75,7 +76,7 @@ fn check() -> crate::error::Result<()> {
     plugin::engine()?;
     let settings = Settings::read(&Environment::of_process(), &[])?;
     settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
-    settings.engine_options(plugin::kind()).map(drop)
+    settings.engine_options(plugin::kind(), None).map(drop)
 }
 
 /// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,
@@ -93,6 +94,7 @@ pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize)
 fn doctor() -> String {
     let environment = Environment::of_process();
     let mut findings = Vec::new();
+    let mut library = config::CudaDriver::default();
     // What the table cannot tell, because a setting is invalid, its own row says.
     if let Ok(settings) = Settings::read(&environment, &[]) {
         let limit = host::capacity().and_then(|capacity| {
@@ -100,12 +102,17 @@ fn doctor() -> String {
             Ok(format!("{} per device of {capacity} in all", crate::units::Bytes::new(bytes)))
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
-        let engine = plugin::choose(&settings.engine, &environment)
-            .map(|choice| format!("{} ({})", choice.path.display(), choice.why));
+        let choice = plugin::choose(&settings.engine, &environment);
+        let is_cuda = choice.as_ref().is_ok_and(|choice| choice.kind == Some(EngineKind::Cuda));
+        let engine = choice.map(|choice| format!("{} ({})", choice.path.display(), choice.why));
         findings.push(Finding { row: &ENGINE, what: Found::Led(engine) });
+        library = settings.cuda_driver.value.clone();
+        if is_cuda && let Some(what) = devices::scratch_of_gpus(&settings).transpose() {
+            findings.push(Finding { row: &GPU_SCRATCH, what: Found::Led(what) });
+        }
     }
     findings.push(Finding { row: &HUGE_PAGES, what: Found::Offer(host::huge_pages().to_string()) });
-    let gpus = cuda::probe().map_or_else(|why| why.to_string(), |driver| driver.to_string());
+    let gpus = cuda::probe_library(library.as_str()).map_or_else(|why| why.to_string(), |driver| driver.to_string());
     findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
     config::doctor(&environment, &[], &findings)
 }

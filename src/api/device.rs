@@ -34,17 +34,19 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         self.largest_alloc_size = signed(stats.largest_alloc_size);
         self.largest_alloc_size_is_set = true;
         // Constant from creation on: JAX compiles against it (trap T17).
-        self.bytes_limit = signed(stats.limit);
+        // What an engine without a pool has for programs for good is part of it, and never of what the arena may have.
+        let share = arena.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO);
+        self.bytes_limit = signed(stats.limit + share);
         self.bytes_limit_is_set = true;
         // What the strategy tpu sets aside for programs, or what a GPU's engine may take for them; nothing elsewhere.
         let granted = arena.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
-        self.bytes_reserved = signed(stats.reserved_bytes + granted);
+        self.bytes_reserved = signed(stats.reserved_bytes + granted + share);
         self.bytes_reserved_is_set = true;
-        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
+        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes + share);
         self.peak_bytes_reserved_is_set = true;
         self.bytes_reservable_limit = signed(match arena.strategy() {
-            Strategy::Tpu => stats.free_bytes + stats.reserved_bytes,
-            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => stats.limit,
+            Strategy::Tpu => stats.free_bytes + stats.reserved_bytes + share,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => stats.limit + share,
         });
         self.bytes_reservable_limit_is_set = true;
         self.largest_free_block_bytes = signed(stats.largest_free_block);

@@ -48,6 +48,7 @@ impl Client {
                 .collect(),
             others: rest.iter().map(|sum| sum.blocks).sum(),
             other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
+            share: share(memory),
             hint: self.hint(memory, &numbers),
         };
         numbers.story = Some(Box::new(story));
@@ -74,17 +75,25 @@ impl Client {
         if numbers.refusal.is_some() {
             return None;
         }
-        let enough = enough(numbers.limit, size)?;
+        // The engine's fixed share grows with the limit.
+        let limit = numbers.limit + share(memory);
+        let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
+        let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
         let (owner, capacity, devices) = match &memory.shared {
             Some(shared) => {
                 let free = shared.pool.free_on_device().ok()?;
-                ("GPU", shared.most.min(numbers.limit + free), 1)
+                ("GPU", shared.most.min(limit + free), 1)
             }
             None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
         };
         let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
         fits.then_some(Hint::Limit { enough, memory: capacity, owner, devices })
     }
+}
+
+/// What the engine has for good beside the arena's limit.
+fn share(memory: &DeviceMemory) -> Bytes {
+    memory.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO)
 }
 
 /// A limit under which the same run finds `size` bytes more at the end of its pool: small blocks take part in a larger

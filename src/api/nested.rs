@@ -103,7 +103,7 @@ impl Other {
     /// The user's client must be alive.
     unsafe fn new(user: &Client) -> Outcome<Self> {
         let engine = user.engine;
-        let options = user.settings.engine_options(plugin::kind())?;
+        let options = user.settings.engine_options(plugin::kind(), None)?;
         let values = named_values(&options.values);
         // SAFETY: the options live until the call returns; the handles live as long as the client.
         unsafe {

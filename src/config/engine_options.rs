@@ -7,6 +7,8 @@
 //! ```text
 //!   cpu    cpu_device_count=N                         without it the engine makes four devices, whatever XLA_FLAGS says
 //!   cuda   allocator=cuda_async preallocate=false     the engine's own pool holds scratch space only, and can be trimmed
+//!          allocator=bfc        preallocate=true      the same with a fixed size, where the driver has no memory pools
+//!          memory_fraction=F
 //!   rocm   allocator=bfc        preallocate=false     likewise, as far as that platform goes
 //! ```
 //!
@@ -74,9 +76,9 @@ const NEVER_UPDATE: [&str; 2] = ["NEVER_UPDATE", "CAPTURE_CMD_NEVER_UPDATE"];
 const KNOWN: [&str; 11] = [
     "platform_name",
     "collective_memory_size",
-    "visible_devices",
-    "node_id",
-    "num_nodes",
+    VISIBLE_DEVICES,
+    NODE_ID,
+    NUM_NODES,
     "should_stage_host_to_device_transfers",
     "abort_collectives_on_failure",
     USE_TFRT_GPU_CLIENT,
@@ -84,6 +86,13 @@ const KNOWN: [&str; 11] = [
     "mock_gpu_topology",
     "partition_index",
 ];
+
+/// The options that say which process of how many this is; JAX gives them after `jax.distributed.initialize`.
+const NODE_ID: &str = "node_id";
+const NUM_NODES: &str = "num_nodes";
+
+/// The option that names the GPUs to use.
+const VISIBLE_DEVICES: &str = "visible_devices";
 
 /// The option that selects XLA's other GPU client. What it promises about foreign memory is not known.
 const USE_TFRT_GPU_CLIENT: &str = "use_tfrt_gpu_client";
@@ -103,11 +112,12 @@ pub(super) fn foreign(options: &[(String, OptionValue)], warnings: &mut Vec<Stri
 }
 
 impl Settings {
-    /// The options for an engine of `kind`; `None` is an engine given by path whose kind is not known.
+    /// The options for an engine of `kind`; `None` is an engine given by path whose kind is not known. With `share` an
+    /// engine for CUDA takes that share of each GPU's memory at once and for good, for its programs' scratch.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for what an engine for GPUs would accept, but cannot do on memory of ours.
-    pub fn engine_options(&self, kind: Option<EngineKind>) -> Result<EngineOptions> {
+    pub fn engine_options(&self, kind: Option<EngineKind>, share: Option<f32>) -> Result<EngineOptions> {
         let mut options = EngineOptions { values: self.foreign.clone(), warnings: Vec::new() };
         let Setting { value: devices, source } = self.devices;
         let count = || (CPU_DEVICE_COUNT.to_owned(), OptionValue::Int64(i64::from(devices.get())));
@@ -118,9 +128,12 @@ impl Settings {
             None => {}
             Some(kind @ (EngineKind::Cuda | EngineKind::Rocm)) => {
                 self.refuse_unsafe_gpu_client()?;
-                let allocator = if kind == EngineKind::Cuda { "cuda_async" } else { "bfc" };
+                let share = share.filter(|_| kind == EngineKind::Cuda);
+                let allocator = if kind == EngineKind::Cuda && share.is_none() { "cuda_async" } else { "bfc" };
                 options.values.push(("allocator".to_owned(), OptionValue::String(allocator.to_owned())));
-                options.values.push(("preallocate".to_owned(), OptionValue::Bool(false)));
+                options.values.push(("preallocate".to_owned(), OptionValue::Bool(share.is_some())));
+                let fraction = share.map(|share| ("memory_fraction".to_owned(), OptionValue::Float(share)));
+                options.values.extend(fraction);
                 // XLA's own flag is about its host platform and says nothing here.
                 if matches!(source, Source::Option(_) | Source::Environment(_)) {
                     options.warnings.push(format!(
@@ -130,6 +143,24 @@ impl Settings {
             }
         }
         Ok(options)
+    }
+
+    /// Which process of a job this is, and how many there are, where the caller says that there are several.
+    pub fn place_in_job(&self) -> Option<(i64, i64)> {
+        let number = |wanted: &str| {
+            let given = self.foreign.iter().rev().find(|(name, _)| name == wanted);
+            given.and_then(|(_, value)| value.to_string().trim().parse::<i64>().ok())
+        };
+        let nodes = number(NUM_NODES).filter(|&nodes| nodes > 1)?;
+        Some((number(NODE_ID).unwrap_or(0), nodes))
+    }
+
+    /// The GPUs that the engine is told to use; `None` is all that the driver shows.
+    pub fn visible_devices(&self) -> Option<&[i64]> {
+        self.foreign.iter().rev().find_map(|(name, value)| match value {
+            OptionValue::Int64List(devices) if name == VISIBLE_DEVICES => Some(devices.as_slice()),
+            _ => None,
+        })
     }
 
     /// What takes away what memory of ours on a GPU rests on: the order of the queue, and arrays at addresses of our choice.

@@ -28,6 +28,9 @@ pub const GRANULE_BYTES: Bytes = 1 << 20;
 pub struct Fraction(f64);
 
 impl Fraction {
+    /// One half.
+    pub const HALF: Self = Self(0.5);
+
     /// `value` if it is above 0 and at most 1.
     pub fn new(value: f64) -> Option<Self> {
         // Written so that NaN fails.
@@ -68,7 +71,7 @@ impl Limit {
     }
 
     /// `40%`, or bytes with or without a unit: `1048576`, `500MB` (powers of 1000), `1.5GiB` (powers of 1024).
-    fn from_text(text: &str) -> Option<Self> {
+    pub(super) fn from_text(text: &str) -> Option<Self> {
         if let Some(percent) = text.strip_suffix('%') {
             let percent: f64 = percent.trim_end().parse().ok()?;
             return Fraction::new(percent / 100.0).map(Self::Fraction);

@@ -11,7 +11,7 @@
 //!   strategy, limit, values, xla_flags     what a text means for one setting
 //!                              |
 //!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
-//!                              |    \-- engine_options(kind)             -> what the engine is given
+//!                              |    \-- engine_options(kind, share)      -> what the engine is given
 //!                           report: one log line; the table of `python -m jax_plugins.arena`
 //! ```
 //!
@@ -48,12 +48,12 @@ pub use limit::{Fraction, GRANULE_BYTES, Limit};
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
 pub use table::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE, Row,
-    SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE,
+    Row, SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
 };
 pub use values::{
-    Compact, CudaDriver, EngineKind, EngineRequest, Headroom, HugePages, LogFilter, OomReport, Rewrite, Scratch,
-    TpuTiles, ZeroCopy,
+    Compact, CudaDriver, EngineKind, EngineRequest, GpuScratch, Headroom, HugePages, LogFilter, OomReport, Rewrite,
+    Scratch, TpuTiles, ZeroCopy,
 };
 
 /// A count of bytes.
@@ -155,6 +155,8 @@ pub struct Settings {
     pub cuda_driver: Setting<CudaDriver>,
     /// What arrays and programs' scratch leave free of a GPU's memory.
     pub headroom: Setting<Headroom>,
+    /// What programs' scratch has of a GPU's limit where the driver has no memory pools.
+    pub gpu_scratch: Setting<GpuScratch>,
     /// How many devices a CPU engine shows. Engines of real devices count for themselves.
     pub devices: Setting<NonZeroU32>,
     /// Whether results are placed in our memory by rewriting programs (destination passing).
@@ -222,6 +224,7 @@ struct Reading {
     engine: Result<Setting<EngineRequest>>,
     cuda_driver: Result<Setting<CudaDriver>>,
     headroom: Result<Setting<Headroom>>,
+    gpu_scratch: Result<Setting<GpuScratch>>,
     devices: Result<Setting<NonZeroU32>>,
     rewrite: Result<Setting<Rewrite>>,
     scratch: Result<Setting<Scratch>>,
@@ -268,6 +271,8 @@ impl Reading {
             .and_then(|said| claim::decide(&said, CudaDriver::parse, CudaDriver::default(), &mut notes));
         let headroom =
             said(&HEADROOM).and_then(|said| claim::decide(&said, Headroom::parse, Headroom::DEFAULT, &mut notes));
+        let gpu_scratch = said(&GPU_SCRATCH)
+            .and_then(|said| claim::decide(&said, GpuScratch::parse, GpuScratch::DEFAULT, &mut notes));
         let devices =
             said(&DEVICES).and_then(|said| claim::decide(&said, values::parse_devices, NonZeroU32::MIN, &mut notes));
         let rewrite = said(&REWRITE).and_then(|said| claim::decide(&said, Rewrite::parse, Rewrite::On, &mut notes));
@@ -298,6 +303,7 @@ impl Reading {
             engine,
             cuda_driver,
             headroom,
+            gpu_scratch,
             devices,
             rewrite,
             scratch,
@@ -323,6 +329,7 @@ impl Reading {
             self.engine.as_ref().err(),
             self.cuda_driver.as_ref().err(),
             self.headroom.as_ref().err(),
+            self.gpu_scratch.as_ref().err(),
             self.devices.as_ref().err(),
             self.rewrite.as_ref().err(),
             self.scratch.as_ref().err(),
@@ -347,6 +354,7 @@ impl Reading {
             engine: self.engine?,
             cuda_driver: self.cuda_driver?,
             headroom: self.headroom?,
+            gpu_scratch: self.gpu_scratch?,
             devices: self.devices?,
             rewrite: self.rewrite?,
             scratch: self.scratch?,

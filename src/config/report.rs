@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::limit::show;
 use super::{
-    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT,
-    OptionValue, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY,
-    strategy_name,
+    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG,
+    OOM_REPORT, OptionValue, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES,
+    ZERO_COPY, strategy_name,
 };
 use crate::error::Result;
 
@@ -16,6 +16,8 @@ use crate::error::Result;
 pub struct Outcome<'a> {
     /// The limit of each device.
     pub limit_bytes: Bytes,
+    /// What programs' scratch has of it for good, where it has.
+    pub scratch_bytes: Option<Bytes>,
     /// The engine that was loaded.
     pub engine: &'a Path,
 }
@@ -46,6 +48,12 @@ impl Settings {
             ),
             clause(&CUDA_DRIVER, &self.cuda_driver.value, &self.cuda_driver, None),
             clause(&HEADROOM, self.headroom.value, &self.headroom, None),
+            clause(
+                &GPU_SCRATCH,
+                self.gpu_scratch.value,
+                &self.gpu_scratch,
+                outcome.and_then(|outcome| outcome.scratch_bytes).map(|bytes| format!("{} per device", show(bytes))),
+            ),
             clause(&DEVICES, self.devices.value, &self.devices, None),
             clause(&REWRITE, self.rewrite.value, &self.rewrite, None),
             clause(&SCRATCH, self.scratch.value, &self.scratch, None),
@@ -105,6 +113,7 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         cells(&reading.engine, ToString::to_string),
         cells(&reading.cuda_driver, ToString::to_string),
         cells(&reading.headroom, ToString::to_string),
+        cells(&reading.gpu_scratch, ToString::to_string),
         cells(&reading.devices, ToString::to_string),
         cells(&reading.rewrite, ToString::to_string),
         cells(&reading.scratch, ToString::to_string),

@@ -107,6 +107,16 @@ pub static HEADROOM: Row = Row {
           graphs, autotuning.",
 };
 
+/// What programs' scratch has of a GPU's limit for good.
+pub static GPU_SCRATCH: Row = Row {
+    name: "gpu_scratch",
+    names: &[Opt("gpu_scratch"), Var("PJRT_ARENA_GPU_SCRATCH")],
+    default: "50%",
+    allowed: "a share of the limit above 0%, below 100%, or bytes per device, at least 2MiB (8GiB)",
+    doc: "What programs' scratch has of a GPU's limit for good where the driver has no memory pools, and arrays never; \
+          elsewhere both share the limit as they need it.",
+};
+
 /// How many devices a CPU engine shows.
 pub static DEVICES: Row = Row {
     name: "devices",
@@ -179,7 +189,7 @@ pub static ZERO_COPY: Row = Row {
 };
 
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 15] = [
+pub static TABLE: [&Row; 16] = [
     &STRATEGY,
     &LIMIT,
     &COMPACT,
@@ -188,6 +198,7 @@ pub static TABLE: [&Row; 15] = [
     &ENGINE,
     &CUDA_DRIVER,
     &HEADROOM,
+    &GPU_SCRATCH,
     &DEVICES,
     &REWRITE,
     &SCRATCH,

@@ -40,6 +40,7 @@ fn nothing_said_means_the_defaults_of_the_table() {
         settings.engine.value.to_string(),
         settings.cuda_driver.value.to_string(),
         settings.headroom.value.to_string(),
+        settings.gpu_scratch.value.to_string(),
         settings.devices.value.to_string(),
         settings.rewrite.value.to_string(),
         settings.scratch.value.to_string(),
@@ -415,11 +416,11 @@ fn the_engine_gets_its_own_options_as_they_came() {
     let passed = [given[0].clone(), given[1].clone()];
     let count = ("cpu_device_count".to_owned(), OptionValue::Int64(4));
 
-    let cpu = settings.engine_options(Some(EngineKind::Cpu)).unwrap();
+    let cpu = settings.engine_options(Some(EngineKind::Cpu), None).unwrap();
     assert_eq!(cpu.values, [passed.to_vec(), vec![count.clone()]].concat());
     assert!(cpu.warnings.is_empty());
 
-    let cuda = settings.engine_options(Some(EngineKind::Cuda)).unwrap();
+    let cuda = settings.engine_options(Some(EngineKind::Cuda), None).unwrap();
     let pool = [
         ("allocator".to_owned(), OptionValue::String("cuda_async".to_owned())),
         ("preallocate".to_owned(), OptionValue::Bool(false)),
@@ -427,24 +428,66 @@ fn the_engine_gets_its_own_options_as_they_came() {
     assert_eq!(cuda.values, [passed.to_vec(), pool.to_vec()].concat());
     assert_eq!(cuda.warnings, ["PJRT_ARENA_DEVICES=4 has no effect: a cuda engine shows the devices of the machine"]);
 
-    assert_eq!(settings.engine_options(None).unwrap().values, [passed.to_vec(), vec![count]].concat());
-    assert!(read(&[], &[]).unwrap().engine_options(None).unwrap().values.is_empty());
+    let cuda = settings.engine_options(Some(EngineKind::Cuda), Some(0.25)).unwrap();
+    let share = [
+        ("allocator".to_owned(), OptionValue::String("bfc".to_owned())),
+        ("preallocate".to_owned(), OptionValue::Bool(true)),
+        ("memory_fraction".to_owned(), OptionValue::Float(0.25)),
+    ];
+    assert_eq!(cuda.values, [passed.to_vec(), share.to_vec()].concat());
+
+    assert_eq!(settings.engine_options(None, None).unwrap().values, [passed.to_vec(), vec![count]].concat());
+    assert!(read(&[], &[]).unwrap().engine_options(None, None).unwrap().values.is_empty());
+}
+
+#[test]
+fn scratch_without_pools_has_a_share_of_the_limit() {
+    let share = |text: &str, limit: Bytes| {
+        let settings = read(&[("PJRT_ARENA_GPU_SCRATCH", text)], &[])?;
+        GpuScratch::of(&settings.gpu_scratch, crate::units::Bytes::new(limit)).map(crate::units::Bytes::get)
+    };
+    const MIB: Bytes = 1 << 20;
+    for (text, limit, bytes) in [
+        ("50%", 64 * MIB, 32 * MIB),
+        ("25%", 30 * MIB, 6 * MIB),
+        ("3MiB", 64 * MIB, 2 * MIB),
+        ("8GiB", 24 << 30, 8 << 30),
+        ("99%", 1 << 40, (1 << 40) / 100 * 99 / (2 * MIB) * (2 * MIB)),
+    ] {
+        assert_eq!(share(text, limit), Ok(bytes), "{text} of {limit}");
+    }
+    for text in ["100%", "0%", "1MiB", "0.5", "half"] {
+        let error = share(text, 64 * MIB).unwrap_err();
+        assert!(error.message.contains(GPU_SCRATCH.allowed) && error.message.contains(text), "{error}");
+    }
+    for (text, limit) in [("63MiB", 64 * MIB), ("64MiB", 64 * MIB), ("10%", 16 * MIB), ("90%", 3 * MIB)] {
+        let error = share(text, limit);
+        if text == "63MiB" {
+            assert_eq!(error, Ok(62 * MIB));
+            continue;
+        }
+        let error = error.unwrap_err();
+        assert!(
+            error.message.starts_with("gpu_scratch=") && error.message.contains("PJRT_ARENA_GPU_SCRATCH"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
 fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
     let settings = read(&[("PJRT_GPU_ENABLE_ASYNC_DISPATCH", "1")], &[]).unwrap();
-    assert!(settings.engine_options(Some(EngineKind::Cpu)).is_ok());
-    let error = settings.engine_options(Some(EngineKind::Cuda)).unwrap_err();
+    assert!(settings.engine_options(Some(EngineKind::Cpu), None).is_ok());
+    let error = settings.engine_options(Some(EngineKind::Cuda), None).unwrap_err();
     assert!(error.message.starts_with("PJRT_GPU_ENABLE_ASYNC_DISPATCH=1 is not valid"), "{error}");
     for (value, allowed) in [(true, false), (false, true)] {
         let given = [("use_tfrt_gpu_client".to_owned(), OptionValue::Bool(value))];
         let settings = Settings::read(&environment(&[]), &given).unwrap();
-        assert_eq!(settings.engine_options(Some(EngineKind::Cuda)).is_ok(), allowed);
+        assert_eq!(settings.engine_options(Some(EngineKind::Cuda), None).is_ok(), allowed);
     }
     for (mode, allowed) in [("never_update", false), ("CAPTURE_CMD_NEVER_UPDATE", false), ("ALWAYS_UPDATE", true)] {
         let flags = format!("--xla_y=1 --xla_gpu_command_buffer_update_mode={mode}");
-        let options = read(&[("XLA_FLAGS", &flags)], &[]).unwrap().engine_options(Some(EngineKind::Cuda));
+        let options = read(&[("XLA_FLAGS", &flags)], &[]).unwrap().engine_options(Some(EngineKind::Cuda), None);
         assert_eq!(options.is_ok(), allowed, "{mode}");
         if let Err(error) = options {
             assert!(error.message.contains(mode) && error.message.contains("ALWAYS_UPDATE"), "{error}");
@@ -456,13 +499,14 @@ fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
 fn one_line_says_it_all() {
     let settings = read(&[(PREALLOCATE, "false"), ("PJRT_ARENA_DEVICES", "4")], &[("limit", "40%"), ("devices", "2")]);
     let settings = settings.unwrap();
-    let outcome = Outcome { limit_bytes: 6 << 30, engine: Path::new("/e/cpu.so") };
+    let outcome = Outcome { limit_bytes: 6 << 30, scratch_bytes: Some(3 << 30), engine: Path::new("/e/cpu.so") };
     assert_eq!(
         settings.summary(Some(outcome)),
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
          compact=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
-         cuda_driver=libcuda.so.1 (default), headroom=512.00MiB (default), devices=2 (client option devices), rewrite=on (default), \
+         cuda_driver=libcuda.so.1 (default), headroom=512.00MiB (default), \
+         gpu_scratch=50% = 3.00GiB per device (default), devices=2 (client option devices), rewrite=on (default), \
          scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
          log=warn (default); overridden: PJRT_ARENA_DEVICES=4"
     );

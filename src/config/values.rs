@@ -1,5 +1,5 @@
-//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, driver, headroom, devices,
-//! rewriting, scratch, zero copies, history, report, log.
+//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, driver, headroom, GPU scratch,
+//! devices, rewriting, scratch, zero copies, history, report, log.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -10,10 +10,14 @@ use bytesize::ByteSize;
 
 use super::claim::Said;
 use super::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, HEADROOM, HISTORY, HUGE_PAGES, LOG, OOM_REPORT, REWRITE, SCRATCH, TPU_TILES,
-    ZERO_COPY, did_you_mean,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LOG, Limit,
+    OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, did_you_mean,
 };
-use crate::{error::Result, memory::Strategy, report::snapshot::Format};
+use crate::{
+    error::{Error, Result},
+    memory::Strategy,
+    report::snapshot::Format,
+};
 
 /// The kinds of engine that can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -352,6 +356,55 @@ impl Headroom {
 impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&super::limit::show(self.0.get()))
+    }
+}
+
+/// What programs' scratch has of a GPU's limit for good, where the engine cannot take it from memory that arrays give back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuScratch(Limit);
+
+impl GpuScratch {
+    /// Every program whose arrays and scratch both fit half of the limit runs; any other share runs some that half does not, and
+    /// fails as many that half runs. Scratch holds the activations of a training step, so a small share would fail what people do.
+    pub const DEFAULT: Self = Self(Limit::Fraction(Fraction::HALF));
+
+    /// What the engine's allocator deals in (XLA `gpu_helpers.cc` rounds its size to it).
+    pub const UNIT: crate::units::Bytes = crate::units::Bytes::mib(2);
+
+    /// The bytes of a `limit`, whole units of [`Self::UNIT`].
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` where that, or what it leaves for arrays, is less than a unit.
+    pub fn of(setting: &Setting<Self>, limit: crate::units::Bytes) -> Result<crate::units::Bytes> {
+        let wanted = match setting.value.0 {
+            Limit::Bytes(bytes) => crate::units::Bytes::new(bytes),
+            Limit::Fraction(share) => crate::units::Bytes::new((limit.get() as f64 * share.get()) as u64),
+        };
+        let bytes = wanted.round_down(Self::UNIT);
+        let most = limit.saturating_sub(Self::UNIT);
+        if bytes < Self::UNIT || bytes > most {
+            return Err(Error::invalid_argument(format!(
+                "gpu_scratch={setting} is {bytes} of the limit of {limit} of a GPU whose driver has no memory pools; allowed: {} to \
+                 {most}",
+                Self::UNIT
+            )));
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn parse(said: &Said) -> Result<Self> {
+        let refused = || said.refuse(GPU_SCRATCH.allowed);
+        match Limit::from_text(&said.text()) {
+            Some(Limit::Fraction(share)) if share.get() < 1.0 => Ok(Self(Limit::Fraction(share))),
+            Some(Limit::Bytes(bytes)) if bytes >= Self::UNIT.get() => Ok(Self(Limit::Bytes(bytes))),
+            _ => Err(refused()),
+        }
+    }
+}
+
+impl fmt::Display for GpuScratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -12,6 +12,9 @@
 //! way into the engine. What was granted stays granted: the engine's pool keeps the memory for the next program, which finds
 //! scratch where the last one had it.
 //!
+//! Where the engine has no pool, it has a share of its own beside the limit, for good: then nothing is granted, and
+//! what does not fit the share does not run ([`Budget::with_share`]).
+//!
 //! A little is granted from the start, beside the limit ([`Budget::new`]): most programs take a few bytes, and they must run when
 //! arrays hold all there is.
 //!
@@ -33,6 +36,8 @@ pub struct Budget {
     limit: Bytes,
     /// What is granted beside the limit, for good.
     free: Bytes,
+    /// Whether nothing else ever is.
+    fixed: bool,
     books: Mutex<Books>,
     /// What is granted, to be looked at without the lock; only what is free while the rest is being taken back.
     open: AtomicU64,
@@ -101,7 +106,17 @@ impl Budget {
     pub fn new(limit: Bytes) -> Self {
         let free = Bytes::new(limit.get() / 64).min(Bytes::mib(32));
         let (books, open) = (Mutex::new(Books::default()), AtomicU64::new(free.get()));
-        Self { limit, free, books, open, entering: AtomicUsize::new(0) }
+        Self { limit, free, fixed: false, books, open, entering: AtomicUsize::new(0) }
+    }
+
+    /// A budget of `limit` for the arena alone: the engine has `share` beside it, no more and no less.
+    pub fn with_share(limit: Bytes, share: Bytes) -> Self {
+        Self { free: share, fixed: true, open: AtomicU64::new(share.get()), ..Self::new(limit) }
+    }
+
+    /// What the engine has for good beside the limit, if it has no more.
+    pub fn share(&self) -> Option<Bytes> {
+        self.fixed.then_some(self.free)
     }
 
     /// The limit.
@@ -138,6 +153,10 @@ impl Budget {
     pub fn grant(&self, bytes: Bytes) -> Result<(), Over> {
         let mut books = self.books.lock();
         let more = bytes.saturating_sub(self.free).saturating_sub(books.granted);
+        if self.fixed && !more.is_zero() {
+            let Books { held, granted } = *books;
+            return Err(Over { wanted: more, missing: more, held, granted, limit: self.limit });
+        }
         if !more.is_zero() {
             books.granted = self.fits(more, books.granted, books.held, &books)?;
             self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
@@ -232,6 +251,24 @@ mod tests {
         assert_eq!(budget.shrink(|| mib(15)), mib(15));
         assert_eq!(budget.taken().1, mib(5));
         assert!(budget.enter(mib(15)).is_some() && budget.enter(mib(16)).is_none());
+    }
+
+    #[test]
+    fn a_fixed_share_neither_grows_nor_shrinks() {
+        let budget = Arc::new(Budget::with_share(mib(100), mib(60)));
+        assert_eq!((budget.limit(), budget.share()), (mib(100), Some(mib(60))));
+        assert_eq!(Budget::new(mib(100)).share(), None);
+        // Arrays have all of the limit, whatever programs take, and none of the share.
+        let all = budget.take(mib(100)).unwrap();
+        assert!(budget.enter(mib(60)).is_some() && budget.enter(mib(61)).is_none());
+        assert_eq!(budget.take(Bytes::new(1)).unwrap_err().missing, Bytes::new(1));
+        drop(all);
+        assert_eq!(budget.grant(mib(60)), Ok(()));
+        assert_eq!(budget.grant(mib(61)).unwrap_err().missing, mib(1));
+        assert!(budget.enter(mib(61)).is_none());
+        assert_eq!(budget.shrink(|| panic!("nothing is granted")), Bytes::ZERO);
+        assert!(budget.enter(mib(60)).is_some());
+        assert_eq!(budget.taken(), (Bytes::ZERO, Bytes::ZERO));
     }
 
     #[test]

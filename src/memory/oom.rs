@@ -54,6 +54,8 @@ pub struct Story {
     pub others: u64,
     /// What those take.
     pub other_bytes: Bytes,
+    /// What programs' scratch has for good beside the limit, which is the arrays' alone then; nothing as a rule.
+    pub share: Bytes,
     /// What would have helped.
     pub hint: Option<Hint>,
 }
@@ -197,6 +199,9 @@ impl OutOfMemory {
     }
 
     fn write_story(&self, story: &Story, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !story.share.is_zero() {
+            write!(f, "\n  programs' scratch has {} beside the limit for good (gpu_scratch)", story.share)?;
+        }
         write!(f, "\n  wanted for {}", story.wanted)?;
         if let Some(Tried { hole_before, blocks, bytes }) = story.tried {
             match blocks {
@@ -280,6 +285,7 @@ mod tests {
             ],
             others: 4,
             other_bytes: Bytes::mib(512),
+            share: Bytes::ZERO,
             hint: Some(Hint::Wait { pending: Bytes::mib(1) }),
         };
         let told = OutOfMemory { story: Some(Box::new(story.clone())), ..oom.clone() }.to_string();

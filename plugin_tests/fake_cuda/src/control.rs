@@ -13,11 +13,12 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 7] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
     ("peer", "FAKE_CUDA_PEER"),
+    ("pools", "FAKE_CUDA_POOLS"),
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
 ];
@@ -33,6 +34,8 @@ pub struct Settings {
     pub latency: Duration,
     /// Whether the GPUs reach each other's memory.
     pub peer: bool,
+    /// Whether the GPUs have memory pools.
+    pub pools: bool,
     /// Whether a violation is said at once, and ends the process with a status of its own.
     pub strict: bool,
     /// What was set by a call, which the environment does not change.
@@ -48,6 +51,7 @@ impl Default for Settings {
             memory: 1 << 30,
             latency: Duration::ZERO,
             peer: true,
+            pools: true,
             strict: false,
             set: Vec::new(),
             faults: Vec::new(),
@@ -111,6 +115,7 @@ impl Settings {
                 _ => return Err(format!("latency_us is {text:?}, not a number from 0 to 10000000")),
             },
             "peer" => self.peer = flag(name, text)?,
+            "pools" => self.pools = flag(name, text)?,
             "strict" => {
                 self.strict = flag(name, text)?;
                 if self.strict {

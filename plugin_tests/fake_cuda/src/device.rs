@@ -76,6 +76,12 @@ impl State {
         self.ordinal(handle, POOLS).ok_or_else(unknown)
     }
 
+    /// The handle of a device's pool; NOT_SUPPORTED where there are none.
+    pub fn pool_of(&self, device: i32) -> Answer<usize> {
+        let gpu = self.gpu(device)?;
+        if self.settings.pools { Ok(pool_handle(gpu)) } else { Err(status::NOT_SUPPORTED.into()) }
+    }
+
     fn ordinal(&self, handle: usize, base: usize) -> Option<usize> {
         let distance = handle.checked_sub(base)?;
         (distance.is_multiple_of(STEP) && distance / STEP < self.gpus.len()).then_some(distance / STEP)
@@ -131,7 +137,7 @@ pub fn context_handle(gpu: usize) -> usize {
 }
 
 /// The handle of a GPU's pool.
-pub fn pool_handle(gpu: usize) -> usize {
+fn pool_handle(gpu: usize) -> usize {
     POOLS + gpu * STEP
 }
 
@@ -276,9 +282,13 @@ const ATTRIBUTES: [(CUdevice_attribute, i32); 12] = [
 const NO_ATTRIBUTE: u32 = 1000;
 
 /// `cuDeviceGetAttribute`.
-pub fn attribute(which: u32) -> Answer<i32> {
+pub fn attribute(driver: &Driver, which: u32) -> Answer<i32> {
     if which == 0 || which >= NO_ATTRIBUTE {
         return Err(misuse(status::INVALID_VALUE, format!("{which} is no attribute of a device")));
+    }
+    let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as u32;
+    if which == pools && !driver.settings.pools {
+        return Ok(0);
     }
     Ok(ATTRIBUTES.iter().find(|(known, _)| *known as u32 == which).map_or(0, |&(_, value)| value))
 }

@@ -186,6 +186,9 @@ impl State {
 
     /// As [`Self::line`], for the pools' functions, which need a context for the default stream alone.
     pub fn line_of_pool(&self, handle: usize) -> Answer<(Line, usize)> {
+        if !self.settings.pools {
+            return Err(status::NOT_SUPPORTED.into());
+        }
         let line = self.line(handle)?;
         let gpu = self.streams[&line].gpu;
         self.healthy(gpu)?;

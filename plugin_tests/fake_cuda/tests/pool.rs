@@ -133,3 +133,20 @@ fn misuse_of_the_pool_is_found() {
     ok(cu!(cuMemFree_v2(block => u64)));
     no_violations();
 }
+
+#[test]
+fn a_gpu_without_pools_says_so_everywhere() {
+    let _session = start(&[("pools", "0")]);
+    let mut value = -1;
+    // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED.
+    ok(cu!(cuDeviceGetAttribute(&raw mut value => *mut c_int, 115 => c_uint, 0 => c_int)));
+    assert_eq!(value, 0);
+    let mut pool = 0_usize;
+    assert_eq!(cu!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut usize, 0 => c_int)), status::NOT_SUPPORTED);
+    assert_eq!(cu!(cuDeviceGetMemPool(&raw mut pool => *mut usize, 0 => c_int)), status::NOT_SUPPORTED);
+    assert_eq!(allocate_async(4096, stream()), Err(status::NOT_SUPPORTED));
+    // What an attribute of another kind says is as before.
+    ok(cu!(cuDeviceGetAttribute(&raw mut value => *mut c_int, 102 => c_uint, 0 => c_int)));
+    assert_eq!(value, 1);
+    no_violations();
+}

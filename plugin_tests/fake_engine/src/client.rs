@@ -2,11 +2,11 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CString, c_char},
+    ffi::c_int,
+    iter,
     sync::{Arc, LazyLock},
 };
 
-use cudarc::driver::sys::CUmemPool_attribute;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     entry::{Entry, list, required, text},
     error::{Error, Result},
     gpu::{Gpu, start_errands},
+    nodes::{self, Handles},
     options::{Era, Options},
     sys::{self, CStruct},
 };
@@ -27,11 +28,15 @@ const VERSION: &str = concat!("cuda 12080, fake CUDA engine ", env!("CARGO_PKG_V
 pub struct Client {
     /// The CPU engine's.
     pub handle: Raw<sys::PJRT_Client>,
-    /// In the CPU engine's order.
+    /// Those of this process, in the CPU engine's order.
     pub devices: Vec<Device>,
+    /// The same, and their memories, for callers.
+    addressable: Handles<sys::PJRT_Device>,
+    memories: Handles<sys::PJRT_Memory>,
     /// Which XLA is played.
     pub era: Era,
-    options: Options,
+    /// What it was made with.
+    pub options: Options,
     /// Launches on several devices happen in one order on all of them, or their kernels would wait for each other.
     pub launches: Mutex<()>,
 }
@@ -60,19 +65,41 @@ pub struct Place {
 /// Where a device or a memory belongs: the client, the device's number, the memory's.
 type Home = (Arc<Client>, usize, usize);
 
+/// A device as its description names it.
+#[derive(Clone)]
+pub struct Described {
+    client: usize,
+    /// Its process.
+    pub node: i64,
+    /// What it is called; those of other processes as the first of this one.
+    pub name: String,
+}
+
 #[derive(Default)]
 struct Registry {
     clients: HashMap<usize, Arc<Client>>,
     devices: HashMap<usize, (usize, usize)>,
     memories: HashMap<usize, (usize, usize, usize)>,
-    /// Descriptions of devices, for what they are called.
-    descriptions: HashMap<usize, (usize, usize)>,
+    /// Descriptions of all processes' devices, for what they are called and whose they are.
+    descriptions: HashMap<usize, Described>,
+    /// Devices of other processes, by their clients.
+    elsewhere: HashMap<usize, usize>,
 }
 
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 
 fn key<T>(handle: *mut T) -> usize {
     handle.addr()
+}
+
+/// What a description says; `None` for one of a topology, without a device.
+pub fn described(description: *mut sys::PJRT_DeviceDescription) -> Option<Described> {
+    REGISTRY.read().descriptions.get(&key(description)).cloned()
+}
+
+/// Whether a device is one of another process of the job.
+pub fn is_elsewhere(handle: *mut sys::PJRT_Device) -> bool {
+    REGISTRY.read().elsewhere.contains_key(&key(handle))
 }
 
 fn unknown<T>(what: &str, handle: *mut T) -> Error {
@@ -93,6 +120,9 @@ pub fn client(handle: *mut sys::PJRT_Client) -> Result<Arc<Client>> {
 /// INVALID_ARGUMENT for a handle that is none.
 pub fn device(handle: *mut sys::PJRT_Device) -> Result<(Arc<Client>, usize)> {
     let registry = REGISTRY.read();
+    if registry.elsewhere.contains_key(&key(handle)) {
+        return Err(Error::invalid("the device belongs to another process; it can only be named here"));
+    }
     let found = registry
         .devices
         .get(&key(handle))
@@ -135,12 +165,20 @@ impl Client {
         self.devices.iter().position(|device| device.handle.0 == handle)
     }
 
-    fn register(self: Arc<Self>, descriptions: &[*mut sys::PJRT_DeviceDescription]) {
+    /// `all` are all processes' devices with their descriptions and processes, in the order of their numbers in the job.
+    fn register(self: Arc<Self>, all: &[Everywhere]) {
         let mut registry = REGISTRY.write();
         let client = key(self.handle.0);
+        for &(device, description, node) in all {
+            let number = self.number(device);
+            let name = self.devices[number.unwrap_or(0)].gpu.name.clone();
+            registry.descriptions.insert(key(description), Described { client, node, name });
+            if number.is_none() {
+                registry.elsewhere.insert(key(device), client);
+            }
+        }
         for (number, device) in self.devices.iter().enumerate() {
             registry.devices.insert(key(device.handle.0), (client, number));
-            registry.descriptions.insert(key(descriptions[number]), (client, number));
             for (place, memory) in device.memories.iter().enumerate() {
                 registry.memories.entry(key(memory.handle.0)).or_insert((client, number, place));
             }
@@ -152,11 +190,15 @@ impl Client {
         let mut registry = REGISTRY.write();
         let client = key(handle);
         registry.devices.retain(|_, home| home.0 != client);
-        registry.descriptions.retain(|_, home| home.0 != client);
+        registry.descriptions.retain(|_, described| described.client != client);
+        registry.elsewhere.retain(|_, home| *home != client);
         registry.memories.retain(|_, home| home.0 != client);
         registry.clients.remove(&client)
     }
 }
+
+/// A device of the job, its description, and its process.
+type Everywhere = (*mut sys::PJRT_Device, *mut sys::PJRT_DeviceDescription, i64);
 
 impl Drop for Client {
     fn drop(&mut self) {
@@ -164,6 +206,20 @@ impl Drop for Client {
             let args = sys::PJRT_Client_Destroy_Args { client: self.handle.0, ..Default::default() };
             // SAFETY: the client is ours, and nothing names it any more.
             drop(unsafe { cpu.call(args) });
+        }
+    }
+}
+
+impl Device {
+    /// Its number in the job.
+    fn id(&self) -> Result<c_int> {
+        let cpu = cpu::engine()?;
+        // SAFETY: the device lives as long as its client.
+        unsafe {
+            let args = sys::PJRT_Device_GetDescription_Args { device: self.handle.0, ..Default::default() };
+            let device_description = cpu.call(args)?.device_description;
+            let args = sys::PJRT_DeviceDescription_Id_Args { device_description, ..Default::default() };
+            Ok(cpu.call(args)?.id)
         }
     }
 }
@@ -211,7 +267,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
             return Err(Error::new(sys::PJRT_Error_Code_FAILED_PRECONDITION, "No visible GPU devices."));
         }
         let errands = start_errands()?;
-        let open = |&ordinal| Gpu::open(ordinal, |memory| options.threshold(memory), errands.clone());
+        let open = |&ordinal| Gpu::open(ordinal, &options, errands.clone());
         let gpus = ordinals.iter().map(open).collect::<Result<Vec<_>>>()?;
         let name = "cpu_device_count";
         let mut count = sys::PJRT_NamedValue {
@@ -222,9 +278,14 @@ impl Entry for sys::PJRT_Client_Create_Args {
             value_size: 1,
             ..Default::default()
         };
-        count.__bindgen_anon_1.int64_value = gpus.len() as i64;
+        // The CPU engine shows the devices of all processes; those of the others are never computed on.
+        let node = options.node;
+        let counts = nodes::exchange(self, node, gpus.len())?;
+        let first = counts[..node.id as usize].iter().sum::<usize>();
+        let nodes: Vec<i64> = (0..).zip(&counts).flat_map(|(id, &count)| iter::repeat_n(id, count)).collect();
+        count.__bindgen_anon_1.int64_value = nodes.len() as i64;
         // SAFETY: the option lives through the call, the rest are handles of the engine's own.
-        let (handle, devices, descriptions) = unsafe {
+        let (handle, devices, everywhere, memories) = unsafe {
             let made = cpu.call(sys::PJRT_Client_Create_Args {
                 create_options: &raw const count,
                 num_options: 1,
@@ -232,16 +293,31 @@ impl Entry for sys::PJRT_Client_Create_Args {
             })?;
             let client = made.client;
             let all = cpu.call(sys::PJRT_Client_AddressableDevices_Args { client, ..Default::default() })?;
-            let (mut devices, mut descriptions) = (Vec::new(), Vec::new());
-            for (&device, gpu) in list(all.addressable_devices, all.num_addressable_devices).iter().zip(gpus) {
+            let all = list(all.addressable_devices, all.num_addressable_devices);
+            let (mut devices, mut everywhere) = (Vec::new(), Vec::new());
+            for (&device, gpu) in all.iter().skip(first).zip(gpus) {
                 devices.push(Device { handle: Raw(device), gpu, memories: places(device)? });
-                let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
-                descriptions.push(cpu.call(args)?.device_description);
             }
-            (client, devices, descriptions)
+            for (&device, node) in all.iter().zip(nodes) {
+                let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
+                everywhere.push((device, cpu.call(args)?.device_description, node));
+            }
+            let args = cpu.call(sys::PJRT_Client_AddressableMemories_Args { client, ..Default::default() })?;
+            let memories = Handles::copy(args.addressable_memories, args.num_addressable_memories);
+            (client, devices, everywhere, memories)
         };
-        let client = Client { handle: Raw(handle), devices, era, options, launches: Mutex::new(()) };
-        Arc::new(client).register(&descriptions);
+        let handles: Vec<_> = devices.iter().map(|device| device.handle.0).collect();
+        let reached: Vec<_> = devices.iter().flat_map(|device| &device.memories).map(|place| place.handle.0).collect();
+        let client = Client {
+            handle: Raw(handle),
+            devices,
+            addressable: Handles::from(handles),
+            memories: memories.only(|memory| reached.contains(&memory)),
+            era,
+            options,
+            launches: Mutex::new(()),
+        };
+        Arc::new(client).register(&everywhere);
         self.client = handle;
         Ok(())
     }
@@ -255,6 +331,47 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         let client = Client::unregister(self.client).ok_or_else(|| unknown("client", self.client))?;
         // On a GPU that is lost there is nothing to wait for, and the end of a client never fails.
         client.devices.iter().for_each(|device| drop(device.gpu.drain()));
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_ProcessIndex_Args {
+    unsafe fn run(&mut self) -> Result {
+        self.process_index = client(self.client)?.options.node.id as c_int;
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_AddressableDevices_Args {
+    unsafe fn run(&mut self) -> Result {
+        let client = client(self.client)?;
+        (self.addressable_devices, self.num_addressable_devices) = client.addressable.as_list();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_AddressableMemories_Args {
+    unsafe fn run(&mut self) -> Result {
+        let client = client(self.client)?;
+        (self.addressable_memories, self.num_addressable_memories) = client.memories.as_list();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_DefaultDeviceAssignment_Args {
+    unsafe fn run(&mut self) -> Result {
+        let client = client(self.client)?;
+        let wanted = i64::from(self.num_replicas) * i64::from(self.num_partitions);
+        let fits = usize::try_from(wanted).is_ok_and(|wanted| wanted <= client.devices.len());
+        if client.options.node.nodes == 1 || !fits || self.default_assignment_size < wanted as usize {
+            // SAFETY: the caller's struct, as it came.
+            return unsafe { cpu::engine()?.pass(self) };
+        }
+        // What fits this process runs here.
+        for (place, device) in client.devices.iter().take(wanted as usize).enumerate() {
+            // SAFETY: the device is alive; the caller has room for so many.
+            unsafe { self.default_assignment.add(place).write(device.id()?) };
+        }
         Ok(())
     }
 }
@@ -289,14 +406,6 @@ impl Entry for sys::PJRT_TopologyDescription_PlatformVersion_Args {
     }
 }
 
-impl Entry for sys::PJRT_Device_LocalHardwareId_Args {
-    unsafe fn run(&mut self) -> Result {
-        let (client, number) = device(self.device)?;
-        self.local_hardware_id = client.devices[number].gpu.ordinal;
-        Ok(())
-    }
-}
-
 impl Entry for sys::PJRT_Client_LookupAddressableDevice_Args {
     unsafe fn run(&mut self) -> Result {
         let client = client(self.client)?;
@@ -307,92 +416,6 @@ impl Entry for sys::PJRT_Client_LookupAddressableDevice_Args {
             })?
             .handle
             .0;
-        Ok(())
-    }
-}
-
-/// A text that the C API may keep for ever; there are few of them.
-fn keep(text: &str) -> (*const c_char, usize) {
-    static KEPT: Mutex<Vec<CString>> = Mutex::new(Vec::new());
-    let mut kept = KEPT.lock();
-    let wanted = CString::new(text).unwrap_or_default();
-    let at = kept.iter().position(|known| *known == wanted).unwrap_or_else(|| {
-        kept.push(wanted);
-        kept.len() - 1
-    });
-    (kept[at].as_ptr(), kept[at].as_bytes().len())
-}
-
-impl Entry for sys::PJRT_DeviceDescription_Kind_Args {
-    unsafe fn run(&mut self) -> Result {
-        let home = REGISTRY.read().descriptions.get(&key(self.device_description)).copied();
-        let Some((handle, number)) = home else {
-            // One of a topology, without a device.
-            // SAFETY: the caller's struct, as it came.
-            return unsafe { cpu::engine()?.pass(self) };
-        };
-        let registry = REGISTRY.read();
-        let client = registry.clients.get(&handle).ok_or_else(|| unknown("description", self.device_description))?;
-        (self.device_kind, self.device_kind_size) = keep(&client.devices[number].gpu.name);
-        Ok(())
-    }
-}
-
-/// What JAX asks a CUDA device for.
-struct Attributes([sys::PJRT_NamedValue; 2]);
-
-// SAFETY: names and values are constants.
-unsafe impl Send for Attributes {}
-// SAFETY: as above.
-unsafe impl Sync for Attributes {}
-
-static ATTRIBUTES: LazyLock<Attributes> = LazyLock::new(|| {
-    const CAPABILITY: &str = "9.0";
-    let named = |name: &'static str, kind, value_size| sys::PJRT_NamedValue {
-        struct_size: sys::PJRT_NamedValue::STRUCT_SIZE,
-        name: name.as_ptr().cast(),
-        name_size: name.len(),
-        type_: kind,
-        value_size,
-        ..Default::default()
-    };
-    let mut capability = named("compute_capability", sys::PJRT_NamedValue_kString, CAPABILITY.len());
-    capability.__bindgen_anon_1.string_value = CAPABILITY.as_ptr().cast();
-    let mut cores = named("core_count", sys::PJRT_NamedValue_kInt64, 1);
-    cores.__bindgen_anon_1.int64_value = 132;
-    Attributes([capability, cores])
-});
-
-impl Entry for sys::PJRT_DeviceDescription_Attributes_Args {
-    unsafe fn run(&mut self) -> Result {
-        (self.attributes, self.num_attributes) = (ATTRIBUTES.0.as_ptr(), ATTRIBUTES.0.len());
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Device_MemoryStats_Args {
-    unsafe fn run(&mut self) -> Result {
-        let (client, number) = device(self.device)?;
-        let gpu = &client.devices[number].gpu;
-        let pool = |which| gpu.pool_attribute(which).map(|value| value as i64);
-        self.bytes_in_use = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
-        self.peak_bytes_in_use = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
-        self.pool_bytes = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        self.peak_pool_bytes = pool(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
-        self.num_allocs = gpu.allocations.load(std::sync::atomic::Ordering::Relaxed) as i64;
-        self.largest_alloc_size = gpu.largest.load(std::sync::atomic::Ordering::Relaxed) as i64;
-        self.bytes_limit = client.options.limit(gpu.memory) as i64;
-        self.bytes_reserved_is_set = false;
-        self.peak_bytes_reserved_is_set = false;
-        self.bytes_reservable_limit_is_set = false;
-        self.largest_free_block_bytes_is_set = false;
-        self.peak_allocated_bytes_is_set = false;
-        self.peak_bytes_in_use_is_set = true;
-        self.pool_bytes_is_set = true;
-        self.peak_pool_bytes_is_set = true;
-        self.num_allocs_is_set = true;
-        self.largest_alloc_size_is_set = true;
-        self.bytes_limit_is_set = true;
         Ok(())
     }
 }

@@ -102,6 +102,8 @@ functions! {
     cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
     cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
     cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
     cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
     cuMemFreeAsync(CUdeviceptr, CUstream);
     cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);

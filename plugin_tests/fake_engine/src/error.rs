@@ -48,6 +48,15 @@ impl Error {
         Self::new(sys::PJRT_Error_Code_RESOURCE_EXHAUSTED, message)
     }
 
+    /// Takes back what [`Self::into_raw`] gave; `None` for NULL.
+    ///
+    /// # Safety
+    /// `error` must be NULL or come from there, and not be used again.
+    pub unsafe fn from_raw(error: *mut sys::PJRT_Error) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        (!error.is_null()).then(|| unsafe { Box::from_raw(error.cast::<Own>()) }.error)
+    }
+
     /// Hands the error to the caller of the C API, who destroys it.
     pub fn into_raw(self) -> *mut sys::PJRT_Error {
         Box::into_raw(Box::new(Own { table: &raw const TABLE.0, error: self })).cast()

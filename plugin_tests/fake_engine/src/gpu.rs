@@ -24,9 +24,11 @@ use cudarc::driver::sys::{CUevent, CUmemPool_attribute, CUmemoryPool, CUstream};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    bfc::{Bfc, Region},
     driver::{Context, Functions, Range, driver},
     error::{Error, Result},
     milestone::{Mark, Milestone},
+    options::Options,
     sys,
 };
 
@@ -51,14 +53,38 @@ pub enum Message {
     Watch(Weak<Gpu>),
 }
 
+/// How long an allocation of `bfc` waits for what another one frees, as in XLA (`bfc_allocator.cc`, `kMaxMillisToWait`).
+const RETRY: Duration = Duration::from_secs(10);
+
 /// How long nothing may happen before the GPUs are looked after.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Where memory for arrays and scratch comes from.
+enum Store {
+    /// The driver's pool.
+    Pool(CUmemoryPool),
+    /// A region of our own.
+    Region(Region),
+}
+
+/// What a GPU's memory for arrays and scratch comes to, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Given out.
+    pub in_use: u64,
+    /// At most so far.
+    pub peak_in_use: u64,
+    /// Taken from the device.
+    pub reserved: u64,
+    /// At most so far.
+    pub peak_reserved: u64,
+}
 
 /// See the module.
 pub struct Gpu {
     driver: &'static Functions,
     context: Context,
-    pool: CUmemoryPool,
+    store: Store,
     /// Its place in the driver's order.
     pub ordinal: i32,
     /// Its product name.
@@ -113,11 +139,11 @@ impl Gpu {
         driver.out("cuDeviceGetCount", 0, |count| unsafe { (driver.cuDeviceGetCount)(count) })
     }
 
-    /// The GPU with this place in the driver's order; its pool keeps `threshold` bytes that nobody uses.
+    /// The GPU with this place in the driver's order, its memory as `options` say.
     ///
     /// # Errors
     /// The driver's.
-    pub fn open(ordinal: c_int, threshold: impl FnOnce(u64) -> u64, errands: Sender<Message>) -> Result<Arc<Self>> {
+    pub fn open(ordinal: c_int, options: &Options, errands: Sender<Message>) -> Result<Arc<Self>> {
         let driver = driver()?;
         // SAFETY: the driver is initialised and says itself what it does not know.
         let device = driver.out("cuDeviceGet", 0, |device| unsafe { (driver.cuDeviceGet)(device, ordinal) })?;
@@ -130,18 +156,28 @@ impl Gpu {
         // SAFETY: the device is the driver's, as the driver just said.
         let memory =
             driver.out("cuDeviceTotalMem", 0, |bytes| unsafe { (driver.cuDeviceTotalMem_v2)(bytes, device) })?;
-        // SAFETY: as above.
-        let pool = driver.out("cuDeviceGetDefaultMemPool", ptr::null_mut(), |pool| unsafe {
-            (driver.cuDeviceGetDefaultMemPool)(pool, device)
-        })?;
+        let memory = memory as u64;
         let context = Context::retain(driver, device)?;
+        let store = match options.region(memory) {
+            Some(bytes) => {
+                let _entered = context.enter()?;
+                // SAFETY: the context is current.
+                let start = driver.out("cuMemAlloc", 0, |at| unsafe { (driver.cuMemAlloc_v2)(at, bytes as usize) })?;
+                Store::Region(Region::new(start, bytes))
+            }
+            // XLA ends the process where there is none.
+            // SAFETY: as above.
+            None => Store::Pool(driver.out("cuDeviceGetDefaultMemPool", ptr::null_mut(), |pool| unsafe {
+                (driver.cuDeviceGetDefaultMemPool)(pool, device)
+            })?),
+        };
         let mut gpu = Self {
             driver,
             context,
-            pool,
+            store,
             ordinal,
             name,
-            memory: memory as u64,
+            memory,
             compute: ptr::null_mut(),
             inward: ptr::null_mut(),
             outward: ptr::null_mut(),
@@ -166,16 +202,18 @@ impl Gpu {
             };
             *gpu.streams().nth(stream).ok_or_else(|| Error::internal("more streams than places"))? = made;
         }
-        let mut threshold = threshold(gpu.memory);
-        let _entered = context.enter()?;
-        // SAFETY: the attribute is a u64.
-        driver.check("cuMemPoolSetAttribute", unsafe {
-            (driver.cuMemPoolSetAttribute)(
-                pool,
-                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-                (&raw mut threshold).cast(),
-            )
-        })?;
+        if let Store::Pool(pool) = gpu.store {
+            let mut threshold = options.threshold(gpu.memory);
+            let _entered = context.enter()?;
+            // SAFETY: the attribute is a u64.
+            driver.check("cuMemPoolSetAttribute", unsafe {
+                (driver.cuMemPoolSetAttribute)(
+                    pool,
+                    CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                    (&raw mut threshold).cast(),
+                )
+            })?;
+        }
         let gpu = Arc::new(gpu);
         // The thread lives as long as there are senders.
         let _ = gpu.errands.send(Message::Watch(Arc::downgrade(&gpu)));
@@ -219,6 +257,10 @@ impl Gpu {
         let _entered = self.context.enter()?;
         let driver = self.driver;
         let allocate = || {
+            if let Store::Region(region) = &self.store {
+                let full = || Error::exhausted("the region of the bfc allocator is full");
+                return region.allocate(bytes, RETRY).ok_or_else(full);
+            }
             // SAFETY: the stream is ours, and its context current.
             driver.out("cuMemAllocAsync", 0, |at| unsafe { (driver.cuMemAllocAsync)(at, bytes as usize, self.compute) })
         };
@@ -226,9 +268,12 @@ impl Gpu {
             if error.code != sys::PJRT_Error_Code_RESOURCE_EXHAUSTED {
                 return Err(error);
             }
-            self.synchronize(self.compute)?;
-            allocate().map_err(|error| {
-                let in_use = self.pool_attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
+            let again = match &self.store {
+                Store::Pool(_) => self.synchronize(self.compute).and_then(|()| allocate()),
+                Store::Region(_) => Err(error),
+            };
+            again.map_err(|error| {
+                let in_use = self.usage().map_or(0, |usage| usage.in_use);
                 Error::new(
                     error.code,
                     format!(
@@ -247,21 +292,42 @@ impl Gpu {
     /// Gives memory of the pool back, once the compute stream has come to here.
     pub fn free(&self, address: u64) {
         let Ok(_entered) = self.context.enter() else { return };
-        if address != 0 {
+        if let Store::Region(region) = &self.store {
+            region.free(address);
+        } else if address != 0 {
             // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said why.
             unsafe { (self.driver.cuMemFreeAsync)(address, self.compute) };
         }
     }
 
-    /// A number of the pool.
+    /// What the memory comes to.
     ///
     /// # Errors
     /// The driver's.
-    pub fn pool_attribute(&self, which: CUmemPool_attribute) -> Result<u64> {
+    pub fn usage(&self) -> Result<Usage> {
+        use CUmemPool_attribute::{
+            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+            CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+        };
+        let pool = match &self.store {
+            Store::Pool(pool) => *pool,
+            Store::Region(region) => {
+                let (bytes, in_use, peak) = region.with(|bfc| (bfc.bytes, bfc.in_use, bfc.peak));
+                return Ok(Usage { in_use, peak_in_use: peak, reserved: bytes, peak_reserved: bytes });
+            }
+        };
         let _entered = self.context.enter()?;
-        // SAFETY: the attribute is a u64.
-        self.driver.out("cuMemPoolGetAttribute", 0_u64, |value| unsafe {
-            (self.driver.cuMemPoolGetAttribute)(self.pool, which, value.cast())
+        let attribute = |which| {
+            // SAFETY: the attribute is a u64.
+            self.driver.out("cuMemPoolGetAttribute", 0_u64, |value| unsafe {
+                (self.driver.cuMemPoolGetAttribute)(pool, which, value.cast())
+            })
+        };
+        Ok(Usage {
+            in_use: attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            peak_in_use: attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            reserved: attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            peak_reserved: attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
         })
     }
 
@@ -438,6 +504,10 @@ impl Drop for Gpu {
         for stream in self.streams().filter(|stream| !stream.is_null()) {
             // SAFETY: the stream is ours, and this is its end; the driver finishes what stands in it.
             unsafe { (driver.cuStreamDestroy_v2)(*stream) };
+        }
+        if let Store::Region(region) = &self.store {
+            // SAFETY: taken once, given back once; the streams have finished what used it.
+            unsafe { (driver.cuMemFree_v2)(region.with(Bfc::start)) };
         }
     }
 }

@@ -5,10 +5,12 @@
 //!         |  PJRT C API 0.89, platform "cuda"
 //!  libfake_cuda_engine.so
 //!    table entry error      the functions, the edge, the errors
-//!    client program         the CPU engine's handles, and what stands behind them here
+//!    client device program  the CPU engine's handles, and what stands behind them here
 //!    buffer view transfer   arrays: where their bytes are and when
 //!    execute run            launches; what a kernel does
+//!    nodes                  the other processes of a job
 //!    gpu milestone memory   streams, points in them, shared memory
+//!    bfc                    a fixed share of the GPU, as XLA's allocator of that name
 //!         |                                  |
 //!  cpu: xla_cpu_pjrt.so               driver: libfake_cuda.so
 //!  compiles and computes              device memory (of the host), streams (threads), a race detector
@@ -27,17 +29,25 @@
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
 //! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
 //!
-//! What is not played: send and receive callbacks, layouts with tiles, and jobs of several processes.
+//! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the driver's pool.
+//!
+//! In a job of several processes each one learns of the others' GPUs through the caller's store of keys and values. They are
+//! there to be seen, with their numbers and processes; programs that run on them too, and so all collectives between processes, are
+//! refused.
+//!
+//! What is not played: send and receive callbacks, layouts with tiles.
 
 #[allow(dead_code, reason = "the library's own file, of which not all is needed here")]
 #[path = "../../../src/engine/abi.rs"]
 mod abi;
 mod alias;
 mod async_transfer;
+mod bfc;
 mod buffer;
 mod client;
 mod context;
 mod cpu;
+mod device;
 mod driver;
 mod entry;
 mod error;
@@ -46,6 +56,7 @@ mod extensions;
 mod gpu;
 mod memory;
 mod milestone;
+mod nodes;
 mod options;
 mod program;
 mod run;

@@ -5,6 +5,7 @@ use std::env;
 use crate::{
     entry::{list, text},
     error::{Error, Result},
+    nodes::Node,
     sys,
 };
 
@@ -66,11 +67,19 @@ pub struct Options {
     pub preallocate: bool,
     /// The GPUs to use, all of them without.
     pub visible_devices: Option<Vec<i64>>,
+    /// Which process this is, of how many.
+    pub node: Node,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { allocator: "default".into(), memory_fraction: 0.75, preallocate: true, visible_devices: None }
+        Self {
+            allocator: "default".into(),
+            memory_fraction: 0.75,
+            preallocate: true,
+            visible_devices: None,
+            node: Node::default(),
+        }
     }
 }
 
@@ -79,7 +88,7 @@ impl Options {
     ///
     /// # Errors
     /// INVALID_ARGUMENT for an option that is unknown or of another type, in XLA's words; UNIMPLEMENTED for an allocator
-    /// that is unknown, and for jobs of several processes.
+    /// that is unknown.
     ///
     /// # Safety
     /// The list and what it names must be valid.
@@ -108,12 +117,8 @@ impl Options {
                     "visible_devices" => {
                         read.visible_devices = Some(list(value.int64_array_value, option.value_size).to_vec());
                     }
-                    "num_nodes" if value.int64_value > 1 => {
-                        return Err(Error::unimplemented(format!(
-                            "num_nodes is {}, but the fake CUDA engine plays one process",
-                            value.int64_value
-                        )));
-                    }
+                    "node_id" => read.node.id = value.int64_value,
+                    "num_nodes" => read.node.nodes = value.int64_value,
                     _ => {}
                 }
             }
@@ -130,6 +135,12 @@ impl Options {
     /// Bytes that the pool keeps although nobody uses them: with `preallocate`, XLA's share of the GPU.
     pub fn threshold(&self, memory: u64) -> u64 {
         if self.preallocate { self.share(memory) } else { 0 }
+    }
+
+    /// Bytes of a GPU that `bfc` divides, rounded up to 2 MiB as XLA does (`gpu_helpers.cc`); `None` with another allocator. They
+    /// are taken at once even without `preallocate`, where XLA would take them as they are needed.
+    pub fn region(&self, memory: u64) -> Option<u64> {
+        (self.allocator == "bfc").then(|| self.share(memory).next_multiple_of(2 << 20))
     }
 
     /// `bytes_limit` of the statistics; XLA's `cuda_async` knows none.

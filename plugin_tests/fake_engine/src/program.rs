@@ -225,7 +225,13 @@ impl Loaded {
             let args = sys::PJRT_LoadedExecutable_AddressableDevices_Args { executable: handle, ..Default::default() };
             let args = cpu.call(args)?;
             let devices = list(args.addressable_devices, args.num_addressable_devices).iter();
+            let wanted = devices.len();
             loaded.devices = devices.filter_map(|&device| loaded.client.number(device)).collect();
+            if loaded.devices.len() != wanted {
+                return Err(Error::unimplemented(
+                    "the program runs on devices of other processes too, which the fake CUDA engine does not play",
+                ));
+            }
         }
         LOADED.write().insert(handle.addr(), Arc::new(loaded));
         Ok(handle)

@@ -135,25 +135,25 @@ fill! {
         PJRT_Executable_GetCompileOptions PJRT_Executable_GetCompileOptions_Args
         PJRT_Event_Create PJRT_Event_Create_Args
         PJRT_Event_Set PJRT_Event_Set_Args
+        PJRT_Client_ProcessIndex PJRT_Client_ProcessIndex_Args
+        PJRT_Client_AddressableDevices PJRT_Client_AddressableDevices_Args
+        PJRT_Client_AddressableMemories PJRT_Client_AddressableMemories_Args
+        PJRT_Client_DefaultDeviceAssignment PJRT_Client_DefaultDeviceAssignment_Args
+        PJRT_DeviceDescription_ProcessIndex PJRT_DeviceDescription_ProcessIndex_Args
+        PJRT_Device_IsAddressable PJRT_Device_IsAddressable_Args
+        PJRT_Device_AddressableMemories PJRT_Device_AddressableMemories_Args
+        PJRT_Device_DefaultMemory PJRT_Device_DefaultMemory_Args
     }
     // The CPU engine's: they touch no buffer and no event.
     pass {
         PJRT_Plugin_Initialize PJRT_Plugin_Initialize_Args
         PJRT_Plugin_Attributes PJRT_Plugin_Attributes_Args
-        PJRT_Client_ProcessIndex PJRT_Client_ProcessIndex_Args
         PJRT_Client_Devices PJRT_Client_Devices_Args
-        PJRT_Client_AddressableDevices PJRT_Client_AddressableDevices_Args
         PJRT_Client_LookupDevice PJRT_Client_LookupDevice_Args
-        PJRT_Client_AddressableMemories PJRT_Client_AddressableMemories_Args
-        PJRT_Client_DefaultDeviceAssignment PJRT_Client_DefaultDeviceAssignment_Args
         PJRT_DeviceDescription_Id PJRT_DeviceDescription_Id_Args
-        PJRT_DeviceDescription_ProcessIndex PJRT_DeviceDescription_ProcessIndex_Args
         PJRT_DeviceDescription_DebugString PJRT_DeviceDescription_DebugString_Args
         PJRT_DeviceDescription_ToString PJRT_DeviceDescription_ToString_Args
         PJRT_Device_GetDescription PJRT_Device_GetDescription_Args
-        PJRT_Device_IsAddressable PJRT_Device_IsAddressable_Args
-        PJRT_Device_AddressableMemories PJRT_Device_AddressableMemories_Args
-        PJRT_Device_DefaultMemory PJRT_Device_DefaultMemory_Args
         PJRT_Memory_Id PJRT_Memory_Id_Args
         PJRT_Memory_Kind PJRT_Memory_Kind_Args
         PJRT_Memory_DebugString PJRT_Memory_DebugString_Args

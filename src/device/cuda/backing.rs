@@ -16,11 +16,24 @@ use crate::{
     units::Bytes,
 };
 
-/// How much memory comes and goes at once. The driver takes about as long for a large chunk as for a small one, 0.1 ms by published
-/// figures, and keeps a handle of each: a GPU of 140 GiB has 4500 of these, which are made in half a second, and with chunks of
-/// 2 MiB it would be 72000. Smaller ones would give back a little more of a hole, whose edges stay: 32 MiB on the average, less than
-/// a thousandth of what such a GPU has.
+/// The most memory that comes and goes at once. The driver takes about as long for a large chunk as for a small one, 0.1 ms by
+/// published figures, and keeps a handle of each: a GPU of 140 GiB has 4500 of these, which are made in half a second, and with
+/// chunks of 2 MiB it would be 72000.
 pub const CHUNK: Bytes = Bytes::mib(32);
+
+/// A limit is at least so many chunks, as far as the driver's unit allows.
+///
+/// What is given back of a hole ends at chunks, so about one chunk of each hole stays, and a hole of two always gives one: with 256
+/// that is less than half a percent and less than one percent of the limit. To map so many takes about 26 ms, a small part of
+/// what an engine takes to start. Four times as many would give back a third of a percent more of the limit for each hole, for
+/// four times that. From 8 GiB on chunks have their largest size, and there are more of them.
+const CHUNKS_OF_A_LIMIT: u64 = 256;
+
+/// The size of the chunks for a limit, a power of two, on a device that maps memory in units of `unit`.
+pub(super) fn chunk_for(limit: Bytes, unit: Bytes) -> Bytes {
+    let share = (limit.get() / CHUNKS_OF_A_LIMIT).max(1);
+    Bytes::new(1 << share.ilog2()).min(CHUNK).max(unit)
+}
 
 /// What `cuMemAlloc` promises: its allocations start at multiples of this.
 const ALLOCATION_UNIT: Bytes = Bytes::new(256);
@@ -36,25 +49,32 @@ pub struct CudaBacking {
 }
 
 impl CudaBacking {
-    /// Regions whose memory can be given back [`CHUNK`] by chunk while their addresses stay. A device that cannot do that has
-    /// regions as [`Self::with_driver_allocations`].
+    /// Regions whose memory can be given back chunk by chunk while their addresses stay: the chunks are at most [`CHUNK`], and
+    /// smaller where all regions together have no more than a `limit` of some GiB. A device that cannot do that has regions as
+    /// [`Self::with_driver_allocations`].
     ///
     /// # Errors
     /// The driver's reason.
-    pub fn new(device: Arc<CudaDevice>) -> Result<Self> {
-        Self::with_chunks(device, CHUNK)
+    pub fn new(device: Arc<CudaDevice>, limit: Bytes) -> Result<Self> {
+        Self::chunked(device, |unit| chunk_for(limit, unit))
     }
 
-    /// [`Self::new`] with chunks of another size.
+    /// [`Self::new`] with chunks of one size.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` where the driver does not map memory in such units; else its reason.
     pub fn with_chunks(device: Arc<CudaDevice>, chunk: Bytes) -> Result<Self> {
+        Self::chunked(device, |_| chunk)
+    }
+
+    /// `size` says how large a chunk is where the driver's unit is the one that it is given.
+    fn chunked(device: Arc<CudaDevice>, size: impl FnOnce(Bytes) -> Bytes) -> Result<Self> {
         let Some(maker) = Maker::new(device.context(), device.ordinal(), device.peers())? else {
             log::info!("GPU {} maps no memory to chosen addresses: regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         };
         let unit = maker.granularity();
+        let chunk = size(unit);
         if !(unit.get().is_power_of_two() && unit >= ALLOCATION_UNIT && chunk.is_multiple_of(unit) && !chunk.is_zero())
         {
             return Err(Error::invalid_argument(format!(

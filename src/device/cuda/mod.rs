@@ -45,6 +45,6 @@ pub use self::{
     device::{CudaDevice, MemoryInfo},
     driver::{Driver, Unavailable},
     pinned::PinnedBacking,
-    pool::{EnginePool, PoolUsage},
+    pool::{EnginePool, FixedShare, PoolUsage},
     probe::{Gpu, Offer, Version, probe, probe_library},
 };

@@ -108,6 +108,34 @@ impl EnginePool {
     }
 }
 
+/// What the engine keeps of a device for good, where it has no pool: nothing goes back.
+#[derive(Clone, Debug)]
+pub struct FixedShare {
+    device: Arc<CudaDevice>,
+    bytes: Bytes,
+}
+
+impl FixedShare {
+    /// The engine has taken `bytes` of `device`.
+    pub fn new(device: &Arc<CudaDevice>, bytes: Bytes) -> Self {
+        Self { device: Arc::clone(device), bytes }
+    }
+}
+
+impl ScratchPool for FixedShare {
+    fn reserved(&self) -> Result<Bytes> {
+        Ok(self.bytes)
+    }
+
+    fn trim(&self) -> Result<Bytes> {
+        Ok(self.bytes)
+    }
+
+    fn free_on_device(&self) -> Result<Bytes> {
+        Ok(self.device.memory_info()?.free)
+    }
+}
+
 impl ScratchPool for EnginePool {
     fn reserved(&self) -> Result<Bytes> {
         Ok(self.usage()?.reserved)

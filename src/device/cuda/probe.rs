@@ -18,7 +18,7 @@ use std::{
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::driver::{Driver, Failure, LIBRARY, Unavailable, out};
+use super::driver::{Driver, Failure, LIBRARY, Unavailable, out, out_pointer};
 use crate::units::Bytes;
 
 /// What the driver offers.
@@ -41,6 +41,9 @@ pub struct Gpu {
     pub memory: Bytes,
     /// Which instructions it runs: what an engine must have been built for.
     pub compute_capability: Version,
+    /// Whether it has memory that is allocated and freed in the order of streams (`cuMemAllocAsync`). Some virtual and some
+    /// embedded GPUs have none.
+    pub pools: bool,
 }
 
 /// A major and a minor number.
@@ -63,15 +66,19 @@ impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.gpus.len();
         write!(f, "NVIDIA driver for CUDA {}: {count} GPU{}", self.cuda, if count == 1 { "" } else { "s" })?;
-        let alike =
-            |a: &Gpu, b: &Gpu| (&a.name, a.memory, a.compute_capability) == (&b.name, b.memory, b.compute_capability);
+        let alike = |a: &Gpu, b: &Gpu| {
+            (&a.name, a.memory, a.compute_capability, a.pools) == (&b.name, b.memory, b.compute_capability, b.pools)
+        };
         for (index, group) in self.gpus.chunk_by(alike).enumerate() {
             write!(f, "{} ", if index == 0 { ":" } else { ";" })?;
             if group.len() > 1 {
                 write!(f, "{} x ", group.len())?;
             }
-            let Gpu { name, memory, compute_capability, .. } = &group[0];
+            let Gpu { name, memory, compute_capability, pools, .. } = &group[0];
             write!(f, "{name}, {memory}, compute capability {compute_capability}")?;
+            if !pools {
+                write!(f, ", no memory pools")?;
+            }
         }
         Ok(())
     }
@@ -115,5 +122,11 @@ fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, Failure> {
         major: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         minor: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     };
-    Ok(Gpu { ordinal, name, memory: Bytes::new(memory as u64), compute_capability })
+    // An attribute that the driver does not know is one that the device has not. XLA ends the process where the pool is
+    // promised and cannot be had.
+    let promised = driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+    // SAFETY: the device is one of the driver's, and one value is written.
+    let pools = promised.is_ok_and(|value| value != 0)
+        && out_pointer(|pool| unsafe { driver.default_pool(pool, device) }).is_ok();
+    Ok(Gpu { ordinal, name, memory: Bytes::new(memory as u64), compute_capability, pools })
 }

@@ -53,7 +53,7 @@ pub extern "C" fn fake_cuda_reset_violations() {
 }
 
 /// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0 or 1),
-/// `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out of memory; 1 is the next one)
+/// `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out of memory; 1 is the next one)
 /// or `strict` (1: a violation is said on stderr, and the process ends with status 70). A value that is not allowed is said
 /// on stderr and gives CUDA_ERROR_INVALID_VALUE.
 ///

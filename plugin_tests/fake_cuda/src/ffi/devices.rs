@@ -46,7 +46,7 @@ functions! {
     call cuDeviceGetAttribute(value: Out<c_int> as *mut c_int, which: c_uint as sys::CUdevice_attribute, device: c_int)
         |driver| {
             driver.gpu(device)?;
-            value.put(device::attribute(which)?)
+            value.put(device::attribute(driver, which)?)
         };
     call cuDeviceCanAccessPeer(answer: Out<c_int> as *mut c_int, device: c_int, peer: c_int) |driver| {
         let (one, other) = (driver.gpu(device)?, driver.gpu(peer)?);

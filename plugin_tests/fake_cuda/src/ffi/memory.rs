@@ -197,11 +197,11 @@ functions! {
     };
 
     call cuDeviceGetDefaultMemPool(pool: Out<usize> as *mut sys::CUmemoryPool, device: c_int) |driver| {
-        pool.put(crate::device::pool_handle(driver.gpu(device)?))
+        pool.put(driver.pool_of(device)?)
     };
     // The current pool of a device is the default one: nothing here sets another.
     call cuDeviceGetMemPool(pool: Out<usize> as *mut sys::CUmemoryPool, device: c_int) |driver| {
-        pool.put(crate::device::pool_handle(driver.gpu(device)?))
+        pool.put(driver.pool_of(device)?)
     };
     call cuMemPoolGetAttribute(
         pool: usize as sys::CUmemoryPool,

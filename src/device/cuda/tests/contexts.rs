@@ -158,7 +158,7 @@ fn what_copies_cost_comes_from_the_memorys_clock_and_bus() {
     let _session = Session::begin(&[]);
     let gpu = CudaDevice::open(with_attributes(h200), 0, &[]).expect("a GPU");
     // 4.9 TB/s, of which a copy gets 0.8, and uses it twice.
-    let costs = CudaBacking::new(gpu).expect("a device").costs();
+    let costs = CudaBacking::new(gpu, Bytes::gib(1)).expect("a device").costs();
     assert_eq!(costs.per_mib, 533);
     assert!(costs.remap.is_some_and(|remap| remap.per_mib > costs.per_mib), "{costs:?}");
 }
@@ -171,7 +171,7 @@ fn a_device_that_maps_nothing_has_allocations() {
         1
     }
     let gpu = CudaDevice::open(with_attributes(none), 0, &[]).expect("a GPU");
-    let backing = CudaBacking::new(gpu.clone()).expect("a device");
+    let backing = CudaBacking::new(gpu.clone(), Bytes::gib(1)).expect("a device");
     assert_eq!((backing.granularity(), backing.costs().remap), (Bytes::new(256), None));
     let (region, content) = filled(&backing, 1 << 20, 1);
     assert_eq!(discard(&backing, region.address, 1 << 20), Ok(Bytes::ZERO));

@@ -193,7 +193,7 @@ fn costs_come_from_the_bandwidth_and_prefer_what_is_cheaper() {
     let costs = rig.chunked().costs();
     assert_eq!(costs.per_mib, 2621);
     assert_eq!(costs.remap.map(|remap| (remap.page, remap.per_mib)), Some((CHUNK, 75_000)));
-    let large = CudaBacking::new(rig.gpu.clone()).expect("a device that maps").costs();
+    let large = CudaBacking::new(rig.gpu.clone(), Bytes::gib(140)).expect("a device that maps").costs();
     assert_eq!(large.remap.map(|remap| (remap.page, remap.per_mib)), Some((super::super::CHUNK, 4687)));
     assert_eq!(CudaBacking::with_driver_allocations(rig.gpu.clone()).costs().remap, None);
 }

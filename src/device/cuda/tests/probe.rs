@@ -22,6 +22,12 @@ const SOURCE: &str = r#"
 #ifndef GPUS
 #define GPUS 3
 #endif
+#ifndef POOLS
+#define POOLS 1
+#endif
+#ifndef POOL
+#define POOL 0
+#endif
 #ifndef TOTAL_MEMORY
 #define TOTAL_MEMORY cuDeviceTotalMem_v2
 #endif
@@ -42,8 +48,14 @@ int TOTAL_MEMORY(size_t *bytes, int device) {
     return 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    if (attribute == 115) return out(value, POOLS);
     if (attribute != 75 && attribute != 76) return 1;
     return out(value, attribute == 75 ? (device < 42 ? 9 : 8) : (device < 42 ? 0 : 9));
+}
+int cuDeviceGetDefaultMemPool(void **pool, int device) {
+    if (!started || device < 40) return 1;
+    *pool = 0;
+    return POOL;
 }
 int cuGetErrorName(int code, const char **text) {
     if (code != 100) { *text = 0; return 1; }
@@ -104,7 +116,8 @@ fn a_driver_tells_its_version_and_gpus() {
             ordinal: 2,
             name: "NVIDIA L4".to_owned(),
             memory: Bytes::mib(23034),
-            compute_capability: Version { major: 8, minor: 9 }
+            compute_capability: Version { major: 8, minor: 9 },
+            pools: true,
         }
     );
     assert_eq!(driver.gpus[0].memory, Bytes::new(150_110_994_432));
@@ -176,4 +189,17 @@ fn this_machine_gives_an_answer() {
     let answer = text();
     assert!(answer.contains("NVIDIA driver") && !answer.contains('\n'), "{answer}");
     assert_eq!(text(), answer);
+}
+
+#[test]
+fn a_gpu_has_pools_where_it_promises_them_and_keeps_that() {
+    for definition in ["-DPOOLS=0", "-DPOOL=801"] {
+        let made = make(&[definition]);
+        let driver = probe_library(&made.library).expect("a driver");
+        assert!(driver.gpus.iter().all(|gpu| !gpu.pools), "{definition}: {driver:?}");
+        assert!(
+            driver.to_string().ends_with("NVIDIA L4, 22.49GiB, compute capability 8.9, no memory pools"),
+            "{driver}"
+        );
+    }
 }

@@ -80,6 +80,32 @@ fn a_region_that_cannot_be_made_leaves_nothing() {
 }
 
 #[test]
+fn chunks_shrink_with_the_limit() {
+    use crate::device::cuda::{CHUNK as LARGEST, backing::chunk_for};
+    let unit = Bytes::mib(2);
+    let sizes = [(1, 2), (24, 2), (512, 2), (1023, 2), (1024, 4), (1500, 4), (8191, 16), (8192, 32), (143_360, 32)];
+    for (limit, chunk) in sizes {
+        assert_eq!(chunk_for(Bytes::mib(limit), unit), Bytes::mib(chunk), "limit of {limit} MiB");
+    }
+    // A unit of some later GPU's, and no limit to speak of.
+    assert_eq!(chunk_for(Bytes::mib(24), LARGEST + LARGEST), LARGEST + LARGEST);
+    assert_eq!(chunk_for(Bytes::ZERO, Bytes::new(256)), Bytes::new(256));
+}
+
+#[test]
+fn a_region_of_a_small_limit_gives_back_what_is_not_used() {
+    let rig = Rig::new(&[]);
+    let backing = CudaBacking::new(rig.gpu.clone(), Bytes::mib(24)).expect("a device that maps");
+    let (region, content) = filled(&backing, 24 << 20, 1);
+    let free = rig.free();
+    // Something lives at both ends.
+    let gone = discard(&backing, at(region.address, 1), (24 << 20) - 2).expect("chunks");
+    assert_eq!((gone, rig.free() - free), (Bytes::mib(20), Bytes::mib(20)));
+    assert!(read(&rig.gpu, region.address, 2 << 20) == content[..2 << 20]);
+    backing.release(region).expect("a release");
+}
+
+#[test]
 fn chunks_go_and_come_while_the_rest_stays() {
     let rig = Rig::new(&[]);
     let backing = rig.chunked();

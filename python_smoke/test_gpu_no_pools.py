@@ -1,0 +1,108 @@
+"""GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in the engine's own allocator.
+
+The GPUs are played (`fake_gpu`), with `FAKE_CUDA_POOLS=0`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import fake_gpu
+import pytest
+from fake_gpu import run_on_gpu
+from harness import run_python
+from test_gpu import HEAD
+
+pytestmark = [
+    pytest.mark.arena,
+    pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
+]
+
+NO_POOLS = {"FAKE_CUDA_POOLS": "0", "PJRT_ARENA_LIMIT": "128MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "platform", "tpu"])
+def test_arrays_and_scratch_each_have_their_part(strategy):
+    run = run_on_gpu(
+        HEAD
+        + """
+before = stats()
+x = full(8, 1.0)
+fits = jax.jit(lambda x: jnp.cumsum(jnp.sort(x))[-1])
+scratch = fits.lower(x).compile().memory_analysis().temp_size_in_bytes
+assert 8 * MIB <= scratch <= 32 * MIB, scratch
+for _ in range(20):
+    assert float(fits(x)) == x.size
+# More than the share, though the arrays' part is nearly empty: said before anything is consumed.
+large = full(40, 1.0)
+too_much = jax.jit(lambda x: (jnp.cumsum(jnp.sort(x)), x + 1)[1] + jnp.sort(x)[0], donate_argnums=0)
+refused = error_of(lambda: too_much(large))
+assert not large.is_deleted() and float(large[3]) == 1.0
+del large
+# Arrays have all of the rest, and no more.
+kept = [full(8, float(number)) for number in range(10)]
+array_error = error_of(lambda: [full(8, 0.0) for _ in range(2)])
+for _ in range(5):
+    assert float(fits(x)) == x.size
+assert [float(array[5]) for array in kept] == [float(number) for number in range(10)]
+after = stats()
+print(json.dumps([before, after, scratch, refused, array_error]))
+""",
+        PJRT_ARENA_STRATEGY=strategy,
+        PJRT_ARENA_LOG="info",
+        **NO_POOLS,
+    )
+    before, after, scratch, refused, array_error = json.loads(run.stdout.splitlines()[-1])
+    # One limit, as with pools: arrays' 96 MiB and programs' 32.
+    assert before["bytes_limit"] == after["bytes_limit"] == 128 << 20
+    assert (32 << 20) - 256 * 64 <= before["bytes_reserved"] <= 32 << 20
+    assert after["bytes_in_use"] < 96 << 20 and after["pool_bytes"] <= 96 << 20
+    assert "RESOURCE_EXHAUSTED: Error loading program" in refused, refused
+    assert "gpu_scratch=25% (PJRT_ARENA_GPU_SCRATCH)" in refused and "no memory pools" in refused, refused
+    assert "RESOURCE_EXHAUSTED" in array_error and "limit 96.00MiB" in array_error, array_error
+    assert "programs' scratch has 32.00MiB beside the limit for good (gpu_scratch)" in array_error, array_error
+    assert "32.00MiB of 128.00MiB on GPU 0 (no memory pools)" in run.stderr, run.stderr
+    assert "gpu_scratch=25% = 32.00MiB per device (PJRT_ARENA_GPU_SCRATCH)" in run.stderr, run.stderr
+
+
+def test_several_gpus_and_their_copies():
+    run = run_on_gpu(
+        HEAD
+        + """
+devices = jax.devices()
+mesh = jax.make_mesh((4,), ("d",))
+x = jax.device_put(np.arange(1 << 16, dtype=np.float32), jax.NamedSharding(mesh, jax.P("d")))
+total = jax.jit(lambda x: (x * 2).sum())(x)
+assert float(total) == 2 * sum(range(1 << 16))
+there = jax.device_put(x, devices[3])
+assert (np.asarray(there) == np.arange(1 << 16)).all()
+print(json.dumps([device.memory_stats()["bytes_limit"] for device in devices]))
+""",
+        gpus=4,
+        memory_mib=128,
+        FAKE_CUDA_POOLS="0",
+        PJRT_ARENA_LIMIT="64MiB",
+    )
+    assert json.loads(run.stdout.splitlines()[-1]) == [64 << 20] * 4
+
+
+def test_with_pools_the_share_means_nothing():
+    run = run_on_gpu(HEAD + "print(stats()['bytes_reserved'])", PJRT_ARENA_LIMIT="128MiB", PJRT_ARENA_GPU_SCRATCH="25%")
+    assert int(run.stdout.splitlines()[-1]) == 0 and "memory pools" not in run.stderr
+
+
+def test_a_share_that_leaves_nothing_is_refused():
+    run = run_on_gpu(HEAD, check=False, **{**NO_POOLS, "PJRT_ARENA_GPU_SCRATCH": "128MiB"})
+    assert run.returncode != 0
+    assert "gpu_scratch=128.00MiB (PJRT_ARENA_GPU_SCRATCH) is 128.00MiB of the limit of 128.00MiB" in run.stderr, run.stderr
+    assert "allowed: 2.00MiB to 126.00MiB" in run.stderr
+
+
+@pytest.mark.parametrize("pools", ["0", "1"])
+def test_the_table_of_settings_says_it(pools):
+    machine = fake_gpu.variables(512, 1, 0, 114)
+    table = run_python("-m", "jax_plugins.arena", check=False, **{**machine, **NO_POOLS, "FAKE_CUDA_POOLS": pools}).stdout
+    table = " ".join(table.split())
+    assert "gpu_scratch 25% PJRT_ARENA_GPU_SCRATCH" in table, table
+    assert ("32.00MiB of 128.00MiB on GPU 0 (no memory pools)" in table) == (pools == "0"), table
+    assert ("compute capability 9.0, no memory pools" in table) == (pools == "0"), table
