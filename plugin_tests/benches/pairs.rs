@@ -75,8 +75,11 @@ fn recorded(body: impl FnOnce()) -> Vec<Event> {
 
 const EXECUTIONS: usize = 5_000;
 
+/// One execution.
+type Run = fn(&Lane);
+
 /// How the caller goes on after Execute has returned.
-const MANNERS: [(&str, fn(&Lane)); 2] = [("waits", Lane::run_and_wait), ("runs ahead", Lane::run)];
+const MANNERS: [(&str, Run); 2] = [("waits", Lane::run_and_wait), ("runs ahead", Lane::run)];
 
 /// Median and 90th percentile.
 fn percentiles(mut values: Vec<f64>) -> [f64; 2] {
