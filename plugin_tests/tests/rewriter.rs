@@ -16,8 +16,8 @@ use pjrt_arena::program::{
     options::{CompileOptions, Partitioner, add_parameters, drop_fusion_types_above},
 };
 
-const NO_TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false };
-const TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true };
+const NO_TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: false };
+const TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_memory_kinds: false };
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")

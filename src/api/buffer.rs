@@ -199,7 +199,9 @@ impl Buffer {
     pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
         // SAFETY: the caller's promise.
         let (shape, (device, memory)) = unsafe { describe(client, handle)? };
-        let storage = Storage::Engine(Counted::new(client.engine_bytes(device.0), shape.size));
+        let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+        let total = client.engine_bytes(device.0, memory.0);
+        let storage = Storage::Engine(Counted::charged(total, shape.size, charge));
         Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
     }
 

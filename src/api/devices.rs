@@ -3,6 +3,7 @@
 //! ```text
 //!  platform cpu    the machine's memory, shared by all devices      device/host
 //!  platform cuda   each GPU's own, by NVIDIA's driver               device/cuda
+//!                  the host's, pinned for each GPU                  device/cuda, pinned_host.rs
 //!  any other       stays with the engine: no arena
 //! ```
 
@@ -16,6 +17,7 @@ use super::{
     admission::Shared,
     device_memory::DeviceMemory,
     entry::{Outcome, slice, text},
+    pinned_host::{self, PinnedHost},
     shape::element_bytes,
     state::{Client, Device},
 };
@@ -23,7 +25,7 @@ use crate::{
     config::{Compact, HugePages, Outcome as Decided, Settings, strategy_name},
     device::{
         Carrier,
-        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool},
+        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, PinnedBacking},
         host,
     },
     engine::{
@@ -46,6 +48,7 @@ pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<()> {
         let driver = cuda::probe_library(settings.cuda_driver.value.as_str());
         let most = driver.ok().and_then(|driver| driver.gpus.iter().map(|gpu| gpu.memory).max());
         let Some(most) = most else { return Ok(()) };
+        settings.pinned_limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
         most
     } else {
         host::capacity()?
@@ -60,6 +63,8 @@ struct Memory {
     limit: Bytes,
     /// What the engine takes of the same memory for itself.
     shared: Option<Shared>,
+    /// The host's memory that it can pin for the device, and how much of it.
+    pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
 
 /// Puts arenas around the engine's client.
@@ -124,9 +129,17 @@ pub unsafe fn dress(
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(handles.len());
     for (index, (&device, &memory)) in handles.iter().zip(&own).enumerate() {
+        let mut pinned = None;
         let arena = match memories.next() {
             None => None,
-            Some(Memory { backing, carrier, limit, shared }) => {
+            Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) => {
+                if let Some((backing, budget)) = of_the_host
+                    // SAFETY: the client and the device are alive.
+                    && let Some(memory) = unsafe { pinned_host::find(engine, handle, device)? }
+                {
+                    let name = format!("{platform}:{index} {}", pinned_host::KIND);
+                    pinned = Some(PinnedHost::new(memory, name, (&settings, &budget), backing)?);
+                }
                 let mut arena = Arena::new(format!("{platform}:{index}"), settings.strategy.value, limit, backing)?;
                 arena.record_history(settings.history.value);
                 if settings.compaction() == Compact::Always {
@@ -144,6 +157,7 @@ pub unsafe fn dress(
             arena,
             engine_bytes: Arc::default(),
             foreign_bytes: Arc::default(),
+            pinned,
         });
     }
     let decided = limit.map(|limit_bytes| Decided { limit_bytes, engine: engine.path() });
@@ -165,7 +179,7 @@ fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let make = host_backing(settings);
     let memory = |_| {
         let host = make();
-        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None }
+        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, pinned: None }
     };
     Ok((0..devices).map(memory).collect())
 }
@@ -232,6 +246,9 @@ unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -
 fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs> {
     let driver = Driver::load(OsStr::new(settings.cuda_driver.value.as_str()))
         .map_err(|why| NotOurs::Driver(why.to_string()))?;
+    let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
+    let capacity = host::capacity().map_err(NotOurs::Settings)?;
+    let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(NotOurs::Settings)?);
     let mut memories = Vec::with_capacity(ordinals.len());
     for &ordinal in ordinals {
         let failed = |error: Error| NotOurs::Driver(error.to_string());
@@ -253,7 +270,8 @@ fn of_gpus(settings: &Settings, ordinals: &[i32]) -> Result<Vec<Memory>, NotOurs
             pool.set_release_threshold(limit).map_err(failed)?;
         }
         let shared = pool.map(|pool| Shared { budget, pool: Box::new(pool), most });
-        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared });
+        let pinned = Some((PinnedBacking::new(device), Arc::new(Budget::new(pinned))));
+        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared, pinned });
     }
     Ok(memories)
 }

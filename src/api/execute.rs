@@ -272,6 +272,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 let stand_ins = &mut lane.stand_ins;
                 consumed_stand_ins(&loaded, arguments, stand_ins, &mut candidates, &mut consumed, &mut leftovers);
             }
+            // What the engine put into memory of its own counts by itself from here on.
+            lane.pinned = None;
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
             let results = unsafe { results(&loaded, lane, outputs, &mut candidates)? };
             match &event {
@@ -383,8 +385,9 @@ unsafe fn results(
                         Origin::Destination(number) => loaded.nest(lane.index, number),
                         Origin::Argument(_) => None,
                     };
+                    let memory = device.memory_of(held.home());
                     let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                    Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
+                    Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
                 }
             }
             // SAFETY: the output is alive and ours.

@@ -16,6 +16,8 @@
 //! arrays hold all there is.
 //!
 //! Entering is two atomic operations. Everything else is rare, and locked.
+//!
+//! Pinned memory of the host has a budget as well: there the arena and arrays that the engine made take, and nothing is granted.
 
 use std::{
     error, fmt,
@@ -63,11 +65,9 @@ pub struct Over {
 
 impl fmt::Display for Over {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} more would pass the limit of {} by {}: arrays hold {}, programs' scratch {}",
-            self.wanted, self.limit, self.missing, self.held, self.granted
-        )
+        let Self { wanted, limit, missing, held, granted } = self;
+        write!(f, "{wanted} more would pass the limit of {limit} by {missing}: arrays hold {held}")?;
+        if granted.is_zero() { Ok(()) } else { write!(f, ", programs' scratch {granted}") }
     }
 }
 
