@@ -126,6 +126,7 @@ impl<'a> Arrival<'a> {
         };
         let client = self.client;
         let buffer = self.buffer(view);
+        buffer.state().queued = true;
         match ready {
             Ok(Some(ready)) if !ready.is_ready() => {
                 buffer.take_up()?;

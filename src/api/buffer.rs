@@ -44,12 +44,15 @@ pub struct Body {
     pub storage: Storage,
     /// Its owner destroyed it while it was in use: block and handle wait for the end of that, to be used again.
     pub homing: bool,
+    /// Its bytes were brought by our stream of the device that it belongs to: what is put there from now on comes after them. Until
+    /// the buffer is whole, that is one use of it.
+    pub queued: bool,
 }
 
 impl Body {
     /// Of a buffer that its owner holds.
     fn new(handle: *mut sys::PJRT_Buffer, storage: Storage) -> Self {
-        Self { handle: Raw(handle), storage, homing: false }
+        Self { handle: Raw(handle), storage, homing: false, queued: false }
     }
 
     /// The engine's buffer.

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!  host memory   the source is at rest, in an arena or in an outsider's memory: copied by us, into an arena
-//!  a GPU         the source is at rest, in an arena: copied by us, on our stream, and ready after that. So are copies from the
-//!                GPU to its pinned_host memory and back; from one GPU to what another one has pinned the engine copies
+//!  a GPU         the source is at rest, in an arena, or is brought there by a stream of ours: copied by us, on our stream, and
+//!                ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU to what another
+//!                one has pinned the engine copies
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!
@@ -103,7 +104,8 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
     unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
-/// Has a GPU copy bytes that are there. One that a program still writes is the engine's to copy: our stream waits for nothing
+/// Has a GPU copy bytes that are there, or that stand on a stream of ours already. One that a program still writes is the engine's to
+/// copy: our stream waits for nothing
 /// of the engine's, so that arrays from the host are not held up, and moves, which wait for our stream, wait for no program.
 ///
 /// # Errors
@@ -112,8 +114,12 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
 /// # Safety
 /// As [`copy_by_us`].
 unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+    let (is_ours, queued) = {
+        let state = buffer.state();
+        (state.storage.address().is_some(), state.queued)
+    };
     // SAFETY: the caller's promise.
-    if buffer.state().storage.address().is_none() || unsafe { !is_ready(buffer)? } {
+    if !is_ours || !queued && unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
     // What the host has pinned is written by the GPU that it was pinned for.
@@ -129,7 +135,8 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
         return Ok(None);
     };
     let (from, bytes) = (Address::new(from as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive; the source's bytes are there, and it is in use until the copy is there.
+    // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
+    // device where that is another one; and it is in use until the copy is there.
     let copy = unsafe { arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
     // SAFETY: the client is alive.
     unsafe { hold_writers_back(buffer, site, carrier) };
@@ -157,8 +164,9 @@ unsafe fn hold_writers_back(buffer: &Buffer, to: Site<'_>, carrier: &dyn Carrier
         address.zip(home).and_then(|(at, home)| unsafe { client.view_behind(home, carrier, at, &buffer.shape) }.ok());
     let unused = view.map(|view| {
         let mut state = buffer.state();
-        // Whoever has the old view in hand at this moment may be about to donate it.
-        let alone = state.users() <= 1 && state.life() == Life::Live && state.storage.address() == address;
+        // Whoever has the old view in hand at this moment may be about to donate it. What brings the bytes has no view in hand.
+        let bringing = u32::from(state.queued && !state.is_whole());
+        let alone = state.users() <= 1 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
             return (view, false);
         }
