@@ -68,7 +68,12 @@ impl<'a> Arrival<'a> {
         // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
         let view = unsafe { self.client.view(self.site.memory, self.held.address(), &self.shape)? };
         let buffer = self.buffer(view);
-        buffer.mark_whole();
+        {
+            let mut state = buffer.state();
+            state.mark_whole();
+            // Before 0.114 the engine calls the view ready only after the programs that were started before.
+            state.queued = true;
+        }
         Ok(buffer)
     }
 

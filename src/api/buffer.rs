@@ -44,8 +44,8 @@ pub struct Body {
     pub storage: Storage,
     /// Its owner destroyed it while it was in use: block and handle wait for the end of that, to be used again.
     pub homing: bool,
-    /// Its bytes were brought by our stream of the device that it belongs to: what is put there from now on comes after them. Until
-    /// the buffer is whole, that is one use of it.
+    /// Its bytes were brought by us, by our stream of the device that it belongs to or before: what is put there from now on comes
+    /// after them. Until the buffer is whole, that is one use of it.
     pub queued: bool,
 }
 
