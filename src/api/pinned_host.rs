@@ -150,10 +150,14 @@ impl Client {
                     return Err(Error::new(
                         Code::ResourceExhausted,
                         format!(
-                            "Out of memory while trying to allocate {bytes} ({} bytes) on {name} [the engine's own].\n  {over}, \
-                             {engine} of them in the engine's memory and {} in the arena's pool\n  PJRT_ARENA_PINNED_LIMIT sets \
+                            "Out of memory while trying to allocate {bytes} ({} bytes) on {name} [the engine's own].\n  {} more would pass the \
+                             limit of {} by {}: arrays hold {}, {engine} of them in the engine's memory and {} in the arena's pool\n  PJRT_ARENA_PINNED_LIMIT sets \
                              the limit",
                             bytes.get(),
+                            over.wanted,
+                            over.limit,
+                            over.missing,
+                            over.held,
                             pinned.arena.stats().pool_bytes,
                         ),
                     ));

@@ -65,9 +65,11 @@ pub struct Over {
 
 impl fmt::Display for Over {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { wanted, limit, missing, held, granted } = self;
-        write!(f, "{wanted} more would pass the limit of {limit} by {missing}: arrays hold {held}")?;
-        if granted.is_zero() { Ok(()) } else { write!(f, ", programs' scratch {granted}") }
+        write!(
+            f,
+            "{} more would pass the limit of {} by {}: arrays hold {}, programs' scratch {}",
+            self.wanted, self.limit, self.missing, self.held, self.granted
+        )
     }
 }
 
