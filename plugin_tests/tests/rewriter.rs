@@ -152,6 +152,22 @@ fn sub_byte_results_take_destinations_where_the_policy_says_so() {
 }
 
 #[test]
+fn results_bound_to_a_kind_of_memory_take_destinations_where_the_policy_says_so() {
+    let placed = Policy { place_memory_kinds: true, ..NO_TIE };
+    let mut more = Vec::new();
+    for (name, artifact) in files("artifacts", "mlir") {
+        let (some, all) = (add_destinations(&artifact, &NO_TIE), add_destinations(&artifact, &placed).expect(&name));
+        if all.destinations != some.expect(&name).destinations {
+            let twice = add_destinations(&all.bytes, &placed).expect(&name);
+            assert_eq!((twice.destinations, &twice.bytes), (0, &all.bytes), "{name}");
+            more.push(name);
+        }
+    }
+    // A result in `pinned_host`, and two in `device`; not the one in `unpinned_host`.
+    assert_eq!(more, ["0506_pinned_out", "0507_pinned_in", "0508_pinned_in"]);
+}
+
+#[test]
 fn other_formats_are_left_alone() {
     for (bytes, reason) in [
         (&b""[..], "the bytecode ends too early"),

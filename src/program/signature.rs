@@ -365,6 +365,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_destination_is_bound_to_the_memory_of_its_result() {
+        let artifact = |name: &str| {
+            let path = format!("{}/plugin_tests/data/artifacts/{name}.mlir", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read(path).unwrap()
+        };
+        let policy =
+            crate::program::Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: true };
+        for (name, pinned) in [("0506_pinned_out", true), ("0507_pinned_in", false)] {
+            let bytes = artifact(name);
+            let rewritten = crate::program::add_destinations(&bytes, &policy).unwrap();
+            let file = Artifact::parse(&rewritten.bytes).unwrap();
+            let program = Program::find(&file).unwrap();
+            let (_, destination) = program.known_parameters().last().unwrap();
+            let (_, result) = program.results[0];
+            assert_eq!(destination.memory_kind.is_pinned_host(), pinned, "{name}");
+            assert!(destination.memory_kind.attribute().is_some(), "{name}");
+            assert_eq!(destination.memory_kind.attribute(), result.memory_kind.attribute(), "{name}");
+        }
+    }
+
+    #[test]
     fn custom_calls_are_recognised_by_the_operation() {
         assert!(has_custom_calls(b"custom_call_v1") && has_custom_calls(b"vhlo.custom_call_v2"));
         assert!(!has_custom_calls(b"custom_cal") && !has_custom_calls(b"call_v1") && !has_custom_calls(b""));
