@@ -16,8 +16,8 @@ use pjrt_arena::program::{
     options::{CompileOptions, Partitioner, add_parameters, drop_fusion_types_above},
 };
 
-const NO_TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false };
-const TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true };
+const NO_TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: false };
+const TIE: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_memory_kinds: false };
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
@@ -149,6 +149,22 @@ fn sub_byte_results_take_destinations_where_the_policy_says_so() {
     }
     // int2, int4, uint2 and float4_e2m1fn, twice each.
     assert_eq!(more, 8);
+}
+
+#[test]
+fn results_bound_to_a_kind_of_memory_take_destinations_where_the_policy_says_so() {
+    let placed = Policy { place_memory_kinds: true, ..NO_TIE };
+    let mut more = Vec::new();
+    for (name, artifact) in files("artifacts", "mlir") {
+        let (some, all) = (add_destinations(&artifact, &NO_TIE), add_destinations(&artifact, &placed).expect(&name));
+        if all.destinations != some.expect(&name).destinations {
+            let twice = add_destinations(&all.bytes, &placed).expect(&name);
+            assert_eq!((twice.destinations, &twice.bytes), (0, &all.bytes), "{name}");
+            more.push(name);
+        }
+    }
+    // A result in `pinned_host`, and two in `device`; not the one in `unpinned_host`.
+    assert_eq!(more, ["0506_pinned_out", "0507_pinned_in", "0508_pinned_in"]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// How often it is tried again because another thread was faster.
-const ROUNDS: usize = 1000;
+pub const ROUNDS: usize = 1000;
 
 /// A device's memory as the arena and the engine share it.
 #[derive(Debug)]

@@ -16,13 +16,13 @@ use smallvec::smallvec;
 
 use super::{
     buffer::Buffer,
-    device_memory::{DeviceMemory, Held},
+    device_memory::Held,
     entry::Outcome,
     extensions::stream_of,
     flight::Cargo,
     origins::ORIGINS,
     shape::Shape,
-    state::{Client, Device},
+    state::{Client, Site},
     storage::Storage,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
         EngineError, EngineEvent, Raw,
         views::{Sight, view, view_on_device},
     },
-    error::{Error, Result},
+    error::Result,
     memory::Maker,
     report::snapshot::OriginKind,
     sys,
@@ -41,27 +41,20 @@ use crate::{
 /// A block that an array is brought to.
 pub struct Arrival<'a> {
     client: &'a Arc<Client>,
-    device: &'a Device,
-    memory: &'a Arc<DeviceMemory>,
+    site: Site<'a>,
     shape: Arc<Shape>,
     held: Held,
 }
 
 impl<'a> Arrival<'a> {
-    /// A block of `device` for an array of this shape, whose element type is viewable. `kind` says where it comes from.
+    /// A block of `site` for an array of this shape, whose element type is viewable. `kind` says where it comes from.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED.
-    pub fn new(client: &'a Arc<Client>, device: &'a Device, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
-        let memory = device.arena.as_ref().ok_or_else(|| Error::internal("the device has no arena"))?;
+    pub fn new(client: &'a Arc<Client>, site: Site<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
         let maker = Maker { origin: ORIGINS.of_shape(kind, &shape), ..Maker::default() };
-        let held = client.allocate_or_tell(memory, &shape, maker)?;
-        Ok(Self { client, device, memory, shape, held })
-    }
-
-    /// What brings bytes there.
-    pub fn carrier(&self) -> &'a dyn Carrier {
-        &*self.memory.carrier
+        let held = client.allocate_or_tell(site.arena, &shape, maker)?;
+        Ok(Self { client, site, shape, held })
     }
 
     /// The buffer of a block that is as it is.
@@ -73,14 +66,19 @@ impl<'a> Arrival<'a> {
     /// The client must be alive.
     pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
-        let view = unsafe { self.client.view(self.device.memory, self.held.address(), &self.shape)? };
+        let view = unsafe { self.client.view(self.site.memory, self.held.address(), &self.shape)? };
         let buffer = self.buffer(view);
-        buffer.mark_whole();
+        {
+            let mut state = buffer.state();
+            state.mark_whole();
+            // Before 0.114 the engine calls the view ready only after the programs that were started before.
+            state.queued = true;
+        }
         Ok(buffer)
     }
 
-    /// The buffer of the bytes that `fill` brings to the block with the carrier. `sources` are in use until they are there;
-    /// each was taken up.
+    /// The buffer of the bytes that `fill` brings to the block with the carrier of its memory. `sources` are in use until they are
+    /// there; each was taken up.
     ///
     /// # Errors
     /// The device's, or the engine's; then nothing writes to the block any more, and the sources have landed.
@@ -92,7 +90,24 @@ impl<'a> Arrival<'a> {
         sources: &[Arc<Buffer>],
         fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
     ) -> Outcome<Arc<Buffer>> {
-        let carrier = self.carrier();
+        let carrier = &*self.site.arena.carrier;
+        // SAFETY: the caller's promise.
+        unsafe { self.fill_by(carrier, sources, fill) }
+    }
+
+    /// As [`Self::fill`], with another carrier of the same device.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    ///
+    /// # Safety
+    /// As [`Self::fill`]; the carrier must be one of the device, and reach the block.
+    pub unsafe fn fill_by(
+        self,
+        carrier: &dyn Carrier,
+        sources: &[Arc<Buffer>],
+        fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
+    ) -> Outcome<Arc<Buffer>> {
         let filled = fill(carrier, self.held.block().address);
         if carrier.is_host() {
             sources.iter().for_each(|source| source.land());
@@ -102,7 +117,7 @@ impl<'a> Arrival<'a> {
         }
         // SAFETY: the caller's promise; as in `as_it_is`.
         let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
-            let view = self.client.view_behind(self.device, carrier, self.held.address(), &self.shape)?;
+            let view = self.client.view_behind(self.site, carrier, self.held.address(), &self.shape)?;
             Ok((view, ready_event(self.client, view)))
         });
         let (view, ready) = match viewed {
@@ -116,6 +131,7 @@ impl<'a> Arrival<'a> {
         };
         let client = self.client;
         let buffer = self.buffer(view);
+        buffer.state().queued = true;
         match ready {
             Ok(Some(ready)) if !ready.is_ready() => {
                 buffer.take_up()?;
@@ -135,7 +151,8 @@ impl<'a> Arrival<'a> {
 
     fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
         let storage = Storage::Arena(self.held);
-        Buffer::new(Arc::clone(self.client), self.device.handle, self.device.memory, self.shape, view, storage)
+        let Site { device, memory, .. } = self.site;
+        Buffer::new(Arc::clone(self.client), device.handle, memory, self.shape, view, storage)
     }
 }
 
@@ -188,16 +205,16 @@ impl Client {
     /// As [`Self::view`]; but the bytes need not be there.
     pub unsafe fn view_behind(
         &self,
-        device: &Device,
+        site: Site<'_>,
         carrier: &dyn Carrier,
         address: usize,
         shape: &Shape,
     ) -> Outcome<*mut sys::PJRT_Buffer> {
-        let place = (self.handle.0, device.memory.0);
+        let place = (self.handle.0, site.memory.0);
         // Threads that do this at once make each other's views wait for more than they need, and never for less.
         // SAFETY: the device is alive, the stream one of its own; otherwise the caller's promise.
         unsafe {
-            let stream = stream_of(device.handle.0)?;
+            let stream = stream_of(site.device.handle.0)?;
             carrier.order(stream)?;
             Ok(view_on_device(self.engine, place, address, shape.element_type, &shape.dims, stream)?)
         }

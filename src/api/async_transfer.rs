@@ -26,7 +26,7 @@ use super::{
     host::{destination, is_default_layout},
     origins::ORIGINS,
     shape::{Shape, dense_size, element_bytes},
-    state::{self, Client, Device},
+    state::{self, Client, Site},
 };
 use crate::{
     device::strided,
@@ -155,7 +155,7 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
 ///
 /// # Safety
 /// The layout must be NULL or valid.
-unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Option<(&'a Device, Bytes)> {
+unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Option<(Site<'a>, Bytes)> {
     // Without aliases (0.77) a buffer cannot be handed over before its bytes are there.
     client.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
     // Bytes of pieces on their way to a GPU have an order of their own, which the engine's manager keeps.
@@ -218,24 +218,23 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             Manager { client: Arc::clone(&client), device, slots: Vec::with_capacity(specs.len()), ready: Raw::NULL };
         for (index, spec) in specs.iter().enumerate() {
             // SAFETY: the layout is NULL or valid.
-            let Some((device, size)) = (unsafe { home(&client, spec, self.memory) }) else {
+            let Some((site, size)) = (unsafe { home(&client, spec, self.memory) }) else {
                 // SAFETY: the client and its memory are alive.
                 manager.slots.push(unsafe { by_engine(&client, index, spec, self.memory)? });
                 continue;
             };
-            let arena = device.arena.as_ref().ok_or_else(|| Error::internal("the device has no arena"))?;
             if manager.ready.is_null() {
                 let address = SCALAR.0.as_ptr().expose_provenance();
                 let kind = spec.raw.element_type;
                 // SAFETY: the scalar is aligned, as large as any element, and lives for ever. Nobody writes to it: the
                 // view is never shown to a program.
-                let view = unsafe { views::view(client.engine, client.handle.0, device.memory.0, address, kind, &[])? };
+                let view = unsafe { views::view(client.engine, client.handle.0, site.memory.0, address, kind, &[])? };
                 manager.ready = Raw(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
             let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
-            let block = client.allocate_or_tell(arena, &shape, Maker { origin, ..Maker::default() })?;
-            manager.slots.push(Slot::in_arena(index, shape, device.handle, device.memory, block));
+            let block = client.allocate_or_tell(site.arena, &shape, Maker { origin, ..Maker::default() })?;
+            manager.slots.push(Slot::in_arena(index, shape, site.device.handle, site.memory, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();
         Ok(())

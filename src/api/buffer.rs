@@ -44,12 +44,15 @@ pub struct Body {
     pub storage: Storage,
     /// Its owner destroyed it while it was in use: block and handle wait for the end of that, to be used again.
     pub homing: bool,
+    /// Its bytes were brought by us, by our stream of the device that it belongs to or before: what is put there from now on comes
+    /// after them. Until the buffer is whole, that is one use of it.
+    pub queued: bool,
 }
 
 impl Body {
     /// Of a buffer that its owner holds.
     fn new(handle: *mut sys::PJRT_Buffer, storage: Storage) -> Self {
-        Self { handle: Raw(handle), storage, homing: false }
+        Self { handle: Raw(handle), storage, homing: false, queued: false }
     }
 
     /// The engine's buffer.
@@ -206,7 +209,9 @@ impl Buffer {
     pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
         // SAFETY: the caller's promise.
         let (shape, (device, memory)) = unsafe { describe(client, handle)? };
-        let storage = Storage::Engine(Counted::new(client.engine_bytes(device.0), shape.size));
+        let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+        let total = client.engine_bytes(device.0, memory.0);
+        let storage = Storage::Engine(Counted::charged(total, shape.size, charge));
         Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
     }
 

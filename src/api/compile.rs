@@ -54,6 +54,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     let policy = Policy {
         skip_sub_byte: !client.viewable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
+        place_memory_kinds: client.devices.iter().all(|device| device.pinned.is_some()),
     };
     let rewritten = program::add_destinations(code, &policy).map_err(|reject| reject.to_string())?;
     let parameters = rewritten.parameters();

@@ -19,8 +19,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     counters::Tally,
+    device_memory::DeviceMemory,
     devices,
     entry::panicked,
+    pinned_host::KIND,
     plugin,
     state::{self, Visit},
 };
@@ -118,7 +120,8 @@ fn doctor() -> String {
 }
 
 /// What was counted so far over all clients alive, as JSON: programs rewritten and left alone, results placed, donated,
-/// missed and skipped, for each device what the arena and the engine hold, and what the engine's scratch takes, in bytes.
+/// missed and skipped, for each device what the arena and the engine hold, there and in `pinned_host`, and what the engine's scratch takes,
+/// in bytes.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -170,6 +173,15 @@ fn device(device: &state::Device) -> Value {
     let Some(arena) = &device.arena else {
         return json!({ "engine_bytes": engine_bytes, "foreign_bytes": foreign_bytes });
     };
+    let mut told = of_arena(arena, engine_bytes);
+    told["foreign_bytes"] = json!(foreign_bytes);
+    if let Some(pinned) = &device.pinned {
+        told[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));
+    }
+    told
+}
+
+fn of_arena(arena: &DeviceMemory, engine_bytes: i64) -> Value {
     let stats = arena.stats();
     json!({
         "name": arena.name(),
@@ -197,7 +209,6 @@ fn device(device: &state::Device) -> Value {
         "live_blocks": stats.live_blocks,
         "pending_blocks": stats.pending_blocks,
         "engine_bytes": engine_bytes,
-        "foreign_bytes": foreign_bytes,
     })
 }
 
@@ -206,10 +217,10 @@ fn device(device: &state::Device) -> Value {
 pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
     let mut count = 0;
     for client in state::visits() {
-        for arena in client.devices.iter().filter_map(|device| device.arena.as_ref()) {
+        for arena in client.arenas() {
             arena.clear_peaks();
-            count += 1;
         }
+        count += client.devices.iter().filter(|device| device.arena.is_some()).count() as c_int;
     }
     count
 }

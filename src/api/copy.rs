@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!  host memory   the source is at rest, in an arena or in an outsider's memory: copied by us, into an arena
-//!  a GPU         the source is at rest, in an arena: copied by us, on our stream, and ready after that
+//!  a GPU         the source is at rest, in an arena, or is brought there by a stream of ours: copied by us, on our stream, and
+//!                ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU to what another
+//!                one has pinned the engine copies
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!
@@ -19,7 +21,8 @@ use super::{
     entry::{Entry, Outcome, required},
     flight::Cargo,
     host::destination,
-    state::Device,
+    pinned_host::PinnedHost,
+    state::Site,
 };
 use crate::{
     device::Carrier,
@@ -62,19 +65,19 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
     ready
 }
 
-/// A copy of `buffer` in a block of `device`; `None` if we cannot make it.
+/// A copy of `buffer` in a block of `site`; `None` if we cannot make it.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED.
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn copy_by_us(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     unsafe {
         match buffer.client.sight {
-            Sight::Host => copy_at_rest(buffer, device),
-            Sight::Device => copy_on_stream(buffer, device),
+            Sight::Host => copy_at_rest(buffer, site),
+            Sight::Device => copy_on_stream(buffer, site),
         }
     }
 }
@@ -86,14 +89,14 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Ar
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     if buffer.state().storage.dense_address().is_none() || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
     // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
     // in use while room is sought, so that it may move to make some.
-    let arrival = Arrival::new(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     let Some(reading) = buffer.read()? else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive. Both hold the array; the source neither moves nor goes while it is read, the copy is ours
@@ -101,7 +104,8 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
     unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
-/// Has a GPU copy bytes that are there. One that a program still writes is the engine's to copy: our stream waits for nothing
+/// Has a GPU copy bytes that are there, or that stand on a stream of ours already. One that a program still writes is the engine's to
+/// copy: our stream waits for nothing
 /// of the engine's, so that arrays from the host are not held up, and moves, which wait for our stream, wait for no program.
 ///
 /// # Errors
@@ -109,24 +113,40 @@ unsafe fn copy_at_rest(buffer: &Buffer, device: &Device) -> Outcome<Option<Arc<B
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_on_stream(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+    let (is_ours, queued) = {
+        let state = buffer.state();
+        (state.storage.address().is_some(), state.queued)
+    };
     // SAFETY: the caller's promise.
-    if buffer.state().storage.address().is_none() || unsafe { !is_ready(buffer)? } {
+    if !is_ours || !queued && unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
-    let arrival = Arrival::new(&buffer.client, device, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    let carrier = arrival.carrier();
+    // What the host has pinned is written by the GPU that it was pinned for.
+    let Some(own) = site.device.site() else { return Ok(None) };
+    if own.memory.0 != site.memory.0 && is_on_another_device(buffer, site) {
+        return Ok(None);
+    }
+    let carrier = &*own.arena.carrier;
+    let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     buffer.take_up()?;
     let Some(from) = buffer.state().storage.address() else {
         buffer.land();
         return Ok(None);
     };
     let (from, bytes) = (Address::new(from as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive; the source's bytes are there, and it is in use until the copy is there.
-    let copy = unsafe { arrival.fill(&[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
+    // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
+    // device where that is another one; and it is in use until the copy is there.
+    let copy = unsafe { arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
     // SAFETY: the client is alive.
-    unsafe { hold_writers_back(buffer, device, carrier) };
+    unsafe { hold_writers_back(buffer, site, carrier) };
     Ok(Some(copy))
+}
+
+/// Whether a buffer lies in the own memory of another device than that of `site`.
+fn is_on_another_device(buffer: &Buffer, site: Site<'_>) -> bool {
+    let home = buffer.client.device_of_memory(buffer.memory.0);
+    home.is_some_and(|home| home.handle.0 != site.device.handle.0)
 }
 
 /// Sees to it that no program writes to `buffer`, if it is donated to one, before our stream has read it: the engine does
@@ -134,19 +154,19 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, device: &Device) -> Outcome<Optio
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn hold_writers_back(buffer: &Buffer, to: &Device, carrier: &dyn Carrier) {
+unsafe fn hold_writers_back(buffer: &Buffer, to: Site<'_>, carrier: &dyn Carrier) {
     let client = &buffer.client;
     let address = buffer.state().storage.address();
-    let home = client.device_of_memory(buffer.memory.0);
     // A stream of another device cannot stand in the way of this one's programs.
-    let same = home.is_some_and(|home| home.handle.0 == to.handle.0);
+    let home = client.site_of_memory(buffer.memory.0).filter(|home| home.device.handle.0 == to.device.handle.0);
     // SAFETY: the client is alive; the block is the buffer's, as before.
     let view =
-        address.filter(|_| same).and_then(|at| unsafe { client.view_behind(to, carrier, at, &buffer.shape) }.ok());
+        address.zip(home).and_then(|(at, home)| unsafe { client.view_behind(home, carrier, at, &buffer.shape) }.ok());
     let unused = view.map(|view| {
         let mut state = buffer.state();
-        // Whoever has the old view in hand at this moment may be about to donate it.
-        let alone = state.users() <= 1 && state.life() == Life::Live && state.storage.address() == address;
+        // Whoever has the old view in hand at this moment may be about to donate it. What brings the bytes has no view in hand.
+        let bringing = u32::from(state.queued && !state.is_whole());
+        let alone = state.users() <= 1 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
             return (view, false);
         }
@@ -169,13 +189,18 @@ unsafe fn hold_writers_back(buffer: &Buffer, to: &Device, carrier: &dyn Carrier)
 /// `args` must be the call with the engine's handle in place of ours, its contract satisfied.
 unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
+    pinned: Option<&PinnedHost>,
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
     result: impl FnOnce(&A) -> *mut sys::PJRT_Buffer,
 ) -> Outcome<Arc<Buffer>> {
     let client = &buffer.client;
+    let size = Bytes::new(buffer.shape.size as u64);
+    let admitted = pinned.map(|pinned| client.admit_pinned(pinned, size)).transpose()?;
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
     let copied = unsafe { client.engine.call(args(handle)) };
+    // The copy takes its place.
+    drop(admitted);
     let copied = match copied {
         Ok(args) => result(&args),
         Err(error) => {
@@ -209,14 +234,14 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
         // SAFETY: the client is alive while its buffers are used.
         let ours = match home {
             // SAFETY: as above.
-            Some(device) => unsafe { copy_by_us(&buffer, device)? },
+            Some(site) => unsafe { copy_by_us(&buffer, site)? },
             None => None,
         };
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
             None => unsafe {
-                copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+                copy_by_engine(&buffer, None, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
             },
         }
         .into_raw();
@@ -232,14 +257,15 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
         let to = required(self.dst_memory, NAME, "dst_memory")?;
         let ours = match destination(&buffer.client, std::ptr::null_mut(), to) {
             // SAFETY: the client is alive while its buffers are used.
-            Some(device) => unsafe { copy_by_us(&buffer, device)? },
+            Some(site) => unsafe { copy_by_us(&buffer, site)? },
             None => None,
         };
+        let pinned = buffer.client.pinned(to).map(|(_, pinned)| pinned);
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
             None => unsafe {
-                copy_by_engine(&buffer, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+                copy_by_engine(&buffer, pinned, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
             },
         }
         .into_raw();

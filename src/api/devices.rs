@@ -3,6 +3,7 @@
 //! ```text
 //!  platform cpu    the machine's memory, shared by all devices      device/host
 //!  platform cuda   each GPU's own, by NVIDIA's driver               device/cuda
+//!                  the host's, pinned for each GPU                  device/cuda, pinned_host.rs
 //!  any other       stays with the engine: no arena
 //! ```
 
@@ -16,6 +17,7 @@ use super::{
     admission::Shared,
     device_memory::DeviceMemory,
     entry::{Outcome, slice, text},
+    pinned_host::{self, PinnedHost},
     shape::element_bytes,
     state::{Client, Device},
 };
@@ -23,7 +25,7 @@ use crate::{
     config::{Compact, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
     device::{
         Carrier, ScratchPool,
-        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer},
+        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer, PinnedBacking},
         host,
     },
     engine::{
@@ -40,7 +42,7 @@ use crate::{
 /// the share of each GPU's memory that the engine has to keep for itself, where it cannot have a pool.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a limit that no device can have, or a share of it that leaves nothing.
+/// INVALID_ARGUMENT for a limit that no device or machine can have, or a share of it that leaves nothing.
 pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<Option<f32>> {
     if !platform_is_cuda {
         settings.limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
@@ -50,6 +52,7 @@ pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<Option<f32>>
     let Ok(offer) = cuda::probe_library(settings.cuda_driver.value.as_str()) else { return Ok(None) };
     let Some(most) = offer.gpus.iter().map(|gpu| gpu.memory).max() else { return Ok(None) };
     settings.limit.resolve(most.get(), NonZeroU32::MIN)?;
+    settings.pinned_limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
     let share = engine_share(settings, &offer)?;
     if let Some(scratch) = scratch_of_gpus(settings)? {
         log::warn!("{scratch}");
@@ -114,6 +117,8 @@ struct Memory {
     limit: Bytes,
     /// What the engine takes of the same memory for itself.
     shared: Option<Shared>,
+    /// The host's memory that it can pin for the device, and how much of it.
+    pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
 
 /// Puts arenas around the engine's client.
@@ -184,9 +189,17 @@ pub unsafe fn dress(
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(handles.len());
     for (number, (&device, &memory)) in numbers.iter().zip(handles.iter().zip(&own)) {
+        let mut pinned = None;
         let arena = match memories.next() {
             None => None,
-            Some(Memory { backing, carrier, limit, shared }) => {
+            Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) => {
+                if let Some((backing, budget)) = of_the_host
+                    // SAFETY: the client and the device are alive.
+                    && let Some(memory) = unsafe { pinned_host::find(engine, handle, device)? }
+                {
+                    let name = format!("{platform}:{number} {}", pinned_host::KIND);
+                    pinned = Some(PinnedHost::new(memory, name, (&settings, &budget), backing)?);
+                }
                 let mut arena = Arena::new(format!("{platform}:{number}"), settings.strategy.value, limit, backing)?;
                 arena.record_history(settings.history.value);
                 if settings.compaction() == Compact::Always {
@@ -204,6 +217,7 @@ pub unsafe fn dress(
             arena,
             engine_bytes: Arc::default(),
             foreign_bytes: Arc::default(),
+            pinned,
         });
     }
     let decided = limit.map(|limit_bytes| Decided { limit_bytes, scratch_bytes, engine: engine.path() });
@@ -276,7 +290,7 @@ fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let make = host_backing(settings);
     let memory = |_| {
         let host = make();
-        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None }
+        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, pinned: None }
     };
     Ok((0..devices).map(memory).collect())
 }
@@ -342,6 +356,9 @@ unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -
 fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
     let driver = Driver::load(OsStr::new(settings.cuda_driver.value.as_str()))
         .map_err(|why| NotOurs::Driver(why.to_string()))?;
+    let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
+    let capacity = host::capacity().map_err(NotOurs::Settings)?;
+    let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(NotOurs::Settings)?);
     let mut memories = Vec::with_capacity(ordinals.len());
     for &ordinal in ordinals {
         let failed = |error: Error| NotOurs::Driver(error.to_string());
@@ -376,7 +393,8 @@ fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<
             },
         };
         let shared = pool.map(|pool| Shared { budget, pool, most });
-        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared });
+        let pinned = Some((PinnedBacking::new(device), Arc::new(Budget::new(pinned))));
+        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared, pinned });
     }
     Ok(memories)
 }

@@ -64,9 +64,11 @@ impl Entry for sys::PJRT_Executable_GetCompiledMemoryStats_Args {
         *self = unsafe { plugin::engine()?.call(*self)? };
         if let Some(program) = rewritten(executable) {
             // The engine counts each destination as an argument and as an alias of its result.
-            let extra = program.destination_bytes();
-            self.argument_size_in_bytes -= extra;
-            self.alias_size_in_bytes -= extra;
+            let (own, pinned) = program.destination_bytes();
+            self.argument_size_in_bytes -= own;
+            self.alias_size_in_bytes -= own;
+            self.host_argument_size_in_bytes -= pinned;
+            self.host_alias_size_in_bytes -= pinned;
         }
         Ok(())
     }

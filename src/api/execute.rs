@@ -270,6 +270,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 let stand_ins = &mut lane.stand_ins;
                 consumed_stand_ins(&loaded, arguments, stand_ins, &mut candidates, &mut consumed, &mut leftovers);
             }
+            // What the engine put into memory of its own counts by itself from here on.
+            lane.pinned = None;
             let writing = match &event {
                 Some(event) if !event.is_ready() => Writing::UnderWay,
                 Some(event) if event.wait().is_err() => Writing::Failed,

@@ -86,8 +86,11 @@ impl Client {
             }
             None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
         };
+        let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
+        let is_pinned = pinned.map(|pinned| &*pinned.arena).any(|arena| std::ptr::eq(arena, memory));
+        let setting = if is_pinned { "PJRT_ARENA_PINNED_LIMIT" } else { "PJRT_ARENA_LIMIT" };
         let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
-        fits.then_some(Hint::Limit { enough, memory: capacity, owner, devices })
+        fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
     }
 }
 

@@ -5,7 +5,7 @@
 //!      64-byte aligned, dense, 64 KiB and more ---> the engine aliases it: no copy, no block
 //!      any other ---------------------------------> copied into a block
 //!   memory that may be written to (kMutableZeroCopy) -> the engine aliases it where it can
-//!   sub-byte elements, host memories, layouts -------> as the engine likes
+//!   sub-byte elements, host memories, layouts -------> as the engine likes, but for a GPU's pinned_host: see there
 //! ```
 //!
 //! An aliased array's `done_with_host_buffer` happens when the engine lets go of it: after the buffer is deleted and the
@@ -23,8 +23,8 @@ use super::{
     entry::{Entry, Outcome, required, slice},
     flight::Cargo,
     plugin,
-    shape::{Shape, dense_size},
-    state::{self, Client, Device},
+    shape::{Shape, dense_size, element_bytes},
+    state::{self, Client, Site},
     storage::Access,
 };
 use crate::{
@@ -34,6 +34,7 @@ use crate::{
     error::Error,
     report::snapshot::OriginKind,
     sys,
+    units::Bytes,
 };
 
 /// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
@@ -54,11 +55,10 @@ pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys
     Ok(args.event)
 }
 
-/// The device whose arena an array goes to: that of `memory`, or else the default one of `device`. `None` when the
-/// array belongs in memory that is not ours: a host memory, or a device without an arena.
-pub fn destination(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Option<&Device> {
-    let device = if memory.is_null() { client.device(device) } else { client.device_of_memory(memory) };
-    device.filter(|device| device.arena.is_some())
+/// The arena that an array goes to: that of `memory`, or else the default one of `device`. `None` when the array belongs in
+/// memory that is not ours: a memory of the host but for a GPU's `pinned_host`, or a device without an arena.
+pub fn destination(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Option<Site<'_>> {
+    if memory.is_null() { client.device(device)?.site() } else { client.site_of_memory(memory) }
 }
 
 /// Whether a layout is what an array has when nobody says anything: dense, the last dimension fastest, no tiles.
@@ -98,18 +98,18 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         // SAFETY: the caller's layout is NULL or valid.
         let plain = unsafe { is_default_layout(self.device_layout) };
-        let device = destination(&client, self.device, self.memory)
+        let site = destination(&client, self.device, self.memory)
             .filter(|_| !lends && plain && client.viewable.contains(self.type_));
-        let Some((device, size)) = device.zip(dense_size(self.type_, dims)) else {
+        let Some((site, size)) = site.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
-            return unsafe { from_host_by_engine(self, &client, plain) };
+            return unsafe { from_host_by_engine(self, &client, dims, plain) };
         };
         if size.get() > 0 {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let shape = Arc::new(Shape::new(self.type_, dims, size.get() as usize));
         let strides = (!self.byte_strides.is_null()).then_some(strides);
-        let element = super::shape::element_bytes(self.type_).map_or(1, usize::from);
+        let element = element_bytes(self.type_).map_or(1, usize::from);
         if self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableZeroCopy
             && client.zero_copy
             && size.get() >= SMALLEST_ALIASED
@@ -117,10 +117,10 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             && strided::is_dense(dims, strides, element)
         {
             // SAFETY: the caller's struct; the array is dense.
-            return unsafe { alias(self, &client, device, shape) };
+            return unsafe { alias(self, &client, site, shape) };
         }
         let from = HostArray { data: self.data.cast(), dims, strides, element };
-        let arrival = Arrival::new(&client, device, shape, OriginKind::Host)?;
+        let arrival = Arrival::new(&client, site, shape, OriginKind::Host)?;
         // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
         // ours alone and as large as the dense array.
         let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
@@ -141,7 +141,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
 unsafe fn alias(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
-    device: &Device,
+    site: Site<'_>,
     shape: Arc<Shape>,
 ) -> Outcome {
     // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
@@ -158,7 +158,7 @@ unsafe fn alias(
     // SAFETY: the buffer was just made and is ours.
     let buffer = unsafe {
         if views::address(client.engine, done.buffer).is_ok_and(|there| there == at) {
-            let place = (device.handle, device.memory);
+            let place = (site.device.handle, site.memory);
             Buffer::foreign(Arc::clone(client), place, shape, done.buffer, Access::ReadOnly, Some(at))
         } else {
             Buffer::adopt(client, done.buffer)?
@@ -180,8 +180,17 @@ unsafe fn alias(
 unsafe fn from_host_by_engine(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
+    dims: &[i64],
     plain: bool,
 ) -> Outcome {
+    // Elements that the engine packs take less; they are counted as what they are once they are there.
+    let most = dims.iter().try_fold(element_bytes(args.type_).map_or(1, u64::from), |bytes, &dim| {
+        bytes.checked_mul(u64::try_from(dim).ok()?)
+    });
+    let admitted = match (client.pinned(args.memory), most) {
+        (Some((_, pinned)), Some(most)) => Some(client.admit_pinned(pinned, Bytes::new(most))?),
+        _ => None,
+    };
     let access = match args.host_buffer_semantics {
         sys::PJRT_HostBufferSemantics_kImmutableZeroCopy => Some(Access::ReadOnly),
         sys::PJRT_HostBufferSemantics_kMutableZeroCopy => Some(Access::Full),
@@ -193,6 +202,7 @@ unsafe fn from_host_by_engine(
     // SAFETY: the caller's promise.
     unsafe {
         let done = client.engine.call(*args)?;
+        drop(admitted);
         let aliased =
             access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
         let buffer = match aliased {

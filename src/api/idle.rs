@@ -35,7 +35,7 @@ use super::{
     state::{self, Client},
 };
 use crate::{
-    engine::scratch,
+    engine::{scratch, views::Sight},
     memory::{
         Arena, Region, Strategy,
         idle::{self, Idle, WORTH_WATCHING},
@@ -126,7 +126,7 @@ impl Client {
     #[cold]
     pub fn watch(&self, memory: &DeviceMemory) {
         // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
-        if memory.strategy() != Strategy::Platform && memory.on_host && memory.used() >= WORTH_WATCHING {
+        if memory.strategy() != Strategy::Platform && self.sight == Sight::Host && memory.used() >= WORTH_WATCHING {
             self.wake();
         }
     }

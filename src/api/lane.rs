@@ -12,12 +12,15 @@ use super::{
     room::{NoRoom, Scratch, WORTH_A_MOMENT},
     spares::Spare,
     stand_in::StandIn,
-    state::{Client, Device},
+    state::{Client, Device, Site},
 };
 use crate::{
     engine::{EngineError, EngineEvent, Raw, views},
     error::Error,
-    memory::{Maker, Run, budget::Entered},
+    memory::{
+        Maker, Run,
+        budget::{Charge, Entered},
+    },
     sys,
     units::Bytes,
 };
@@ -34,8 +37,8 @@ pub struct Destination {
 
 /// Why destinations were not placed.
 enum Unplaced {
-    /// There is no room for one of them, as they come.
-    NoRoom(NoRoom),
+    /// There is no room for one of them, as they come, in this memory.
+    NoRoom(Arc<DeviceMemory>, NoRoom),
     /// Anything else.
     Failed(Failure),
 }
@@ -62,6 +65,8 @@ pub struct Lane<'a> {
     pub destinations: SmallVec<[Destination; 4]>,
     /// Copies that are donated in place of the caller's arguments.
     pub stand_ins: Vec<StandIn>,
+    /// Room for results that the engine will put into `pinned_host` memory of its own; until they are there.
+    pub pinned: Option<Charge>,
 }
 
 impl<'a> Lane<'a> {
@@ -77,6 +82,7 @@ impl<'a> Lane<'a> {
             admission: None,
             destinations: SmallVec::new(),
             stand_ins: Vec::new(),
+            pinned: None,
         }
     }
 }
@@ -91,6 +97,13 @@ impl<'a> Lane<'a> {
     /// The client must be alive.
     pub unsafe fn prepare(&mut self, loaded: &Loaded) -> Outcome {
         let program = &*loaded.program;
+        if !program.unplaced_pinned.is_zero()
+            && let Some(pinned) = self.device.and_then(|device| device.pinned.as_ref())
+        {
+            let admitted = loaded.client.admit_pinned(pinned, program.unplaced_pinned);
+            self.pinned =
+                Some(admitted.map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?);
+        }
         if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO {
             return Ok(());
         }
@@ -109,20 +122,22 @@ impl<'a> Lane<'a> {
             })?);
         }
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.place(loaded, device, memory) };
+        let outcome = unsafe { self.place(loaded, device) };
         let outcome = match outcome {
-            Err(Unplaced::NoRoom(shortage)) => {
+            Err(Unplaced::NoRoom(full, shortage)) => {
                 // One by one they found no room. Room for all in one piece may be had still, once those made so far,
                 // which hold nothing yet, are out of the way.
                 // SAFETY: the views were never shown to a program.
                 unsafe { self.clear(&loaded.client) };
-                let shapes = program.plan.destinations.iter().map(|&result| &*program.results[result]);
-                if !loaded.client.open_hole(memory, shapes) {
-                    return Err(loaded.client.exhausted(memory, shortage).into());
+                let pinned = !Arc::ptr_eq(&full, memory);
+                let there = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
+                let shapes = there.map(|&result| &*program.results[result]);
+                if !loaded.client.open_hole(&full, shapes) {
+                    return Err(loaded.client.exhausted(&full, shortage).into());
                 }
                 // SAFETY: the caller's promise.
-                match unsafe { self.place(loaded, device, memory) } {
-                    Err(Unplaced::NoRoom(shortage)) => Err(loaded.client.exhausted(memory, shortage).into()),
+                match unsafe { self.place(loaded, device) } {
+                    Err(Unplaced::NoRoom(full, shortage)) => Err(loaded.client.exhausted(&full, shortage).into()),
                     Err(Unplaced::Failed(failure)) => Err(failure),
                     Ok(()) => Ok(()),
                 }
@@ -155,7 +170,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Safety
     /// The client must be alive.
-    unsafe fn place(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Result<(), Unplaced> {
+    unsafe fn place(&mut self, loaded: &Loaded, device: &Device) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
@@ -166,9 +181,14 @@ impl<'a> Lane<'a> {
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let held = client.allocate(memory, shape, maker).map_err(Unplaced::NoRoom)?;
+            let site = if loaded.program.is_pinned(result) { device.pinned_site() } else { device.site() };
+            let Some(Site { memory, arena, .. }) = site else {
+                return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
+            };
+            let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
+            let held = client.allocate(arena, shape, maker).map_err(full)?;
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
-            let view = unsafe { client.view(device.memory, held.address(), shape)? };
+            let view = unsafe { client.view(memory, held.address(), shape)? };
             self.destinations.push(Destination { held, view: Raw(view), shell: None });
         }
         Ok(())

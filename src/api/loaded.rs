@@ -17,6 +17,7 @@ use super::{
     entry::{Outcome, slice, text},
     nested::Twins,
     origins::ORIGINS,
+    pinned_host::KIND,
     shape::{Shape, dense_size},
     spares::{self, Nest, Spares},
     state::Client,
@@ -113,6 +114,8 @@ pub struct Program {
     pub plan: Plan,
     /// Its results on one device.
     pub results: Vec<Arc<Shape>>,
+    /// Which of them lie in `pinned_host` memory; none, where that is not ours.
+    pub pinned: Box<[bool]>,
     /// Where blocks that hold its results come from, in the order of the results.
     pub origin_ids: Box<[OriginId]>,
     /// Its name, for messages.
@@ -120,6 +123,8 @@ pub struct Program {
     /// What it takes beside arguments and results while it runs, where the strategy sets that aside; on a GPU what the engine
     /// takes from its own pool for it, results that are not placed in our memory included.
     pub scratch: Bytes,
+    /// Results in `pinned_host` memory that the engine puts into its own.
+    pub unplaced_pinned: Bytes,
     /// Runs and misses.
     pub executions: Executions,
     /// Where the results of the first run were.
@@ -149,15 +154,18 @@ impl Program {
         let by_engine = client.as_ref().is_some_and(|client| client.sight == Sight::Device);
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
         // SAFETY: as above.
-        let (name, mut scratch) = unsafe {
+        let (name, mut scratch, pinned) = unsafe {
             let scratch = if sets_aside || by_engine { scratch(engine, executable) } else { Bytes::ZERO };
-            (name(engine, executable), scratch)
+            let pinned = if by_engine { pinned(engine, executable, results.len()) } else { Box::default() };
+            (name(engine, executable), scratch, pinned)
         };
+        let mut unplaced_pinned = Bytes::ZERO;
         if by_engine {
             let placed =
                 |result: usize| matches!(plan.homes.get(result), Some(Home::Destination(_) | Home::Argument(_)));
-            let sizes = results.iter().enumerate().filter(|&(result, _)| !placed(result));
-            scratch += sizes.map(|(_, shape)| Bytes::new(shape.size as u64)).sum();
+            for (result, shape) in results.iter().enumerate().filter(|&(result, _)| !placed(result)) {
+                *(if pinned[result] { &mut unplaced_pinned } else { &mut scratch }) += Bytes::new(shape.size as u64);
+            }
         }
         Ok(Self {
             client,
@@ -166,6 +174,8 @@ impl Program {
             results,
             name,
             scratch,
+            pinned,
+            unplaced_pinned,
             executions: Executions::default(),
             origins: OnceCell::new(),
             differs: AtomicBool::new(false),
@@ -181,6 +191,10 @@ impl Program {
         if self.plan.homes.len() != self.results.len() {
             return Some(format!("{} results planned, {} compiled", self.plan.homes.len(), self.results.len()));
         }
+        let homeless = |&result: &usize| self.is_pinned(result) && client.devices.iter().any(|d| d.pinned.is_none());
+        if self.plan.destinations.iter().any(homeless) {
+            return Some(format!("{KIND} memory stays with the engine"));
+        }
         let unfit = |&&result: &&usize| !client.viewable.contains(self.results[result].element_type);
         self.plan
             .destinations
@@ -189,14 +203,23 @@ impl Program {
             .map(|&result| format!("the engine copies arrays of element type {}", self.results[result].element_type.0))
     }
 
+    /// Whether a result lies in `pinned_host` memory.
+    pub fn is_pinned(&self, result: usize) -> bool {
+        self.pinned.get(result).copied().unwrap_or(false)
+    }
+
     /// How many of `parameters` are the user's.
     pub fn visible(&self, parameters: usize) -> usize {
         self.plan.arguments.map_or(parameters, |arguments| arguments.min(parameters))
     }
 
-    /// Bytes of all destinations on one device.
-    pub fn destination_bytes(&self) -> i64 {
-        self.plan.destinations.iter().map(|&result| self.results[result].size as i64).sum()
+    /// Bytes of all destinations on one device, in its own memory and in `pinned_host`.
+    pub fn destination_bytes(&self) -> (i64, i64) {
+        let sum = |pinned: bool| {
+            let those = self.plan.destinations.iter().filter(|&&result| self.is_pinned(result) == pinned);
+            those.map(|&result| self.results[result].size as i64).sum()
+        };
+        (sum(false), sum(true))
     }
 
     /// What this program did so far.
@@ -267,6 +290,26 @@ unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable
     let stats =
         unsafe { engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() }) };
     Bytes::new(stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0))
+}
+
+/// Which of an executable's results lie in `pinned_host` memory, as far as the engine says.
+///
+/// # Safety
+/// `executable` must be alive.
+unsafe fn pinned(engine: &'static Engine, executable: *mut sys::PJRT_Executable, count: usize) -> Box<[bool]> {
+    let mut pinned = vec![false; count].into_boxed_slice();
+    // SAFETY: the caller's promise; the names live as long as the executable.
+    unsafe {
+        let args = sys::PJRT_Executable_OutputMemoryKinds_Args { executable, ..Default::default() };
+        if let Ok(args) = engine.call(args) {
+            let sizes = slice(args.memory_kind_sizes, args.num_outputs);
+            let kinds = slice(args.memory_kinds, args.num_outputs).iter().zip(sizes);
+            for (pinned, (&kind, &size)) in pinned.iter_mut().zip(kinds) {
+                *pinned = text(kind, size) == KIND;
+            }
+        }
+    }
+    pinned
 }
 
 /// The shapes of an executable's results on one device.

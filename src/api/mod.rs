@@ -68,6 +68,7 @@ pub mod lane;
 pub mod loaded;
 pub mod nested;
 pub mod origins;
+pub mod pinned_host;
 pub mod plugin;
 pub mod profiler;
 pub mod python;

@@ -91,8 +91,9 @@ pub unsafe fn results(
                     Origin::Destination(number) => loaded.nest(lane.index, number),
                     Origin::Argument(_) => None,
                 };
+                let memory = device.memory_of(held.home());
                 let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(Arc::clone(client), device.handle, device.memory, shape, output, storage, nest)
+                Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
             }
             // SAFETY: the output is alive and ours.
             _ => unsafe { Buffer::adopt(client, output)? },

@@ -1,6 +1,6 @@
 //! The arenas of the process at one instant, for `report::snapshot` to write.
 
-use std::{env, path::Path, sync::atomic::Ordering, time::SystemTime};
+use std::{env, path::Path, time::SystemTime};
 
 use super::{
     custody::Stay,
@@ -33,9 +33,8 @@ pub fn take(settled: Settled) -> Snapshot {
     let mut now = 0;
     let mut devices = Vec::new();
     for client in &clients {
-        for device in &client.devices {
-            let Some(memory) = &device.arena else { continue };
-            let engine = u64::try_from(device.engine_bytes.load(Ordering::Relaxed)).unwrap_or(0);
+        for (memory, engine) in client.arenas_and_engine() {
+            let engine = u64::try_from(engine).unwrap_or(0);
             let (device, at) = one(client, memory, Bytes::new(engine));
             now = now.max(at);
             devices.push(device);

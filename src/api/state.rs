@@ -20,6 +20,7 @@ use super::{
     idle::Keeper,
     loaded::{Loaded, Program},
     nested::Beside,
+    pinned_host::PinnedHost,
     spares::AllSpares,
 };
 use crate::{
@@ -40,10 +41,42 @@ pub struct Device {
     pub memory: Raw<sys::PJRT_Memory>,
     /// Ours; `None` when this engine's memory cannot be viewed, so that everything stays with the engine.
     pub arena: Option<Arc<DeviceMemory>>,
-    /// Bytes of buffers that the engine holds itself.
+    /// Bytes of buffers that the engine holds itself, but for those in [`Self::pinned`].
     pub engine_bytes: Arc<AtomicI64>,
     /// Bytes of outsiders' memory that buffers alias.
     pub foreign_bytes: Arc<AtomicI64>,
+    /// The host's memory that the device reads and writes by itself; `None` where that stays with the engine.
+    pub pinned: Option<PinnedHost>,
+}
+
+/// A memory that arrays of ours lie in: a device's own, or its part of the host's.
+#[derive(Clone, Copy)]
+pub struct Site<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// The engine's memory.
+    pub memory: Raw<sys::PJRT_Memory>,
+    /// Ours.
+    pub arena: &'a Arc<DeviceMemory>,
+}
+
+impl Device {
+    /// Its own memory; `None` where that stays with the engine.
+    pub fn site(&self) -> Option<Site<'_>> {
+        Some(Site { device: self, memory: self.memory, arena: self.arena.as_ref()? })
+    }
+
+    /// Its `pinned_host` memory.
+    pub fn pinned_site(&self) -> Option<Site<'_>> {
+        let pinned = self.pinned.as_ref()?;
+        Some(Site { device: self, memory: pinned.memory, arena: &pinned.arena })
+    }
+
+    /// The engine's memory that stands for an arena of this device.
+    pub fn memory_of(&self, arena: &Arc<DeviceMemory>) -> Raw<sys::PJRT_Memory> {
+        let pinned = self.pinned.as_ref().filter(|pinned| Arc::ptr_eq(&pinned.arena, arena));
+        pinned.map_or(self.memory, |pinned| pinned.memory)
+    }
 }
 
 /// One `PJRT_Client`.
@@ -188,9 +221,35 @@ impl Client {
         self.devices.iter().find(|device| device.memory.0 == memory)
     }
 
-    /// Where bytes that the engine holds for `device` are counted.
-    pub fn engine_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
-        Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.engine_bytes))
+    /// The memory that arrays of ours go to by this name; `None` for what stays with the engine.
+    pub fn site_of_memory(&self, memory: *mut sys::PJRT_Memory) -> Option<Site<'_>> {
+        match self.device_of_memory(memory) {
+            Some(device) => device.site(),
+            None => self.pinned(memory)?.0.pinned_site(),
+        }
+    }
+
+    /// All arenas: the devices' own, then those of the host's memory that anything was put in.
+    pub fn arenas(&self) -> impl Iterator<Item = &Arc<DeviceMemory>> {
+        let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
+        let pinned = pinned.filter(|pinned| pinned.is_used()).map(|pinned| &pinned.arena);
+        self.devices.iter().filter_map(|device| device.arena.as_ref()).chain(pinned)
+    }
+
+    /// The same with the bytes that the engine holds beside each.
+    pub fn arenas_and_engine(&self) -> impl Iterator<Item = (&Arc<DeviceMemory>, i64)> {
+        let own = self.devices.iter().filter_map(|device| Some((device.arena.as_ref()?, &device.engine_bytes)));
+        let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
+        let pinned = pinned.filter(|pinned| pinned.is_used()).map(|pinned| (&pinned.arena, &pinned.engine_bytes));
+        own.chain(pinned).map(|(arena, engine)| (arena, engine.load(Ordering::Relaxed)))
+    }
+
+    /// Where bytes that the engine holds for `device` in `memory` are counted.
+    pub fn engine_bytes(&self, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Arc<AtomicI64> {
+        Arc::clone(match self.pinned(memory) {
+            Some((_, pinned)) => &pinned.engine_bytes,
+            None => self.device(device).map_or(&self.elsewhere, |device| &device.engine_bytes),
+        })
     }
 
     /// Where bytes of outsiders that buffers of `device` alias are counted.

@@ -16,19 +16,26 @@ use std::sync::{
 };
 
 use super::device_memory::Held;
+use crate::memory::budget::Charge;
 
 /// Bytes outside of the arena that one buffer stands for, counted on its device for as long as this lives.
 pub struct Counted {
     total: Arc<AtomicI64>,
     bytes: i64,
+    _charge: Option<Charge>,
 }
 
 impl Counted {
     /// Counts `bytes` on `total`.
     pub fn new(total: Arc<AtomicI64>, bytes: usize) -> Self {
+        Self::charged(total, bytes, None)
+    }
+
+    /// As [`Self::new`], of memory that has a limit.
+    pub fn charged(total: Arc<AtomicI64>, bytes: usize, charge: Option<Charge>) -> Self {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         total.fetch_add(bytes, Ordering::Relaxed);
-        Self { total, bytes }
+        Self { total, bytes, _charge: charge }
     }
 }
 

@@ -43,7 +43,7 @@ static TRACKS: Mutex<Tracks> = Mutex::new(Tracks { next: 1, all: BTreeMap::new()
 pub fn begin() -> u64 {
     let clients = state::visits();
     clients.iter().for_each(|client| client.settle());
-    let memories = clients.iter().flat_map(|client| client.devices.iter().filter_map(|device| device.arena.as_ref()));
+    let memories = clients.iter().flat_map(|client| client.arenas());
     let mut tracks = TRACKS.lock();
     if tracks.all.len() >= MOST {
         tracks.all.retain(|_, track| matches!(track, Track::Open(_)));

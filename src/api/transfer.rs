@@ -62,10 +62,10 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         // SAFETY: the client is alive; otherwise the caller's promise, handed on as it is.
         self.buffer = unsafe {
             match home {
-                Some((device, size)) => {
+                Some((site, size)) => {
                     let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
                     // Whatever the bytes are, they are what was asked for.
-                    Arrival::new(&client, device, shape, OriginKind::Other)?.as_it_is()?
+                    Arrival::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
                     let args = client.engine.call(*self)?;

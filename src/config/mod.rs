@@ -8,7 +8,7 @@
 //!                              |
 //!   table    one row per setting: every name it goes by, default, allowed values, one line of explanation
 //!   claim    gathers what was said under those names and lets the strongest level decide
-//!   strategy, limit, values, xla_flags     what a text means for one setting
+//!   strategy, limit, pinned_limit, values, xla_flags     what a text means for one setting
 //!                              |
 //!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
 //!                              |    \-- engine_options(kind, share)      -> what the engine is given
@@ -29,6 +29,7 @@
 mod claim;
 mod engine_options;
 mod limit;
+mod pinned_limit;
 mod report;
 mod strategy;
 mod table;
@@ -45,11 +46,12 @@ use crate::memory::Strategy;
 
 pub use engine_options::{EngineOptions, OptionValue};
 pub use limit::{Fraction, GRANULE_BYTES, Limit};
+pub use pinned_limit::PinnedLimit;
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
 pub use table::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT, REWRITE,
-    Row, SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT,
+    PINNED_LIMIT, REWRITE, Row, SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
 };
 pub use values::{
     Compact, CudaDriver, EngineKind, EngineRequest, GpuScratch, Headroom, HugePages, LogFilter, OomReport, Rewrite,
@@ -157,6 +159,8 @@ pub struct Settings {
     pub headroom: Setting<Headroom>,
     /// What programs' scratch has of a GPU's limit where the driver has no memory pools.
     pub gpu_scratch: Setting<GpuScratch>,
+    /// How much memory of the host may be pinned for the arrays of one GPU; [`Setting::resolve`] turns it into bytes.
+    pub pinned_limit: Setting<PinnedLimit>,
     /// How many devices a CPU engine shows. Engines of real devices count for themselves.
     pub devices: Setting<NonZeroU32>,
     /// Whether results are placed in our memory by rewriting programs (destination passing).
@@ -225,6 +229,7 @@ struct Reading {
     cuda_driver: Result<Setting<CudaDriver>>,
     headroom: Result<Setting<Headroom>>,
     gpu_scratch: Result<Setting<GpuScratch>>,
+    pinned_limit: Result<Setting<PinnedLimit>>,
     devices: Result<Setting<NonZeroU32>>,
     rewrite: Result<Setting<Rewrite>>,
     scratch: Result<Setting<Scratch>>,
@@ -273,6 +278,8 @@ impl Reading {
             said(&HEADROOM).and_then(|said| claim::decide(&said, Headroom::parse, Headroom::DEFAULT, &mut notes));
         let gpu_scratch = said(&GPU_SCRATCH)
             .and_then(|said| claim::decide(&said, GpuScratch::parse, GpuScratch::DEFAULT, &mut notes));
+        let pinned_limit = said(&PINNED_LIMIT)
+            .and_then(|said| claim::decide(&said, PinnedLimit::parse, PinnedLimit::OfTheMachine, &mut notes));
         let devices =
             said(&DEVICES).and_then(|said| claim::decide(&said, values::parse_devices, NonZeroU32::MIN, &mut notes));
         let rewrite = said(&REWRITE).and_then(|said| claim::decide(&said, Rewrite::parse, Rewrite::On, &mut notes));
@@ -304,6 +311,7 @@ impl Reading {
             cuda_driver,
             headroom,
             gpu_scratch,
+            pinned_limit,
             devices,
             rewrite,
             scratch,
@@ -330,6 +338,7 @@ impl Reading {
             self.cuda_driver.as_ref().err(),
             self.headroom.as_ref().err(),
             self.gpu_scratch.as_ref().err(),
+            self.pinned_limit.as_ref().err(),
             self.devices.as_ref().err(),
             self.rewrite.as_ref().err(),
             self.scratch.as_ref().err(),
@@ -355,6 +364,7 @@ impl Reading {
             cuda_driver: self.cuda_driver?,
             headroom: self.headroom?,
             gpu_scratch: self.gpu_scratch?,
+            pinned_limit: self.pinned_limit?,
             devices: self.devices?,
             rewrite: self.rewrite?,
             scratch: self.scratch?,

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::limit::show;
 use super::{
     Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG,
-    OOM_REPORT, OptionValue, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE, TPU_TILES,
-    ZERO_COPY, strategy_name,
+    OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE,
+    TPU_TILES, ZERO_COPY, strategy_name,
 };
 use crate::error::Result;
 
@@ -54,6 +54,7 @@ impl Settings {
                 &self.gpu_scratch,
                 outcome.and_then(|outcome| outcome.scratch_bytes).map(|bytes| format!("{} per device", show(bytes))),
             ),
+            clause(&PINNED_LIMIT, self.pinned_limit.value, &self.pinned_limit, None),
             clause(&DEVICES, self.devices.value, &self.devices, None),
             clause(&REWRITE, self.rewrite.value, &self.rewrite, None),
             clause(&SCRATCH, self.scratch.value, &self.scratch, None),
@@ -79,7 +80,7 @@ fn clause<T>(row: &Row, value: impl fmt::Display, setting: &Setting<T>, result: 
 }
 
 /// The columns of the table with their widths, and the space between them: 100 characters in all.
-const COLUMNS: [(&str, usize); 4] = [("setting", 11), ("value", 15), ("from", 39), ("allowed", 29)];
+const COLUMNS: [(&str, usize); 4] = [("setting", 12), ("value", 15), ("from", 38), ("allowed", 29)];
 const GAP: &str = "  ";
 
 /// What was found out about a setting on this machine; the table shows it below the setting.
@@ -114,6 +115,7 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         cells(&reading.cuda_driver, ToString::to_string),
         cells(&reading.headroom, ToString::to_string),
         cells(&reading.gpu_scratch, ToString::to_string),
+        cells(&reading.pinned_limit, ToString::to_string),
         cells(&reading.devices, ToString::to_string),
         cells(&reading.rewrite, ToString::to_string),
         cells(&reading.scratch, ToString::to_string),

@@ -117,6 +117,16 @@ pub static GPU_SCRATCH: Row = Row {
           elsewhere both share the limit as they need it.",
 };
 
+/// How much memory of the host may be pinned for arrays.
+pub static PINNED_LIMIT: Row = Row {
+    name: "pinned_limit",
+    names: &[Opt("pinned_limit"), Var("PJRT_ARENA_PINNED_LIMIT"), Var("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB")],
+    default: "64GiB or less",
+    allowed: "bytes per GPU, at least 1MiB (16GiB)",
+    doc: "Memory of the host that is pinned for arrays in pinned_host. Without a word: 64GiB for each GPU, as XLA has it, but \
+          half of the machine's memory at most for all of them.",
+};
+
 /// How many devices a CPU engine shows.
 pub static DEVICES: Row = Row {
     name: "devices",
@@ -189,7 +199,7 @@ pub static ZERO_COPY: Row = Row {
 };
 
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 16] = [
+pub static TABLE: [&Row; 17] = [
     &STRATEGY,
     &LIMIT,
     &COMPACT,
@@ -199,6 +209,7 @@ pub static TABLE: [&Row; 16] = [
     &CUDA_DRIVER,
     &HEADROOM,
     &GPU_SCRATCH,
+    &PINNED_LIMIT,
     &DEVICES,
     &REWRITE,
     &SCRATCH,

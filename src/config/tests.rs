@@ -41,6 +41,7 @@ fn nothing_said_means_the_defaults_of_the_table() {
         settings.cuda_driver.value.to_string(),
         settings.headroom.value.to_string(),
         settings.gpu_scratch.value.to_string(),
+        settings.pinned_limit.value.to_string(),
         settings.devices.value.to_string(),
         settings.rewrite.value.to_string(),
         settings.scratch.value.to_string(),
@@ -201,7 +202,7 @@ fn tiles_are_counted_for_tpu_only() {
     // The doctor shows both, and their errors.
     let table = doctor(&environment(&[("PJRT_ARENA_TPU_TILES", "maybe"), ("PJRT_ARENA_COMPACT", "on")]), &[], &[]);
     assert!(table.contains("PJRT_ARENA_TPU_TILES=maybe is not valid"), "{table}");
-    assert!(table.lines().any(|line| line.starts_with("compact      on               PJRT_ARENA_COMPACT")), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("compact       on               PJRT_ARENA_COMPACT")), "{table}");
 }
 
 #[test]
@@ -506,7 +507,7 @@ fn one_line_says_it_all() {
          compact=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
          cuda_driver=libcuda.so.1 (default), headroom=512.00MiB (default), \
-         gpu_scratch=50% = 3.00GiB per device (default), devices=2 (client option devices), rewrite=on (default), \
+         gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), rewrite=on (default), \
          scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
          log=warn (default); overridden: PJRT_ARENA_DEVICES=4"
     );

@@ -109,6 +109,34 @@ pub unsafe fn view_on_device(
     Ok(args.buffer)
 }
 
+/// Whether the engine looks at memory of the kind of `memory` where it lies, by its address: asked with a view that nothing uses.
+///
+/// # Safety
+/// `client` and `memory` must be alive, and `memory` of the host.
+pub unsafe fn takes_views_as_they_are(
+    engine: &'static Engine,
+    client: *mut sys::PJRT_Client,
+    memory: *mut sys::PJRT_Memory,
+) -> bool {
+    /// For ever, because an engine before 0.114 has something to do on a stream before it lets go.
+    static SOMETHING: [u64; 32] = [0; 32];
+    let here = SOMETHING.as_ptr().expose_provenance();
+    // SAFETY: the memory is there for ever, the view holds one element of it, and nobody is shown the view.
+    let view = unsafe { view_on_device(engine, (client, memory), here, sys::PJRT_Buffer_Type_U8, &[1], 0) };
+    let view = match view {
+        Ok(view) => view,
+        Err(error) => {
+            log::info!("memory of the host stays with the engine, which takes no view of it: {}", error.message());
+            return false;
+        }
+    };
+    // SAFETY: the view was just made.
+    let there = unsafe { address(engine, view) };
+    // SAFETY: nothing uses it, and this is its end.
+    unsafe { destroy(engine, view) };
+    there.is_ok_and(|there| there == here)
+}
+
 /// Creates a buffer of the engine over `address`, ready at once: the caller vouches for the contents.
 ///
 /// # Errors

@@ -19,6 +19,8 @@
 //! arrays hold all there is.
 //!
 //! Entering is two atomic operations. Everything else is rare, and locked.
+//!
+//! Pinned memory of the host has a budget as well: there the arena and arrays that the engine made take, and nothing is granted.
 
 use std::{
     error, fmt,

@@ -97,6 +97,8 @@ pub enum Hint {
     },
     /// There is more memory than the limit allows.
     Limit {
+        /// The variable that sets it.
+        setting: &'static str,
         /// A limit of each device that would have been enough.
         enough: Bytes,
         /// What its owner has.
@@ -118,9 +120,9 @@ impl fmt::Display for Hint {
             Self::Compact { bytes } => {
                 write!(f, "PJRT_ARENA_COMPACT=on would have made room, by moving {bytes} of arrays")
             }
-            Self::Limit { enough, memory, owner, devices } => {
+            Self::Limit { setting, enough, memory, owner, devices } => {
                 let mib = enough.get() >> 20;
-                write!(f, "PJRT_ARENA_LIMIT={mib}MiB would have been enough; the {owner} has {memory}")?;
+                write!(f, "{setting}={mib}MiB would have been enough; the {owner} has {memory}")?;
                 if *devices > 1 { write!(f, " for {devices} devices") } else { Ok(()) }
             }
         }
@@ -307,7 +309,9 @@ mod tests {
         let idle = OutOfMemory { story: Some(Box::new(Story { tried, ..story })), ..oom.clone() }.to_string();
         assert!(idle.contains("\n  compaction moved nothing\n"), "{idle}");
         let (enough, memory) = (Bytes::gib(12), Bytes::gib(64));
-        let limit = |devices| Hint::Limit { enough, memory, owner: "machine", devices }.to_string();
+        let limit = |devices| {
+            Hint::Limit { setting: "PJRT_ARENA_LIMIT", enough, memory, owner: "machine", devices }.to_string()
+        };
         assert_eq!(limit(1), "PJRT_ARENA_LIMIT=12288MiB would have been enough; the machine has 64.00GiB");
         assert_eq!(
             limit(2),

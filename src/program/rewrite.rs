@@ -26,7 +26,7 @@ use super::{
         writer::{flagged, put_list, put_section, put_signed, put_varint, sum, varints},
     },
     sharding::{SDY, Shardings},
-    signature::{Donation, Known, ParameterIndex, Program, ResultIndex, Signature},
+    signature::{Donation, Known, MemoryKind, ParameterIndex, Program, ResultIndex, Signature},
     tie::Ties,
     vhlo::{self, VHLO, ValueType, attribute_code, type_code},
 };
@@ -40,6 +40,9 @@ pub struct Policy {
     /// Ties destinations to results whose sharding the Shardy partitioner chooses. Only for programs that are compiled
     /// with `use_shardy_partitioner`: XLA's older partitioner aborts on such groups.
     pub tie_unspecified_shardings: bool,
+    /// Gives destinations to results that are bound to the kinds of memory `device` and `pinned_host` too: those of the second
+    /// must then lie in such memory.
+    pub place_memory_kinds: bool,
 }
 
 /// Why a result has no destination.
@@ -148,6 +151,9 @@ pub(super) enum Sharding {
     Tied,
 }
 
+/// What a donor and a result must have in common: the type, and whether they are bound to `pinned_host`.
+type Fits<'a> = (&'a ValueType, bool);
+
 struct Plan {
     placements: Vec<Placement>,
     destinations: Vec<Destination>,
@@ -161,16 +167,16 @@ fn spare_candidates<'a>(
     program: &'a Program<'_>,
     policy: &Policy,
     aliased_by: &[Option<ParameterIndex>],
-    donors: &mut HashMap<&'a ValueType, usize>,
+    donors: &mut HashMap<Fits<'a>, usize>,
 ) {
-    let mut candidates: HashMap<&ValueType, usize> = HashMap::new();
+    let mut candidates: HashMap<Fits<'_>, usize> = HashMap::new();
     for ((value_type, known), aliased) in program.results.iter().zip(aliased_by) {
         if aliased.is_none() && fit(value_type, known, policy).is_ok() {
-            *candidates.entry(value_type).or_default() += 1;
+            *candidates.entry((value_type, known.memory_kind.is_pinned_host())).or_default() += 1;
         }
     }
-    for (value_type, waiting) in donors {
-        *waiting = (*waiting).max(candidates.get(value_type).copied().unwrap_or(0));
+    for (fits, waiting) in donors {
+        *waiting = (*waiting).max(candidates.get(fits).copied().unwrap_or(0));
     }
 }
 
@@ -182,12 +188,14 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
         && tables.dialect(vhlo::BUILTIN).is_some();
     let mut aliased_by = vec![None; program.results.len()];
     // Donors wait for a result of their type; how many of each type still do.
-    let mut donors: HashMap<&ValueType, usize> = HashMap::new();
-    for (at, parameter) in program.parameters().enumerate() {
+    let mut donors: HashMap<Fits<'_>, usize> = HashMap::new();
+    for (at, (parameter, known)) in program.known_parameters().enumerate() {
         match parameter.donation {
             Donation::Kept => {}
             Donation::Aliases(ResultIndex(result)) => aliased_by[result] = Some(ParameterIndex(at)),
-            Donation::Donor => *donors.entry(&parameter.value_type).or_default() += 1,
+            Donation::Donor => {
+                *donors.entry((&parameter.value_type, known.memory_kind.is_pinned_host())).or_default() += 1;
+            }
         }
     }
     if program.partitions > 1 {
@@ -205,7 +213,7 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
             let sharding = if specified { Sharding::Same } else { Sharding::Tied };
             if sharding == Sharding::Tied && !(can_tie && Ties::can_tie(value_type)) {
                 Placement::Skipped(Skip::UnspecifiedSharding)
-            } else if let Some(waiting @ 1..) = donors.get_mut(value_type) {
+            } else if let Some(waiting @ 1..) = donors.get_mut(&(value_type, known.memory_kind.is_pinned_host())) {
                 *waiting -= 1;
                 Placement::LeftToDonor
             } else {
@@ -234,10 +242,11 @@ fn fit(value_type: &ValueType, known: &Known, policy: &Policy) -> Result<(), Ski
     if known.has_own_layout {
         return Err(Skip::Layout);
     }
-    if known.has_memory_kind {
-        return Err(Skip::MemoryKind);
+    match known.memory_kind {
+        MemoryKind::Device => Ok(()),
+        MemoryKind::PinnedHost(..) | MemoryKind::Named(..) if policy.place_memory_kinds => Ok(()),
+        MemoryKind::PinnedHost(..) | MemoryKind::Named(..) | MemoryKind::Other => Err(Skip::MemoryKind),
     }
-    Ok(())
 }
 
 /// The file with the destinations of `plan`.
@@ -291,7 +300,7 @@ fn new_properties(
     Ok(added.property(varints(ids.map(|id| id.0))))
 }
 
-/// The attributes of a destination: what it aliases, and its result's sharding and layout. In order of the keys.
+/// The attributes of a destination: what it aliases, and its result's sharding, layout and kind of memory. In order of the keys.
 fn dictionary(
     added: &mut Additions<'_, '_>,
     vhlo: DialectId,
@@ -303,7 +312,8 @@ fn dictionary(
     put_signed(&mut value, destination.result.0 as i64);
     let value = added.attribute(vhlo, value);
     let known = &destination.known;
-    let items = [known.layout_mode, known.mhlo_sharding, known.sdy_sharding, Some((aliasing, value))];
+    let kind = known.memory_kind.attribute();
+    let items = [known.layout_mode, kind, known.mhlo_sharding, known.sdy_sharding, Some((aliasing, value))];
     let items: Vec<(AttrId, AttrId)> = items.into_iter().flatten().collect();
     let mut bytes = varints([attribute_code::DICTIONARY, items.len() as u64]);
     for (key, value) in items {
@@ -499,7 +509,7 @@ mod tests {
         put_section(&mut ir, container::id::IR, &region);
         let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
 
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true };
+        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_memory_kinds: false };
         let (one, other) = (add_destinations(&bytes, &policy).unwrap(), add_destinations(&inline, &policy).unwrap());
         assert!(one.destinations > 0);
         assert_eq!(one.placements, other.placements);

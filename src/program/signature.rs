@@ -87,12 +87,41 @@ fn has_custom_calls(text: &[u8]) -> bool {
     text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
 }
 
+/// The kind of memory that a parameter or result is bound to (`mhlo.memory_kind`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum MemoryKind {
+    /// To none, or to the device's own.
+    #[default]
+    Device,
+    /// To `pinned_host`, by this key and value.
+    PinnedHost(AttrId, AttrId),
+    /// To another one.
+    Other,
+    /// To the device's own, in words; by this key and value.
+    Named(AttrId, AttrId),
+}
+
+impl MemoryKind {
+    /// Whether it is `pinned_host`.
+    pub(super) fn is_pinned_host(self) -> bool {
+        matches!(self, Self::PinnedHost(..))
+    }
+
+    /// The attribute that says so.
+    pub(super) fn attribute(self) -> Option<(AttrId, AttrId)> {
+        match self {
+            Self::Device | Self::Other => None,
+            Self::PinnedHost(key, value) | Self::Named(key, value) => Some((key, value)),
+        }
+    }
+}
+
 /// The attributes of a parameter or result that matter here, as pairs of key and value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     pub(super) aliasing_output: Option<i64>,
     pub(super) is_donor: bool,
-    pub(super) has_memory_kind: bool,
+    pub(super) memory_kind: MemoryKind,
     pub(super) mhlo_sharding: Option<(AttrId, AttrId)>,
     pub(super) sdy_sharding: Option<(AttrId, AttrId)>,
     pub(super) layout_mode: Option<(AttrId, AttrId)>,
@@ -225,6 +254,11 @@ impl<'a> Program<'a> {
         self.parameters.iter().map(|(parameter, _)| parameter)
     }
 
+    /// The same with what is known of each.
+    pub(super) fn known_parameters(&self) -> impl ExactSizeIterator<Item = &(Parameter, Known)> {
+        self.parameters.iter()
+    }
+
     pub(super) fn signature(&self, tables: &Tables<'_>) -> Signature {
         Signature {
             parameters: self.parameters().cloned().collect(),
@@ -286,7 +320,13 @@ fn known(tables: &Tables<'_>, seen: &mut HashMap<AttrId, Known>, id: Option<Attr
                 _ => return Err(Reject::new("tf.aliasing_output is not an integer")),
             },
             b"jax.buffer_donor" => found.is_donor = vhlo::attribute(tables, value)? != Attribute::Boolean(false),
-            b"mhlo.memory_kind" => found.has_memory_kind = true,
+            b"mhlo.memory_kind" => {
+                found.memory_kind = match vhlo::attribute(tables, value)? {
+                    Attribute::String(b"pinned_host") => MemoryKind::PinnedHost(key, value),
+                    Attribute::String(b"device") => MemoryKind::Named(key, value),
+                    _ => MemoryKind::Other,
+                }
+            }
             b"mhlo.sharding" => found.mhlo_sharding = Some((key, value)),
             b"sdy.sharding" => found.sdy_sharding = Some((key, value)),
             b"mhlo.layout_mode" => {
@@ -323,6 +363,27 @@ fn module_counts(tables: &Tables<'_>, id: Option<AttrId>) -> Result<(u64, u64), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_destination_is_bound_to_the_memory_of_its_result() {
+        let artifact = |name: &str| {
+            let path = format!("{}/plugin_tests/data/artifacts/{name}.mlir", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read(path).unwrap()
+        };
+        let policy =
+            crate::program::Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: true };
+        for (name, pinned) in [("0506_pinned_out", true), ("0507_pinned_in", false)] {
+            let bytes = artifact(name);
+            let rewritten = crate::program::add_destinations(&bytes, &policy).unwrap();
+            let file = Artifact::parse(&rewritten.bytes).unwrap();
+            let program = Program::find(&file).unwrap();
+            let (_, destination) = program.known_parameters().last().unwrap();
+            let (_, result) = program.results[0];
+            assert_eq!(destination.memory_kind.is_pinned_host(), pinned, "{name}");
+            assert!(destination.memory_kind.attribute().is_some(), "{name}");
+            assert_eq!(destination.memory_kind.attribute(), result.memory_kind.attribute(), "{name}");
+        }
+    }
 
     #[test]
     fn custom_calls_are_recognised_by_the_operation() {

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::shape::Shape;
 use crate::{
-    client::{Client, Device, Place},
+    client::{Client, Device, PINNED_HOST, Place},
     entry::{Entry, required},
     error::{Error, Result},
     gpu::Gpu,
@@ -208,7 +208,8 @@ getters! {
     PJRT_Buffer_Memory_Args |this, buffer| { this.memory = buffer.memory_space().handle.0; }
     PJRT_Buffer_Delete_Args |_this, buffer| { buffer.delete(); }
     PJRT_Buffer_IsDeleted_Args |this, buffer| { this.is_deleted = buffer.held.lock().memory.is_none(); }
-    PJRT_Buffer_IsOnCpu_Args |this, _buffer| { this.is_on_cpu = false; }
+    // `PjRtStreamExecutorClient::IsOnCpu` (0.112), `PjRtStreamExecutorRawClient::IsOnCpu` (0.114).
+    PJRT_Buffer_IsOnCpu_Args |this, buffer| { this.is_on_cpu = buffer.memory_space().kind == PINNED_HOST; }
     PJRT_Buffer_ReadyEvent_Args |this, buffer| { this.event = buffer.ready().into_raw(); }
     PJRT_Buffer_UnsafePointer_Args |this, buffer| { this.buffer_pointer = address(buffer)?.expose_provenance(); }
     PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args |this, buffer| { this.device_memory_ptr = address(buffer)?; }

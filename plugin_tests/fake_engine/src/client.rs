@@ -21,6 +21,8 @@ use crate::{
 
 /// What `PJRT_Client_PlatformName` says; programs, handlers and dlpack go by it.
 pub const PLATFORM: &str = "cuda";
+/// The memory of the host that GPUs read and write.
+pub const PINNED_HOST: &str = "pinned_host";
 /// Frameworks look for the platform in it.
 const VERSION: &str = concat!("cuda 12080, fake CUDA engine ", env!("CARGO_PKG_VERSION"), " without a GPU");
 

@@ -14,7 +14,7 @@ use parking_lot::MutexGuard;
 
 use crate::{
     buffer::{Buffer, Contents},
-    client::Device,
+    client::{Device, PINNED_HOST},
     context::Context,
     cpu::Raw,
     driver::Range,
@@ -128,6 +128,16 @@ impl<'a> Launch<'a> {
                 return Err(Error::invalid(format!(
                     "Executable expected parameter {index} of size {expected} but got buffer with incompatible size {bytes}"
                 )));
+            }
+            // `CommonPjRtClient::PrepareArguments`. The shape of a view says whose memory it is in from 0.114 on.
+            let denied = program.aliases.contains(&Some(index)) && !donates(index);
+            let knows =
+                || loaded.client.era == Era::Api114 || buffer.contents().is_ok_and(|held| !held.memory.is_foreign());
+            if denied && buffer.memory_space().kind == PINNED_HOST && knows() {
+                return Err(Error::unimplemented(
+                    "pinned_host buffers do not support donation denial at runtime via \
+                     `ExecuteOptions::non_donatable_input_indices`",
+                ));
             }
             if donates(index) {
                 let (contents, uses) = buffer.donate().map_err(|error| match error.message.as_str() {

@@ -24,10 +24,15 @@
 //! |---|---|
 //! | `FAKE_ENGINE_CPU`, else `PJRT_ARENA_TEST_ENGINE` | the CPU engine |
 //! | `PJRT_ARENA_CUDA_DRIVER` | the driver, else `libfake_cuda.so` beside this library |
+//! | `FAKE_ENGINE_PINNED_RESULTS` | results in `pinned_host`, as `PROGRAM:NUMBER`, with commas between |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
 //! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
+//!
+//! Memory of the kind `pinned_host` is the host's in both: views of it are taken as they are, and a program that was donated one
+//! writes into it. XLA:CPU knows no kinds of memory in programs, so a variable says which results lie there; that an argument lies
+//! where the program expects it is not checked.
 //!
 //! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the driver's pool.
 //!

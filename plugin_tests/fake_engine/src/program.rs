@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    env,
     ffi::c_char,
     sync::{
         Arc, LazyLock,
@@ -15,9 +16,9 @@ use parking_lot::{Mutex, RwLock};
 use prost::Message;
 
 use crate::{
-    client::{self, Client},
+    client::{self, Client, PINNED_HOST},
     cpu::{self, Raw},
-    entry::{Entry, list, required},
+    entry::{Entry, list, required, text},
     error::{Error, Result},
     shape::Shape,
     sys::{self, CStruct},
@@ -238,6 +239,31 @@ impl Loaded {
     }
 }
 
+/// Names the results that lie in `pinned_host`.
+const PINNED_RESULTS: &str = "FAKE_ENGINE_PINNED_RESULTS";
+
+/// The results of a program that the environment says lie in `pinned_host`: `NAME:NUMBER`, with commas between. XLA:GPU has that
+/// from `mhlo.memory_kind`, which XLA:CPU leaves out when it compiles.
+fn pinned_results(program: &str) -> Vec<usize> {
+    let said = env::var(PINNED_RESULTS).unwrap_or_default();
+    let those = said.split(',').filter_map(|result| result.split_once(':')).filter(|(name, _)| *name == program);
+    those.filter_map(|(_, number)| number.parse().ok()).collect()
+}
+
+impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
+    unsafe fn run(&mut self) -> Result {
+        let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
+        // SAFETY: the caller's handle is alive.
+        let kinds = unsafe { Program::read(executable)? }.kinds;
+        // They live as long as the executable, and nobody here knows when that ends.
+        let (names, sizes): (Vec<*const c_char>, Vec<usize>) =
+            kinds.iter().map(|kind| (kind.as_ptr().cast::<c_char>(), kind.len())).unzip();
+        self.num_outputs = kinds.len();
+        (self.memory_kinds, self.memory_kind_sizes) = (names.leak().as_ptr(), sizes.leak().as_ptr());
+        Ok(())
+    }
+}
+
 impl Program {
     /// # Safety
     /// The executable must be alive.
@@ -251,6 +277,8 @@ impl Program {
             let types = list(types.output_types, types.num_output_types);
             let args = cpu.call(sys::PJRT_Executable_OutputDimensions_Args { executable, ..Default::default() })?;
             let optimized = optimized(executable)?;
+            let name = cpu.call(sys::PJRT_Executable_Name_Args { executable, ..Default::default() })?;
+            let said = pinned_results(&text(name.executable_name, name.executable_name_size));
             let (mut results, mut kinds) = (Vec::new(), Vec::new());
             let mut dims = args.dims;
             for (&element_type, &rank) in types.iter().zip(list(args.dim_sizes, args.num_outputs)) {
@@ -262,10 +290,8 @@ impl Program {
                     Some(layout) => shape.in_order(&layout.minor_to_major)?,
                     None => shape,
                 });
-                kinds.push(match layout {
-                    Some(layout) if layout.memory_space == HOST => "pinned_host",
-                    _ => "device",
-                });
+                let pinned = layout.is_some_and(|layout| layout.memory_space == HOST) || said.contains(&kinds.len());
+                kinds.push(if pinned { PINNED_HOST } else { "device" });
             }
             let args = sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() };
             let temp = u64::try_from(cpu.call(args)?.temp_size_in_bytes).unwrap_or(0);

@@ -87,6 +87,7 @@ fill! {
         PJRT_DeviceDescription_Kind PJRT_DeviceDescription_Kind_Args
         PJRT_Device_LocalHardwareId PJRT_Device_LocalHardwareId_Args
         PJRT_Device_MemoryStats PJRT_Device_MemoryStats_Args
+        PJRT_Executable_OutputMemoryKinds PJRT_Executable_OutputMemoryKinds_Args
         PJRT_Executable_Destroy PJRT_Executable_Destroy_Args
         PJRT_Executable_Serialize PJRT_Executable_Serialize_Args
         PJRT_LoadedExecutable_Destroy PJRT_LoadedExecutable_Destroy_Args
@@ -165,7 +166,6 @@ fill! {
         PJRT_Executable_NumOutputs PJRT_Executable_NumOutputs_Args
         PJRT_Executable_SizeOfGeneratedCodeInBytes PJRT_Executable_SizeOfGeneratedCodeInBytes_Args
         PJRT_Executable_GetCostAnalysis PJRT_Executable_GetCostAnalysis_Args
-        PJRT_Executable_OutputMemoryKinds PJRT_Executable_OutputMemoryKinds_Args
         PJRT_Executable_OptimizedProgram PJRT_Executable_OptimizedProgram_Args
         PJRT_LoadedExecutable_AddressableDevices PJRT_LoadedExecutable_AddressableDevices_Args
         PJRT_LoadedExecutable_Delete PJRT_LoadedExecutable_Delete_Args

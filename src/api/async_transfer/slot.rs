@@ -261,7 +261,7 @@ impl Slot {
             })?
         };
         // Until the promise is kept the engine has nothing for this buffer, and the block is the slot's.
-        let nothing = Counted::new(client.engine_bytes(device.0), 0);
+        let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
         let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));
         // Its owner may delete it, or donate it, before the bytes are there.
         buffer.take_up()?;

@@ -28,11 +28,12 @@ use crate::{
     units::Bytes,
 };
 
-/// What `each` says of each device's memory, over all clients.
+/// What `each` says of each device's memory, over all clients; behind the devices of a client, of what was put into the host's
+/// memory for them.
 fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
     let visits = state::visits();
-    let devices = visits.iter().flat_map(|client| client.devices.iter().map(move |device| (client, device)));
-    devices.filter_map(|(client, device)| Some(each(client, device.arena.as_ref()?))).collect()
+    let arenas = visits.iter().flat_map(|client| client.arenas().map(move |arena| (client, arena)));
+    arenas.map(|(client, arena)| each(client, arena)).collect()
 }
 
 /// Moves arrays on every device until what is free is in as few pieces as possible; an array for each device, as JSON:

@@ -4,7 +4,6 @@ use std::{
     ffi::{CStr, OsStr, c_char},
     os::unix::ffi::OsStrExt,
     path::Path,
-    sync::atomic::Ordering,
 };
 
 use serde_json::{Value, json};
@@ -57,11 +56,8 @@ pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize
     let text = tell(|| {
         let clients = state::visits();
         clients.iter().for_each(|client| client.settle());
-        let devices = clients.iter().flat_map(|client| client.devices.iter());
-        let summaries = devices.filter_map(|device| {
-            let memory = device.arena.as_ref()?;
-            Some(summary(memory, device.engine_bytes.load(Ordering::Relaxed)))
-        });
+        let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
+        let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
         Value::from(summaries.collect::<Vec<_>>()).to_string()
     });
     // SAFETY: the caller's promise.

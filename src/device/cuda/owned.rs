@@ -73,6 +73,7 @@ impl Drop for DeviceMemory {
 pub(super) struct PinnedMemory {
     context: Arc<Context>,
     start: *mut c_void,
+    _charge: Option<Charge>,
 }
 
 // SAFETY: it owns the memory and reads nothing of it; who does says why.
@@ -82,12 +83,17 @@ unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
     pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, Failure> {
+        Self::charged(context, bytes, None)
+    }
+
+    /// As [`Self::new`], charged to a budget for as long as it lives.
+    pub(super) fn charged(context: &Arc<Context>, bytes: Bytes, charge: Option<Charge>) -> Result<Self, Failure> {
         let _current = context.enter()?;
         let flags = CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current, and one value is written.
         let start =
             out_pointer(|start| unsafe { context.driver().mem_host_alloc(start, bytes.get() as usize, flags) })?;
-        Ok(Self { context: Arc::clone(context), start })
+        Ok(Self { context: Arc::clone(context), start, _charge: charge })
     }
 
     pub(super) fn start(&self) -> *mut c_void {

@@ -4,30 +4,38 @@ use std::{ptr, sync::Arc};
 
 use super::{
     device::CudaDevice,
+    driver::Failure,
     owned::PinnedMemory,
     regions::{Held, Memory},
 };
 use crate::{
     device::{Carrier, HostArray, Mover, strided},
     error::{Error, Result},
-    memory::{Backing, Region, compaction::Costs},
+    memory::{Backing, Region, budget::Budget, compaction::Costs},
     units::{Address, Bytes},
 };
 
 /// Pinned memory of the host as a device for an arena; every GPU of the process may use it. Clones are the same one.
 ///
-/// This process reads and writes it by its addresses, so copies are the processor's. Blocks move by copying: pages that a driver
-/// has pinned cannot be exchanged, nor can they be given back one by one.
+/// This process reads and writes it by its addresses, so its own copies are the processor's; a GPU's copies to and from it are those
+/// of the GPU's [`super::CudaBacking`], in whose book of regions it stands. Blocks move by copying: pages that a driver has pinned
+/// cannot be exchanged, nor can they be given back one by one.
 #[derive(Clone, Debug)]
 pub struct PinnedBacking {
     device: Arc<CudaDevice>,
     page: Bytes,
+    budget: Option<Arc<Budget>>,
 }
 
 impl PinnedBacking {
     /// Memory that is pinned in the name of `device`.
     pub fn new(device: Arc<CudaDevice>) -> Self {
-        Self { device, page: Bytes::new(rustix::param::page_size() as u64) }
+        Self { device, page: Bytes::new(rustix::param::page_size() as u64), budget: None }
+    }
+
+    /// The same, bound by `budget`.
+    pub fn bound_by(self, budget: &Arc<Budget>) -> Self {
+        Self { budget: Some(Arc::clone(budget)), ..self }
     }
 }
 
@@ -38,8 +46,10 @@ impl Backing for PinnedBacking {
             return Err(Error::internal(format!("a region of {} bytes; allowed are multiples of {unit}", bytes.get())));
         }
         let what = || format!("{bytes} of the host, pinned for GPU {}", self.device.ordinal());
-        let memory =
-            PinnedMemory::new(self.device.context(), bytes).map_err(|failure| Error::from(failure).context(&what()))?;
+        let refused = |failure: Failure| Error::from(failure).context(&what());
+        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
+        let charge = charge.map_err(|over| refused(Failure::over(over)))?;
+        let memory = PinnedMemory::charged(self.device.context(), bytes, charge).map_err(refused)?;
         let region = Region { address: Address::new(memory.start().expose_provenance() as u64), bytes };
         Ok(self.device.regions.insert(Held::new(region, Memory::Pinned(Some(memory).into()))))
     }

@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     device::cuda::{EnginePool, PinnedBacking},
     error::Code,
+    memory::budget::Budget,
 };
 
 #[test]
@@ -222,6 +223,24 @@ fn peers_reach_the_memory_where_they_can() {
     control::configure("fail", "cuMemSetAccess:1:101").expect("a call to fail");
     let (region, _) = filled(&backing, CHUNK.get(), 1);
     backing.release(region).expect("a release");
+}
+
+#[test]
+fn pinned_memory_keeps_to_its_budget() {
+    let rig = Rig::new(&[]);
+    let budget = Arc::new(Budget::new(Bytes::mib(3)));
+    let pinned = PinnedBacking::new(rig.gpu.clone()).bound_by(&budget);
+    let region = pinned.reserve(Bytes::mib(2)).expect("room");
+    let error = pinned.reserve(Bytes::mib(2)).expect_err("no room");
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert!(
+        error.message.contains("pinned for GPU 0") && error.message.contains("limit of 3.00MiB by 1.00MiB"),
+        "{error}"
+    );
+    assert_eq!(budget.taken().0, Bytes::mib(2));
+    pinned.release(region).expect("a release");
+    assert_eq!(budget.taken().0, Bytes::ZERO);
+    pinned.release(pinned.reserve(Bytes::mib(3)).expect("room again")).expect("a release");
 }
 
 #[test]
