@@ -104,9 +104,9 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
     unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
-/// Has a GPU copy bytes that are there, or that stand on a stream of ours already. One that a program still writes is the engine's to
-/// copy: our stream waits for nothing
-/// of the engine's, so that arrays from the host are not held up, and moves, which wait for our stream, wait for no program.
+/// Has a GPU copy bytes that are there, or that stand on a stream of ours already. What a program still writes is the engine's to
+/// copy: our stream waits for nothing of the engine's, so that arrays from the host are not held up, and moves, which wait for our
+/// stream, wait for no program.
 ///
 /// # Errors
 /// As [`copy_by_us`].
