@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -59,6 +59,9 @@ bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pj
 	  --svg target/bench.svg $(BENCH)
 
 # However busy the machine. PROGRAM=inline for the programs whose name holds it. See plugin_tests/benches/instructions.rs.
+together: target/release/libpjrt_arena.so ## small programs, the backends in turn in one process: ratios that noise does not drown
+	$(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench.together --json target/together.json $(BENCH)
+
 instructions: setup ## instructions of one execution, bare engine and pjrt-arena (needs valgrind)
 	@command -v valgrind >/dev/null || { \
 	  echo "make: counting instructions needs valgrind, and there is none: install it (apt install valgrind)" >&2; exit 1; }

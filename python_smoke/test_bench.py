@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-from bench import chart, guard, results, runner, tables, worker
+from bench import chart, guard, results, runner, tables, together, worker
 from bench.backends import BACKENDS
 from harness import run_python
 
@@ -296,3 +296,23 @@ def test_the_whole_benchmark_tiny(tmp_path):
     assert "[18/18" in run.stderr and "min left" in run.stderr
     assert (tmp_path / "out.md").read_text() == run.stdout == tables.markdown(report)
     assert (tmp_path / "out.svg").read_text() == chart.svg(report)
+
+
+def test_ratios_are_those_of_neighbours():
+    # A machine that gets slower all the time: ratios of medians would say the same of any two backends.
+    slower = [1.1**number for number in range(40)]
+    runs = [{"cpu": slower, "bare": [1.2 * value for value in slower], "arena": [1.5 * value for value in slower]}] * 3
+    ratios = together.summary(runs)["ratios"]
+    assert {name: ratio["median"] for name, ratio in ratios.items()} == pytest.approx(
+        {"arena/bare": 1.25, "arena/cpu": 1.5, "bare/cpu": 1.2}
+    )
+
+
+def test_backends_run_together_in_one_process(tmp_path):
+    path = tmp_path / "together.json"
+    run = run_python(
+        "-m", "bench.together", "--quick", "--processes", "2", "--rounds", "2", "--json", str(path), "dispatch"
+    )
+    assert "| `dispatch` |" in run.stdout
+    row = json.loads(path.read_text())["programs"]["dispatch"]
+    assert row["seconds"].keys() == {"cpu", "bare", "arena"} and min(row["seconds"].values()) > 0
