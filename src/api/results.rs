@@ -30,7 +30,7 @@ const VERIFY_EVERY: u64 = 64;
 /// Wraps the outputs: each takes the candidate whose memory it lies in; one without is memory of the engine.
 ///
 /// Which one that is, the first run of a program learns by comparing addresses. The CPU engine decides it when it
-/// compiles, so later runs in which the same arguments were consumed take it as known; one in [`VERIFY_EVERY`] compares
+/// compiles, so later runs in which the same arguments were consumed take it as known; one in `VERIFY_EVERY` compares
 /// again, and a program that ever differs is compared each time from then on (trap T39).
 ///
 /// Where the run is under way, each result is in use by it, for the flight to end.
