@@ -45,7 +45,9 @@ def mlp(width):
         logits = x @ parameters[-1]["w"] + parameters[-1]["b"]
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    optimiser = optax.adam(1e-3)
+    # So slow that the loss stays near its start: once this one batch is learned by heart, what is left of it is rounding, and two
+    # versions of XLA differ in that.
+    optimiser = optax.adam(1e-5)
     return _step(loss, optimiser), (parameters, optimiser.init(parameters)), batch
 
 
