@@ -28,13 +28,22 @@ struct Prepared<'a> {
     plan: Plan,
 }
 
-/// Options that this engine takes without complaint.
+/// Options that this engine takes without complaint, and computes rightly with.
+///
+/// With XNNPACK, which this XLA takes for some matrix products where the processor has AVX-512, it keeps the packed right-hand
+/// side of a product for as long as that lies at one address, whatever is written there: a training step that is donated
+/// its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too; `python_smoke/test_matmul.py`). With
+/// memory that is used again, one address is the rule.
 fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
     if engine.minor() > 81 {
         return Cow::Borrowed(options);
     }
     // What cannot be read is the engine's to refuse.
-    options::drop_fusion_types_above(options, HIGHEST_FUSION_TYPE_AT_81).unwrap_or(Cow::Borrowed(options))
+    let known = options::drop_fusion_types_above(options, HIGHEST_FUSION_TYPE_AT_81).unwrap_or(Cow::Borrowed(options));
+    match options::without_xnnpack(&known) {
+        Ok(Cow::Owned(right)) => Cow::Owned(right),
+        Ok(Cow::Borrowed(_)) | Err(_) => known,
+    }
 }
 
 /// Adds destinations to the program, or says why it stays as it is.

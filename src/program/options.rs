@@ -6,6 +6,7 @@
 //!     2  parameter_is_tupled_arguments
 //!     3  executable_build_options
 //!          3  debug_options
+//!               359  xla_cpu_use_xnnpack
 //!               422  xla_cpu_experimental_ynn_fusion_type
 //!          4  num_replicas    5  num_partitions
 //!         15  device_memory_size
@@ -20,7 +21,7 @@ use std::borrow::Cow;
 
 use super::{
     Reject,
-    wire::{fields, put_bytes, put_packed},
+    wire::{Field, fields, put_bytes, put_packed},
 };
 
 const ARGUMENT_LAYOUTS: u32 = 1;
@@ -34,6 +35,7 @@ const DEVICE_MEMORY_SIZE: u32 = 15;
 const PROPAGATION_TO_PARAMETERS: u32 = 18;
 const SHARDY: u32 = 19;
 
+const USE_XNNPACK: u32 = 359;
 const YNN_FUSION_TYPES: u32 = 422;
 
 /// What compile options say that matters here.
@@ -176,7 +178,42 @@ pub fn add_parameters(options: &[u8], parameters: usize, added: usize) -> Result
 /// # Errors
 /// [`Reject`] where the bytes are not a protocol buffer, or a field above has another type.
 pub fn drop_fusion_types_above(options: &[u8], highest: u64) -> Result<Cow<'_, [u8]>, Reject> {
-    let mut dropped = false;
+    edit_debug_options(options, |field, out| {
+        if field.number != YNN_FUSION_TYPES {
+            out.extend(field.raw);
+            return Ok(false);
+        }
+        let mut types = Vec::new();
+        field.integers(&mut types)?;
+        let all = types.len();
+        types.retain(|&fusion| fusion <= highest);
+        put_packed(out, YNN_FUSION_TYPES, &types);
+        Ok(types.len() != all)
+    })
+}
+
+/// The options with XNNPACK switched off, where they switch it on. Linear in the options.
+///
+/// # Errors
+/// As [`drop_fusion_types_above`].
+pub fn without_xnnpack(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
+    edit_debug_options(options, |field, out| {
+        // Absent is off.
+        let on = field.number == USE_XNNPACK && field.integer()? != 0;
+        if !on {
+            out.extend(field.raw);
+        }
+        Ok(on)
+    })
+}
+
+/// Copies the options with `edit` writing each field of the debug options and saying whether it is another one now; as they
+/// are, where none is.
+fn edit_debug_options(
+    options: &[u8],
+    mut edit: impl FnMut(&Field<'_>, &mut Vec<u8>) -> Result<bool, Reject>,
+) -> Result<Cow<'_, [u8]>, Reject> {
+    let mut changed = false;
     let edited = edit_build_options(options, |build_options, out| {
         for field in fields(build_options) {
             let field = field?;
@@ -186,23 +223,13 @@ pub fn drop_fusion_types_above(options: &[u8], highest: u64) -> Result<Cow<'_, [
             }
             let mut debug_options = Vec::with_capacity(field.raw.len());
             for field in fields(field.bytes()?) {
-                let field = field?;
-                if field.number != YNN_FUSION_TYPES {
-                    debug_options.extend(field.raw);
-                    continue;
-                }
-                let mut types = Vec::new();
-                field.integers(&mut types)?;
-                let all = types.len();
-                types.retain(|&fusion| fusion <= highest);
-                dropped |= types.len() != all;
-                put_packed(&mut debug_options, YNN_FUSION_TYPES, &types);
+                changed |= edit(&field?, &mut debug_options)?;
             }
             put_bytes(out, DEBUG_OPTIONS, &debug_options);
         }
         Ok(())
     })?;
-    Ok(if dropped { Cow::Owned(edited) } else { Cow::Borrowed(options) })
+    Ok(if changed { Cow::Owned(edited) } else { Cow::Borrowed(options) })
 }
 
 /// Copies the options with `edit` writing the payload of each piece of the build options.
@@ -298,5 +325,14 @@ mod tests {
         assert_eq!(drop_fusion_types_above(&types(&[6, 5]), 4).unwrap(), types(&[]));
         assert!(matches!(drop_fusion_types_above(&types(&[4, 5, 3]), 5).unwrap(), Cow::Borrowed(_)));
         assert!(matches!(drop_fusion_types_above(&[], 4).unwrap(), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn xnnpack_is_switched_off_and_nothing_else() {
+        let with = |flag: Vec<u8>| options(&[bytes(DEBUG_OPTIONS, &[integer(60, 1), flag, integer(500, 2)].concat())]);
+        assert_eq!(without_xnnpack(&with(integer(USE_XNNPACK, 1))).unwrap(), with(vec![]));
+        assert!(matches!(without_xnnpack(&with(integer(USE_XNNPACK, 0))).unwrap(), Cow::Borrowed(_)));
+        assert!(matches!(without_xnnpack(&with(vec![])).unwrap(), Cow::Borrowed(_)));
+        assert!(without_xnnpack(&with(bytes(USE_XNNPACK, &[1]))).is_err());
     }
 }
