@@ -1,6 +1,7 @@
 """NumPy arrays that are used where they lie: which, for how long, and what programs may do with them."""
 
 import gc
+import time
 import threading
 import weakref
 
@@ -139,6 +140,10 @@ def test_a_donated_array_is_never_written_and_its_result_lies_in_the_arena():
         assert y.unsafe_buffer_pointer() != host.ctypes.data
         np.testing.assert_array_equal(np.asarray(y), expected + 1)
         np.testing.assert_array_equal(host, expected)
+        # Who waits for a result hears of it before the engine says that the program is done with its arguments.
+        deadline = time.monotonic() + 10
+        while usage() != (before[0] + BYTES, before[1]) and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert usage() == (before[0] + BYTES, before[1]), turn
         now = results()
         assert (now["donated"], now["missed"], now["skipped"]) == (counted["donated"] + 1, counted["missed"], counted["skipped"])
