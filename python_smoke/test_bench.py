@@ -140,6 +140,16 @@ def measured() -> dict:
     )
 
 
+def test_what_the_bare_engine_computes_is_told_and_does_not_fail_the_run(tmp_path, measured):
+    report = tmp_path / "report.json"
+    for backend, status in ("bare", 0), ("arena", 1):
+        measured["failures"] = [{"program": "eager", "backend": backend, "error": "boom"}]
+        report.write_text(json.dumps(measured))
+        run = run_python("-m", "bench", "--from", str(report), check=False)
+        assert run.returncode == status, run.stderr
+        assert f"- FAILED: eager on {backend}: boom" in run.stdout
+
+
 def test_the_tables(measured):
     text = tables.markdown(measured)
     assert "| title of add_16 | 8.00 ms ±0 % | 2.00 ms ±0 % | 4.00x | 5.00x | 200 MiB | 200 MiB |" in text

@@ -4,16 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib import xla_client
 
 pytestmark = pytest.mark.arena
 
+STEPS = 6
 
-def test_training_that_is_donated_its_weights_learns_what_other_training_learns():
+
+@pytest.fixture(scope="module")
+def training():
+    """A step of training, and weights to start from."""
     random = np.random.default_rng(0)
     layers = [784, 1024, 1024, 10]
     start = [random.standard_normal(pair, np.float32) / pair[0] ** 0.5 for pair in zip(layers, layers[1:], strict=False)]
-    x = jnp.asarray(random.standard_normal((128, 784), np.float32))
-    labels = jnp.asarray(random.integers(10, size=128))
+    x = random.standard_normal((128, 784), np.float32)
+    labels = random.integers(10, size=128)
 
     def loss(weights):
         hidden = x
@@ -25,12 +30,37 @@ def test_training_that_is_donated_its_weights_learns_what_other_training_learns(
         value, gradients = jax.value_and_grad(loss)(weights)
         return [layer - 0.1 * gradient for layer, gradient in zip(weights, gradients, strict=True)], value
 
-    losses = []
-    for donated in (False, True):
-        run, weights = jax.jit(step, donate_argnums=(0,) if donated else ()), [jnp.array(layer) for layer in start]
-        values = []
-        for _ in range(6):
-            weights, value = run(weights)
-            values.append(float(value))
-        losses.append(values)
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+    return step, start
+
+
+@pytest.fixture(scope="module")
+def expected(training):
+    """The losses of training that writes nothing in place."""
+    step, weights = training
+    losses, run = [], jax.jit(step)
+    for _ in range(STEPS):
+        weights, loss = run(weights)
+        losses.append(float(loss))
+    return losses
+
+
+def test_training_that_is_donated_its_weights_learns_what_other_training_learns(training, expected):
+    step, start = training
+    run, weights, losses = jax.jit(step, donate_argnums=0), [jnp.array(layer) for layer in start], []
+    for _ in range(STEPS):
+        weights, loss = run(weights)
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_a_client_that_leaves_the_debug_options_to_the_engine_gets_right_products_too(training, expected):
+    step, start = training
+    device = jax.devices()[0]
+    options = xla_client.CompileOptions.ParseFromString(b"")
+    program = str(jax.jit(step, donate_argnums=0).lower(start).compiler_ir())
+    run = device.client.compile_and_load(program, [device], options)
+    weights, losses = [jnp.array(layer) for layer in start], []
+    for _ in range(STEPS):
+        *weights, loss = run.execute(weights)
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)

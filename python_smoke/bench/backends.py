@@ -54,6 +54,9 @@ BACKENDS = {
     )
 }
 
+#: The engine by itself, without pjrt-arena.
+OF_THE_ENGINE = frozenset(name for name, backend in BACKENDS.items() if backend.platform == "bare")
+
 
 def another_library(name: str, path: Path) -> Backend:
     """pjrt-arena as it was built into the file `path`, to compare two builds in one run."""

@@ -13,7 +13,7 @@ use crate::{
     config::Rewrite,
     engine::{Engine, Raw, views::Viewable},
     error::Error,
-    program::{self, Donation, Placement, Policy, options, options::Partitioner},
+    program::{self, Donation, Placement, Policy, Reject, options, options::Partitioner},
     sys,
 };
 
@@ -35,15 +35,22 @@ struct Prepared<'a> {
 /// its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too; `python_smoke/test_matmul.py`). With
 /// memory that is used again, one address is the rule.
 fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
-    if engine.minor() > 81 {
-        return Cow::Borrowed(options);
-    }
     // What cannot be read is the engine's to refuse.
-    let known = options::drop_fusion_types_above(options, HIGHEST_FUSION_TYPE_AT_81).unwrap_or(Cow::Borrowed(options));
-    match options::without_xnnpack(&known) {
-        Ok(Cow::Owned(right)) => Cow::Owned(right),
-        Ok(Cow::Borrowed(_)) | Err(_) => known,
+    let counted = apply(Cow::Borrowed(options), options::with_counts);
+    if engine.minor() > 81 {
+        return counted;
     }
+    let known = apply(counted, |options| options::drop_fusion_types_above(options, HIGHEST_FUSION_TYPE_AT_81));
+    apply(known, options::without_xnnpack)
+}
+
+/// `edit`'s options, or `options` as they are where it changes or reads nothing.
+fn apply<'a>(options: Cow<'a, [u8]>, edit: impl FnOnce(&[u8]) -> Result<Cow<'_, [u8]>, Reject>) -> Cow<'a, [u8]> {
+    let edited = match edit(&options) {
+        Ok(Cow::Owned(edited)) => edited,
+        Ok(Cow::Borrowed(_)) | Err(_) => return options,
+    };
+    Cow::Owned(edited)
 }
 
 /// Adds destinations to the program, or says why it stays as it is.

@@ -12,6 +12,7 @@
 //!         15  device_memory_size
 //!         18  allow_spmd_sharding_propagation_to_parameters      one flag for each parameter
 //!         19  use_shardy_partitioner
+//!     7  env_option_overrides                a map from a debug option's name to its value; they go over field 3
 //! ```
 //!
 //! Field numbers: `xla/pjrt/proto/compile_options.proto` and `xla/xla.proto`, the same in PJRT 0.81, 0.112 and 0.114.
@@ -21,12 +22,13 @@ use std::borrow::Cow;
 
 use super::{
     Reject,
-    wire::{Field, fields, put_bytes, put_packed},
+    wire::{Field, fields, put_bytes, put_integer, put_packed},
 };
 
 const ARGUMENT_LAYOUTS: u32 = 1;
 const TUPLED_ARGUMENTS: u32 = 2;
 const BUILD_OPTIONS: u32 = 3;
+const OVERRIDES: u32 = 7;
 
 const DEBUG_OPTIONS: u32 = 3;
 const REPLICAS: u32 = 4;
@@ -38,10 +40,14 @@ const SHARDY: u32 = 19;
 const USE_XNNPACK: u32 = 359;
 const YNN_FUSION_TYPES: u32 = 422;
 
+const OVERRIDE_NAME: u32 = 1;
+const OVERRIDE_VALUE: u32 = 2;
+const OVERRIDE_BOOL: u32 = 2;
+
 /// What compile options say that matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileOptions {
-    /// Replicas; absent or 0 is 1, as XLA reads it.
+    /// Replicas; absent or 0 is 1.
     pub replicas: u64,
     /// Partitions of each replica; absent or 0 is 1.
     pub partitions: u64,
@@ -192,19 +198,71 @@ pub fn drop_fusion_types_above(options: &[u8], highest: u64) -> Result<Cow<'_, [
     })
 }
 
-/// The options with XNNPACK switched off, where they switch it on. Linear in the options.
+/// The options with XNNPACK switched off: the flag dropped from debug options, where absent is off; an override where there are
+/// none, for which an engine takes its own defaults. What the caller overrides by name (in JAX `compiler_options` of one
+/// program) holds. Linear in the options.
 ///
 /// # Errors
 /// As [`drop_fusion_types_above`].
 pub fn without_xnnpack(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
-    edit_debug_options(options, |field, out| {
-        // Absent is off.
+    let mut defaults = true;
+    let edited = edit_debug_options(options, |field, out| {
+        defaults = false;
         let on = field.number == USE_XNNPACK && field.integer()? != 0;
         if !on {
             out.extend(field.raw);
         }
         Ok(on)
-    })
+    })?;
+    if !defaults {
+        return Ok(edited);
+    }
+    let mut value = Vec::new();
+    put_integer(&mut value, OVERRIDE_BOOL, 0);
+    let mut entry = Vec::new();
+    put_bytes(&mut entry, OVERRIDE_NAME, b"xla_cpu_use_xnnpack");
+    put_bytes(&mut entry, OVERRIDE_VALUE, &value);
+    // Of two entries with one name the last counts: the caller's.
+    let mut out = Vec::with_capacity(options.len() + entry.len() + 8);
+    put_bytes(&mut out, OVERRIDES, &entry);
+    out.extend(options);
+    Ok(Cow::Owned(out))
+}
+
+/// The options with one replica and one partition where they give no number: XLA reads an absent one as 0, and ends the process
+/// over it (`computation_placer.h`, seen with PJRT 0.81). Linear in the options.
+///
+/// # Errors
+/// As [`CompileOptions::read`].
+pub fn with_counts(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
+    let mut given = [0, 0];
+    for field in fields(options) {
+        let field = field?;
+        if field.number != BUILD_OPTIONS {
+            continue;
+        }
+        for field in fields(field.bytes()?) {
+            let field = field?;
+            match field.number {
+                REPLICAS => given[0] = field.integer()?,
+                PARTITIONS => given[1] = field.integer()?,
+                _ => {}
+            }
+        }
+    }
+    let mut counts = Vec::new();
+    for (number, given) in [REPLICAS, PARTITIONS].into_iter().zip(given) {
+        if given == 0 {
+            put_integer(&mut counts, number, 1);
+        }
+    }
+    if counts.is_empty() {
+        return Ok(Cow::Borrowed(options));
+    }
+    // A piece that follows is merged into the message before it.
+    let mut out = options.to_vec();
+    put_bytes(&mut out, BUILD_OPTIONS, &counts);
+    Ok(Cow::Owned(out))
 }
 
 /// Copies the options with `edit` writing each field of the debug options and saying whether it is another one now; as they
@@ -328,11 +386,31 @@ mod tests {
     }
 
     #[test]
+    fn counts_that_are_missing_are_one() {
+        let counts = |list: &[(u32, u64)]| {
+            let fields: Vec<_> = list.iter().map(|&(number, value)| integer(number, value)).collect();
+            bytes(BUILD_OPTIONS, &fields.concat())
+        };
+        assert_eq!(with_counts(&[]).unwrap(), counts(&[(REPLICAS, 1), (PARTITIONS, 1)]));
+        let two = counts(&[(REPLICAS, 2), (PARTITIONS, 0)]);
+        assert_eq!(with_counts(&two).unwrap(), [two.clone(), counts(&[(PARTITIONS, 1)])].concat());
+        let all = counts(&[(REPLICAS, 1), (PARTITIONS, 4)]);
+        assert!(matches!(with_counts(&all).unwrap(), Cow::Borrowed(_)));
+        assert!(with_counts(&[0xff]).is_err());
+    }
+
+    #[test]
     fn xnnpack_is_switched_off_and_nothing_else() {
         let with = |flag: Vec<u8>| options(&[bytes(DEBUG_OPTIONS, &[integer(60, 1), flag, integer(500, 2)].concat())]);
         assert_eq!(without_xnnpack(&with(integer(USE_XNNPACK, 1))).unwrap(), with(vec![]));
         assert!(matches!(without_xnnpack(&with(integer(USE_XNNPACK, 0))).unwrap(), Cow::Borrowed(_)));
         assert!(matches!(without_xnnpack(&with(vec![])).unwrap(), Cow::Borrowed(_)));
+        // An engine's own defaults are overridden, and the caller's overrides come later.
+        let by_name = |on: u64| {
+            bytes(OVERRIDES, &[bytes(1, b"xla_cpu_use_xnnpack"), bytes(2, &integer(OVERRIDE_BOOL, on))].concat())
+        };
+        assert_eq!(without_xnnpack(&[]).unwrap(), by_name(0));
+        assert_eq!(without_xnnpack(&by_name(1)).unwrap(), [by_name(0), by_name(1)].concat());
         assert!(without_xnnpack(&with(bytes(USE_XNNPACK, &[1]))).is_err());
     }
 }

@@ -147,6 +147,12 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, number: u32, payload: &[u8]) {
     out.extend(payload);
 }
 
+/// Appends an integer or bool, 0 too: where presence means something.
+pub(super) fn put_integer(out: &mut Vec<u8>, number: u32, value: u64) {
+    put_varint(out, u64::from(number) << 3 | VARINT);
+    put_varint(out, value);
+}
+
 /// Appends a repeated integer or bool, packed; nothing where the list is empty.
 pub(super) fn put_packed(out: &mut Vec<u8>, number: u32, values: &[u64]) {
     if values.is_empty() {
