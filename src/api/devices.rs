@@ -205,6 +205,9 @@ pub unsafe fn dress(
                 if settings.compaction() == Compact::Always {
                     arena.use_no_slots();
                 }
+                if shared.is_none() {
+                    arena.use_colours();
+                }
                 Some(match shared {
                     Some(shared) => DeviceMemory::shared_with_engine(arena, carrier, shared),
                     None => DeviceMemory::new(arena, carrier),

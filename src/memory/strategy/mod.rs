@@ -147,6 +147,9 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// Puts small blocks where large ones go from here on.
     fn use_no_slots(&mut self) {}
 
+    /// Places large blocks of equal size at distances that are no powers of two from here on.
+    fn use_colours(&mut self) {}
+
     /// Makes spans of the index out of all slots, which the caller lists completely, where they lie: then they can move
     /// like other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do
     /// not lie in the index. O(slots).

@@ -18,6 +18,18 @@ use crate::{
     units::{Address, Bytes},
 };
 
+/// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over parameters and
+/// their moments, element i of each would have the same place in caches and predictors that look at a part of the address (L1
+/// of AMD's Zen: Lipp et al., "Take A Way", AsiaCCS 2020). Adam over arrays of 16 MiB, 256 MiB apart, took 10 to 25 % longer.
+/// The distance is one that slab allocators call a colour (Bonwick 1994). Less than 32 KiB helped less, more not further.
+const COLOUR: Bytes = Bytes::kib(32);
+
+/// Arrays from this size on get a colour: it takes 0.8 % of the limit at most.
+const COLOURED_FROM: Bytes = Bytes::mib(4);
+
+/// And up to this part of the limit: whoever fills an arena with a few large arrays has counted on every byte.
+const COLOURED_UP_TO: u64 = 64;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(in crate::memory) struct Preallocate {
@@ -27,12 +39,21 @@ pub(in crate::memory) struct Preallocate {
     pool: Pool,
     /// The span that each extent lies in, by the extent's number.
     extents: Vec<Option<NodeId>>,
+    /// The largest array that gets a colour; zero where none does.
+    coloured_up_to: Bytes,
 }
 
 impl Preallocate {
     pub(in crate::memory) fn new(limit: Bytes) -> Self {
         let extent_size = Pool::extent_size(limit);
-        Self { limit, extent_size, region: None, pool: Pool::new(limit), extents: Vec::new() }
+        Self {
+            limit,
+            extent_size,
+            region: None,
+            pool: Pool::new(limit),
+            extents: Vec::new(),
+            coloured_up_to: Bytes::ZERO,
+        }
     }
 
     #[inline(always)]
@@ -109,6 +130,11 @@ impl Placement for Preallocate {
         {
             return Ok(placed);
         }
+        if (COLOURED_FROM..=self.coloured_up_to).contains(&size)
+            && let Some(placed) = self.pool.place_span(size + COLOUR)
+        {
+            return Ok(placed);
+        }
         if let Some(placed) = self.pool.place_span_or_larger_slot(size) {
             return Ok(placed);
         }
@@ -119,6 +145,10 @@ impl Placement for Preallocate {
 
     fn use_no_slots(&mut self) {
         self.extent_size = None;
+    }
+
+    fn use_colours(&mut self) {
+        self.coloured_up_to = Bytes::new(self.limit.get() / COLOURED_UP_TO);
     }
 
     fn retire(&mut self, place: Place) {

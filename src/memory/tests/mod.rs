@@ -55,6 +55,43 @@ fn preallocate_takes_the_whole_limit_at_the_first_allocation() {
 }
 
 #[test]
+fn large_arrays_do_not_lie_powers_of_two_apart_where_a_processor_reads_them() {
+    let distance = |coloured: bool, limit: Bytes, size: Bytes| {
+        let (mut arena, _) = arena(Strategy::Preallocate, limit);
+        if coloured {
+            arena.use_colours();
+        }
+        let blocks: Vec<Block> = (0..2).map(|_| take(&arena, size)).collect();
+        assert_eq!(assert_sums(&arena).bytes_in_use, size + size);
+        Bytes::new(blocks[1].address.get() - blocks[0].address.get())
+    };
+    let (limit, colour) = (Bytes::gib(1), Bytes::kib(32));
+    for size in [Bytes::mib(4), Bytes::mib(5) + Bytes::new(256), Bytes::mib(16)] {
+        assert_eq!(distance(true, limit, size), size + colour);
+        assert_eq!(distance(false, limit, size), size, "not without being asked");
+    }
+    for size in [Bytes::mib(4) - Bytes::new(256), Bytes::mib(16) + Bytes::new(256)] {
+        assert_eq!(distance(true, limit, size), size, "too small, or too large for this limit");
+    }
+}
+
+#[test]
+fn a_colour_is_no_reason_to_refuse_an_array() {
+    let (mut arena, _) = arena(Strategy::Preallocate, Bytes::mib(256));
+    arena.use_colours();
+    let size = Bytes::mib(4);
+    let most: Vec<Block> = (0..60).map(|_| take(&arena, size)).collect();
+    let rest = arena.stats().largest_request;
+    assert_eq!(rest, Bytes::mib(16) - Bytes::kib(60 * 32));
+    let filler = take(&arena, rest - size);
+    let last = take(&arena, size);
+    let stats = assert_sums(&arena);
+    assert_eq!((stats.free_bytes, stats.slack_bytes), (Bytes::ZERO, Bytes::kib(60 * 32)));
+    most.iter().chain([&filler, &last]).for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    assert_eq!(arena.stats().largest_request, Bytes::mib(256));
+}
+
+#[test]
 fn growing_doubles_within_the_limit_and_gives_back() {
     let (arena, device) = arena(Strategy::Growing, Bytes::mib(30));
     let size = Bytes::mib(1);
