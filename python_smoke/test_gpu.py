@@ -148,6 +148,78 @@ print(json.dumps([scratch, reserved, error[:30], taken_back, refused, survived, 
     assert "programs' scratch" in refused and survived and finite and again >= scratch - beside
 
 
+SORTS = """
+def sorts(mib):
+    \"\"\"A program whose result has so many MiB, and its scratch about as many.\"\"\"
+    rows = mib * MIB // 4 // 64
+    program = jax.jit(lambda x: jnp.sort(jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
+    return program, rows
+def expected(x, rows):
+    return np.sort(np.asarray(x)[:64] * np.arange(1.0, rows + 1, dtype=np.float32)[:, None], axis=1)[::-1]
+"""
+
+
+def test_a_programs_own_results_make_way_for_its_scratch():
+    """Where its result goes first, two chunks are cut in two and lost to the scratch; elsewhere one is enough."""
+    answer = told(
+        SORTS
+        + """
+limit = stats()["bytes_limit"] // MIB
+program, rows = sorts(12)
+compiled = program.lower(jax.ShapeDtypeStruct((20 * MIB // 4,), np.float32)).compile()
+scratch = compiled.memory_analysis().temp_size_in_bytes / MIB
+# | x | 4 | y | 12: the result | rest |, chunks of 2: x and y end in the middle of one once they lie together.
+spare = int(scratch) + 1 | 1
+x = full(20, 3.0)
+gap = full(4, 0.0)
+y = full(limit - 20 - 12 - spare, 5.0)
+del gap
+free = limit - stats()["bytes_in_use"] / MIB
+z = compiled(x)
+good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(x) == 3).all() and (np.asarray(y) == 5).all())
+reserved = stats()["bytes_reserved"] / MIB
+del z
+moved = memory.summary().devices[0].moved
+again = compiled(x)
+good &= bool((np.asarray(again) == expected(x, rows)).all())
+print(json.dumps([good, scratch, spare, free, reserved]))
+""",
+        PJRT_ARENA_STRATEGY="tpu",
+        PJRT_ARENA_LIMIT="64MiB",
+    )
+    good, scratch, spare, free, reserved = answer
+    assert good and scratch > 8 and free == 12 + spare
+    # A 64th of the limit is granted beside it.
+    assert scratch - 1 <= reserved <= spare
+
+
+def test_arrays_use_the_memory_behind_other_holes_before_they_take_scratch_back():
+    """So that the next program finds its scratch where it was."""
+    answer = told(
+        SORTS
+        + """
+program, rows = sorts(40)
+x = full(1, 3.0)
+compiled = program.lower(x).compile()
+scratch = compiled.memory_analysis().temp_size_in_bytes / MIB
+size = int(scratch) + 2
+low, between, high = full(size, 0.0), full(1, 1.0), full(size + 10, 2.0)
+result = full(41, 0.0)                               # where the program's goes
+rest = full((stats()["bytes_limit"] - stats()["bytes_in_use"]) // MIB - 1, 4.0)
+del low, high, result
+z = compiled(x)
+before = stats()["bytes_reserved"] / MIB
+array = full(size - 1, 6.0)                          # fits best where the scratch was taken from
+after = stats()["bytes_reserved"] / MIB
+good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
+print(json.dumps([good, scratch, before, after]))
+""",
+        PJRT_ARENA_STRATEGY="preallocate",
+    )
+    good, scratch, before, after = answer
+    assert good and scratch - 6 <= before == after
+
+
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
     """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
     answer = told(

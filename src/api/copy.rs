@@ -199,8 +199,6 @@ unsafe fn copy_by_engine<A: Args>(
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
     let copied = unsafe { client.engine.call(args(handle)) };
-    // The copy takes its place.
-    drop(admitted);
     let copied = match copied {
         Ok(args) => result(&args),
         Err(error) => {
@@ -221,7 +219,7 @@ unsafe fn copy_by_engine<A: Args>(
         _ => buffer.land(),
     }
     // SAFETY: as above.
-    unsafe { Buffer::adopt(client, copied) }
+    unsafe { Buffer::adopt_admitted(client, copied, admitted) }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {

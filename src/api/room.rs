@@ -22,6 +22,7 @@ use std::{
 };
 
 use super::{
+    admission::give_holes,
     compaction::{self, Opened},
     device_memory::{DeviceMemory, Held},
     shape::{Shape, element_bytes},
@@ -29,7 +30,7 @@ use super::{
 };
 use crate::{
     config::Compact,
-    error::Result,
+    error::{Code, Error, Result},
     memory::{
         Block, Goal, Maker, NoScratch, Obstacle, OutOfMemory, Request, Tried,
         tiles::{self, Element},
@@ -102,13 +103,26 @@ fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
     }
     match memory.carrier.populate(block.address, block.size) {
         Ok(()) => Ok(block),
-        Err(refusal) => {
+        Err(refusal) => fill_from_holes(memory, block, refusal).map_err(|refusal| {
             if let Err(error) = memory.free(block.id) {
                 log::error!("{error}");
             }
-            Err(memory.refused(block.size, refusal))
-        }
+            memory.refused(block.size, refusal)
+        }),
     }
+}
+
+/// Puts memory behind a block that lies behind holes elsewhere: blocks go where they fit best, not where memory is.
+///
+/// # Errors
+/// `refusal`, or the device's next one.
+#[cold]
+fn fill_from_holes(memory: &DeviceMemory, block: Block, refusal: Error) -> Result<Block> {
+    // The most that the block can lack.
+    if refusal.code != Code::ResourceExhausted || give_holes(memory, block.size).is_zero() {
+        return Err(refusal);
+    }
+    memory.carrier.populate(block.address, block.size).map(|()| block)
 }
 
 impl Client {
