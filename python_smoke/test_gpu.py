@@ -224,6 +224,29 @@ print(json.dumps([good, scratch, before, after]))
     assert good and scratch - 6 <= before == after
 
 
+@pytest.mark.parametrize("strategy", ["preallocate", "growing"])
+def test_arrays_wait_for_scratch_that_a_program_under_way_has(strategy):
+    answer = told(
+        SORTS
+        + """
+program, rows = sorts(40)
+x = full(1, 3.0)
+compiled = program.lower(x).compile()
+scratch = int(compiled.memory_analysis().temp_size_in_bytes / MIB)
+rest = full(stats()["bytes_limit"] // MIB - 1 - 40 - scratch - 4, 4.0).block_until_ready()
+host = np.full((scratch * MIB // 4,), 6.0, np.float32)
+for _ in range(2):
+    z = compiled(x)
+    array = jax.device_put(host)
+    assert (np.asarray(array) == 6).all() and (np.asarray(z) == expected(x, rows)).all()
+    del z, array
+print(json.dumps(bool((np.asarray(rest) == 4).all())))
+""",
+        PJRT_ARENA_STRATEGY=strategy,
+    )
+    assert answer
+
+
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
     """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
     answer = told(
