@@ -78,7 +78,7 @@ impl Buffer {
     }
 
     /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
-    /// is where the array lies, if that is known: see [`Foreign`].
+    /// is where the array lies, if that is known: see [`super::storage::Foreign`].
     ///
     /// # Errors
     /// As [`Buffer::adopt`].
