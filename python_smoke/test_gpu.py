@@ -148,6 +148,105 @@ print(json.dumps([scratch, reserved, error[:30], taken_back, refused, survived, 
     assert "programs' scratch" in refused and survived and finite and again >= scratch - beside
 
 
+SORTS = """
+def sorts(mib):
+    \"\"\"A program whose result has so many MiB, and its scratch about as many.\"\"\"
+    rows = mib * MIB // 4 // 64
+    program = jax.jit(lambda x: jnp.sort(jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
+    return program, rows
+def expected(x, rows):
+    return np.sort(np.asarray(x)[:64] * np.arange(1.0, rows + 1, dtype=np.float32)[:, None], axis=1)[::-1]
+"""
+
+
+def test_a_programs_own_results_make_way_for_its_scratch():
+    """Where its result goes first, it cuts one chunk more in two than elsewhere, which the scratch needs whole."""
+    answer = told(
+        SORTS
+        + """
+limit = stats()["bytes_limit"] // MIB
+program, rows = sorts(12)
+compiled = program.lower(jax.ShapeDtypeStruct((19 * MIB // 4,), np.float32)).compile()
+scratch = compiled.memory_analysis().temp_size_in_bytes / MIB
+# | x 19 | 4 | y | the result, 12 | rest |: all of these begin and end in the middle of a chunk, which has 2.
+spare = int(scratch) + 1 | 1
+x = full(19, 3.0)
+gap = full(4, 0.0)
+y = full(limit - 19 - 12 - spare, 5.0)
+del gap
+free = limit - stats()["bytes_in_use"] / MIB
+z = compiled(x)
+good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(x) == 3).all() and (np.asarray(y) == 5).all())
+reserved = stats()["bytes_reserved"] / MIB
+del z
+rest = full(2, 7.0)                                  # now nothing helps
+refused = error_of(lambda: compiled(x))
+good &= not x.is_deleted() and bool((np.asarray(rest) == 7).all() and (np.asarray(y) == 5).all())
+del rest
+z = compiled(x)
+good &= bool((np.asarray(z) == expected(x, rows)).all())
+print(json.dumps([good, scratch, spare, free, reserved, refused]))
+""",
+        PJRT_ARENA_STRATEGY="tpu",
+        PJRT_ARENA_LIMIT="64MiB",
+    )
+    good, scratch, spare, free, reserved, refused = answer
+    assert good and spare - 2 < scratch <= spare and free == 12 + spare, "the sizes are those of the case"
+    # A 64th of the limit is granted beside it.
+    assert scratch - 1 <= reserved <= spare
+    assert refused.startswith("RESOURCE_EXHAUSTED: Error loading program 'jit__lambda', which takes "), refused
+
+
+def test_arrays_use_the_memory_behind_other_holes_before_they_take_scratch_back():
+    """So that the next program finds its scratch where it was."""
+    answer = told(
+        SORTS
+        + """
+program, rows = sorts(40)
+x = full(1, 3.0)
+compiled = program.lower(x).compile()
+scratch = compiled.memory_analysis().temp_size_in_bytes / MIB
+size = int(scratch) + 2
+low, between, high = full(size, 0.0), full(1, 1.0), full(size + 10, 2.0)
+result = full(41, 0.0)                               # where the program's goes
+rest = full((stats()["bytes_limit"] - stats()["bytes_in_use"]) // MIB - 1, 4.0)
+del low, high, result
+z = compiled(x)
+before = stats()["bytes_reserved"] / MIB
+array = full(size - 1, 6.0)                          # fits best where the scratch was taken from
+after = stats()["bytes_reserved"] / MIB
+good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
+print(json.dumps([good, scratch, before, after]))
+""",
+        PJRT_ARENA_STRATEGY="preallocate",
+    )
+    good, scratch, before, after = answer
+    assert good and scratch - 6 <= before == after
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "growing"])
+def test_arrays_wait_for_scratch_that_a_program_under_way_has(strategy):
+    answer = told(
+        SORTS
+        + """
+program, rows = sorts(40)
+x = full(1, 3.0)
+compiled = program.lower(x).compile()
+scratch = int(compiled.memory_analysis().temp_size_in_bytes / MIB)
+rest = full(stats()["bytes_limit"] // MIB - 1 - 40 - scratch - 4, 4.0).block_until_ready()
+host = np.full((scratch * MIB // 4,), 6.0, np.float32)
+for _ in range(2):
+    z = compiled(x)
+    array = jax.device_put(host)
+    assert (np.asarray(array) == 6).all() and (np.asarray(z) == expected(x, rows)).all()
+    del z, array
+print(json.dumps(bool((np.asarray(rest) == 4).all())))
+""",
+        PJRT_ARENA_STRATEGY=strategy,
+    )
+    assert answer
+
+
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
     """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
     answer = told(

@@ -6,7 +6,7 @@ use crate::{
     Plugin,
     buffer::{Buffer, ElementType},
     call,
-    client::Client,
+    client::{Client, Memory},
     raw::{Failure, Result},
     sys,
 };
@@ -23,11 +23,24 @@ pub struct Promise {
 /// # Errors
 /// The plugin's.
 pub fn create(client: &Client, element_type: ElementType, dims: &[i64]) -> Result<(Buffer, Promise)> {
+    create_in(client, client.device().default_memory(), element_type, dims)
+}
+
+/// The same in `memory`.
+///
+/// # Errors
+/// The plugin's.
+pub fn create_in(
+    client: &Client,
+    memory: Memory,
+    element_type: ElementType,
+    dims: &[i64],
+) -> Result<(Buffer, Promise)> {
     let args = call!(
         client.plugin(),
         PJRT_Client_CreateAliasBuffer {
             client: client.raw(),
-            memory: client.device().default_memory().raw(),
+            memory: memory.raw(),
             shape_dims: dims.as_ptr(),
             shape_num_dims: dims.len(),
             shape_element_type: element_type.raw(),

@@ -469,6 +469,14 @@ impl Buffer {
     /// # Errors
     /// The plugin's.
     pub fn uninitialized(client: &Client, element_type: ElementType, dims: &[i64]) -> Result<Self> {
+        Self::uninitialized_in(client, client.device().default_memory(), element_type, dims)
+    }
+
+    /// The same in `memory`.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn uninitialized_in(client: &Client, memory: Memory, element_type: ElementType, dims: &[i64]) -> Result<Self> {
         let args = call!(
             client.plugin(),
             PJRT_Client_CreateUninitializedBuffer {
@@ -476,7 +484,7 @@ impl Buffer {
                 shape_dims: dims.as_ptr(),
                 shape_num_dims: dims.len(),
                 shape_element_type: element_type.raw(),
-                memory: client.device().default_memory().raw(),
+                memory: memory.raw(),
             }
         )?;
         Ok(Self::own(client.plugin(), args.buffer))

@@ -199,6 +199,15 @@ impl Plugin {
         }
     }
 
+    /// The same of a text that is JSON.
+    ///
+    /// # Panics
+    /// When the library exports no such function, or it gives something else.
+    pub fn json(&self, name: &str) -> serde_json::Value {
+        let text = self.text(name).unwrap_or_else(|| panic!("the library under test has no {name}"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"))
+    }
+
     /// What a text function of the library's writes into `capacity` bytes (NULL for none), and the length that it gives.
     pub fn text_into(&self, name: &str, capacity: usize) -> Option<(usize, String)> {
         // SAFETY: as for [`Self::text`].

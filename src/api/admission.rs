@@ -7,6 +7,7 @@
 //!  drain     what is done lands, spares go back; then again
 //!  compact   holes become larger than the pieces that memory goes back in, where compaction is on
 //!  wait      for programs to end, whose arrays may be dropped already
+//!  replace   the run's own destinations, if they stand in the way: they have got their places before, and cannot move (`lane.rs`)
 //!  error     RESOURCE_EXHAUSTED, and nothing was consumed
 //! ```
 //!
@@ -91,8 +92,7 @@ impl Client {
     #[inline]
     pub fn admit<'a>(&self, loaded: &Loaded, device: &Device, memory: &'a DeviceMemory) -> Result<Option<Entered<'a>>> {
         let Some(shared) = &memory.shared else { return Ok(None) };
-        let held = device.engine_bytes.load(Ordering::Relaxed);
-        let bytes = loaded.program.scratch + Bytes::new(u64::try_from(held).unwrap_or(0));
+        let bytes = wanted(loaded, device);
         match shared.budget.enter(bytes) {
             Some(entered) => Ok(Some(entered)),
             None => {
@@ -108,6 +108,15 @@ impl Client {
                 })
             }
         }
+    }
+
+    /// Whether a run that was not let in may be if its destinations, which are among the arena's blocks, lie elsewhere: blocks and
+    /// scratch would fit the limit, but not with the holes beside these blocks that memory cannot be taken out of.
+    #[cold]
+    pub fn may_admit_elsewhere(&self, loaded: &Loaded, device: &Device, memory: &DeviceMemory) -> bool {
+        let stats = memory.stats();
+        let blocks = stats.pool_bytes.saturating_sub(stats.free_bytes);
+        memory.shared.as_ref().is_some_and(|shared| shared.budget.could_grant(wanted(loaded, device), blocks))
     }
 
     #[cold]
@@ -195,24 +204,37 @@ impl Client {
     }
 }
 
+/// What a run takes of the engine's pool, with what the engine's own arrays have there.
+fn wanted(loaded: &Loaded, device: &Device) -> Bytes {
+    let held = device.engine_bytes.load(Ordering::Relaxed);
+    loaded.program.scratch + Bytes::new(u64::try_from(held).unwrap_or(0))
+}
+
 /// Gives up to about `bytes` of memory that the arena does not use back to the device: empty regions, then holes. How much went.
 fn give(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     let regions = memory.trim();
+    regions + give_holes(memory, bytes.saturating_sub(regions))
+}
+
+/// Gives up to about `bytes` of memory behind holes back to the device. How much went.
+#[cold]
+pub fn give_holes(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     let mut pages = Bytes::ZERO;
-    if regions < bytes {
-        memory.discard_holes(|hole| {
-            if regions + pages < bytes {
-                // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
-                let went = unsafe { memory.carrier.discard(hole.address, hole.bytes) };
-                pages += went.unwrap_or_else(|error| {
-                    log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
-                    Bytes::ZERO
-                });
-            }
-            Bytes::ZERO
-        });
+    if bytes.is_zero() {
+        return pages;
     }
-    regions + pages
+    memory.discard_holes(|hole| {
+        if pages < bytes {
+            // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+            let went = unsafe { memory.carrier.discard(hole.address, hole.bytes) };
+            pages += went.unwrap_or_else(|error| {
+                log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
+                Bytes::ZERO
+            });
+        }
+        Bytes::ZERO
+    });
+    pages
 }
 
 fn exhausted(over: Over) -> Error {

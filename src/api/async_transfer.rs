@@ -27,6 +27,7 @@ use super::{
     origins::ORIGINS,
     shape::{Shape, dense_size, element_bytes},
     state::{self, Client, Site},
+    storage::Counted,
 };
 use crate::{
     device::strided,
@@ -169,14 +170,20 @@ unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_M
         .zip(dense_size(spec.raw.element_type, spec.dims))
 }
 
-/// A manager of the engine's with this one array, and the array's size.
+/// A manager of the engine's with this one array, and the array's size. The array's memory is there from here on, and counts.
 ///
 /// # Errors
-/// The engine's.
+/// The engine's; RESOURCE_EXHAUSTED where the limit of `memory` has no room for the array.
 ///
 /// # Safety
 /// The client and the memory must be alive, the layout NULL or valid.
-unsafe fn by_engine(client: &Client, index: usize, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Outcome<Slot> {
+unsafe fn by_engine(
+    client: &Client,
+    index: usize,
+    spec: &Spec<'_>,
+    (device, memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+) -> Outcome<Slot> {
+    let mut admitted = client.admit_array(memory, spec.raw.element_type, spec.dims)?;
     let (mut raw, mut layout) = (spec.raw, spec.layout);
     // SAFETY: the caller's promise; the shape and the layout live for the call. The manager is alive until the slot that
     // is made of it is destroyed.
@@ -196,7 +203,12 @@ unsafe fn by_engine(client: &Client, index: usize, spec: &Spec<'_>, memory: *mut
             buffer_index: 0,
             ..Default::default()
         });
-        let slot = Slot::in_engine(index, size.as_ref().map_or(0, |args| args.buffer_size), Raw(manager));
+        let bytes = size.as_ref().map_or(0, |args| args.buffer_size);
+        if let Some(admitted) = &mut admitted {
+            admitted.shrink_to(Bytes::new(bytes as u64));
+        }
+        let counted = Counted::charged(client.engine_bytes(device, memory), bytes, admitted);
+        let slot = Slot::in_engine(index, bytes, Raw(manager), counted);
         if let Err(error) = size {
             slot.destroy(client);
             return Err(error.into());
@@ -220,7 +232,7 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             // SAFETY: the layout is NULL or valid.
             let Some((site, size)) = (unsafe { home(&client, spec, self.memory) }) else {
                 // SAFETY: the client and its memory are alive.
-                manager.slots.push(unsafe { by_engine(&client, index, spec, self.memory)? });
+                manager.slots.push(unsafe { by_engine(&client, index, spec, (device.0, self.memory))? });
                 continue;
             };
             if manager.ready.is_null() {

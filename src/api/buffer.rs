@@ -14,7 +14,7 @@
 //!
 //! A block is freed once its owner let go, nothing in flight uses it and nobody outside holds its address.
 
-use std::{ptr, sync::Arc};
+use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
@@ -25,7 +25,7 @@ use super::{
     shape::Shape,
     spares::{Nest, Spare},
     state::Client,
-    storage::{Access, Counted, Foreign, Storage},
+    storage::{Access, Foreign, Storage},
 };
 use crate::{
     engine::{EngineError, Raw, views},
@@ -197,41 +197,6 @@ impl Buffer {
         if let Some(held) = state.held() {
             held.home().roster.enter(held.block().id, self);
         }
-    }
-
-    /// Wraps a buffer that the engine made in memory of its own.
-    ///
-    /// # Errors
-    /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
-    ///
-    /// # Safety
-    /// `handle` must be a live buffer of the client's engine that nobody else destroys.
-    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
-        // SAFETY: the caller's promise.
-        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
-        let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
-        let total = client.engine_bytes(device.0, memory.0);
-        let storage = Storage::Engine(Counted::charged(total, shape.size, charge));
-        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
-    }
-
-    /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
-    /// is where the array lies, if that is known: see [`Foreign`].
-    ///
-    /// # Errors
-    /// As [`Buffer::adopt`].
-    ///
-    /// # Safety
-    /// As [`Buffer::adopt`]; this process must be able to read the array at `dense_at`.
-    pub unsafe fn adopt_foreign(
-        client: &Arc<Client>,
-        handle: *mut sys::PJRT_Buffer,
-        access: Access,
-        dense_at: Option<usize>,
-    ) -> Outcome<Arc<Self>> {
-        // SAFETY: the caller's promise.
-        let (shape, place) = unsafe { describe(client, handle)? };
-        Ok(Self::foreign(Arc::clone(client), place, shape, handle, access, dense_at))
     }
 
     /// Gives the buffer to the caller of the C API, who ends it with `PJRT_Buffer_Destroy`.
@@ -472,46 +437,3 @@ impl Buffer {
 
 /// A device and a memory of the engine.
 pub type Place = (Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>);
-
-/// What a buffer of the engine is and where.
-///
-/// # Errors
-/// The engine's; the handle is destroyed then.
-///
-/// # Safety
-/// `handle` must be alive, and nobody else may destroy it.
-unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
-    let engine = client.engine;
-    let look = || {
-        // SAFETY: the handle is alive; what the getters point to lives as long as it does.
-        unsafe {
-            let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
-            let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
-            let size =
-                engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
-            let dims = super::entry::slice(dims.dims, dims.num_dims);
-            let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
-            Ok((shape, place(client, handle)?))
-        }
-    };
-    look().inspect_err(|_: &EngineError| {
-        // SAFETY: the handle is ours and unused.
-        unsafe { views::destroy(engine, handle) }
-    })
-}
-
-/// The device and the memory of a buffer of the engine.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// `handle` must be alive.
-pub unsafe fn place(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
-        let memory = client.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
-        Ok((Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |m| m.memory))))
-    }
-}

@@ -139,7 +139,7 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
     // device where that is another one; and it is in use until the copy is there.
     let copy = unsafe { arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
     // SAFETY: the client is alive.
-    unsafe { hold_writers_back(buffer, site, carrier) };
+    unsafe { hold_writers_back(buffer, carrier) };
     Ok(Some(copy))
 }
 
@@ -149,19 +149,22 @@ fn is_on_another_device(buffer: &Buffer, site: Site<'_>) -> bool {
     home.is_some_and(|home| home.handle.0 != site.device.handle.0)
 }
 
-/// Sees to it that no program writes to `buffer`, if it is donated to one, before our stream has read it: the engine does
-/// not know that it does. From here on it knows the buffer by a view that is ready only then.
+/// Sees to it that no program writes to `buffer`, if it is donated to one, before the stream of `copying` has read it: the engine
+/// does not know that it does. From here on it knows the buffer by a view that is ready only then.
+///
+/// Where the copy goes to another device, the own stream of this one waits for it ([`Carrier::copy`]), and the view for that stream.
+/// From host memory to host memory CUDA has copied when it returns, so that there nothing could come too early; nothing depends on that.
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn hold_writers_back(buffer: &Buffer, to: Site<'_>, carrier: &dyn Carrier) {
+unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
     let client = &buffer.client;
     let address = buffer.state().storage.address();
-    // A stream of another device cannot stand in the way of this one's programs.
-    let home = client.site_of_memory(buffer.memory.0).filter(|home| home.device.handle.0 == to.device.handle.0);
-    // SAFETY: the client is alive; the block is the buffer's, as before.
-    let view =
-        address.zip(home).and_then(|(at, home)| unsafe { client.view_behind(home, carrier, at, &buffer.shape) }.ok());
+    let home = client.site_of_memory(buffer.memory.0).and_then(|home| Some((home, home.device.site()?)));
+    let view = address.zip(home).and_then(|(at, (home, own))| {
+        // SAFETY: the client is alive; the block is the buffer's, as before.
+        unsafe { client.view_behind(home, &*own.arena.carrier, at, &buffer.shape) }.ok()
+    });
     let unused = view.map(|view| {
         let mut state = buffer.state();
         // Whoever has the old view in hand at this moment may be about to donate it. What brings the bytes has no view in hand.
@@ -175,7 +178,7 @@ unsafe fn hold_writers_back(buffer: &Buffer, to: Site<'_>, carrier: &dyn Carrier
         (old.0, true)
     });
     if !unused.is_some_and(|(_, replaced)| replaced) {
-        carrier.finish();
+        copying.finish();
     }
     if let Some((view, _)) = unused {
         // SAFETY: nobody else knows it, or nobody any more; it was not donated.
@@ -199,8 +202,6 @@ unsafe fn copy_by_engine<A: Args>(
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
     let copied = unsafe { client.engine.call(args(handle)) };
-    // The copy takes its place.
-    drop(admitted);
     let copied = match copied {
         Ok(args) => result(&args),
         Err(error) => {
@@ -221,7 +222,7 @@ unsafe fn copy_by_engine<A: Args>(
         _ => buffer.land(),
     }
     // SAFETY: as above.
-    unsafe { Buffer::adopt(client, copied) }
+    unsafe { Buffer::adopt_admitted(client, copied, admitted) }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {

@@ -33,20 +33,21 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         self.num_allocs_is_set = true;
         self.largest_alloc_size = signed(stats.largest_alloc_size);
         self.largest_alloc_size_is_set = true;
-        // Constant from creation on: JAX compiles against it (trap T17).
-        // What an engine without a pool has for programs for good is part of it, and never of what the arena may have.
-        let share = arena.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO);
-        self.bytes_limit = signed(stats.limit + share);
+        // Constant from creation on: JAX compiles against it (trap T17). It is what arrays can have together, as callers size them by
+        // it. XLA's `bfc` says what its pool has, all of which arrays can have too. So what an engine without a pool has for programs
+        // for good is no part of it, nor of anything below: these numbers are of the arena's pool. XLA's compiler then takes the device for
+        // smaller than it is by the share, and is a little too careful.
+        self.bytes_limit = signed(stats.limit);
         self.bytes_limit_is_set = true;
-        // What the strategy tpu sets aside for programs, or what a GPU's engine may take for them; nothing elsewhere.
+        // What the strategy tpu sets aside for programs, or what a GPU's engine may take for them of the same limit; nothing elsewhere.
         let granted = arena.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
-        self.bytes_reserved = signed(stats.reserved_bytes + granted + share);
+        self.bytes_reserved = signed(stats.reserved_bytes + granted);
         self.bytes_reserved_is_set = true;
-        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes + share);
+        self.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
         self.peak_bytes_reserved_is_set = true;
         self.bytes_reservable_limit = signed(match arena.strategy() {
-            Strategy::Tpu => stats.free_bytes + stats.reserved_bytes + share,
-            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => stats.limit + share,
+            Strategy::Tpu => stats.free_bytes + stats.reserved_bytes,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Platform => stats.limit,
         });
         self.bytes_reservable_limit_is_set = true;
         self.largest_free_block_bytes = signed(stats.largest_free_block);

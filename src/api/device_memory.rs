@@ -66,6 +66,11 @@ impl DeviceMemory {
         Bytes::new(self.padding.load(Ordering::Relaxed))
     }
 
+    /// Whether the engine may have some of it for programs' scratch.
+    pub fn lends_scratch(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| !shared.budget.taken().1.is_zero())
+    }
+
     /// Numbers one run of a program. Without a lock: it is part of each execution.
     pub fn begin_run(&self) -> Run {
         let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);

@@ -34,7 +34,6 @@ use crate::{
     error::Error,
     report::snapshot::OriginKind,
     sys,
-    units::Bytes,
 };
 
 /// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
@@ -183,14 +182,7 @@ unsafe fn from_host_by_engine(
     dims: &[i64],
     plain: bool,
 ) -> Outcome {
-    // Elements that the engine packs take less; they are counted as what they are once they are there.
-    let most = dims.iter().try_fold(element_bytes(args.type_).map_or(1, u64::from), |bytes, &dim| {
-        bytes.checked_mul(u64::try_from(dim).ok()?)
-    });
-    let admitted = match (client.pinned(args.memory), most) {
-        (Some((_, pinned)), Some(most)) => Some(client.admit_pinned(pinned, Bytes::new(most))?),
-        _ => None,
-    };
+    let admitted = client.admit_array(args.memory, args.type_, dims)?;
     let access = match args.host_buffer_semantics {
         sys::PJRT_HostBufferSemantics_kImmutableZeroCopy => Some(Access::ReadOnly),
         sys::PJRT_HostBufferSemantics_kMutableZeroCopy => Some(Access::Full),
@@ -202,7 +194,6 @@ unsafe fn from_host_by_engine(
     // SAFETY: the caller's promise.
     unsafe {
         let done = client.engine.call(*args)?;
-        drop(admitted);
         let aliased =
             access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
         let buffer = match aliased {
@@ -210,7 +201,7 @@ unsafe fn from_host_by_engine(
                 let readable = plain && client.viewable.contains(args.type_);
                 Buffer::adopt_foreign(client, done.buffer, access, readable.then_some(at))?
             }
-            None => Buffer::adopt(client, done.buffer)?,
+            None => Buffer::adopt_admitted(client, done.buffer, admitted)?,
         };
         args.done_with_host_buffer = done.done_with_host_buffer;
         args.buffer = buffer.into_raw();

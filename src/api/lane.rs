@@ -43,6 +43,17 @@ enum Unplaced {
     Failed(Failure),
 }
 
+impl Unplaced {
+    /// What the caller is told.
+    #[cold]
+    fn explain(self, client: &Client) -> Failure {
+        match self {
+            Self::NoRoom(full, shortage) => client.exhausted(&full, shortage).into(),
+            Self::Failed(failure) => failure,
+        }
+    }
+}
+
 impl From<EngineError> for Unplaced {
     fn from(error: EngineError) -> Self {
         Self::Failed(error.into())
@@ -122,32 +133,81 @@ impl<'a> Lane<'a> {
             })?);
         }
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.place(loaded, device) };
-        let outcome = match outcome {
-            Err(Unplaced::NoRoom(full, shortage)) => {
-                // One by one they found no room. Room for all in one piece may be had still, once those made so far,
-                // which hold nothing yet, are out of the way.
-                // SAFETY: the views were never shown to a program.
-                unsafe { self.clear(&loaded.client) };
-                let pinned = !Arc::ptr_eq(&full, memory);
-                let there = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
-                let shapes = there.map(|&result| &*program.results[result]);
-                if !loaded.client.open_hole(&full, shapes) {
-                    return Err(loaded.client.exhausted(&full, shortage).into());
-                }
-                // SAFETY: the caller's promise.
-                match unsafe { self.place(loaded, device) } {
-                    Err(Unplaced::NoRoom(full, shortage)) => Err(loaded.client.exhausted(&full, shortage).into()),
-                    Err(Unplaced::Failed(failure)) => Err(failure),
-                    Ok(()) => Ok(()),
-                }
-            }
-            Err(Unplaced::Failed(failure)) => Err(failure),
-            Ok(()) => Ok(()),
+        unsafe { self.find_places(loaded, device, memory) }.map_err(|unplaced| unplaced.explain(&loaded.client))?;
+        self.admission = match loaded.client.admit(loaded, device, memory) {
+            // SAFETY: the caller's promise.
+            Err(refused) if self.is_in_the_way(loaded, device, memory) => unsafe {
+                self.enter_first(loaded, device, memory, refused)?
+            },
+            admitted => admitted?,
         };
-        outcome?;
-        self.admission = loaded.client.admit(loaded, device, memory)?;
         Ok(())
+    }
+
+    /// Finds room for every destination, in one piece where that is the way to have it.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    ///
+    /// # Safety
+    /// The client must be alive.
+    unsafe fn find_places(
+        &mut self,
+        loaded: &Loaded,
+        device: &Device,
+        memory: &Arc<DeviceMemory>,
+    ) -> Result<(), Unplaced> {
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.place(loaded, device) };
+        let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
+        // One by one they found no room. Room for all in one piece may be had still, once those made so far,
+        // which hold nothing yet, are out of the way.
+        // SAFETY: the views were never shown to a program.
+        unsafe { self.clear(&loaded.client) };
+        let program = &*loaded.program;
+        let pinned = !Arc::ptr_eq(&full, memory);
+        let there = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
+        let shapes = there.map(|&result| &*program.results[result]);
+        if !loaded.client.open_hole(&full, shapes) {
+            return Err(Unplaced::NoRoom(full, shortage));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.place(loaded, device) }
+    }
+
+    /// Whether the destinations may be why the program was not let in.
+    #[cold]
+    fn is_in_the_way(&self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> bool {
+        self.destinations.iter().any(|destination| Arc::ptr_eq(destination.held.home(), memory))
+            && loaded.client.may_admit_elsewhere(loaded, device, memory)
+    }
+
+    /// Lets a program in that was `refused`, and gives its destinations other places then. Those that they had may have kept whole
+    /// chunks of memory, or a region, that would have gone to the scratch; nobody but a program moves them. What is granted stays so
+    /// while they are placed.
+    ///
+    /// # Errors
+    /// `refused`, whose numbers are those of the first try; or the engine's.
+    ///
+    /// # Safety
+    /// The client must be alive.
+    #[cold]
+    unsafe fn enter_first(
+        &mut self,
+        loaded: &Loaded,
+        device: &Device,
+        memory: &'a Arc<DeviceMemory>,
+        refused: Error,
+    ) -> Outcome<Option<Entered<'a>>> {
+        // SAFETY: the views were never shown to a program.
+        unsafe { self.clear(&loaded.client) };
+        let Ok(admission) = loaded.client.admit(loaded, device, memory) else { return Err(refused.into()) };
+        // SAFETY: the caller's promise.
+        match unsafe { self.find_places(loaded, device, memory) } {
+            Ok(()) => Ok(admission),
+            Err(Unplaced::NoRoom(..)) => Err(refused.into()),
+            Err(Unplaced::Failed(failure)) => Err(failure),
+        }
     }
 
     /// Gives destinations and stand-ins back.

@@ -8,7 +8,7 @@
 //!  origins.rs     where blocks come from, in words
 //!  device_memory.rs   one device's arena, the buffers in it, and what moves their bytes
 //!  buffer.rs      PJRT_Buffer: a block of ours, or memory that the engine holds, and what is known about it
-//!  arrival.rs     arrays on their way into an arena
+//!  arrival.rs     arrays on their way into an arena; adoption.rs: buffers that the engine made
 //!  storage.rs     where the bytes of a buffer are
 //!  custody.rs     who uses, holds, frees and moves the bytes of a buffer
 //!  admission.rs   whether there is memory for a program's scratch, where the engine takes that from the device
@@ -37,6 +37,7 @@
 //! whoever's first word says it is.
 
 pub mod admission;
+pub mod adoption;
 pub mod arrival;
 pub mod async_transfer;
 pub mod buffer;

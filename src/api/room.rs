@@ -4,7 +4,8 @@
 //!  0 compact   with PJRT_ARENA_COMPACT=always alone, before anybody looks for room
 //!  1 drain     what is done lands, spares go back; nothing is waited for
 //!  2 wait      for blocks that their owners let go, only if that alone makes room
-//!    reclaim   what the engine's pool keeps for the next program, where both share the memory (`admission.rs`)
+//!    reclaim   what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what programs under
+//!              way have of it, when they end
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on)
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 2
 //!  5 error     with the numbers, what could not move, who holds the memory, and what would help (`exhausted.rs`)
@@ -22,6 +23,7 @@ use std::{
 };
 
 use super::{
+    admission::give_holes,
     compaction::{self, Opened},
     device_memory::{DeviceMemory, Held},
     shape::{Shape, element_bytes},
@@ -29,7 +31,7 @@ use super::{
 };
 use crate::{
     config::Compact,
-    error::Result,
+    error::{Code, Error, Result},
     memory::{
         Block, Goal, Maker, NoScratch, Obstacle, OutOfMemory, Request, Tried,
         tiles::{self, Element},
@@ -102,13 +104,26 @@ fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
     }
     match memory.carrier.populate(block.address, block.size) {
         Ok(()) => Ok(block),
-        Err(refusal) => {
+        Err(refusal) => fill_from_holes(memory, block, refusal).map_err(|refusal| {
             if let Err(error) = memory.free(block.id) {
                 log::error!("{error}");
             }
-            Err(memory.refused(block.size, refusal))
-        }
+            memory.refused(block.size, refusal)
+        }),
     }
+}
+
+/// Puts memory behind a block that lies behind holes elsewhere: blocks go where they fit best, not where memory is.
+///
+/// # Errors
+/// `refusal`, or the device's next one.
+#[cold]
+fn fill_from_holes(memory: &DeviceMemory, block: Block, refusal: Error) -> Result<Block> {
+    // The most that the block can lack.
+    if refusal.code != Code::ResourceExhausted || give_holes(memory, block.size).is_zero() {
+        return Err(refusal);
+    }
+    memory.carrier.populate(block.address, block.size).map(|()| block)
 }
 
 impl Client {
@@ -225,6 +240,7 @@ impl Client {
                 filled(memory, opened.allocate(request)?)
             },
             |shortage| shortage.in_prospect() >= request.size,
+            |shortage| shortage.refusal.is_some(),
         );
         found.map_err(|numbers| {
             let (blocks, bytes) = moved.get();
@@ -244,11 +260,13 @@ impl Client {
                 let stats = memory.stats();
                 shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
             },
+            |_| false,
         )
     }
 
-    /// The ladder: `attempt` may wait so long for what comes free by itself, `take` uses what a compaction opened, and
-    /// `hopeful` says whether there would be enough once all that is under way has ended.
+    /// The ladder: `attempt` may wait so long for what comes free by itself, `take` uses what a compaction opened,
+    /// `hopeful` says whether there would be enough once all that is under way has ended, and `refused` whether there is a place, but
+    /// no memory for it.
     fn climb<T, E>(
         &self,
         memory: &DeviceMemory,
@@ -256,6 +274,7 @@ impl Client {
         attempt: impl Fn(Duration) -> Result<T, E>,
         take: impl Fn(Opened<'_>) -> Result<T, E>,
         hopeful: impl Fn(&E) -> bool,
+        refused: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
         self.traffic.waiting(self.engine, || {
             let deadline = Instant::now() + self.patience();
@@ -271,6 +290,16 @@ impl Client {
                 let over = rounds.next().is_none() || Instant::now() >= deadline;
                 // What the engine's pool keeps for the next program is cheaper to have than anything below.
                 if !over && self.reclaim(memory) {
+                    continue;
+                }
+                if !over
+                    && refused(&shortage)
+                    && memory.lends_scratch()
+                    && self.traffic.wait_for_arrival(arrivals, deadline)
+                {
+                    // As below.
+                    rounds = 0..ROUNDS;
+                    self.traffic.sweep(self.engine);
                     continue;
                 }
                 if !self.compacts() || over {

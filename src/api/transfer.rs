@@ -10,7 +10,7 @@ use super::{
     plugin,
     shape::{Shape, dense_size},
     state,
-    storage::Access,
+    storage::{Access, Storage},
 };
 use crate::{config::EngineKind, error::Error, report::snapshot::OriginKind, sys};
 
@@ -68,8 +68,9 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                     Arrival::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
+                    let admitted = client.admit_array(self.memory, self.shape_element_type, dims)?;
                     let args = client.engine.call(*self)?;
-                    Buffer::adopt(&client, args.buffer)?
+                    Buffer::adopt_admitted(&client, args.buffer, admitted)?
                 }
             }
         }
@@ -93,11 +94,14 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
 impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = state::client(self.client)?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
+            let dims = slice(self.shape_dims, self.shape_num_dims);
+            // It stands for the memory of what it will show.
+            let admitted = client.admit_array(self.memory, self.shape_element_type, dims)?;
             let args = client.engine.call(*self)?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
-            self.alias_buffer = Buffer::adopt(&client, args.alias_buffer)?.into_raw();
+            self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
         }
         Ok(())
     }
@@ -117,8 +121,12 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         // SAFETY: the handle is alive while the buffer is taken up.
         let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
         if outcome.is_ok() {
-            // The alias shares the memory now, for how long the engine does not say: it stays until the client ends.
-            std::mem::forget(buffer.donate());
+            match buffer.donate() {
+                // The alias counts as much.
+                Storage::Engine(counted) => drop(counted),
+                // The alias shares the memory now, for how long the engine does not say: it stays until the client ends.
+                other => std::mem::forget(other),
+            }
         }
         buffer.land();
         Ok(outcome.map(drop)?)

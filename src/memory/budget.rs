@@ -97,6 +97,15 @@ pub struct Charge {
     bytes: Bytes,
 }
 
+impl Charge {
+    /// Gives back what is more than `bytes`.
+    pub fn shrink_to(&mut self, bytes: Bytes) {
+        let surplus = self.bytes.saturating_sub(bytes);
+        self.bytes -= surplus;
+        self.budget.give(surplus);
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.give(self.bytes);
@@ -166,6 +175,12 @@ impl Budget {
         Ok(())
     }
 
+    /// Whether [`Self::grant`] would grant `bytes` if the arena held no more than `held`.
+    pub fn could_grant(&self, bytes: Bytes, held: Bytes) -> bool {
+        let more = bytes.saturating_sub(self.free);
+        more.is_zero() || !self.fixed && more.checked_add(held).is_some_and(|both| both <= self.limit)
+    }
+
     /// `own + bytes`, if that and `other` stay within the limit.
     fn fits(&self, bytes: Bytes, own: Bytes, other: Bytes, books: &Books) -> Result<Bytes, Over> {
         let after = own.checked_add(bytes).and_then(|own| Some((own, own.checked_add(other)?)));
@@ -232,8 +247,16 @@ mod tests {
         budget.grant(mib(20)).unwrap();
         assert_eq!(budget.taken(), (mib(50), mib(50)));
         assert_eq!(budget.take(Bytes::MAX).unwrap_err().missing, Bytes::MAX);
+        let mut fifty = fifty;
+        fifty.shrink_to(mib(60));
+        assert_eq!(budget.taken().0, mib(50));
+        fifty.shrink_to(mib(20));
+        assert_eq!(budget.taken().0, mib(20));
         drop(fifty);
         assert_eq!(budget.taken(), (Bytes::ZERO, mib(50)));
+        // Whoever asks what could be granted is told of the whole limit, whatever is granted now.
+        assert!(budget.could_grant(mib(60), mib(40)) && !budget.could_grant(mib(60), mib(41)));
+        assert!(!budget.could_grant(Bytes::MAX, mib(1)));
     }
 
     #[test]
@@ -245,6 +268,7 @@ mod tests {
         assert_eq!(budget.grant(mib(10)), Ok(()));
         assert_eq!(budget.grant(mib(11)).unwrap_err().missing, mib(1));
         assert_eq!(budget.shrink(|| panic!("nothing of the limit is granted")), Bytes::ZERO);
+        assert!(budget.could_grant(mib(10), mib(640)) && !budget.could_grant(mib(11), mib(640)));
         drop(all);
         budget.grant(mib(30)).unwrap();
         assert_eq!(budget.taken().1, mib(20));
@@ -268,6 +292,7 @@ mod tests {
         assert_eq!(budget.grant(mib(60)), Ok(()));
         assert_eq!(budget.grant(mib(61)).unwrap_err().missing, mib(1));
         assert!(budget.enter(mib(61)).is_none());
+        assert!(budget.could_grant(mib(60), mib(100)) && !budget.could_grant(mib(61), Bytes::ZERO));
         assert_eq!(budget.shrink(|| panic!("nothing is granted")), Bytes::ZERO);
         assert!(budget.enter(mib(60)).is_some());
         assert_eq!(budget.taken(), (Bytes::ZERO, Bytes::ZERO));

@@ -87,6 +87,8 @@ struct State {
     copies: usize,
     /// The block, until the buffer has it.
     block: Option<Held>,
+    /// What the engine's memory counts as, likewise.
+    counted: Option<Counted>,
 }
 
 /// What is to be done after the lock is given up.
@@ -115,7 +117,7 @@ pub enum Writing {
 
 impl Slot {
     fn new(index: usize, size: usize, place: Place, block: Option<Held>) -> Self {
-        let state = State { stage: Stage::Open, receiver: Receiver::Nobody, copies: 0, block };
+        let state = State { stage: Stage::Open, receiver: Receiver::Nobody, copies: 0, block, counted: None };
         Self { index, size, place, state: Mutex::new(state) }
     }
 
@@ -131,9 +133,16 @@ impl Slot {
         Self::new(index, size, Place::Arena { shape, device, memory, address: block.address() }, Some(block))
     }
 
-    /// An array of the engine's: the only one of `manager`, `size` bytes, destroyed with [`Slot::destroy`].
-    pub fn in_engine(index: usize, size: usize, manager: Raw<sys::PJRT_AsyncHostToDeviceTransferManager>) -> Self {
-        Self::new(index, size, Place::Engine(manager), None)
+    /// An array of the engine's: the only one of `manager`, `size` bytes, which are `counted`. Destroyed with [`Slot::destroy`].
+    pub fn in_engine(
+        index: usize,
+        size: usize,
+        manager: Raw<sys::PJRT_AsyncHostToDeviceTransferManager>,
+        counted: Counted,
+    ) -> Self {
+        let mut slot = Self::new(index, size, Place::Engine(manager), None);
+        slot.state.get_mut().counted = Some(counted);
+        slot
     }
 
     /// The array's shape, if it lies in an arena.
@@ -226,7 +235,10 @@ impl Slot {
                         ..Default::default()
                     })?;
                     state.receiver = Receiver::Served;
-                    Buffer::adopt(client, args.buffer_out)?
+                    match state.counted.take() {
+                        Some(counted) => Buffer::adopt_counted(client, args.buffer_out, counted)?,
+                        None => Buffer::adopt(client, args.buffer_out)?,
+                    }
                 };
                 return Ok(buffer);
             }

@@ -1,0 +1,209 @@
+//! pjrt-arena on the fake engine: the order of its own copies, and what the engine makes in `pinned_host`.
+
+use std::{thread, time::Instant};
+
+use plugin_tests::{
+    Buffer, Client, Code, ElementType, Failure, HostArray, Memory, Program, Semantics, Transfer, alias, event::HANG,
+    plugin,
+};
+
+use crate::common::{DIMS, client, library, ramp};
+
+const SLOW: (&str, &str) = ("FAKE_CUDA_LATENCY_US", "2000");
+const MIB: i64 = 1 << 20;
+/// Room for two arrays of [`THREE`] and one of [`ONE`].
+const LIMIT: (&str, &str) = ("PJRT_ARENA_PINNED_LIMIT", "7MiB");
+const THREE: [i64; 1] = [3 * MIB];
+const ONE: [i64; 1] = [MIB];
+const DATA_LOSS: Code = Code(15);
+
+/// Runs the rest of the test in a process of its own with the arena on the fake engine, with these variables, and asserts that
+/// nothing in it raced.
+macro_rules! on_the_arena {
+    ([$($variable:expr),* $(,)?], $body:expr) => {{
+        let [arena, engine, driver] =
+            ["libpjrt_arena.so", "libfake_cuda_engine.so", "libfake_cuda.so"].map(library);
+        crate::on_fake_gpu!([
+            ("PJRT_ARENA_TEST_LIBRARY", &arena),
+            ("PJRT_ARENA_ENGINE", &engine),
+            ("PJRT_ARENA_CUDA_DRIVER", &driver),
+            ("PJRT_ARENA_HEADROOM", "0"),
+            $($variable),*
+        ], $body)
+    }};
+}
+
+/// The GPU's own memory and its `pinned_host`.
+fn memories(client: &Client) -> [Memory; 2] {
+    ["device", "pinned_host"].map(|kind| {
+        let memories = client.device().memories();
+        memories.into_iter().find(|memory| memory.kind() == kind).unwrap_or_else(|| panic!("no memory {kind}"))
+    })
+}
+
+fn put(client: &Client, memory: Memory, values: &[f32]) -> Buffer {
+    let array = HostArray::of(values, &[values.len() as i64]).in_memory(memory);
+    client.from_host(&array, Semantics::OnlyDuringCall).unwrap().0
+}
+
+/// What the arena tells of the first device's `pinned_host`.
+fn told(name: &str) -> i64 {
+    let counters = plugin().json("pjrt_arena_counters");
+    counters["devices"][0]["pinned_host"][name].as_i64().unwrap_or_else(|| panic!("{name} in {counters}"))
+}
+
+fn engine_mib() -> i64 {
+    told("engine_bytes") / MIB
+}
+
+/// Waits until the engine has no more than so many MiB there: what was read lands a little later.
+fn comes_down_to(client: &Client, mib: i64) {
+    let start = Instant::now();
+    while engine_mib() != mib {
+        assert!(start.elapsed() < HANG / 4, "{} MiB, not {mib}", engine_mib());
+        client.stats().unwrap();
+        thread::yield_now();
+    }
+}
+
+/// Copies an array again and again and lets a program write where it lies at once.
+fn copy_and_overwrite(from: usize, to: usize) {
+    let client = client();
+    let memories = memories(&client);
+    let donate = client.compile(&Program::donate()).unwrap();
+    let mut x = put(&client, memories[from], &ramp(0.0));
+    for round in 0..4 {
+        let copy = x.copy_to_memory(memories[to]).unwrap();
+        let y = donate.run1(&[&x]).unwrap();
+        assert!(x.is_deleted());
+        assert_eq!(copy.read::<f32>().unwrap(), ramp(round as f32), "round {round}");
+        // What a program still writes would be the engine's to copy.
+        y.ready().wait().unwrap();
+        x = y;
+    }
+    assert_eq!(x.read::<f32>().unwrap(), ramp(4.0));
+    assert_eq!(plugin().json("pjrt_arena_counters")["devices"][0]["engine_bytes"], 0, "the copies are ours");
+    assert_eq!(told("engine_bytes"), 0, "the copies are ours");
+}
+
+#[test]
+fn a_program_overwrites_an_array_on_the_gpu_after_a_copy_of_it_is_made_there() {
+    on_the_arena!([SLOW], || copy_and_overwrite(0, 0));
+}
+
+#[test]
+fn a_program_overwrites_an_array_on_the_gpu_after_a_copy_of_it_is_made_in_pinned_host() {
+    on_the_arena!([SLOW], || copy_and_overwrite(0, 1));
+}
+
+#[test]
+fn a_program_overwrites_an_array_in_pinned_host_after_a_copy_of_it_is_made_on_the_gpu() {
+    on_the_arena!([SLOW, ("FAKE_ENGINE_PINNED_RESULTS", "donate:0")], || copy_and_overwrite(1, 0));
+}
+
+/// Which CUDA has made when it returns.
+#[test]
+fn a_program_overwrites_an_array_in_pinned_host_after_a_copy_of_it_is_made_there() {
+    on_the_arena!([SLOW, ("FAKE_ENGINE_PINNED_RESULTS", "donate:0")], || copy_and_overwrite(1, 1));
+}
+
+#[test]
+fn a_program_overwrites_an_array_after_a_copy_of_it_is_made_on_another_gpu_and_nobody_waits() {
+    on_the_arena!([SLOW, ("FAKE_CUDA_GPUS", "2")], || {
+        let client = client();
+        let devices = client.addressable_devices();
+        let donate = client.compile(&Program::donate()).unwrap();
+        let mut x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let mut waited = 0;
+        for round in 0..4 {
+            let copy = x.copy_to_device(devices[1]).unwrap();
+            waited += u32::from(copy.ready().is_ready());
+            let y = donate.run1(&[&x]).unwrap();
+            assert_eq!(copy.read::<f32>().unwrap(), ramp(round as f32), "round {round}");
+            y.ready().wait().unwrap();
+            x = y;
+        }
+        assert!(waited < 4, "every call has waited for its copy");
+        let counters = plugin().json("pjrt_arena_counters");
+        assert_eq!(counters["devices"][1]["engine_bytes"], 0, "the copies are ours");
+    });
+}
+
+/// The refusal of an array of so many MiB that the engine was to make, `engine` MiB of whose arrays are there already.
+fn is_full(failure: Failure, mib: i64, engine: i64) {
+    let wanted =
+        format!("trying to allocate {mib}.00MiB ({} bytes) on cuda:0 pinned_host [the engine's own]", mib * MIB);
+    let there = format!("{engine}.00MiB of them in the engine's memory");
+    failure.expect(Code::RESOURCE_EXHAUSTED, &[&wanted, "the limit of 7.00MiB", &there, "PJRT_ARENA_PINNED_LIMIT"]);
+}
+
+#[test]
+fn asynchronous_transfers_to_pinned_host_keep_to_its_limit() {
+    on_the_arena!([SLOW, LIMIT], || {
+        let client = client();
+        let [_, pinned] = memories(&client);
+        let transfer = |shapes: &[&[i64]]| Transfer::create_in(&client, pinned, ElementType::U8, shapes, &[]);
+        let both = transfer(&[&THREE, &THREE]).unwrap();
+        assert_eq!(engine_mib(), 6, "from the beginning, as their memory is there");
+        // The first of them fits.
+        is_full(transfer(&[&ONE, &THREE]).map(drop).unwrap_err(), 3, 7);
+        assert_eq!(engine_mib(), 6);
+        let buffer = both.retrieve(0).unwrap();
+        assert_eq!(engine_mib(), 6);
+        let bytes = vec![7; THREE[0] as usize];
+        both.send(0, 0, &bytes, true).unwrap().wait().unwrap();
+        assert_eq!(buffer.read::<u8>().unwrap(), bytes);
+        // What nobody came for goes with the manager.
+        drop(both);
+        comes_down_to(&client, 3);
+        let other = transfer(&[&THREE]).unwrap();
+        is_full(transfer(&[&THREE]).map(drop).unwrap_err(), 3, 6);
+        let lost = other.retrieve(0).unwrap();
+        other.fail(0, DATA_LOSS, "no bytes").unwrap();
+        lost.read::<u8>().unwrap_err().expect(DATA_LOSS, &["no bytes"]);
+        drop((other, lost, buffer));
+        comes_down_to(&client, 0);
+        let all = transfer(&[&THREE, &THREE, &ONE]).unwrap();
+        assert_eq!(engine_mib(), 7);
+        drop(all);
+        // The arena has all of it again.
+        let arrays: Vec<Buffer> = (0..6).map(|_| put(&client, pinned, &vec![1.0; (MIB / 4) as usize])).collect();
+        assert_eq!((told("in_use_bytes"), engine_mib()), (6 * MIB, 0));
+        drop(arrays);
+    });
+}
+
+#[test]
+fn aliases_and_unwritten_arrays_in_pinned_host_keep_to_its_limit() {
+    on_the_arena!([LIMIT], || {
+        let client = client();
+        let [_, pinned] = memories(&client);
+        let alias = |dims: &[i64]| alias::create_in(&client, pinned, ElementType::U8, dims);
+        let (first, promise) = alias(&THREE).unwrap();
+        let (second, broken) = alias(&THREE).unwrap();
+        is_full(alias(&THREE).map(drop).unwrap_err(), 3, 6);
+        let packed = |elements: i64| Buffer::uninitialized_in(&client, pinned, ElementType::S4, &[elements]);
+        // Two elements lie in a byte, which is known only once they are there.
+        is_full(packed(2 * MIB).map(drop).unwrap_err(), 2, 6);
+        let nibbles = packed(MIB).unwrap();
+        assert_eq!(told("engine_bytes"), 6 * MIB + MIB / 2);
+        drop(alias(&[MIB / 2]).unwrap());
+        drop(nibbles);
+        broken.keep(Err(&Failure { code: Code::INTERNAL, message: "never arrived".into() })).unwrap();
+        drop(second);
+        comes_down_to(&client, 3);
+        // An array of the engine's goes on in the alias, and counts there.
+        let transfer = Transfer::create_in(&client, pinned, ElementType::U8, &[&THREE], &[]).unwrap();
+        let source = transfer.retrieve(0).unwrap();
+        let bytes = vec![9; THREE[0] as usize];
+        transfer.send(0, 0, &bytes, true).unwrap().wait().unwrap();
+        drop(transfer);
+        assert_eq!(engine_mib(), 6);
+        promise.keep(Ok(&source)).unwrap();
+        assert_eq!(first.read::<u8>().unwrap(), bytes);
+        comes_down_to(&client, 3);
+        drop((first, source));
+        comes_down_to(&client, 0);
+        assert!(alias(&[7 * MIB]).is_ok());
+    });
+}

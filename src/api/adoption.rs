@@ -1,0 +1,141 @@
+//! Buffers that the engine made, wrapped: what they are and where, and what their memory counts as.
+//!
+//! ```text
+//!  the engine's memory     counted in `engine_bytes`, and where it has a limit (`pinned_host.rs`) as part of that; room was admitted
+//!                          before the engine was asked, but for results that nobody could foresee
+//!  an outsider's memory    counted in `foreign_bytes`
+//! ```
+
+use std::{ptr, sync::Arc};
+
+use super::{
+    buffer::{Buffer, Place},
+    entry::Outcome,
+    shape::Shape,
+    state::Client,
+    storage::{Access, Counted, Storage},
+};
+use crate::{
+    engine::{EngineError, Raw, views},
+    memory::budget::Charge,
+    sys,
+    units::Bytes,
+};
+
+impl Buffer {
+    /// Wraps a buffer that the engine made in memory of its own.
+    ///
+    /// # Errors
+    /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
+    ///
+    /// # Safety
+    /// `handle` must be a live buffer of the client's engine that nobody else destroys.
+    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::adopt_admitted(client, handle, None) }
+    }
+
+    /// As [`Buffer::adopt`], of a buffer that room was `admitted` for before it was made, where its memory has a limit.
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_admitted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        admitted: Option<Charge>,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
+        let charge = match admitted {
+            Some(mut charge) => {
+                charge.shrink_to(Bytes::new(shape.size as u64));
+                Some(charge)
+            }
+            None => client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size)),
+        };
+        let storage = Storage::Engine(Counted::charged(client.engine_bytes(device.0, memory.0), shape.size, charge));
+        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
+    }
+
+    /// As [`Buffer::adopt`], of a buffer whose memory is `counted` already.
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_counted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        counted: Counted,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
+        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted)))
+    }
+
+    /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
+    /// is where the array lies, if that is known: see [`super::storage::Foreign`].
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`]; this process must be able to read the array at `dense_at`.
+    pub unsafe fn adopt_foreign(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        access: Access,
+        dense_at: Option<usize>,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, place) = unsafe { describe(client, handle)? };
+        Ok(Self::foreign(Arc::clone(client), place, shape, handle, access, dense_at))
+    }
+}
+
+/// What a buffer of the engine is and where.
+///
+/// # Errors
+/// The engine's; the handle is destroyed then.
+///
+/// # Safety
+/// `handle` must be alive, and nobody else may destroy it.
+unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+    let engine = client.engine;
+    let look = || {
+        // SAFETY: the handle is alive; what the getters point to lives as long as it does.
+        unsafe {
+            let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
+            let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
+            let size =
+                engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
+            let dims = super::entry::slice(dims.dims, dims.num_dims);
+            let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
+            Ok((shape, place(client, handle)?))
+        }
+    };
+    look().inspect_err(|_: &EngineError| {
+        // SAFETY: the handle is ours and unused.
+        unsafe { views::destroy(engine, handle) }
+    })
+}
+
+/// The device and the memory of a buffer of the engine.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+unsafe fn place(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
+        let memory = client.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
+        Ok((Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |m| m.memory))))
+    }
+}
