@@ -256,7 +256,7 @@ impl Driver {
         if let Some((.., driver)) = loaded.iter().find(|(whose, path, _)| *whose == vendor && path == library) {
             return Ok(driver);
         }
-        let (name, opened) = open(vendor, library)?;
+        let (name, opened) = open(vendor, &vendor.files(library))?;
         let find = |symbol: &str| {
             let symbol = CString::new(symbol).ok()?;
             // SAFETY: only the symbol's address is taken, which stays good: the library is never closed once all were found.
@@ -353,10 +353,9 @@ impl Driver {
 
 /// Opens the library of a driver: where it may have several names, one that the process has already, or else the first that there
 /// is. Gives the name that it has.
-fn open(vendor: Vendor, library: &OsStr) -> Result<(String, libloading::Library), Unavailable> {
-    let files = vendor.files(library);
+pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloading::Library), Unavailable> {
     if files.len() > 1 {
-        for file in &files {
+        for file in files {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
             // SAFETY: only a library whose initialisers have run is opened.
             if let Ok(opened) = unsafe { libloading::os::unix::Library::open(Some(file), flags) } {
@@ -368,7 +367,7 @@ fn open(vendor: Vendor, library: &OsStr) -> Result<(String, libloading::Library)
     for file in files {
         let name = file.to_string_lossy().into_owned();
         // SAFETY: loading a library runs its initialisers; the driver is made for that.
-        match unsafe { libloading::Library::new(&file) } {
+        match unsafe { libloading::Library::new(file) } {
             Ok(opened) => return Ok((name, opened)),
             Err(error) => {
                 let why = error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);

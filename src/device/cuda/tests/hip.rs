@@ -1,6 +1,6 @@
 //! The same device through HIP's functions: what they are called, which numbers they take, and what they leave behind on a thread.
 
-use std::thread;
+use std::{ffi::OsString, fs, path::Path, process::Command, thread};
 
 use fake_cuda::control;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     device::{
         ScratchPool,
-        cuda::{EnginePool, FixedShare, PinnedBacking, probe::probe_driver},
+        cuda::{EnginePool, FixedShare, PinnedBacking, driver, probe::probe_driver},
     },
     error::Code,
 };
@@ -191,6 +191,48 @@ fn scratch_is_a_fixed_share_as_there_is_no_pool() {
     assert!(EnginePool::of(&rig.gpu).expect("an answer").is_none());
     let share = FixedShare::new(&rig.gpu, Bytes::mib(512));
     assert_eq!((share.reserved(), share.free_on_device()), (Ok(Bytes::mib(512)), Ok(Bytes::gib(1))));
+}
+
+/// A library without functions, by its path, that calls itself `name`.
+fn library(folder: &Path, file: &str, name: &str) -> OsString {
+    let path = folder.join(file);
+    let status = Command::new("gcc")
+        .args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"])
+        .arg(&path)
+        .arg(format!("-Wl,-soname,{name}"))
+        .status()
+        .expect("gcc runs");
+    assert!(status.success());
+    path.into()
+}
+
+#[test]
+fn the_version_that_the_engine_has_loaded_comes_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Names of no other test's: what a process has loaded, all tests of it see.
+    let (newer, older) = ("libarena-test-gpu.so.7", "libarena-test-gpu.so.6");
+    let newer_path = library(folder.path(), "newer.so", newer);
+    let older_path = library(folder.path(), "older.so", older);
+    let open = |files: &[&OsString]| {
+        let files: Vec<_> = files.iter().map(|file| (*file).clone()).collect();
+        driver::open(Vendor::Amd, &files).map(|(name, _)| name)
+    };
+    let by_path = |path: &OsString| path.to_string_lossy().into_owned();
+    assert_eq!(open(&[&newer_path, &older_path]), Ok(by_path(&newer_path)), "the first that there is");
+    let files = [&newer_path, &OsString::from(older)];
+    assert_eq!(open(&files), Ok(by_path(&newer_path)));
+    // SAFETY: a library without functions.
+    let engines = unsafe { libloading::Library::new(&older_path) }.expect("a library");
+    assert_eq!(open(&files), Ok(older.to_owned()), "the one that is there already");
+    drop(engines);
+    // Of several that are not there the last is named, which is the name that users know; one that is damaged comes before it.
+    let missing = [&OsString::from(newer), &OsString::from(older)];
+    let why = open(&missing).expect_err("no such libraries").to_string();
+    assert_eq!(why, format!("no AMD driver ({older} not found)"));
+    let damaged = folder.path().join("damaged.so");
+    fs::write(&damaged, "no library").expect("writing");
+    let why = open(&[&damaged.clone().into(), missing[0]]).expect_err("no library").to_string();
+    assert!(why.starts_with(&format!("no AMD driver: {} cannot be loaded: ", damaged.display())), "{why}");
 }
 
 #[test]
