@@ -26,7 +26,7 @@ import ctypes, os
 driver = ctypes.CDLL(os.environ["PJRT_ARENA_HIP_DRIVER"])
 driver.fake_cuda_counts.restype = ctypes.c_uint64
 
-def count(name):
+def calls_of(name):
     return driver.fake_cuda_counts(name.encode())
 """
 
@@ -49,9 +49,8 @@ def test_arrays_lie_in_the_arena(machine, strategy, era):
         COUNTS
         + """
 from jax_plugins import arena
-client = gpu.client
-assert client.platform == "rocm" or client.platform == "gpu", client.platform
-assert client.platform_version.splitlines()[0].startswith("rocm"), client.platform_version
+assert "rocm 7" in gpu.client.platform_version, gpu.client.platform_version
+assert jax.devices("rocm") == jax.devices("gpu") == [gpu]
 host = np.random.default_rng(0).random((300, 400), np.float32)
 x = jax.device_put(host)
 y = jax.jit(lambda x: jnp.tanh(x @ x.T).sum(axis=0))(x)
@@ -69,21 +68,23 @@ assert float(copied[7]) == sum(range(30)) and float(state[7]) == sum(range(30)) 
 held = stats()
 counters = arena.counters()
 (device,) = counters["devices"]
-calls = {name: count(name) for name in ("hipMalloc", "hipSetDevice", "hipMemcpyHtoDAsync", "cuMemCreate", "cuMemcpyHtoDAsync_v2")}
+calls = {name: calls_of(name) for name in ("hipMalloc", "hipSetDevice", "hipMemcpyHtoDAsync", "cuMemCreate", "cuMemcpyHtoDAsync_v2")}
 arrays = sum(array.nbytes for array in (x, y, state, loss, copied, old) if not array.is_deleted())
 del x, y, state, loss, copied, old
 after = stats()
-print(json.dumps([held, after, arrays, counters["results"]["placed"], device["engine_bytes"], calls]))
+print(json.dumps([held, after, arrays, counters["results"], device["name"], device["engine_bytes"], calls]))
 """,
         machine,
         PJRT_ARENA_STRATEGY=strategy,
         era=era,
     )
-    held, after, arrays, placed, engine_bytes, calls = answer
+    held, after, arrays, results, name, engine_bytes, calls = answer
     # One limit: arrays' 192 MiB and programs' 64, which no array gets.
     assert held["bytes_limit"] == 256 << 20 and (64 << 20) - (1 << 16) <= held["bytes_reserved"] <= 64 << 20
     assert arrays <= held["bytes_in_use"] < arrays + (1 << 20) and after["bytes_in_use"] < 4096
-    assert placed >= 60 and engine_bytes == 0, (placed, engine_bytes)
+    assert (name, engine_bytes) == ("rocm:0", 0)
+    # Each step's loss has a destination, and its state goes where it was.
+    assert results["placed"] >= 32 and results["donated"] >= 31 and not results["missed"], results
     assert calls["hipMalloc"] > 0 and calls["hipMemcpyHtoDAsync"] > 0
     assert calls["cuMemCreate"] == calls["cuMemcpyHtoDAsync_v2"] == 0, calls
     if strategy == "preallocate":
@@ -136,17 +137,18 @@ def test_compaction_makes_room(machine):
         PJRT_ARENA_STRATEGY="preallocate",
     )
     assert "enough is free, but not in one piece" in error and intact, error
-    intact, moved, mapped = told(
+    intact, moved, copies = told(
         COUNTS
         + FRAGMENT.replace('stats()["bytes_limit"]', "(192 * MIB)")
         + "x = large()\nassert float(x[-1]) == 1.0 and float(x.sum()) == x.size\n"
         + INTACT
-        + "moved = memory.summary().devices[0].moved\n"
-        + 'print(json.dumps([intact, str(moved), count("hipMemcpyDtoDAsync")]))',
+        + "from jax_plugins import arena\n"
+        + 'moved = arena.counters()["devices"][0]["moved_bytes"]\n'
+        + 'print(json.dumps([intact, moved, calls_of("hipMemcpyDtoDAsync")]))',
         machine,
         PJRT_ARENA_STRATEGY="tpu",
     )
-    assert intact and mapped > 0 and not moved.startswith("0"), (moved, mapped)
+    assert intact and moved >= 8 << 20 and copies > 0, (moved, copies)
 
 
 @pytest.mark.parametrize("peer", ["1", "0"])
@@ -162,7 +164,7 @@ mesh = Mesh(np.array(gpus), ("i",))
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), NamedSharding(mesh, P("i")))
 total = jax.jit(lambda x: (x * 2).sum())(x)
 assert float(total) == 2 * 2016
-print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], count("hipMemcpyAsync") + count("hipMemcpyPeerAsync")]))
+print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], calls_of("hipMemcpyAsync") + calls_of("hipMemcpyPeerAsync")]))
 """,
         machine,
         gpus=2,
@@ -180,7 +182,7 @@ there = jax.device_put(np.arange(1 << 16, dtype=np.float32), pinned)
 back = jax.device_put(there, SingleDeviceSharding(gpu, memory_kind="device"))
 from jax_plugins import arena
 (device,) = arena.counters()["devices"]
-print(json.dumps([there.sharding.memory_kind, float(back[77]), device["pinned_host"]["bytes_in_use"]]))
+print(json.dumps([there.sharding.memory_kind, float(back[77]), device["pinned_host"]["in_use_bytes"]]))
 """,
         machine,
     )
