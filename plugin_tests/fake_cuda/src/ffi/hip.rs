@@ -14,7 +14,8 @@ use std::{
 use super::{In, Out};
 use crate::{
     copy::{self, Copy, Side},
-    device, event, memory,
+    device, event,
+    memory::{self, Home, User},
     state::{self, Driver, framed},
     status::{self, Answer, Status, misuse},
     stream,
@@ -187,8 +188,14 @@ functions! {
         copy::copy(driver, Copy { what: "hipMemcpyAsync", to, from, bytes, waits: false }, stream)
     };
     call hipMemcpyPeerAsync(to: u64, device: c_int, from: u64, other: c_int, bytes: usize, stream: usize) |driver| {
-        driver.gpu(device)?;
-        driver.gpu(other)?;
+        for (named, address) in [(driver.gpu(device)?, to), (driver.gpu(other)?, from)] {
+            let place = driver.place(User::Anyone, address, bytes as u64, false);
+            let home = place.map_err(|why| misuse(status::INVALID_VALUE, why))?.home;
+            if home != Home::Gpu(named) {
+                let why = format!("{address:#x} is said to be on GPU {named}, and is {home:?}");
+                return Err(misuse(status::INVALID_VALUE, why));
+            }
+        }
         let (to, from) = ((Side::Device, to), (Side::Device, from));
         copy::copy(driver, Copy { what: "hipMemcpyPeerAsync", to, from, bytes, waits: false }, stream)
     };
