@@ -16,8 +16,8 @@
 //! - XLA's own memory there is `hipMalloc`'s (`rocm_executor.cc`), so kernels, copies and collectives find what they know.
 //! - What chunks are for, to lend memory to programs' scratch while arrays do not need it, cannot happen with a fixed share.
 //! - ROCm's releases differ in what they do with it. Up to 6.1 a copy over the end of one mapped piece is refused
-//!   (`hip_memory.cpp`, `ihipMemcpy_validate`); in 7.1 and 7.2 `hipMemSetAccess` refuses ranges that are right (ROCm/rocm-systems
-//!   issue 2516, pull request 6977); a later `hipMemCreate` takes the memory of the thread's device, whatever the properties say.
+//!   (`hip_memory.cpp`, `ihipMemcpy_validate`); in 7.2 `hipMemSetAccess` refuses ranges that are right (ROCm/rocm-systems, pull
+//!   request 6977); a later `hipMemCreate` takes the memory of the thread's device, whatever the properties say.
 //!
 //! All of that is from sources and headers (ROCm 6.1 to 7, `hip_runtime_api.h`, `clr/hipamd`); it has not run on hardware.
 
@@ -26,9 +26,24 @@ use std::{
     fmt,
 };
 
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, CUdevice_attribute, CUevent_flags, CUresult, CUstream_flags};
 
 use super::probe::Version;
+
+/// What is passed to either driver, or told apart, under CUDA's name: on the right are HIP's numbers (`hipStreamNonBlocking`,
+/// `hipEventDisableTiming`, `hipHostMallocPortable`; `hipSuccess`, `hipErrorInvalidValue`, `OutOfMemory`, `Deinitialized`,
+/// `InvalidDevice`, `NotSupported`).
+const _: () = {
+    assert!(CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 1);
+    assert!(CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 == 2);
+    assert!(CU_MEMHOSTALLOC_PORTABLE == 1);
+    assert!(CUresult::CUDA_SUCCESS as u32 == 0);
+    assert!(CUresult::CUDA_ERROR_INVALID_VALUE as u32 == 1);
+    assert!(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 == 2);
+    assert!(CUresult::CUDA_ERROR_DEINITIALIZED as u32 == 4);
+    assert!(CUresult::CUDA_ERROR_INVALID_DEVICE as u32 == 101);
+    assert!(CUresult::CUDA_ERROR_NOT_SUPPORTED as u32 == 801);
+};
 
 /// `hipMemcpyDefault`: the driver tells by the addresses whose memory it is.
 pub(super) const COPY_BY_ADDRESS: c_uint = 4;
