@@ -1,8 +1,9 @@
-"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this project.
+"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this project; or
+XLA's ROCm plugin and AMD's driver, by the same two.
 
     libpjrt_arena.so ---> libfake_cuda_engine.so ---> xla_cpu_pjrt.so      computes, on what it takes for device memory
              |                      |
-             `--> libfake_cuda.so <-'      NVIDIA's driver: memory of the host, a thread for each stream, a detector of races
+             `--> libfake_cuda.so <-'      the driver: memory of the host, a thread for each stream, a detector of races
 
 Everything from JAX down to the driver's functions is real, but the speed, what kernels do, and what a GPU's hardware adds. Any
 operation can be given a latency, so that what is not ordered really happens in the wrong order; the detector finds it all the
@@ -45,6 +46,19 @@ def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str
         "PJRT_ARENA_CUDA_DRIVER": str(FOLDER / "libfake_cuda.so"),
         "PJRT_ARENA_ENGINE": str(FOLDER / "libfake_cuda_engine.so"),
         "PJRT_ARENA_HEADROOM": "0",
+    }
+
+
+def rocm(folder: Path) -> dict[str, str]:
+    """What makes the machine one of AMD's: the engine says so, under a name that does, and there is no driver but HIP's."""
+    engine = folder / "xla_rocm_plugin.so"
+    if not engine.exists():
+        engine.symlink_to(FOLDER / "libfake_cuda_engine.so")
+    return {
+        "FAKE_ENGINE_PLATFORM": "rocm",
+        "PJRT_ARENA_CUDA_DRIVER": "/no/such/libcuda.so",
+        "PJRT_ARENA_ENGINE": str(engine),
+        "PJRT_ARENA_HIP_DRIVER": str(FOLDER / "libfake_cuda.so"),
     }
 
 

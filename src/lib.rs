@@ -9,7 +9,7 @@
 //!    engine/   the inner plugin: libloading, version-checked function table
 //!    report/   what an arena looks like: text for people, snapshots in files
 //!    memory/   device-independent and safe: strategies, free-space index, block table, history, statistics
-//!    device/   where bytes live: host (mmap), cuda (the NVIDIA driver), fake (tests, faults)
+//!    device/   where bytes live: host (mmap), cuda (NVIDIA's driver, and AMD's), fake (tests, faults)
 //!         |  PJRT C API (views of our memory)
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```

@@ -188,7 +188,7 @@ impl Client {
                         Code::ResourceExhausted,
                         format!(
                             "Out of memory for the scratch of programs: it has {share}, of which the engine's own arrays hold {held}; \
-                             gpu_scratch={} divides the limit, as the driver of this GPU has no memory pools",
+                             gpu_scratch={} divides the limit, as the engine has no memory pools on this GPU",
                             self.settings.gpu_scratch
                         ),
                     ));

@@ -8,7 +8,7 @@ use super::{
     idle, plugin, state,
 };
 use crate::{
-    config::{EngineKind, Environment, OptionValue, Scratch, Settings},
+    config::{Environment, OptionValue, Scratch, Settings},
     engine::{Raw, scratch},
     error::{Error, Result},
     logging, sys,
@@ -115,7 +115,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
         }
         scratch::open(settings.scratch.value == Scratch::Warm);
         // Settle what can be wrong on our side before the engine starts its threads.
-        let share = devices::check(&settings, plugin::kind() == Some(EngineKind::Cuda))?;
+        let share = devices::check(&settings, plugin::kind())?;
         let for_engine = settings.engine_options(plugin::kind(), share)?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");

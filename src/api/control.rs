@@ -27,8 +27,11 @@ use super::{
     state::{self, Visit},
 };
 use crate::{
-    config::{self, ENGINE, EngineKind, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
-    device::{cuda, host},
+    config::{self, ENGINE, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
+    device::{
+        cuda::{self, Vendor},
+        host,
+    },
     engine::scratch,
 };
 
@@ -82,7 +85,7 @@ fn check() -> crate::error::Result<()> {
 }
 
 /// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,
-/// but starts the NVIDIA driver where there is one: a process that forks afterwards cannot use CUDA in the child.
+/// but starts the GPUs' driver where there is one: a process that forks afterwards cannot use GPUs in the child.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -96,7 +99,7 @@ pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize)
 fn doctor() -> String {
     let environment = Environment::of_process();
     let mut findings = Vec::new();
-    let mut library = config::CudaDriver::default();
+    let (mut vendor, mut library) = (Vendor::Nvidia, config::CudaDriver::default().to_string());
     // What the table cannot tell, because a setting is invalid, its own row says.
     if let Ok(settings) = Settings::read(&environment, &[]) {
         let limit = host::capacity().and_then(|capacity| {
@@ -105,16 +108,20 @@ fn doctor() -> String {
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
         let choice = plugin::choose(&settings.engine, &environment);
-        let is_cuda = choice.as_ref().is_ok_and(|choice| choice.kind == Some(EngineKind::Cuda));
+        let gpus = choice.as_ref().ok().and_then(|choice| devices::vendor_of(choice.kind));
         let engine = choice.map(|choice| format!("{} ({})", choice.path.display(), choice.why));
         findings.push(Finding { row: &ENGINE, what: Found::Led(engine) });
-        library = settings.cuda_driver.value.clone();
-        if is_cuda && let Some(what) = devices::scratch_of_gpus(&settings).transpose() {
+        // Without an engine for GPUs those are shown that most engines are for.
+        vendor = gpus.unwrap_or(Vendor::Nvidia);
+        library = devices::library_of(&settings, vendor).to_owned();
+        if gpus.is_some()
+            && let Some(what) = devices::scratch_of_gpus(&settings, vendor).transpose()
+        {
             findings.push(Finding { row: &GPU_SCRATCH, what: Found::Led(what) });
         }
     }
     findings.push(Finding { row: &HUGE_PAGES, what: Found::Offer(host::huge_pages().to_string()) });
-    let gpus = cuda::probe_library(library.as_str()).map_or_else(|why| why.to_string(), |driver| driver.to_string());
+    let gpus = cuda::probe_library(vendor, library).map_or_else(|why| why.to_string(), |driver| driver.to_string());
     findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
     config::doctor(&environment, &[], &findings)
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!  platform cpu    the machine's memory, shared by all devices      device/host
 //!  platform cuda   each GPU's own, by NVIDIA's driver               device/cuda
-//!                  the host's, pinned for each GPU                  device/cuda, pinned_host.rs
+//!  platform rocm   each GPU's own, by AMD's                         device/cuda
+//!    both          the host's, pinned for each GPU                  device/cuda, pinned_host.rs
 //!  any other       stays with the engine: no arena
 //! ```
 
@@ -22,10 +23,10 @@ use super::{
     state::{Client, Device},
 };
 use crate::{
-    config::{Compact, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
+    config::{Compact, EngineKind, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
     device::{
         Carrier, ScratchPool,
-        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer, PinnedBacking},
+        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer, PinnedBacking, Vendor},
         host,
     },
     engine::{
@@ -38,24 +39,42 @@ use crate::{
     units::Bytes,
 };
 
+/// Whose GPUs an engine of this kind computes on.
+pub fn vendor_of(kind: Option<EngineKind>) -> Option<Vendor> {
+    match kind? {
+        EngineKind::Cpu => None,
+        EngineKind::Cuda => Some(Vendor::Nvidia),
+        EngineKind::Rocm => Some(Vendor::Amd),
+    }
+}
+
+/// The file that the settings name for a vendor's driver.
+pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
+    match vendor {
+        Vendor::Nvidia => settings.cuda_driver.value.as_str(),
+        Vendor::Amd => settings.hip_driver.value.as_str(),
+    }
+}
+
 /// What the settings are held against before the engine starts its threads: the memory that a device can have at most. Returns
 /// the share of each GPU's memory that the engine has to keep for itself, where it cannot have a pool.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a limit that no device or machine can have, or a share of it that leaves nothing.
-pub fn check(settings: &Settings, platform_is_cuda: bool) -> Result<Option<f32>> {
-    if !platform_is_cuda {
+pub fn check(settings: &Settings, kind: Option<EngineKind>) -> Result<Option<f32>> {
+    let Some(vendor) = vendor_of(kind) else {
         settings.limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
         return Ok(None);
-    }
+    };
     // Without an answer the engine says why there is no GPU.
-    let Ok(offer) = cuda::probe_library(settings.cuda_driver.value.as_str()) else { return Ok(None) };
+    let Ok(offer) = cuda::probe_library(vendor, library_of(settings, vendor)) else { return Ok(None) };
     let Some(most) = offer.gpus.iter().map(|gpu| gpu.memory).max() else { return Ok(None) };
     settings.limit.resolve(most.get(), NonZeroU32::MIN)?;
     settings.pinned_limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
     let share = engine_share(settings, &offer)?;
-    if let Some(scratch) = scratch_of_gpus(settings)? {
-        log::warn!("{scratch}");
+    if let Some(scratch) = scratch_of_gpus(settings, vendor)? {
+        // With AMD's GPUs it is always so, and nothing that a user could change.
+        log::log!(if vendor == Vendor::Amd { log::Level::Info } else { log::Level::Warn }, "{scratch}");
     }
     Ok(share)
 }
@@ -94,12 +113,12 @@ fn taken(total: Bytes, share: f32) -> (Bytes, Bytes) {
     (bytes.checked_round_up(GpuScratch::UNIT).unwrap_or(bytes), bytes.round_down(Bytes::new(256)))
 }
 
-/// A sentence that says what programs' scratch has for good, where a GPU has no memory pools.
+/// A sentence that says what programs' scratch has for good, where the engine has no memory pools on a GPU.
 ///
 /// # Errors
 /// As [`check`].
-pub fn scratch_of_gpus(settings: &Settings) -> Result<Option<String>> {
-    let Ok(offer) = cuda::probe_library(settings.cuda_driver.value.as_str()) else { return Ok(None) };
+pub fn scratch_of_gpus(settings: &Settings, vendor: Vendor) -> Result<Option<String>> {
+    let Ok(offer) = cuda::probe_library(vendor, library_of(settings, vendor)) else { return Ok(None) };
     let Some(share) = engine_share(settings, &offer)? else { return Ok(None) };
     let mut words = Vec::new();
     for gpu in used(settings, &offer) {
@@ -161,12 +180,13 @@ pub unsafe fn dress(
             let wanted = if viewable == Viewable::NONE { 0 } else { handles.len() };
             (Sight::Host, viewable, of_the_host(&settings, wanted)?)
         }
-        ("cuda", Some(_)) => {
+        (name @ ("cuda" | "rocm"), Some(_)) => {
+            let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
             // SAFETY: the devices are alive.
             let ordinals = unsafe { ordinals(engine, handles)? };
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
             let viewable = Viewable::those(|kind| element_bytes(kind).is_some());
-            match of_gpus(&settings, &ordinals, share) {
+            match of_gpus(&settings, vendor, &ordinals, share) {
                 Ok(memories) => (Sight::Device, viewable, memories),
                 Err(NotOurs::Settings(error)) => return Err(error.into()),
                 Err(NotOurs::Driver(why)) => {
@@ -335,7 +355,7 @@ enum NotOurs {
     Driver(String),
 }
 
-/// The numbers by which NVIDIA's driver knows the engine's devices.
+/// The numbers by which the driver knows the engine's devices.
 ///
 /// # Errors
 /// The engine's.
@@ -356,9 +376,16 @@ unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -
 /// machine allows.
 ///
 /// With `share` the engine has taken so much of each of them.
-fn of_gpus(settings: &Settings, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
-    let driver = Driver::load(OsStr::new(settings.cuda_driver.value.as_str()))
+fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
+    let driver = Driver::load(vendor, OsStr::new(library_of(settings, vendor)))
         .map_err(|why| NotOurs::Driver(why.to_string()))?;
+    if vendor == Vendor::Amd && share.is_none() {
+        // It may take all of a GPU's memory, and there is no pool in which that could be seen.
+        return Err(NotOurs::Driver(
+            "when the engine was started it was not known for one of ROCm by its file's name, or the driver showed no GPU"
+                .to_owned(),
+        ));
+    }
     let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
     let capacity = host::capacity().map_err(NotOurs::Settings)?;
     let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(NotOurs::Settings)?);
@@ -416,7 +443,7 @@ mod tests {
             let memory = Bytes::new(memory);
             Gpu { ordinal, name: "a GPU".to_owned(), memory, compute_capability: version, pools }
         };
-        Offer { cuda: version, gpus: (0..).zip(gpus).map(gpu).collect() }
+        Offer { vendor: Vendor::Nvidia, version, gpus: (0..).zip(gpus).map(gpu).collect() }
     }
 
     fn settings(limit: &str, scratch: &str, visible: Option<&[i64]>) -> Settings {

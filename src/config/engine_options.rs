@@ -9,7 +9,9 @@
 //!   cuda   allocator=cuda_async preallocate=false     the engine's own pool holds scratch space only, and can be trimmed
 //!          allocator=bfc        preallocate=true      the same with a fixed size, where the driver has no memory pools
 //!          memory_fraction=F
-//!   rocm   allocator=bfc        preallocate=false     likewise, as far as that platform goes
+//!   rocm   allocator=bfc        preallocate=true      likewise: that engine has no other allocator (`se_gpu_pjrt_client.cc`)
+//!          memory_fraction=F
+//!          allocator=bfc        preallocate=false     where there is no driver, and all memory is the engine's
 //! ```
 //!
 //! An engine for GPUs refuses a name or a type that it does not know (PJRT 0.112, `pjrt_c_api_gpu_internal.cc`); the CPU
@@ -113,7 +115,7 @@ pub(super) fn foreign(options: &[(String, OptionValue)], warnings: &mut Vec<Stri
 
 impl Settings {
     /// The options for an engine of `kind`; `None` is an engine given by path whose kind is not known. With `share` an
-    /// engine for CUDA takes that share of each GPU's memory at once and for good, for its programs' scratch.
+    /// engine for GPUs takes that share of each GPU's memory at once and for good, for its programs' scratch.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for what an engine for GPUs would accept, but cannot do on memory of ours.
@@ -128,7 +130,6 @@ impl Settings {
             None => {}
             Some(kind @ (EngineKind::Cuda | EngineKind::Rocm)) => {
                 self.refuse_unsafe_gpu_client()?;
-                let share = share.filter(|_| kind == EngineKind::Cuda);
                 let allocator = if kind == EngineKind::Cuda && share.is_none() { "cuda_async" } else { "bfc" };
                 options.values.push(("allocator".to_owned(), OptionValue::String(allocator.to_owned())));
                 options.values.push(("preallocate".to_owned(), OptionValue::Bool(share.is_some())));

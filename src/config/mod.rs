@@ -50,12 +50,12 @@ pub use pinned_limit::PinnedLimit;
 pub use report::{Finding, Found, Outcome, doctor};
 pub use strategy::{strategy_from_name, strategy_name};
 pub use table::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG, OOM_REPORT,
-    PINNED_LIMIT, REWRITE, Row, SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES, LIMIT, LOG,
+    OOM_REPORT, PINNED_LIMIT, REWRITE, Row, SCRATCH, STRATEGY, TABLE, TPU_TILES, ZERO_COPY,
 };
 pub use values::{
-    Compact, CudaDriver, EngineKind, EngineRequest, GpuScratch, Headroom, HugePages, LogFilter, OomReport, Rewrite,
-    Scratch, TpuTiles, ZeroCopy,
+    Compact, CudaDriver, EngineKind, EngineRequest, GpuScratch, Headroom, HipDriver, HugePages, LogFilter, OomReport,
+    Rewrite, Scratch, TpuTiles, ZeroCopy,
 };
 
 /// A count of bytes.
@@ -155,9 +155,11 @@ pub struct Settings {
     pub engine: Setting<EngineRequest>,
     /// The file of NVIDIA's driver library.
     pub cuda_driver: Setting<CudaDriver>,
+    /// The file of AMD's driver library.
+    pub hip_driver: Setting<HipDriver>,
     /// What arrays and programs' scratch leave free of a GPU's memory.
     pub headroom: Setting<Headroom>,
-    /// What programs' scratch has of a GPU's limit where the driver has no memory pools.
+    /// What programs' scratch has of a GPU's limit where the engine has no memory pools.
     pub gpu_scratch: Setting<GpuScratch>,
     /// How much memory of the host may be pinned for the arrays of one GPU; [`Setting::resolve`] turns it into bytes.
     pub pinned_limit: Setting<PinnedLimit>,
@@ -227,6 +229,7 @@ struct Reading {
     huge_pages: Result<Setting<HugePages>>,
     engine: Result<Setting<EngineRequest>>,
     cuda_driver: Result<Setting<CudaDriver>>,
+    hip_driver: Result<Setting<HipDriver>>,
     headroom: Result<Setting<Headroom>>,
     gpu_scratch: Result<Setting<GpuScratch>>,
     pinned_limit: Result<Setting<PinnedLimit>>,
@@ -274,6 +277,8 @@ impl Reading {
             .and_then(|said| claim::decide(&said, EngineRequest::parse, EngineRequest::DEFAULT, &mut notes));
         let cuda_driver = said(&CUDA_DRIVER)
             .and_then(|said| claim::decide(&said, CudaDriver::parse, CudaDriver::default(), &mut notes));
+        let hip_driver =
+            said(&HIP_DRIVER).and_then(|said| claim::decide(&said, HipDriver::parse, HipDriver::default(), &mut notes));
         let headroom =
             said(&HEADROOM).and_then(|said| claim::decide(&said, Headroom::parse, Headroom::DEFAULT, &mut notes));
         let gpu_scratch = said(&GPU_SCRATCH)
@@ -309,6 +314,7 @@ impl Reading {
             huge_pages,
             engine,
             cuda_driver,
+            hip_driver,
             headroom,
             gpu_scratch,
             pinned_limit,
@@ -336,6 +342,7 @@ impl Reading {
             self.huge_pages.as_ref().err(),
             self.engine.as_ref().err(),
             self.cuda_driver.as_ref().err(),
+            self.hip_driver.as_ref().err(),
             self.headroom.as_ref().err(),
             self.gpu_scratch.as_ref().err(),
             self.pinned_limit.as_ref().err(),
@@ -362,6 +369,7 @@ impl Reading {
             huge_pages: self.huge_pages?,
             engine: self.engine?,
             cuda_driver: self.cuda_driver?,
+            hip_driver: self.hip_driver?,
             headroom: self.headroom?,
             gpu_scratch: self.gpu_scratch?,
             pinned_limit: self.pinned_limit?,

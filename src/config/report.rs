@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::limit::show;
 use super::{
-    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LIMIT, LOG,
-    OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings, Source, TABLE,
-    TPU_TILES, ZERO_COPY, strategy_name,
+    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES,
+    LIMIT, LOG, OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings,
+    Source, TABLE, TPU_TILES, ZERO_COPY, strategy_name,
 };
 use crate::error::Result;
 
@@ -47,6 +47,7 @@ impl Settings {
                 outcome.map(|outcome| outcome.engine.display().to_string()),
             ),
             clause(&CUDA_DRIVER, &self.cuda_driver.value, &self.cuda_driver, None),
+            clause(&HIP_DRIVER, &self.hip_driver.value, &self.hip_driver, None),
             clause(&HEADROOM, self.headroom.value, &self.headroom, None),
             clause(
                 &GPU_SCRATCH,
@@ -113,6 +114,7 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         cells(&reading.huge_pages, ToString::to_string),
         cells(&reading.engine, ToString::to_string),
         cells(&reading.cuda_driver, ToString::to_string),
+        cells(&reading.hip_driver, ToString::to_string),
         cells(&reading.headroom, ToString::to_string),
         cells(&reading.gpu_scratch, ToString::to_string),
         cells(&reading.pinned_limit, ToString::to_string),

@@ -97,6 +97,16 @@ pub static CUDA_DRIVER: Row = Row {
     doc: "NVIDIA's driver library, which memory of a CUDA engine's devices is taken from.",
 };
 
+/// AMD's driver.
+pub static HIP_DRIVER: Row = Row {
+    name: "hip_driver",
+    names: &[Opt("hip_driver"), Var("PJRT_ARENA_HIP_DRIVER")],
+    default: "libamdhip64.so",
+    allowed: "a library's file name, or its path",
+    doc: "AMD's driver library, which memory of a ROCm engine's devices is taken from: by default libamdhip64.so.7 or .6, the \
+          one that the engine has loaded first.",
+};
+
 /// What programs' scratch leaves free on a GPU.
 pub static HEADROOM: Row = Row {
     name: "headroom",
@@ -113,8 +123,8 @@ pub static GPU_SCRATCH: Row = Row {
     names: &[Opt("gpu_scratch"), Var("PJRT_ARENA_GPU_SCRATCH")],
     default: "50%",
     allowed: "a share of the limit above 0%, below 100%, or bytes per device, at least 2MiB (8GiB)",
-    doc: "What programs' scratch has of a GPU's limit for good where the driver has no memory pools, and arrays never; \
-          elsewhere both share the limit as they need it.",
+    doc: "What programs' scratch has of a GPU's limit for good where the engine has no memory pools (AMD's GPUs, some of \
+          NVIDIA's), and arrays never; elsewhere both share the limit as they need it.",
 };
 
 /// How much memory of the host may be pinned for arrays.
@@ -199,7 +209,7 @@ pub static ZERO_COPY: Row = Row {
 };
 
 /// All settings, in the order in which they are shown.
-pub static TABLE: [&Row; 17] = [
+pub static TABLE: [&Row; 18] = [
     &STRATEGY,
     &LIMIT,
     &COMPACT,
@@ -207,6 +217,7 @@ pub static TABLE: [&Row; 17] = [
     &HUGE_PAGES,
     &ENGINE,
     &CUDA_DRIVER,
+    &HIP_DRIVER,
     &HEADROOM,
     &GPU_SCRATCH,
     &PINNED_LIMIT,

@@ -39,6 +39,7 @@ fn nothing_said_means_the_defaults_of_the_table() {
         settings.huge_pages.value.to_string(),
         settings.engine.value.to_string(),
         settings.cuda_driver.value.to_string(),
+        settings.hip_driver.value.to_string(),
         settings.headroom.value.to_string(),
         settings.gpu_scratch.value.to_string(),
         settings.pinned_limit.value.to_string(),
@@ -437,8 +438,33 @@ fn the_engine_gets_its_own_options_as_they_came() {
     ];
     assert_eq!(cuda.values, [passed.to_vec(), share.to_vec()].concat());
 
+    // ROCm's engine has no pools: a share, or all that it wants where there is no driver to take the rest by.
+    let rocm = settings.engine_options(Some(EngineKind::Rocm), Some(0.25)).unwrap();
+    assert_eq!(rocm.values, [passed.to_vec(), share.to_vec()].concat());
+    let rocm = settings.engine_options(Some(EngineKind::Rocm), None).unwrap();
+    let alone = [share[0].clone(), pool[1].clone()];
+    assert_eq!(rocm.values, [passed.to_vec(), alone.to_vec()].concat());
+    assert_eq!(rocm.warnings, ["PJRT_ARENA_DEVICES=4 has no effect: a rocm engine shows the devices of the machine"]);
+
     assert_eq!(settings.engine_options(None, None).unwrap().values, [passed.to_vec(), vec![count]].concat());
     assert!(read(&[], &[]).unwrap().engine_options(None, None).unwrap().values.is_empty());
+}
+
+#[test]
+fn each_vendors_driver_is_a_file() {
+    let drivers = |variables: &[(&str, &str)]| {
+        let settings = read(variables, &[]).unwrap();
+        (settings.cuda_driver.value.as_str().to_owned(), settings.hip_driver.value.as_str().to_owned())
+    };
+    let own = ("libcuda.so.1".to_owned(), "libamdhip64.so".to_owned());
+    assert_eq!(drivers(&[]), own);
+    let named = drivers(&[("PJRT_ARENA_HIP_DRIVER", "/opt/rocm/lib/libamdhip64.so.6")]);
+    assert_eq!(named, (own.0.clone(), "/opt/rocm/lib/libamdhip64.so.6".to_owned()));
+    assert_eq!(drivers(&[("PJRT_ARENA_CUDA_DRIVER", "libcuda.so")]), ("libcuda.so".to_owned(), own.1));
+    for option in ["cuda_driver", "hip_driver"] {
+        let text = message(&[], &[(option, " ")]);
+        assert!(text.contains(option) && text.contains("a library's file name, or its path"), "{text}");
+    }
 }
 
 #[test]
@@ -506,7 +532,7 @@ fn one_line_says_it_all() {
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
          compact=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
-         cuda_driver=libcuda.so.1 (default), headroom=512.00MiB (default), \
+         cuda_driver=libcuda.so.1 (default), hip_driver=libamdhip64.so (default), headroom=512.00MiB (default), \
          gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), rewrite=on (default), \
          scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
          log=warn (default); overridden: PJRT_ARENA_DEVICES=4"

@@ -10,8 +10,8 @@ use bytesize::ByteSize;
 
 use super::claim::Said;
 use super::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HISTORY, HUGE_PAGES, LOG, Limit,
-    OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, did_you_mean,
+    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES, LOG,
+    Limit, OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, did_you_mean,
 };
 use crate::{
     error::{Error, Result},
@@ -299,38 +299,53 @@ on_or_off! {
     Off
 }
 
-/// The file of NVIDIA's driver library, for the dynamic loader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaDriver(String);
+/// Files of drivers' libraries, for the dynamic loader, each with a type of its own.
+macro_rules! library {
+    ($(#[$doc:meta])* $name:ident, $row:ident, $(#[$default:meta])* $file:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name(String);
 
-impl CudaDriver {
-    /// The file's name or path.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+        impl $name {
+            /// The file's name or path.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let text = said.text();
-        // The loader would open this program itself for an empty name, and read up to the NUL.
-        if text.trim().is_empty() || text.contains('\0') {
-            Err(said.refuse(CUDA_DRIVER.allowed))
-        } else {
-            Ok(Self(text))
+            pub(super) fn parse(said: &Said) -> Result<Self> {
+                let text = said.text();
+                // The loader would open this program itself for an empty name, and read up to the NUL.
+                if text.trim().is_empty() || text.contains('\0') { Err(said.refuse($row.allowed)) } else { Ok(Self(text)) }
+            }
         }
-    }
+
+        impl Default for $name {
+            $(#[$default])*
+            fn default() -> Self {
+                Self($file.to_owned())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
 }
 
-impl Default for CudaDriver {
+library! {
+    /// The file of NVIDIA's driver library.
+    CudaDriver, CUDA_DRIVER,
     /// What NVIDIA's driver installs for programs; `libcuda.so` comes with development packages only.
-    fn default() -> Self {
-        Self("libcuda.so.1".to_owned())
-    }
+    "libcuda.so.1"
 }
 
-impl fmt::Display for CudaDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+library! {
+    /// The file of AMD's driver library, HIP's.
+    HipDriver, HIP_DRIVER,
+    /// Under this name the versions are looked for that ROCm 7 and 6 install, and then a development package's.
+    "libamdhip64.so"
 }
 
 /// Memory of a GPU that arrays and programs' scratch leave to others.
@@ -384,7 +399,7 @@ impl GpuScratch {
         let most = limit.saturating_sub(Self::UNIT);
         if bytes < Self::UNIT || bytes > most {
             return Err(Error::invalid_argument(format!(
-                "gpu_scratch={setting} is {bytes} of the limit of {limit} of a GPU whose driver has no memory pools; allowed: {} to \
+                "gpu_scratch={setting} is {bytes} of the limit of {limit} of a GPU on which the engine has no memory pools; allowed: {} to \
                  {most}",
                 Self::UNIT
             )));

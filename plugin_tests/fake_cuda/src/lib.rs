@@ -1,10 +1,11 @@
-//! Plays NVIDIA's driver on a machine without a GPU: the functions of `libcuda.so.1` over host memory and threads.
+//! Plays NVIDIA's driver on a machine without a GPU: the functions of `libcuda.so.1` over host memory and threads; and, on the same
+//! GPUs, AMD's: those of `libamdhip64.so` that pjrt-arena calls.
 //!
 //! ```text
 //!   pjrt-arena                 engine that plays XLA's         the test itself
-//!        | cuMem..., cuStream...      | the same file               | fake_cuda_...: settings, violations
+//!        | cuMem..., hipMalloc...     | the same file               | fake_cuda_...: settings, violations
 //!        v                            v                             v
-//!  ffi/      every function in its frame: counts, ordered failures, checks, no panic
+//!  ffi/      every function in its frame: counts, ordered failures, checks, no panic; ffi/hip: HIP's names and numbers
 //!  device    GPUs, primary contexts, the stack of contexts of each thread
 //!  memory    what lies at which address: cuMemAlloc, pinned memory          vmm   handles, reservations, mappings
 //!  pool      cuMemAllocAsync                                                copy  copies and fills, staging

@@ -106,15 +106,22 @@ pub fn as_host_function(function: impl FnOnce()) {
 
 /// The frame of a function that needs `cuInit`.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Status {
+    call_to_hip(name, |driver| {
+        if !driver.started {
+            return Err(misuse(status::NOT_INITIALIZED, "called before cuInit"));
+        }
+        body(driver)
+    })
+}
+
+/// The frame of a function that starts the driver where nobody has.
+pub fn call_to_hip(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Status {
     framed(name, |driver| {
         if IN_HOST_FUNCTION.try_with(Cell::get).unwrap_or_default() {
             return Err(misuse(status::NOT_PERMITTED, "called inside of a function that cuLaunchHostFunc runs"));
         }
         if let Some(before) = BEFORE_KERNEL.try_with(Cell::take).unwrap_or_default() {
             driver.observe(&before);
-        }
-        if !driver.started {
-            return Err(misuse(status::NOT_INITIALIZED, "called before cuInit"));
         }
         body(driver)
     })

@@ -16,15 +16,12 @@ use crate::{
     gpu::{Gpu, start_errands},
     nodes::{self, Handles},
     options::{Era, Options},
+    platform::platform,
     sys::{self, CStruct},
 };
 
-/// What `PJRT_Client_PlatformName` says; programs, handlers and dlpack go by it.
-pub const PLATFORM: &str = "cuda";
 /// The memory of the host that GPUs read and write.
 pub const PINNED_HOST: &str = "pinned_host";
-/// Frameworks look for the platform in it.
-const VERSION: &str = concat!("cuda 12080, fake CUDA engine ", env!("CARGO_PKG_VERSION"), " without a GPU");
 
 /// A client, alive while anything of it is.
 pub struct Client {
@@ -381,7 +378,8 @@ impl Entry for sys::PJRT_Client_DefaultDeviceAssignment_Args {
 impl Entry for sys::PJRT_Client_PlatformName_Args {
     unsafe fn run(&mut self) -> Result {
         client(self.client)?;
-        (self.platform_name, self.platform_name_size) = (PLATFORM.as_ptr().cast(), PLATFORM.len());
+        let name = platform().name;
+        (self.platform_name, self.platform_name_size) = (name.as_ptr().cast(), name.len());
         Ok(())
     }
 }
@@ -389,21 +387,24 @@ impl Entry for sys::PJRT_Client_PlatformName_Args {
 impl Entry for sys::PJRT_Client_PlatformVersion_Args {
     unsafe fn run(&mut self) -> Result {
         client(self.client)?;
-        (self.platform_version, self.platform_version_size) = (VERSION.as_ptr().cast(), VERSION.len());
+        let version = platform().version;
+        (self.platform_version, self.platform_version_size) = (version.as_ptr().cast(), version.len());
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_TopologyDescription_PlatformName_Args {
     unsafe fn run(&mut self) -> Result {
-        (self.platform_name, self.platform_name_size) = (PLATFORM.as_ptr().cast(), PLATFORM.len());
+        let name = platform().name;
+        (self.platform_name, self.platform_name_size) = (name.as_ptr().cast(), name.len());
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_TopologyDescription_PlatformVersion_Args {
     unsafe fn run(&mut self) -> Result {
-        (self.platform_version, self.platform_version_size) = (VERSION.as_ptr().cast(), VERSION.len());
+        let version = platform().version;
+        (self.platform_version, self.platform_version_size) = (version.as_ptr().cast(), version.len());
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     cpu,
     entry::Entry,
     error::Result,
+    platform::platform,
     sys::{self, CStruct},
 };
 
@@ -93,7 +94,7 @@ impl Entry for sys::PJRT_DeviceDescription_Kind_Args {
     }
 }
 
-/// What JAX asks a CUDA device for.
+/// What JAX asks a GPU for.
 struct Attributes([sys::PJRT_NamedValue; 2]);
 
 // SAFETY: names and values are constants.
@@ -102,7 +103,7 @@ unsafe impl Send for Attributes {}
 unsafe impl Sync for Attributes {}
 
 static ATTRIBUTES: LazyLock<Attributes> = LazyLock::new(|| {
-    const CAPABILITY: &str = "9.0";
+    let (capability_text, core_count) = (platform().capability, platform().cores);
     let named = |name: &'static str, kind, value_size| sys::PJRT_NamedValue {
         struct_size: sys::PJRT_NamedValue::STRUCT_SIZE,
         name: name.as_ptr().cast(),
@@ -111,10 +112,10 @@ static ATTRIBUTES: LazyLock<Attributes> = LazyLock::new(|| {
         value_size,
         ..Default::default()
     };
-    let mut capability = named("compute_capability", sys::PJRT_NamedValue_kString, CAPABILITY.len());
-    capability.__bindgen_anon_1.string_value = CAPABILITY.as_ptr().cast();
+    let mut capability = named("compute_capability", sys::PJRT_NamedValue_kString, capability_text.len());
+    capability.__bindgen_anon_1.string_value = capability_text.as_ptr().cast();
     let mut cores = named("core_count", sys::PJRT_NamedValue_kInt64, 1);
-    cores.__bindgen_anon_1.int64_value = 132;
+    cores.__bindgen_anon_1.int64_value = core_count;
     Attributes([capability, cores])
 });
 

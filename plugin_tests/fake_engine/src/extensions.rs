@@ -12,6 +12,7 @@ use crate::{
     cpu::{self, Cpu},
     entry::{Entry, entry, text},
     error::{Error, Result},
+    platform::platform,
     sys::{self, CStruct},
 };
 
@@ -128,7 +129,7 @@ impl Entry for sys::PJRT_FFI_Register_Handler_Args {
     unsafe fn run(&mut self) -> Result {
         const HOST: &str = "Host";
         // SAFETY: the caller's text.
-        if unsafe { text(self.platform_name, self.platform_name_size) }.eq_ignore_ascii_case(client::PLATFORM) {
+        if unsafe { text(self.platform_name, self.platform_name_size) }.eq_ignore_ascii_case(platform().name) {
             (self.platform_name, self.platform_name_size) = (HOST.as_ptr().cast::<c_char>(), HOST.len());
         }
         // SAFETY: the caller's struct, handed on.

@@ -1,10 +1,11 @@
-//! A CUDA engine without a GPU: a PJRT plugin that plays XLA's CUDA plugin, for tests of what lies on top of it.
+//! A CUDA engine without a GPU: a PJRT plugin that plays XLA's CUDA plugin, or its ROCm plugin, for tests of what lies on top of it.
 //!
 //! ```text
 //!  the library under test, or JAX itself
-//!         |  PJRT C API 0.89, platform "cuda"
+//!         |  PJRT C API 0.89, platform "cuda" or "rocm"
 //!  libfake_cuda_engine.so
 //!    table entry error      the functions, the edge, the errors
+//!    platform               what ROCm's plugin says otherwise than CUDA's
 //!    client device program  the CPU engine's handles, and what stands behind them here
 //!    buffer view transfer   arrays: where their bytes are and when
 //!    execute run            launches; what a kernel does
@@ -25,6 +26,7 @@
 //! | `FAKE_ENGINE_CPU`, else `PJRT_ARENA_TEST_ENGINE` | the CPU engine |
 //! | `PJRT_ARENA_CUDA_DRIVER` | the driver, else `libfake_cuda.so` beside this library |
 //! | `FAKE_ENGINE_PINNED_RESULTS` | results in `pinned_host`, as `PROGRAM:NUMBER`, with commas between |
+//! | `FAKE_ENGINE_PLATFORM` | which plugin is played: `cuda` (the default) or `rocm` |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
@@ -33,6 +35,9 @@
 //! Memory of the kind `pinned_host` is the host's in both: views of it are taken as they are, and a program that was donated one
 //! writes into it. XLA:CPU knows no kinds of memory in programs, so a variable says which results lie there; that an argument lies
 //! where the program expects it is not checked.
+//!
+//! As ROCm's plugin it drives the same GPUs by the same functions of the driver's: what a caller sees of them, handles of streams and
+//! addresses, is one thing under both vendors' names.
 //!
 //! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the driver's pool.
 //!
@@ -63,6 +68,7 @@ mod memory;
 mod milestone;
 mod nodes;
 mod options;
+mod platform;
 mod program;
 mod run;
 mod shape;

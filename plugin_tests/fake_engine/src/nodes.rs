@@ -11,9 +11,9 @@
 use std::ffi::{c_char, c_int};
 
 use crate::{
-    client::PLATFORM,
     entry::{list, text},
     error::{Error, Result},
+    platform::platform,
     sys::{self, CStruct},
 };
 
@@ -151,8 +151,9 @@ pub fn exchange(args: &sys::PJRT_Client_Create_Args, node: Node, own: usize) -> 
         return Err(Error::invalid(format!("node_id is {}; allowed are 0 to {}", node.id, node.nodes - 1)));
     }
     let store = Store(args);
-    let local = |id: i64| format!("local_topology/{PLATFORM}/{id}");
-    let global = format!("global_topology/{PLATFORM}");
+    let platform = platform().name;
+    let local = |id: i64| format!("local_topology/{platform}/{id}");
+    let global = format!("global_topology/{platform}");
     let mine = own.to_string();
     match store.try_get(&local(node.id))? {
         // Told before this process was started again.

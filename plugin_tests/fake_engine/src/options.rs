@@ -6,6 +6,7 @@ use crate::{
     entry::{list, text},
     error::{Error, Result},
     nodes::Node,
+    platform::platform,
     sys,
 };
 
@@ -129,7 +130,14 @@ impl Options {
                 read.allocator
             )));
         }
-        Ok(read)
+        // What XLA says where it was built for ROCm (`se_gpu_pjrt_client.cc`).
+        match read.allocator.as_str() {
+            "cuda_async" if !platform().pools => {
+                Err(Error::new(sys::PJRT_Error_Code_FAILED_PRECONDITION, "CUDA async allocator requires CUDA >= 11.2"))
+            }
+            "vmm" if !platform().pools => Err(Error::unimplemented("VMM allocator is only supported with CUDA.")),
+            _ => Ok(read),
+        }
     }
 
     /// Bytes that the pool keeps although nobody uses them: with `preallocate`, XLA's share of the GPU.
@@ -137,10 +145,10 @@ impl Options {
         if self.preallocate { self.share(memory) } else { 0 }
     }
 
-    /// Bytes of a GPU that `bfc` divides, rounded up to 2 MiB as XLA does (`gpu_helpers.cc`); `None` with another allocator. They
+    /// Bytes of a GPU that `bfc` divides, which stands for every allocator of ROCm's, rounded up to 2 MiB as XLA does (`gpu_helpers.cc`); `None` with another allocator. They
     /// are taken at once even without `preallocate`, where XLA would take them as they are needed.
     pub fn region(&self, memory: u64) -> Option<u64> {
-        (self.allocator == "bfc").then(|| self.share(memory).next_multiple_of(2 << 20))
+        (self.allocator == "bfc" || !platform().pools).then(|| self.share(memory).next_multiple_of(2 << 20))
     }
 
     /// `bytes_limit` of the statistics; XLA's `cuda_async` knows none.

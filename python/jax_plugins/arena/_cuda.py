@@ -26,7 +26,7 @@ and the first one stays; a second compiler of Triton kernels is an error. So `in
 Nothing here raises but `client_options`, for a number that is none: a program without custom calls needs none of it.
 What fails is one warning that names it.
 
-ROCm goes the same ways under its own names. That has never been run, nor has any of this on a GPU.
+ROCm goes the same ways under its own names, with packages made for tests: the real ones were never run, nor was any of this on a GPU.
 """
 
 from __future__ import annotations

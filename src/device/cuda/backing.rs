@@ -35,7 +35,7 @@ pub(super) fn chunk_for(limit: Bytes, unit: Bytes) -> Bytes {
     Bytes::new(1 << share.ilog2()).min(CHUNK).max(unit)
 }
 
-/// What `cuMemAlloc` promises: its allocations start at multiples of this.
+/// What `cuMemAlloc` promises, and `hipMalloc` does (it gives whole pages): its allocations start at multiples of this.
 const ALLOCATION_UNIT: Bytes = Bytes::new(256);
 
 /// A GPU as a device for an arena. Clones are the same one: one gives regions to an arena while another moves blocks in them.
@@ -86,7 +86,7 @@ impl CudaBacking {
         Ok(Self { device, chunks: Some((Arc::new(maker), chunk)), budget: None, costs })
     }
 
-    /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`.
+    /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
         let costs = super::carrier::costs(&device, None);
         Self { device, chunks: None, budget: None, costs }

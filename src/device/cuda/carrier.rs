@@ -95,11 +95,8 @@ impl CudaBacking {
 
     /// Puts a copy on the stream between any two of the driver's memories that do not overlap.
     fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), Failure> {
-        let driver = self.device.context().driver();
-        // SAFETY: the contract of `Carrier::copy`; the driver tells by the addresses whose memory it is.
-        unsafe {
-            driver.copy_anywhere(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
-        }
+        // SAFETY: the contract of `Carrier::copy`; the callers have entered the context.
+        unsafe { self.device.context().copy_anywhere(from.start, to, from.bytes, self.device.stream.handle()) }
     }
 
     /// Puts a move on the stream, in pieces where its ranges overlap.
@@ -314,10 +311,8 @@ impl CudaBacking {
         let sent = if other.peers().contains(&self.device.ordinal()) || source.is_pinned() || target.is_pinned() {
             self.copy_anyhow(from, to)
         } else {
-            let (ours, theirs, bytes) = (context.handle(), other.context().handle(), from.bytes.get() as usize);
-            // SAFETY: both ranges lie in regions, for the caller looked. This copy can take the way through the host, which
-            // the others cannot for mapped memory.
-            unsafe { context.driver().copy_between(to.get(), ours, from.start.get(), theirs, bytes, stream.handle()) }
+            // SAFETY: both ranges lie in regions, for the caller looked.
+            unsafe { context.copy_between((other.context(), from.start), to, from.bytes, stream.handle()) }
         };
         // SAFETY: the other stream is alive.
         let held_back = sent.and_then(|()| unsafe { stream.hold_back(other.stream.handle()) });

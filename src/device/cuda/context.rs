@@ -5,18 +5,26 @@
 //!  Context::enter                    | the engine's, or none | ours |
 //!  the guard is dropped              | the engine's, or none |
 //! ```
+//!
+//! HIP's contexts are devices under another name, and its stack of them does not give back the device that a thread had
+//! (`hip_context.cpp`: to pop sets none). So on AMD's GPUs a thread's device is set, as the engine does, and set back.
 
-use std::{ffi::c_int, marker::PhantomData, sync::Arc};
+use std::{ffi::c_int, marker::PhantomData, ptr, sync::Arc};
 
-use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUstream};
 
-use super::driver::{Driver, Failure, out_pointer};
+use super::{
+    driver::{Driver, Failure, out, out_pointer},
+    vendor::{COPY_BY_ADDRESS, Vendor},
+};
+use crate::units::{Address, Bytes};
 
 /// The primary context of a device, which the engine uses too. Held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Context {
     driver: &'static Driver,
     device: CUdevice,
+    /// Null where the device stands for it.
     handle: CUcontext,
 }
 
@@ -29,16 +37,77 @@ impl Context {
     /// Makes the context if nobody has, which takes some hundred megabytes of the device, and holds it.
     pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, Failure> {
         let device = driver.device_at(ordinal)?;
-        // SAFETY: the device is one of the driver's, and one value is written.
-        let handle = out_pointer(|context| unsafe { driver.primary_context_retain(context, device) })?;
+        let handle = match driver.vendor() {
+            // SAFETY: the device is one of the driver's, and one value is written.
+            Vendor::Nvidia => out_pointer(|context| unsafe { driver.primary_context_retain(context, device) })?,
+            Vendor::Amd => ptr::null_mut(),
+        };
         Ok(Arc::new(Self { driver, device, handle }))
     }
 
     /// Makes the context the calling thread's, until the guard is dropped.
     pub(super) fn enter(&self) -> Result<Current<'_>, Failure> {
-        // SAFETY: the context is held.
-        unsafe { self.driver.context_push(self.handle) }?;
-        Ok(Current { context: self, thread: PhantomData })
+        let before = match self.driver.vendor() {
+            Vendor::Nvidia => {
+                // SAFETY: the context is held.
+                unsafe { self.driver.context_push(self.handle) }?;
+                None
+            }
+            Vendor::Amd => {
+                // SAFETY: one value is written.
+                let before: c_int = out(|device| unsafe { self.driver.current_device(device) })?;
+                if before != self.device {
+                    // SAFETY: the device is one of the driver's.
+                    unsafe { self.driver.set_device(self.device) }?;
+                }
+                Some(before)
+            }
+        };
+        Ok(Current { context: self, before, thread: PhantomData })
+    }
+
+    /// Puts a copy on a stream of this context between any two of the driver's memories that do not overlap: the driver tells by
+    /// the addresses whose they are.
+    ///
+    /// # Safety
+    /// The context is current and the stream alive; both ranges are the driver's, until the copy is done.
+    pub(super) unsafe fn copy_anywhere(
+        &self,
+        from: Address,
+        to: Address,
+        bytes: Bytes,
+        stream: CUstream,
+    ) -> Result<(), Failure> {
+        let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.driver.vendor() {
+                Vendor::Nvidia => self.driver.copy_by_address(to, from, bytes, stream),
+                Vendor::Amd => self.driver.copy_of_kind(to, from, bytes, COPY_BY_ADDRESS, stream),
+            }
+        }
+    }
+
+    /// As [`Self::copy_anywhere`], from memory of another device's to this one's. It can take the way through the host, which the
+    /// other cannot for mapped memory.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn copy_between(
+        &self,
+        (other, from): (&Self, Address),
+        to: Address,
+        bytes: Bytes,
+        stream: CUstream,
+    ) -> Result<(), Failure> {
+        let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.driver.vendor() {
+                Vendor::Nvidia => self.driver.copy_between_contexts(to, self.handle, from, other.handle, bytes, stream),
+                Vendor::Amd => self.driver.copy_between_devices(to, self.device, from, other.device, bytes, stream),
+            }
+        }
     }
 
     pub(super) fn driver(&self) -> &'static Driver {
@@ -48,14 +117,13 @@ impl Context {
     pub(super) fn device(&self) -> CUdevice {
         self.device
     }
-
-    pub(super) fn handle(&self) -> CUcontext {
-        self.handle
-    }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.handle.is_null() {
+            return;
+        }
         // SAFETY: retained once, released once; no guard is alive, for each one borrows this.
         if let Err(failure) = unsafe { self.driver.primary_context_release(self.device) }
             && !failure.is_over()
@@ -69,22 +137,27 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     context: &'a Context,
+    /// The device that the thread had, where the driver keeps no stack.
+    before: Option<c_int>,
     /// Not to be sent: another thread has another stack.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        // SAFETY: one value is written, and what `enter` put on the thread's stack is taken.
-        match out_pointer(|context| unsafe { self.context.driver.context_pop(context) }) {
-            Ok(popped) if popped == self.context.handle => {}
-            Ok(popped) => {
-                log::error!("a thread left {popped:?}, not the context {:?} that it was in", self.context.handle)
-            }
+        let Context { driver, device, handle } = self.context;
+        let left = match self.before {
+            // SAFETY: one value is written, and what `enter` put on the thread's stack is taken.
+            None => out_pointer(|context| unsafe { driver.context_pop(context) }),
+            Some(before) if before == *device => return,
+            // SAFETY: the thread had this device.
+            Some(before) => unsafe { driver.set_device(before) }.map(|()| *handle),
+        };
+        match left {
+            Ok(popped) if popped == *handle => {}
+            Ok(popped) => log::error!("a thread left {popped:?}, not the context {handle:?} that it was in"),
             Err(failure) if failure.is_over() => {}
-            Err(failure) => {
-                log::error!("a thread could not leave the context of GPU {}: {failure}", self.context.device)
-            }
+            Err(failure) => log::error!("a thread could not leave the context of GPU {device}: {failure}"),
         }
     }
 }

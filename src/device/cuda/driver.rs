@@ -1,24 +1,30 @@
-//! The driver's functions, found when the program runs.
+//! The driver's functions, found when the program runs: NVIDIA's, or those of AMD's HIP that do the same.
 //!
 //! ```text
 //!  Driver::load ----> dlopen libcuda.so.1 ---> every symbol ---> the table, for the rest of the process
-//!                            |                      |
-//!                            v                      v
-//!                     Unavailable::Library   Unavailable::Symbol
+//!                      or libamdhip64.so            |
+//!                            |                      v
+//!                            v               Unavailable::Symbol
+//!                     Unavailable::Library
 //!
-//!  driver.mem_map(...) ---> cuMemMap ---> Ok, or a Failure: the function, its code, the code's name and meaning
+//!  driver.mem_alloc(...) ---> cuMemAlloc, hipMalloc ---> Ok, or a Failure: the function, its code, the code's name and meaning
 //! ```
+//!
+//! HIP's functions take what NVIDIA's take: handles are pointers, devices ordinals, and its `hipDeviceptr_t`, a pointer, is passed
+//! as the number that `CUdeviceptr` is. Its statuses that are told apart here have NVIDIA's numbers. What differs is in
+//! [`vendor`](super::vendor) and [`context`](super::context).
 //!
 //! The types and the constants are cudarc's. Its calls (`driver::result`, `driver::safe`) are not used, for they go to a
 //! library that cudarc opens itself: it panics where there is none or where a symbol is missing, it prefers another file
 //! name (`libcuda.so`), and tests could not put a library of their own in its place. They also return the driver's
 //! status as a Rust enum, in which the codes that newer drivers added do not exist. Here a status is a number, and
-//! the macro `functions!` holds our prototypes against cudarc's when it compiles.
+//! the macro `functions!` holds our prototypes against cudarc's when it compiles. HIP's were compared by hand with the
+//! headers of ROCm 6.3 and 7 (`hip_runtime_api.h`).
 
 use std::{
     error,
     ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_ulonglong, c_void},
-    fmt, mem, ptr,
+    mem, ptr,
 };
 
 use cudarc::driver::sys::{
@@ -28,164 +34,68 @@ use cudarc::driver::sys::{
 };
 use parking_lot::Mutex;
 
-use crate::{
-    error::{Code, Error},
-    memory::budget::Over,
-};
-
-/// The file name that NVIDIA's driver installs for programs; `libcuda.so` comes with development packages only.
-pub(super) const LIBRARY: &str = "libcuda.so.1";
-
-/// A status of the driver, `CUresult` in C.
-pub(super) type Status = u32;
-
-/// Why nothing can be said about GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unavailable {
-    /// The driver's library cannot be opened: as a rule, there is no driver.
-    Library {
-        /// The library that was looked for.
-        name: String,
-        /// What the dynamic loader said.
-        why: String,
-    },
-    /// The library is not the driver, or one older than all that CUDA 11.4 knows.
-    Symbol {
-        /// The library.
-        library: String,
-        /// The function that it lacks.
-        symbol: &'static str,
-    },
-    /// The driver answered a call with an error; without a GPU, already the first.
-    Call {
-        /// The function.
-        function: &'static str,
-        /// The driver's code.
-        code: u32,
-        /// The code's name and meaning in the driver's words; empty if the driver does not know it.
-        name: String,
-    },
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // What nearly every machine without a GPU says. The loader names the file that is missing first, which may
-            // be another one that the library needs.
-            Self::Library { name, why }
-                if why.starts_with(name.as_str()) && why.ends_with("No such file or directory") =>
-            {
-                write!(f, "no NVIDIA driver ({name} not found)")
-            }
-            Self::Library { name, why } => write!(f, "no NVIDIA driver: {name} cannot be loaded: {why}"),
-            Self::Symbol { library, symbol } => {
-                write!(f, "no NVIDIA driver that can be asked: {library} has no symbol {symbol}")
-            }
-            Self::Call { function, code, name } => {
-                let name = if name.is_empty() { "an error without a name" } else { name };
-                write!(f, "the NVIDIA driver shows no GPU: {function} gave {code}, {name}")
-            }
-        }
-    }
-}
-
-impl error::Error for Unavailable {}
-
-impl From<Failure> for Unavailable {
-    fn from(failure: Failure) -> Self {
-        Self::Call { function: failure.function, code: failure.code, name: failure.words() }
-    }
-}
-
-/// A call of the driver that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    /// The function; empty where none was called.
-    pub(super) function: &'static str,
-    /// The driver's code.
-    pub(super) code: Status,
-    /// The code's name; empty if the driver does not know it.
-    pub(super) name: String,
-    /// What the driver says that it means; empty as above.
-    pub(super) text: String,
-}
-
-impl Failure {
-    /// Our own limit leaves no room, though the driver's might: for whoever asked it is the same.
-    pub(super) fn over(over: Over) -> Self {
-        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
-        Self { function: "", code, name: String::new(), text: over.to_string() }
-    }
-
-    /// Whether the driver answered with `code`.
-    pub(super) fn is(&self, code: CUresult) -> bool {
-        self.code == code as Status
-    }
-
-    /// Whether the driver is shut down already, as at the end of a process: what it held is gone with it.
-    pub(super) fn is_over(&self) -> bool {
-        self.is(CUresult::CUDA_ERROR_DEINITIALIZED)
-    }
-
-    fn words(&self) -> String {
-        [self.name.as_str(), &self.text].into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(": ")
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.function.is_empty() {
-            return f.write_str(&self.text);
-        }
-        let words = self.words();
-        let words = if words.is_empty() { "an error without a name" } else { &words };
-        write!(f, "{} gave {}, {words}", self.function, self.code)
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let code =
-            if failure.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) { Code::ResourceExhausted } else { Code::Internal };
-        Self::new(code, failure.to_string())
-    }
-}
+pub use super::failure::Unavailable;
+pub(super) use super::failure::{Failure, Status};
+use super::{failure::is_missing, vendor::Vendor};
 
 /// Declares [`Functions`]: one field for each function, with the symbol that it is found by and its parameters; `as` says
 /// what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's. Each function
-/// becomes a method of [`Driver`] by the field's name. Optional ones may be missing in a driver that is good otherwise.
+/// becomes a method of [`Driver`] by the field's name. `both` vendors have what has two symbols, and only one has the rest;
+/// `optional` ones may be missing in a driver that is good otherwise.
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };
     (@theirs $ours:ty as $theirs:ty) => { $theirs };
     (
-        required { $($field:ident: $symbol:ident($($name:ident: $type:ty $(as $theirs:ty)?),*);)* }
+        both { $($field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty $(as $theirs:ty)?),*);)* }
+        nvidia { $($own:ident: $cuda:ident($($part:ident: $of:ty),*);)* }
+        amd { $($other:ident: $amd:ident($($piece:ident: $sort:ty),*);)* }
         optional { $($maybe:ident: $missing:ident($($label:ident: $kind:ty),*);)* }
     ) => {
         #[derive(Clone, Copy, Debug)]
         struct Functions {
             $($field: unsafe extern "C" fn($($type),*) -> Status,)*
+            $($own: Option<unsafe extern "C" fn($($of),*) -> Status>,)*
+            $($other: Option<unsafe extern "C" fn($($sort),*) -> Status>,)*
             $($maybe: Option<unsafe extern "C" fn($($kind),*) -> Status>,)*
         }
 
         /// Every symbol that the table cannot do without.
         #[cfg(test)]
-        pub(super) const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
+        pub(super) fn required(vendor: Vendor) -> &'static [&'static str] {
+            match vendor {
+                Vendor::Nvidia => &[$(stringify!($symbol),)* $(stringify!($cuda),)*],
+                Vendor::Amd => &[$(stringify!($hip),)* $(stringify!($amd),)*],
+            }
+        }
 
         impl Functions {
             /// Finds every function, or gives the symbol that is not there.
             ///
             /// # Safety
-            /// What `find` gives for a name is the function of the driver with that name.
-            unsafe fn find(find: impl Fn(&str) -> Option<*const c_void>) -> Result<Self, &'static str> {
+            /// What `find` gives for a name is the function of the vendor's driver with that name.
+            unsafe fn find(vendor: Vendor, find: impl Fn(&str) -> Option<*const c_void>) -> Result<Self, &'static str> {
                 let find = |symbol| find(symbol).filter(|place| !place.is_null());
+                let needed = |of: Vendor, symbol| {
+                    if of != vendor { Ok(None) } else { find(symbol).map(Some).ok_or(symbol) }
+                };
+                let wanted = |symbol| if vendor == Vendor::Nvidia { find(symbol) } else { None };
                 Ok(Self {
                     $($field: {
-                        let place = find(stringify!($symbol)).ok_or(stringify!($symbol))?;
-                        // SAFETY: the symbol has the type that cudarc's declaration of it has, see below; only the
-                        // status is a number here, which is what the C enum is to the caller.
+                        let symbol = vendor.either(stringify!($symbol), stringify!($hip));
+                        let place = find(symbol).ok_or(symbol)?;
+                        // SAFETY: the symbol has the type that cudarc's declaration of it has, see below, or HIP's, which takes
+                        // the same; only the status is a number here, which is what the C enum is to the caller.
                         unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($type),*) -> Status>(place) }
                     },)*
-                    $($maybe: find(stringify!($missing)).map(|place| {
+                    $($own: needed(Vendor::Nvidia, stringify!($cuda))?.map(|place| {
+                        // SAFETY: as above.
+                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($of),*) -> Status>(place) }
+                    }),)*
+                    $($other: needed(Vendor::Amd, stringify!($amd))?.map(|place| {
+                        // SAFETY: as above.
+                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($sort),*) -> Status>(place) }
+                    }),)*
+                    $($maybe: wanted(stringify!($missing)).map(|place| {
                         // SAFETY: as above.
                         unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($kind),*) -> Status>(place) }
                     }),)*
@@ -198,63 +108,91 @@ macro_rules! functions {
                 /// The driver's function of this name.
                 ///
                 /// # Safety
-                /// What CUDA's documentation asks of its caller.
+                /// What the vendor's documentation asks of its caller.
                 #[allow(dead_code, reason = "the two that name errors are called by their fields")]
                 pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), Failure> {
                     // SAFETY: the caller's promise.
                     let status = unsafe { (self.functions.$field)($($name),*) };
-                    self.check(stringify!($symbol), status)
+                    self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
                 }
             )*
-            $(
-                /// The driver's function of this name; where the driver lacks it, what one that has it says on a device
-                /// that cannot do this.
-                ///
-                /// # Safety
-                /// What CUDA's documentation asks of its caller.
-                pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), Failure> {
-                    let status = match self.functions.$maybe {
-                        // SAFETY: the caller's promise.
-                        Some(function) => unsafe { function($($label),*) },
-                        None => CUresult::CUDA_ERROR_NOT_SUPPORTED as Status,
-                    };
-                    self.check(stringify!($missing), status)
-                }
-            )*
+            functions!(@lacking $($own: $cuda($($part: $of),*);)*);
+            functions!(@lacking $($other: $amd($($piece: $sort),*);)*);
+            functions!(@lacking $($maybe: $missing($($label: $kind),*);)*);
         }
 
         const _: () = {
             assert!(size_of::<Status>() == size_of::<CUresult>());
             $(let _: unsafe fn($(functions!(@theirs $type $(as $theirs)?)),*) -> CUresult = sys::$symbol;)*
+            $(let _: unsafe fn($($of),*) -> CUresult = sys::$cuda;)*
             $(let _: unsafe fn($($kind),*) -> CUresult = sys::$missing;)*
         };
+    };
+    (@lacking $($maybe:ident: $missing:ident($($label:ident: $kind:ty),*);)*) => {
+        $(
+            /// The driver's function of this name; where the driver lacks it, what one that has it says on a device
+            /// that cannot do this.
+            ///
+            /// # Safety
+            /// What the vendor's documentation asks of its caller.
+            #[allow(dead_code, reason = "the one that forgets errors is called by its field")]
+            pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), Failure> {
+                let status = match self.functions.$maybe {
+                    // SAFETY: the caller's promise.
+                    Some(function) => unsafe { function($($label),*) },
+                    None => CUresult::CUDA_ERROR_NOT_SUPPORTED as Status,
+                };
+                self.check(stringify!($missing), status)
+            }
+        )*
     };
 }
 
 functions! {
-    required {
-        init: cuInit(flags: c_uint);
-        driver_version: cuDriverGetVersion(version: *mut c_int);
-        error_name: cuGetErrorName(code: Status as CUresult, text: *mut *const c_char);
-        error_string: cuGetErrorString(code: Status as CUresult, text: *mut *const c_char);
+    both {
+        init: cuInit = hipInit(flags: c_uint);
+        driver_version: cuDriverGetVersion = hipDriverGetVersion(version: *mut c_int);
+        error_name: cuGetErrorName = hipDrvGetErrorName(code: Status as CUresult, text: *mut *const c_char);
+        error_string: cuGetErrorString = hipDrvGetErrorString(code: Status as CUresult, text: *mut *const c_char);
 
-        device_count: cuDeviceGetCount(count: *mut c_int);
-        device: cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
-        device_name: cuDeviceGetName(name: *mut c_char, room: c_int, device: CUdevice);
-        device_memory: cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
-        device_attribute: cuDeviceGetAttribute(value: *mut c_int, which: CUdevice_attribute, device: CUdevice);
-        device_can_access_peer: cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+        device_count: cuDeviceGetCount = hipGetDeviceCount(count: *mut c_int);
+        device: cuDeviceGet = hipDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        device_name: cuDeviceGetName = hipDeviceGetName(name: *mut c_char, room: c_int, device: CUdevice);
+        device_memory: cuDeviceTotalMem_v2 = hipDeviceTotalMem(bytes: *mut usize, device: CUdevice);
+        device_attribute: cuDeviceGetAttribute = hipDeviceGetAttribute(
+            value: *mut c_int, which: c_uint as CUdevice_attribute, device: CUdevice
+        );
+        device_can_access_peer: cuDeviceCanAccessPeer = hipDeviceCanAccessPeer(
+            can: *mut c_int, device: CUdevice, peer: CUdevice
+        );
 
+        mem_info: cuMemGetInfo_v2 = hipMemGetInfo(free: *mut usize, total: *mut usize);
+        mem_alloc: cuMemAlloc_v2 = hipMalloc(address: *mut CUdeviceptr, bytes: usize);
+        mem_free: cuMemFree_v2 = hipFree(address: CUdeviceptr);
+        mem_host_alloc: cuMemHostAlloc = hipHostMalloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
+        mem_free_host: cuMemFreeHost = hipHostFree(address: *mut c_void);
+
+        copy_to_device: cuMemcpyHtoDAsync_v2 = hipMemcpyHtoDAsync(
+            to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream
+        );
+        copy_on_device: cuMemcpyDtoDAsync_v2 = hipMemcpyDtoDAsync(
+            to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream
+        );
+
+        stream_create: cuStreamCreate = hipStreamCreateWithFlags(stream: *mut CUstream, flags: c_uint);
+        stream_destroy: cuStreamDestroy_v2 = hipStreamDestroy(stream: CUstream);
+        stream_synchronize: cuStreamSynchronize = hipStreamSynchronize(stream: CUstream);
+        stream_wait_event: cuStreamWaitEvent = hipStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        event_create: cuEventCreate = hipEventCreateWithFlags(event: *mut CUevent, flags: c_uint);
+        event_destroy: cuEventDestroy_v2 = hipEventDestroy(event: CUevent);
+        event_record: cuEventRecord = hipEventRecord(event: CUevent, stream: CUstream);
+        event_synchronize: cuEventSynchronize = hipEventSynchronize(event: CUevent);
+    }
+    nvidia {
         primary_context_retain: cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
         primary_context_release: cuDevicePrimaryCtxRelease_v2(device: CUdevice);
         context_push: cuCtxPushCurrent_v2(context: CUcontext);
         context_pop: cuCtxPopCurrent_v2(context: *mut CUcontext);
-
-        mem_info: cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-        mem_alloc: cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
-        mem_free: cuMemFree_v2(address: CUdeviceptr);
-        mem_host_alloc: cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
-        mem_free_host: cuMemFreeHost(address: *mut c_void);
 
         mem_granularity: cuMemGetAllocationGranularity(
             bytes: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags
@@ -273,21 +211,20 @@ functions! {
         mem_unmap: cuMemUnmap(address: CUdeviceptr, bytes: usize);
         mem_set_access: cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
 
-        copy_to_device: cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
-        copy_on_device: cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        copy_anywhere: cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        copy_between: cuMemcpyPeerAsync(
+        copy_by_address: cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        copy_between_contexts: cuMemcpyPeerAsync(
             to: CUdeviceptr, context: CUcontext, from: CUdeviceptr, other: CUcontext, bytes: usize, stream: CUstream
         );
+    }
+    amd {
+        current_device: hipGetDevice(device: *mut c_int);
+        set_device: hipSetDevice(device: c_int);
+        last_error: hipGetLastError();
 
-        stream_create: cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-        stream_destroy: cuStreamDestroy_v2(stream: CUstream);
-        stream_synchronize: cuStreamSynchronize(stream: CUstream);
-        stream_wait_event: cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-        event_create: cuEventCreate(event: *mut CUevent, flags: c_uint);
-        event_destroy: cuEventDestroy_v2(event: CUevent);
-        event_record: cuEventRecord(event: CUevent, stream: CUstream);
-        event_synchronize: cuEventSynchronize(event: CUevent);
+        copy_of_kind: hipMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, kind: c_uint, stream: CUstream);
+        copy_between_devices: hipMemcpyPeerAsync(
+            to: CUdeviceptr, device: c_int, from: CUdeviceptr, other: c_int, bytes: usize, stream: CUstream
+        );
     }
     optional {
         default_pool: cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
@@ -298,32 +235,28 @@ functions! {
 }
 
 /// The drivers that were loaded, by what they were asked for as; as a rule, one.
-static LOADED: Mutex<Vec<(OsString, &'static Driver)>> = Mutex::new(Vec::new());
+static LOADED: Mutex<Vec<(Vendor, OsString, &'static Driver)>> = Mutex::new(Vec::new());
 
 /// The functions of a driver.
 #[derive(Debug)]
 pub struct Driver {
+    vendor: Vendor,
     functions: Functions,
 }
 
 impl Driver {
-    /// The driver whose library has the name or the path `library`, as NVIDIA's is `libcuda.so.1`. It stays loaded for the
-    /// rest of the process: a driver that has started has threads and exit handlers, and an engine may use it too.
+    /// The driver of `vendor` whose library has the name or the path `library`, as NVIDIA's is `libcuda.so.1`. It stays loaded for
+    /// the rest of the process: a driver that has started has threads and exit handlers, and an engine may use it too.
     ///
     /// # Errors
-    /// There is no such library, or it lacks a function that every driver from CUDA 11.4 on has.
-    pub fn load(library: &OsStr) -> Result<&'static Self, Unavailable> {
+    /// There is no such library, or it lacks a function that every driver from CUDA 11.4 or ROCm 6 on has.
+    pub fn load(vendor: Vendor, library: &OsStr) -> Result<&'static Self, Unavailable> {
         // Held while the library is opened: two threads that ask for the same one get the same one.
         let mut loaded = LOADED.lock();
-        if let Some((_, driver)) = loaded.iter().find(|(path, _)| path == library) {
+        if let Some((.., driver)) = loaded.iter().find(|(whose, path, _)| *whose == vendor && path == library) {
             return Ok(driver);
         }
-        let name = library.to_string_lossy();
-        // SAFETY: loading a library runs its initialisers; the driver is made for that.
-        let opened = unsafe { libloading::Library::new(library) }.map_err(|error| Unavailable::Library {
-            name: name.clone().into_owned(),
-            why: error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
-        })?;
+        let (name, opened) = open(vendor, &vendor.files(library))?;
         let find = |symbol: &str| {
             let symbol = CString::new(symbol).ok()?;
             // SAFETY: only the symbol's address is taken, which stays good: the library is never closed once all were found.
@@ -331,10 +264,10 @@ impl Driver {
             place.map(<*mut c_void>::cast_const)
         };
         // SAFETY: a library that has all these symbols is the driver, or one that stands in for it.
-        let driver = unsafe { Self::from_symbols(&name, find) }?;
+        let driver = unsafe { Self::from_symbols(vendor, &name, find) }?;
         mem::forget(opened);
         let driver: &'static Self = Box::leak(Box::new(driver));
-        loaded.push((library.to_owned(), driver));
+        loaded.push((vendor, library.to_owned(), driver));
         Ok(driver)
     }
 
@@ -344,12 +277,21 @@ impl Driver {
     /// [`Unavailable::Symbol`] for the first function that it lacks.
     ///
     /// # Safety
-    /// What `find` gives for a symbol is a function that behaves as NVIDIA's of this name, for the rest of the process.
-    pub unsafe fn from_symbols(name: &str, find: impl Fn(&str) -> Option<*const c_void>) -> Result<Self, Unavailable> {
+    /// What `find` gives for a symbol is a function that behaves as the vendor's of this name, for the rest of the process.
+    pub unsafe fn from_symbols(
+        vendor: Vendor,
+        name: &str,
+        find: impl Fn(&str) -> Option<*const c_void>,
+    ) -> Result<Self, Unavailable> {
         // SAFETY: the caller's promise.
-        unsafe { Functions::find(find) }
-            .map(|functions| Self { functions })
-            .map_err(|symbol| Unavailable::Symbol { library: name.to_owned(), symbol })
+        unsafe { Functions::find(vendor, find) }
+            .map(|functions| Self { vendor, functions })
+            .map_err(|symbol| Unavailable::Symbol { vendor, library: name.to_owned(), symbol })
+    }
+
+    /// Whose driver it is.
+    pub fn vendor(&self) -> Vendor {
+        self.vendor
     }
 
     /// Starts the driver, which is asked of every process before anything else; again, it does nothing.
@@ -372,7 +314,11 @@ impl Driver {
 
     /// A number that says something about a device.
     pub(super) fn attribute(&self, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, Failure> {
-        // SAFETY: one value is written; the device is one of the driver's, and `which` one of the attributes of CUDA 11.4.
+        let Some(which) = self.vendor.attribute(which) else {
+            // What the driver says of a number that it does not know.
+            return Err(self.failure("hipDeviceGetAttribute", CUresult::CUDA_ERROR_INVALID_VALUE as Status));
+        };
+        // SAFETY: one value is written; the device is one of the driver's, and a number that the driver does not know it refuses.
         out(|value| unsafe { self.device_attribute(value, which, device) })
     }
 
@@ -389,13 +335,51 @@ impl Driver {
     }
 
     fn check(&self, function: &'static str, code: Status) -> Result<(), Failure> {
-        if code == CUresult::CUDA_SUCCESS as Status {
-            return Ok(());
-        }
+        if code == CUresult::CUDA_SUCCESS as Status { Ok(()) } else { Err(self.failure(function, code)) }
+    }
+
+    fn failure(&self, function: &'static str, code: Status) -> Failure {
         let name = self.error_text(self.functions.error_name, code);
         let text = self.error_text(self.functions.error_string, code);
-        Err(Failure { function, code, name, text })
+        if let Some(last_error) = self.functions.last_error {
+            // HIP keeps a thread's failure until somebody asks for the last one, and the engine, which asks after kernels that it
+            // starts, would take ours for its own.
+            // SAFETY: it takes nothing and may be called at any time.
+            unsafe { last_error() };
+        }
+        Failure { function, code, name, text }
     }
+}
+
+/// Opens the library of a driver: where it may have several names, one that the process has already, or else the first that there
+/// is. Gives the name that it has.
+pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloading::Library), Unavailable> {
+    if files.len() > 1 {
+        for file in files {
+            let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+            // SAFETY: only a library whose initialisers have run is opened.
+            if let Ok(opened) = unsafe { libloading::os::unix::Library::open(Some(file), flags) } {
+                return Ok((file.to_string_lossy().into_owned(), opened.into()));
+            }
+        }
+    }
+    let mut refused: Option<(String, String)> = None;
+    for file in files {
+        let name = file.to_string_lossy().into_owned();
+        // SAFETY: loading a library runs its initialisers; the driver is made for that.
+        match unsafe { libloading::Library::new(file) } {
+            Ok(opened) => return Ok((name, opened)),
+            Err(error) => {
+                let why = error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                // That one is there and cannot be loaded says more than that another is not.
+                if refused.as_ref().is_none_or(|(name, why)| is_missing(name, why)) {
+                    refused = Some((name, why));
+                }
+            }
+        }
+    }
+    let (name, why) = refused.unwrap_or_default();
+    Err(Unavailable::Library { vendor, name, why })
 }
 
 /// Calls a function that writes one value.

@@ -1,8 +1,9 @@
-//! NVIDIA's GPUs, through their driver: what there is, memory of it, and copies on a stream of our own.
+//! GPUs, through their vendor's driver: what there is, memory of it, and copies on a stream of our own. The driver is NVIDIA's, whose
+//! names things have here, or AMD's, which `vendor` makes the same of.
 //!
 //! ```text
-//!   probe                      driver       libcuda.so.1, opened at run time: a table of functions, each found by its name
-//!     which GPUs there are       |
+//!   probe                      driver       libcuda.so.1 or libamdhip64.so, opened at run time: a table of functions, each found by
+//!     which GPUs there are       |          its name; vendor: what differs; failure: what is said when it refuses
 //!                              device       what the rest shares: the primary context, our stream, the book of regions
 //!                                |
 //!         .------------.---------+---+-----------.----------------.
@@ -15,7 +16,7 @@
 //!
 //! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides may meet.
 //! A call of ours makes that context current and puts back what was there (`context`), because the engine ends the process if it
-//! finds a thread in a context that it does not know.
+//! finds a thread in a context that it does not know. On AMD's GPUs it is the thread's device that is set and put back.
 //!
 //! Nothing here knows the engine. What it still does with memory the caller waits for, as seen from the host, before it says a word
 //! here: our stream waits for nothing of the engine's. [`Carrier::order`] makes a stream of the engine wait for all copies.
@@ -29,6 +30,7 @@ mod context;
 mod device;
 mod driver;
 mod exchange;
+mod failure;
 mod maker;
 mod owned;
 mod pinned;
@@ -39,6 +41,7 @@ mod staging;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod vendor;
 
 pub use self::{
     backing::{CHUNK, CudaBacking},
@@ -47,4 +50,5 @@ pub use self::{
     pinned::PinnedBacking,
     pool::{EnginePool, FixedShare, PoolUsage},
     probe::{Gpu, Offer, Version, probe, probe_library},
+    vendor::Vendor,
 };

@@ -13,7 +13,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// The driver's own allocation on a device: `cuMemAlloc`, aligned to 256 bytes.
+/// The driver's own allocation on a device: `cuMemAlloc` or `hipMalloc`, aligned to 256 bytes.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     context: Arc<Context>,
@@ -67,8 +67,8 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// The host's memory that the driver keeps in place, so that devices read and write it by themselves: `cuMemHostAlloc`. The
-/// host's address is the devices' too.
+/// The host's memory that the driver keeps in place, so that devices read and write it by themselves: `cuMemHostAlloc` or
+/// `hipHostMalloc`. The host's address is the devices' too.
 #[derive(Debug)]
 pub(super) struct PinnedMemory {
     context: Arc<Context>,

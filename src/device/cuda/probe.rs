@@ -1,7 +1,7 @@
-//! What the NVIDIA driver of this machine offers: its version, and each GPU's name, memory and compute capability.
+//! What a vendor's driver of this machine offers: its version, and each GPU's name, memory and compute capability.
 //!
 //! ```text
-//!  probe() ---> Driver::load ---> cuInit ---> the version, the GPUs
+//!  probe() ---> Driver::load ---> cuInit, hipInit ---> the version, the GPUs
 //!                   |                |
 //!                   v                v
 //!       Unavailable::Library     Unavailable::Call
@@ -18,15 +18,22 @@ use std::{
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::driver::{Driver, Failure, LIBRARY, Unavailable, out, out_pointer};
+use super::{
+    driver::{Driver, Failure, Unavailable, out, out_pointer},
+    vendor::Vendor,
+};
 use crate::units::Bytes;
 
 /// What the driver offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The newest CUDA that the driver runs (`cuDriverGetVersion`); not the number of the driver's own release.
-    pub cuda: Version,
-    /// The GPUs that this process may use, in the driver's order. `CUDA_VISIBLE_DEVICES` hides and orders them.
+    /// Whose driver it is.
+    pub vendor: Vendor,
+    /// The newest CUDA that NVIDIA's driver runs (`cuDriverGetVersion`), not the number of the driver's own release; HIP's
+    /// version on AMD's.
+    pub version: Version,
+    /// The GPUs that this process may use, in the driver's order. `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` hides and
+    /// orders them.
     pub gpus: Vec<Gpu>,
 }
 
@@ -41,8 +48,8 @@ pub struct Gpu {
     pub memory: Bytes,
     /// Which instructions it runs: what an engine must have been built for.
     pub compute_capability: Version,
-    /// Whether it has memory that is allocated and freed in the order of streams (`cuMemAllocAsync`). Some virtual and some
-    /// embedded GPUs have none.
+    /// Whether programs' scratch can come from a pool of the driver's (`cuMemAllocAsync`). Some virtual and some embedded GPUs of
+    /// NVIDIA's have none, and XLA's engine for AMD's uses none.
     pub pools: bool,
 }
 
@@ -61,11 +68,13 @@ impl fmt::Display for Version {
     }
 }
 
-/// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`.
+/// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`, or `AMD driver for HIP
+/// 7.0: ...`.
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.gpus.len();
-        write!(f, "NVIDIA driver for CUDA {}: {count} GPU{}", self.cuda, if count == 1 { "" } else { "s" })?;
+        let (vendor, interface, plural) = (self.vendor, self.vendor.interface(), if count == 1 { "" } else { "s" });
+        write!(f, "{vendor} driver for {interface} {}: {count} GPU{plural}", self.version)?;
         let alike = |a: &Gpu, b: &Gpu| {
             (&a.name, a.memory, a.compute_capability, a.pools) == (&b.name, b.memory, b.compute_capability, b.pools)
         };
@@ -76,7 +85,7 @@ impl fmt::Display for Offer {
             }
             let Gpu { name, memory, compute_capability, pools, .. } = &group[0];
             write!(f, "{name}, {memory}, compute capability {compute_capability}")?;
-            if !pools {
+            if !pools && vendor == Vendor::Nvidia {
                 write!(f, ", no memory pools")?;
             }
         }
@@ -84,26 +93,33 @@ impl fmt::Display for Offer {
     }
 }
 
-/// Asks the driver of this machine. Takes as long as the driver needs to start: up to seconds with many GPUs.
+/// Asks the vendor's driver of this machine. Takes as long as the driver needs to start: up to seconds with many GPUs.
 ///
 /// # Errors
 /// There is no driver, it is not one that we know, or it answers with an error.
-pub fn probe() -> Result<Offer, Unavailable> {
-    probe_library(LIBRARY)
+pub fn probe(vendor: Vendor) -> Result<Offer, Unavailable> {
+    probe_library(vendor, vendor.library())
 }
 
-/// Asks the driver whose library has the name or the path `library`; tests have one of their own.
+/// Asks the vendor's driver whose library has the name or the path `library`; tests have one of their own.
 ///
 /// # Errors
 /// As [`probe`].
-pub fn probe_library(library: impl AsRef<OsStr>) -> Result<Offer, Unavailable> {
-    let driver = Driver::load(library.as_ref())?;
+pub fn probe_library(vendor: Vendor, library: impl AsRef<OsStr>) -> Result<Offer, Unavailable> {
+    probe_driver(Driver::load(vendor, library.as_ref())?)
+}
+
+pub(super) fn probe_driver(driver: &Driver) -> Result<Offer, Unavailable> {
+    ask(driver).map_err(|failure| Unavailable::call(driver.vendor(), &failure))
+}
+
+fn ask(driver: &Driver) -> Result<Offer, Failure> {
     driver.start()?;
     // SAFETY: one value is written.
-    let cuda: c_int = out(|version| unsafe { driver.driver_version(version) })?;
+    let number: c_int = out(|version| unsafe { driver.driver_version(version) })?;
     Ok(Offer {
-        // 13020 is 13.2: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
-        cuda: Version { major: cuda / 1000, minor: cuda % 1000 / 10 },
+        vendor: driver.vendor(),
+        version: driver.vendor().version(number),
         gpus: (0..driver.devices()?).map(|ordinal| gpu(driver, ordinal)).collect::<Result<_, _>>()?,
     })
 }

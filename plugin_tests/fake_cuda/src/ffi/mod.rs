@@ -11,11 +11,13 @@ use crate::status::{self, Answer, Status, misuse};
 
 mod control;
 mod devices;
+mod hip;
 mod memory;
 mod streams;
 
 pub use control::*;
 pub use devices::*;
+pub use hip::*;
 pub use memory::*;
 pub use streams::*;
 
@@ -169,7 +171,7 @@ const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
 /// The function of a name: of the driver, or of the tests' own.
 pub fn symbol(name: &str) -> Option<*const c_void> {
-    let tables = [devices::TABLE, devices::MORE, memory::TABLE, streams::TABLE, control::TABLE];
+    let tables = [devices::TABLE, devices::MORE, memory::TABLE, streams::TABLE, control::TABLE, hip::TABLE];
     let found = tables.into_iter().flatten().find(|(known, _)| *known == name);
     found.map(|(_, function)| function.cast())
 }

@@ -6,7 +6,7 @@ use fake_cuda::control;
 
 use super::*;
 use crate::{
-    device::cuda::{EnginePool, PinnedBacking, Unavailable, driver::REQUIRED},
+    device::cuda::{EnginePool, PinnedBacking, Unavailable, driver::required},
     error::Code,
 };
 
@@ -97,27 +97,31 @@ fn a_device_that_cannot_be_opened_holds_nothing() {
 }
 
 /// A driver without some symbols.
-fn without(missing: &[&'static str]) -> Result<Driver, Unavailable> {
+fn without(vendor: Vendor, missing: &[&'static str]) -> Result<Driver, Unavailable> {
     let find = |symbol: &str| if missing.contains(&symbol) { None } else { fake_cuda::symbol(symbol) };
     // SAFETY: the functions of a driver that is linked to the test.
-    unsafe { Driver::from_symbols("an old one", find) }
+    unsafe { Driver::from_symbols(vendor, "an old one", find) }
 }
 
 #[test]
 fn a_driver_that_lacks_a_function_is_no_driver() {
-    for &symbol in REQUIRED {
-        let why = without(&[symbol]).expect_err("a function is missing");
-        assert_eq!(why, Unavailable::Symbol { library: "an old one".to_owned(), symbol });
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        for &symbol in required(vendor) {
+            let why = without(vendor, &[symbol]).expect_err("a function is missing");
+            assert_eq!(why, Unavailable::Symbol { vendor, library: "an old one".to_owned(), symbol });
+            let text = format!("no {vendor} driver that can be asked: an old one has no symbol {symbol}");
+            assert_eq!(why.to_string(), text);
+        }
+        let why = Driver::load(vendor, OsStr::new("libgpu-of-no-machine.so.1")).expect_err("no such library");
+        assert_eq!(why.to_string(), format!("no {vendor} driver (libgpu-of-no-machine.so.1 not found)"));
     }
-    let why = Driver::load(OsStr::new("libcuda-of-no-machine.so.1")).expect_err("no such library");
-    assert_eq!(why.to_string(), "no NVIDIA driver (libcuda-of-no-machine.so.1 not found)");
 }
 
 #[test]
 fn an_older_driver_has_no_pools() {
     let _session = Session::begin(&[]);
     let pools = ["cuDeviceGetDefaultMemPool", "cuMemPoolGetAttribute", "cuMemPoolSetAttribute", "cuMemPoolTrimTo"];
-    let driver: &'static Driver = Box::leak(Box::new(without(&pools).expect("all else is there")));
+    let driver: &'static Driver = Box::leak(Box::new(without(Vendor::Nvidia, &pools).expect("all else is there")));
     let gpu = CudaDevice::open(driver, 0, &[]).expect("a GPU");
     assert!(EnginePool::of(&gpu).expect("an answer").is_none());
     let (region, content) = filled(&chunked(&gpu), 4 << 20, 1);
@@ -138,7 +142,7 @@ fn with_attributes(attribute: Attribute) -> &'static Driver {
         _ => fake_cuda::symbol(symbol),
     };
     // SAFETY: the functions of a driver that is linked to the test, and one of its type.
-    let driver = unsafe { Driver::from_symbols("another one", find) }.expect("every function");
+    let driver = unsafe { Driver::from_symbols(Vendor::Nvidia, "another one", find) }.expect("every function");
     Box::leak(Box::new(driver))
 }
 

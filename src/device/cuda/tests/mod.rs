@@ -1,8 +1,9 @@
-//! The CUDA device, on drivers made for tests: `probe` on small libraries, all else on one that plays a whole driver and finds
-//! what is not ordered.
+//! GPUs, on drivers made for tests: `probe` on small libraries, all else on one that plays a whole driver and finds what is not
+//! ordered; `hip` by AMD's names, the others by NVIDIA's.
 
 mod contexts;
 mod copies;
+mod hip;
 mod moves;
 mod probe;
 mod regions;
@@ -17,7 +18,7 @@ use std::{
 
 use fake_cuda::{FakeCudaRange, Session, control};
 
-use super::{CudaBacking, CudaDevice, Driver};
+use super::{CudaBacking, CudaDevice, Driver, Vendor};
 use crate::{
     device::{Carrier, HostArray, Mover},
     error::Result,
@@ -40,9 +41,17 @@ macro_rules! cu {
 use cu;
 
 fn driver() -> &'static Driver {
-    static DRIVER: OnceLock<Driver> = OnceLock::new();
-    // SAFETY: the functions of a driver that is linked to the test.
-    DRIVER.get_or_init(|| unsafe { Driver::from_symbols("fake", fake_cuda::symbol) }.expect("every function"))
+    driver_of(Vendor::Nvidia)
+}
+
+/// The same GPUs by a vendor's functions.
+fn driver_of(vendor: Vendor) -> &'static Driver {
+    static NVIDIA: OnceLock<Driver> = OnceLock::new();
+    static AMD: OnceLock<Driver> = OnceLock::new();
+    vendor.either(&NVIDIA, &AMD).get_or_init(|| {
+        // SAFETY: the functions of a driver that is linked to the test.
+        unsafe { Driver::from_symbols(vendor, "fake", fake_cuda::symbol) }.expect("every function")
+    })
 }
 
 /// A driver of its own, and GPU 0 of it. At the end nothing may have gone wrong that was not asked for by [`Rig::found`].

@@ -1,9 +1,9 @@
 //! The probe, on drivers made here: small libraries that answer as NVIDIA's does.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{ffi::OsStr, fs, path::PathBuf, process::Command};
 
 use crate::{
-    device::cuda::{Gpu, Unavailable, Version, driver::REQUIRED, probe, probe_library},
+    device::cuda::{Gpu, Offer, Unavailable, Vendor, Version, driver::required, probe},
     units::Bytes,
 };
 
@@ -69,6 +69,10 @@ int cuGetErrorString(int code, const char **text) {
 }
 "#;
 
+fn probe_library(library: impl AsRef<OsStr>) -> Result<Offer, Unavailable> {
+    super::super::probe_library(Vendor::Nvidia, library)
+}
+
 /// A driver, and the folder that it lies in.
 struct Made {
     library: PathBuf,
@@ -80,8 +84,9 @@ fn make(definitions: &[&str]) -> Made {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, library) = (folder.path().join("driver.c"), folder.path().join("libcuda.so.1"));
     // What the probe does not call is there all the same, as in a real driver.
-    let rest =
-        REQUIRED.iter().filter(|symbol| !SOURCE.contains(&format!("{symbol}(")) && **symbol != "cuDeviceTotalMem_v2");
+    let rest = required(Vendor::Nvidia)
+        .iter()
+        .filter(|symbol| !SOURCE.contains(&format!("{symbol}(")) && **symbol != "cuDeviceTotalMem_v2");
     let rest: String = rest.map(|symbol| format!("int {symbol}(void) {{ return 801; }}\n")).collect();
     fs::write(&source, format!("{SOURCE}{rest}")).expect("writing the source");
     let status = Command::new("gcc")
@@ -107,7 +112,7 @@ fn refusal(definitions: &[&str]) -> (Unavailable, String) {
 fn a_driver_tells_its_version_and_gpus() {
     let made = make(&[]);
     let driver = probe_library(&made.library).expect("a driver");
-    assert_eq!(driver.cuda, Version { major: 13, minor: 2 });
+    assert_eq!((driver.vendor, driver.version), (Vendor::Nvidia, Version { major: 13, minor: 2 }));
     let ordinals: Vec<_> = driver.gpus.iter().map(|gpu| gpu.ordinal).collect();
     assert_eq!(ordinals, [0, 1, 2]);
     assert_eq!(
@@ -185,10 +190,12 @@ fn a_file_that_is_no_library_is_named_with_the_loaders_reason() {
 #[test]
 fn this_machine_gives_an_answer() {
     // Whatever the machine has: an answer in one line, and the same one again.
-    let text = || probe().map_or_else(|why| why.to_string(), |driver| driver.to_string());
-    let answer = text();
-    assert!(answer.contains("NVIDIA driver") && !answer.contains('\n'), "{answer}");
-    assert_eq!(text(), answer);
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let text = || probe(vendor).map_or_else(|why| why.to_string(), |driver| driver.to_string());
+        let answer = text();
+        assert!(answer.contains(&format!("{vendor} driver")) && !answer.contains('\n'), "{answer}");
+        assert_eq!(text(), answer);
+    }
 }
 
 #[test]
