@@ -365,7 +365,8 @@ def test_track_finds_who_made_the_peak():
         # Nearly: small arrays of other tests may be collected meanwhile.
         assert track.peak > track.start + (7 << 19) and track.end < track.peak, track
         (holder,) = (holder for holder in track.holders if holder.origin == mine)
-        assert holder.bytes == (8 << 20 if track is told[1] else 4 << 20), track
+        # What the blocks take: at 4 MiB some have a colour of 32 KiB.
+        assert 0 <= holder.bytes - (8 << 20 if track is told[1] else 4 << 20) <= 2 << 15, track
         assert mine in str(track)
     assert len(outer.devices) == len(jax.devices("arena"))
     assert raises.end <= raises.peak and raises.start + (7 << 19) < raises.end <= raises.start + (4 << 20)
