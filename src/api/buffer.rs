@@ -271,12 +271,24 @@ impl Buffer {
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated.
     pub fn take_up(&self) -> Result<*mut sys::PJRT_Buffer> {
+        self.take_up_by(State::begin_use)
+    }
+
+    /// As [`Buffer::take_up`], by an execution on the buffer's device: until [`Buffer::land_run`].
+    ///
+    /// # Errors
+    /// As [`Buffer::take_up`].
+    pub fn take_up_to_run(&self) -> Result<*mut sys::PJRT_Buffer> {
+        self.take_up_by(State::begin_run)
+    }
+
+    fn take_up_by(&self, begin: impl FnOnce(&mut State<Body>)) -> Result<*mut sys::PJRT_Buffer> {
         let mut state = self.state();
         if state.life() != Life::Live {
             return Err(Error::invalid_argument(GONE));
         }
         let handle = self.open_handle(&state)?;
-        state.begin_use();
+        begin(&mut state);
         Ok(handle)
     }
 
@@ -313,9 +325,18 @@ impl Buffer {
 
     /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
     pub fn land(&self) {
+        self.land_by(State::end_use);
+    }
+
+    /// Ends what [`Buffer::take_up_to_run`] began.
+    pub fn land_run(&self) {
+        self.land_by(State::end_run);
+    }
+
+    fn land_by(&self, end: impl FnOnce(&mut State<Body>)) {
         let (freed, homing) = {
             let mut state = self.state();
-            state.end_use();
+            end(&mut state);
             (state.settle(), state.homing && state.is_at_rest())
         };
         // The arena has a lock of its own: free after giving up ours.
@@ -404,6 +425,8 @@ impl Buffer {
                 return;
             }
             if state.go_home() {
+                drop(state);
+                self.offer();
                 return;
             }
         }

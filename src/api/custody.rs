@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   users > 0      executions and transfers under way: the bytes stay where they are
+//!   runs > 0       so many of the users are executions, which a GPU does one after another
 //!   copies > 0     so many of the users are we ourselves: the engine, which does not know, must not end the bytes
 //!   references > 0 outsiders hold the address until they say otherwise: likewise
 //!   given for good an outsider holds the address for ever: likewise
@@ -80,6 +81,7 @@ pub enum Writing {
 pub struct State<T> {
     life: Life,
     users: u32,
+    runs: u32,
     copies: u32,
     references: u32,
     address_known: bool,
@@ -126,7 +128,7 @@ impl<T> State<T> {
     /// The bytes are those of a run's result.
     pub fn is_result_of(&mut self, writing: Writing) {
         match writing {
-            Writing::UnderWay => self.begin_use(),
+            Writing::UnderWay => self.begin_run(),
             Writing::Done => self.mark_whole(),
             Writing::Failed => {}
         }
@@ -146,6 +148,24 @@ impl<T> State<T> {
     pub fn end_use(&mut self) {
         debug_assert!(self.users > 0, "landed more often than taken up");
         self.users -= 1;
+    }
+
+    /// Begins a use of the bytes by an execution on their device.
+    pub fn begin_run(&mut self) {
+        self.begin_use();
+        self.runs += 1;
+    }
+
+    /// Ends what [`Self::begin_run`] began.
+    pub fn end_run(&mut self) {
+        debug_assert!(self.runs > 0, "runs ended more often than begun");
+        self.runs -= 1;
+        self.end_use();
+    }
+
+    /// Whether executions on their device alone use the bytes.
+    pub fn is_only_run(&self) -> bool {
+        self.users == self.runs && self.references == 0 && !self.address_known
     }
 
     /// Begins a use of the bytes that the engine does not know of.
@@ -250,6 +270,7 @@ impl<T> Custody<T> {
         let state = State {
             life: Life::Live,
             users: 0,
+            runs: 0,
             copies: 0,
             references: 0,
             address_known: false,

@@ -65,7 +65,7 @@ impl Passengers<'_> {
         for &argument in arguments {
             // SAFETY: the caller's promise.
             let buffer = unsafe { Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")? };
-            handles.push(buffer.take_up()?);
+            handles.push(buffer.take_up_to_run()?);
             self.seats.push(Some(buffer));
         }
         Ok(())
@@ -75,7 +75,7 @@ impl Passengers<'_> {
 impl Drop for Passengers<'_> {
     fn drop(&mut self) {
         for buffer in self.seats.iter().flatten() {
-            buffer.land();
+            buffer.land_run();
         }
     }
 }
@@ -283,7 +283,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 Some(event) if writing == Writing::UnderWay => {
                     // SAFETY: the caller's context is alive during the call.
                     let context = unsafe { handle.and_then(|_| Context::share(given)) };
-                    let mut cargo = Cargo { consumed, context, scratch: lane.scratch.take(), ..Cargo::default() };
+                    let mut cargo =
+                        Cargo { consumed, context, scratch: lane.scratch.take(), is_run: true, ..Cargo::default() };
                     for seat in &mut passengers.seats[seats] {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));

@@ -55,6 +55,10 @@ pub struct Cargo {
     pub results: SmallVec<[Arc<Buffer>; 2]>,
     /// Blocks that no buffer took, but that the engine may still use.
     pub leftovers: Vec<Held>,
+    /// Blocks that several flights may use still, until the last of them lands.
+    pub outlasting: Vec<Arc<Held>>,
+    /// Whether it is an execution.
+    pub is_run: bool,
     /// What the arena keeps for its scratch.
     pub scratch: Option<Scratch>,
     /// Handles to destroy.
@@ -120,14 +124,15 @@ impl Cargo {
     /// Gives up all memory, and hands each buffer to `home` that was to come home after this.
     fn unload(&mut self, succeeded: bool, mut home: impl FnMut(Homecomer)) {
         self.leftovers.clear();
+        self.outlasting.clear();
         self.scratch = None;
         for buffer in self.buffers.drain(..) {
-            if let Some(homecomer) = buffer.arrive(false) {
+            if let Some(homecomer) = buffer.arrive(false, self.is_run) {
                 home(homecomer);
             }
         }
         for result in self.results.drain(..) {
-            if let Some(homecomer) = result.arrive(succeeded) {
+            if let Some(homecomer) = result.arrive(succeeded, self.is_run) {
                 home(homecomer);
             }
         }
@@ -213,6 +218,20 @@ impl Traffic {
         self.flights.lock().push_back(Arc::clone(&flight));
         // SAFETY: the callback takes the share back, and touches only memory of ours.
         unsafe { event.on_ready(Flight::arrived, Arc::into_raw(flight).cast_mut().cast()) };
+    }
+
+    /// Frees a block once everything lands that is under way now.
+    pub fn outlast(&self, held: Held) {
+        held.retire();
+        let held = Arc::new(held);
+        let flights: SmallVec<[Arc<Flight>; 8]> = self.flights.lock().iter().cloned().collect();
+        for flight in flights {
+            let cargo = &mut *flight.cargo.lock();
+            // Under the lock: what is done now uses nothing, and what is not unloads this later.
+            if !flight.done.load(Ordering::SeqCst) {
+                cargo.outlasting.push(Arc::clone(&held));
+            }
+        }
     }
 
     /// Keeps a buffer whose handle cannot be destroyed yet.

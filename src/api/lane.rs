@@ -33,6 +33,8 @@ pub struct Destination {
     pub view: Raw<sys::PJRT_Buffer>,
     /// The buffer that lay there in the run before, where its owner gave it back.
     pub shell: Option<Arc<Buffer>>,
+    /// Whether runs under way use the block still.
+    pub is_in_use: bool,
 }
 
 /// Why destinations were not placed.
@@ -219,7 +221,9 @@ impl<'a> Lane<'a> {
         for destination in self.destinations.drain(..).chain(stand_ins) {
             // SAFETY: the view is ours.
             unsafe { views::destroy(client.engine, destination.view.0) };
-            drop(destination.held);
+            if destination.is_in_use {
+                client.traffic.outlast(destination.held);
+            }
         }
     }
 
@@ -237,7 +241,7 @@ impl<'a> Lane<'a> {
             let maker = Maker { origin: loaded.program.origin_ids[result], run: self.run };
             let spare = loaded.spares.get(self.index).and_then(|spares| spares.take(number, maker));
             if let Some(Spare { held, view, shell, .. }) = spare {
-                self.destinations.push(Destination { held, view, shell: Some(shell) });
+                self.destinations.push(Destination { held, view, shell: Some(shell), is_in_use: false });
                 continue;
             }
             let shape = &loaded.program.results[result];
@@ -246,10 +250,20 @@ impl<'a> Lane<'a> {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
-            let held = client.allocate(arena, shape, maker).map_err(full)?;
-            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight.
-            let view = unsafe { client.view(memory, held.address(), shape)? };
-            self.destinations.push(Destination { held, view: Raw(view), shell: None });
+            let homing = loaded.spares.get(self.index).and_then(|spares| spares.take_homing(number, maker));
+            let is_in_use = homing.is_some();
+            let held = homing.map_or_else(|| client.allocate(arena, shape, maker).map_err(full), Ok)?;
+            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight. Where runs use it
+            // still, the engine does this one after them.
+            match unsafe { client.view(memory, held.address(), shape) } {
+                Ok(view) => self.destinations.push(Destination { held, view: Raw(view), shell: None, is_in_use }),
+                Err(error) => {
+                    if is_in_use {
+                        client.traffic.outlast(held);
+                    }
+                    return Err(error.into());
+                }
+            }
         }
         Ok(())
     }

@@ -385,7 +385,7 @@ impl Loaded {
     /// Where a result in the destination with this number goes when it is destroyed.
     pub fn nest(&self, lane: usize, destination: usize) -> Option<Nest> {
         let result = *self.program.plan.destinations.get(destination)?;
-        if self.program.results[result].size > spares::LARGEST {
+        if self.program.results[result].size > spares::LARGEST && !self.client.orders_runs() {
             return None;
         }
         let spares = self.spares.get(lane).filter(|spares| spares.has(destination))?;

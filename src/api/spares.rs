@@ -3,13 +3,20 @@
 //! ```text
 //!  Execute -> output (block + handle) -> the owner destroys it -> spare of that result -> next Execute's destination
 //!                                                |                      ^
-//!                                                `- in use: it is homing until its last flight lands
+//!                                                `- in use: it is homing until its last flight lands;
+//!                                                   on a GPU the next Execute may have the block before that
 //! ```
 //!
 //! Making a view costs the engine about as much as running a tiny program. But a program's output is such a view: once
 //! its owner has destroyed it and nothing uses it, it can be donated to the next run as it is. Each result of a program
 //! keeps spares on each device, if it is small: for a large one the view costs nothing beside the work, and its memory is
 //! worth more.
+//!
+//! XLA:GPU puts the runs of a device into one stream. What only runs still use, the next run of the program may write at once,
+//! as it does in XLA's own allocator: a step that is not donated its state then takes turns between two places however far
+//! the caller runs ahead. Otherwise each step would find its arrays elsewhere, and the engine record its products anew for each (CUDA graphs).
+//! The handle is not taken over: an error of the run before would cling to it. Should that run come to nothing, the block
+//! outlasts what is under way. Copies and transfers are in other streams, so what they use stays.
 //!
 //! The `PJRT_Buffer` itself is kept with it: it knows its place in the arena's roster, its shape and its program. It
 //! refers to the spares and they to it, until they are cleared or closed.
@@ -19,9 +26,12 @@
 //! One whose caller runs ahead needs as many as there are runs in the queue. Their blocks are retired from the moment that
 //! the owner let go until they are written again, so that the arena's numbers are what they would be without spares.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -96,6 +106,8 @@ impl Spare {
 /// The spares of one program on one device, one place for each destination.
 pub struct Spares {
     places: Box<[Mutex<Vec<Spare>>]>,
+    /// Buffers that are homing, where the next run may have their blocks before they land.
+    homing: Box<[Mutex<VecDeque<Arc<Buffer>>>]>,
     closed: AtomicBool,
 }
 
@@ -103,7 +115,8 @@ impl Spares {
     /// Room for the spares of `destinations`.
     pub fn new(destinations: usize) -> Arc<Self> {
         let places = (0..destinations).map(|_| Mutex::default()).collect();
-        Arc::new(Self { places, closed: AtomicBool::new(false) })
+        let homing = (0..destinations).map(|_| Mutex::default()).collect();
+        Arc::new(Self { places, homing, closed: AtomicBool::new(false) })
     }
 
     /// Whether `destination` has a place.
@@ -124,6 +137,46 @@ impl Spares {
         }
     }
 
+    /// The block of the result in `destination` that was let go last, of those that runs still use, for `maker` to write after
+    /// them. It must go to [`Traffic::outlast`](super::flight::Traffic::outlast) if there is no such run.
+    pub fn take_homing(&self, destination: usize, maker: Maker) -> Option<Held> {
+        let place = self.homing.get(destination)?;
+        loop {
+            // No lock is held while the engine destroys.
+            let buffer = place.lock().pop_back()?;
+            let left = buffer.state().leave_early();
+            let Some((mut held, view)) = left else { continue };
+            let client = &buffer.client;
+            if client.is_open() && !view.is_null() {
+                // SAFETY: the view is ours, and no program was donated it.
+                unsafe { views::destroy(client.engine, view.0) };
+            }
+            match held.renew(maker) {
+                Ok(_) => return Some(held),
+                Err(error) => {
+                    log::error!("{error}");
+                    client.traffic.outlast(held);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Notes a buffer that has begun to home.
+    fn offer(&self, destination: usize, buffer: Arc<Buffer>) {
+        let Some(place) = self.homing.get(destination) else { return };
+        let mut place = place.lock();
+        // Under the lock: who comes to close after this clears the place.
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        // Most that came before have landed, or were taken.
+        while place.len() >= MOST || place.front().is_some_and(|first| !first.state().homing) {
+            place.pop_front();
+        }
+        place.push_back(buffer);
+    }
+
     /// Keeps `spare` for the next run.
     ///
     /// # Errors
@@ -132,7 +185,8 @@ impl Spares {
         let Some(place) = self.places.get(destination) else { return Err(spare) };
         let mut place = place.lock();
         let others = place.len();
-        let enough = others >= MOST || spare.held.size().get() * (others as u64 + 1) > MOST_BYTES.get();
+        let large = spare.held.size().get() > LARGEST as u64;
+        let enough = large || others >= MOST || spare.held.size().get() * (others as u64 + 1) > MOST_BYTES.get();
         // Under the lock: who comes to wait or to close after this clears the place.
         if enough || self.closed.load(Ordering::Acquire) || spare.shell.client.traffic.has_waiters() {
             return Err(spare);
@@ -151,6 +205,11 @@ impl Spares {
             // No lock is held while the engine destroys.
             let spares = std::mem::take(&mut *place.lock());
             spares.into_iter().for_each(Spare::discard);
+        }
+        for place in &self.homing {
+            // They come home all the same.
+            let homing = std::mem::take(&mut *place.lock());
+            drop(homing);
         }
     }
 
@@ -219,6 +278,17 @@ impl State<Body> {
         self.take_out()
     }
 
+    /// Takes the block of a buffer that is homing while executions on its device, and nothing else, still use it; and the handle,
+    /// which is the caller's to destroy.
+    fn leave_early(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
+        if !self.homing || !self.is_only_run() {
+            return None;
+        }
+        let taken = self.take_out()?;
+        self.homing = false;
+        Some(taken)
+    }
+
     /// As [`Self::spare`], of one that programs still use: retires the block, and leaves it and the handle to the last of
     /// them. Whether it did.
     pub fn go_home(&mut self) -> bool {
@@ -252,17 +322,31 @@ impl State<Body> {
 }
 
 impl Buffer {
+    /// Lets the next run have the block of a buffer that is homing, where the engine does one run after another.
+    pub fn offer(self: Arc<Self>) {
+        if self.client.orders_runs()
+            && let Some(Nest { spares, destination }) = self.nest()
+        {
+            Arc::clone(spares).offer(*destination, self);
+        }
+    }
+
     /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
     /// used again, or to be destroyed, where this was the last use, is the caller's.
-    pub fn arrive(self: Arc<Self>, wrote: bool) -> Option<Homecomer> {
+    pub fn arrive(self: Arc<Self>, wrote: bool, is_run: bool) -> Option<Homecomer> {
         let mut state = self.state();
         if wrote {
             state.mark_whole();
         }
-        state.end_use();
+        if is_run {
+            state.end_run()
+        } else {
+            state.end_use()
+        }
         if state.homing && state.is_free() {
             let whole = state.is_whole();
             let (held, view) = state.take_out()?;
+            state.homing = false;
             drop(state);
             return Some(Homecomer { spare: Spare { held, view, shell: self, retired: true }, whole });
         }

@@ -94,6 +94,7 @@ unsafe fn stand_in(lane: &mut Lane<'_>, loaded: &Loaded, argument: usize, buffer
         let shape = &buffer.shape;
         client.view(device.memory, held.address(), shape)?
     };
-    lane.stand_ins.push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None } });
+    lane.stand_ins
+        .push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None, is_in_use: false } });
     Ok(())
 }

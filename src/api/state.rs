@@ -21,9 +21,11 @@ use super::{
     loaded::{Loaded, Program},
     nested::Beside,
     pinned_host::PinnedHost,
+    plugin,
     spares::AllSpares,
 };
 use crate::{
+    config::EngineKind,
     config::{Compact, Settings, ZeroCopy},
     engine::{
         Engine, Raw,
@@ -255,6 +257,12 @@ impl Client {
     /// Where bytes of outsiders that buffers of `device` alias are counted.
     pub fn foreign_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
         Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.foreign_bytes))
+    }
+
+    /// Whether the engine does the executions of a device one after another: XLA:GPU puts them into one stream. XLA's own
+    /// allocator relies on it as well.
+    pub fn orders_runs(&self) -> bool {
+        matches!(plugin::kind(), Some(EngineKind::Cuda | EngineKind::Rocm))
     }
 
     /// Lands all that is done and gives the spares back, so that what is free counts as free.

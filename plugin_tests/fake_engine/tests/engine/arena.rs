@@ -7,7 +7,7 @@ use plugin_tests::{
     plugin,
 };
 
-use crate::common::{DIMS, client, library, ramp};
+use crate::common::{DIMS, client, ramp};
 
 const SLOW: (&str, &str) = ("FAKE_CUDA_LATENCY_US", "2000");
 const MIB: i64 = 1 << 20;
@@ -22,7 +22,7 @@ const DATA_LOSS: Code = Code(15);
 macro_rules! on_the_arena {
     ([$($variable:expr),* $(,)?], $body:expr) => {{
         let [arena, engine, driver] =
-            ["libpjrt_arena.so", "libfake_cuda_engine.so", "libfake_cuda.so"].map(library);
+            ["libpjrt_arena.so", "libfake_cuda_engine.so", "libfake_cuda.so"].map($crate::common::library);
         crate::on_fake_gpu!([
             ("PJRT_ARENA_TEST_LIBRARY", &arena),
             ("PJRT_ARENA_ENGINE", &engine),

@@ -4,9 +4,11 @@
 //!
 //! Every test has a process of its own, as what driver and engine are told in the environment is read once.
 
+#[macro_use]
 mod arena;
 mod arrays;
 mod common;
 mod failures;
 mod programs;
+mod run_ahead;
 mod views;
