@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
@@ -21,6 +21,7 @@ const NAMES: [(&str, &str); 7] = [
     ("pools", "FAKE_CUDA_POOLS"),
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
+    ("trace", "FAKE_CUDA_TRACE"),
 ];
 
 /// How the driver behaves.
@@ -38,6 +39,8 @@ pub struct Settings {
     pub pools: bool,
     /// Whether a violation is said at once, and ends the process with a status of its own.
     pub strict: bool,
+    /// Whether each call is said with its status, and each name that is looked up and not found.
+    pub trace: bool,
     /// What was set by a call, which the environment does not change.
     set: Vec<String>,
     /// What the environment ordered to fail, until `cuInit` is done.
@@ -53,6 +56,7 @@ impl Default for Settings {
             peer: true,
             pools: true,
             strict: false,
+            trace: false,
             set: Vec::new(),
             faults: Vec::new(),
         }
@@ -122,6 +126,7 @@ impl Settings {
                     exit_by_violations();
                 }
             }
+            "trace" => self.trace = flag(name, text)?,
             "fail" => self.faults.push(text.parse()?),
             _ => {
                 let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
@@ -179,6 +184,13 @@ impl State {
             eprintln!("fake_cuda: violation: {sentence}");
         }
         self.books.violations.push(sentence);
+    }
+
+    /// Says what was called, where that is wanted.
+    pub fn trace(&self, sentence: impl FnOnce() -> String) {
+        if self.settings.trace {
+            eprintln!("fake_cuda: {}", sentence());
+        }
     }
 
     /// Takes over what the environment ordered to fail.
@@ -285,6 +297,7 @@ impl Session {
 /// Makes the driver what it was at first. All work that streams have is done before; handles from before stay unknown.
 pub fn reset() {
     let mut driver = state::lock();
+    driver.cancel_all();
     for gpu in 0..driver.gpus.len() {
         driver.wait_for_gpu(gpu);
         driver.destroy_streams(gpu);

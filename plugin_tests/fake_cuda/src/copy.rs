@@ -12,9 +12,11 @@
 
 use crate::{
     memory::{Home, Place, User, overlap},
+    operation::{Order, Work},
+    perform::stage,
     state::Driver,
     status::{self, Answer, misuse},
-    stream::{Order, Waits, Work, stage},
+    stream::Waits,
 };
 
 /// Which memory a function's parameter is for.
@@ -58,24 +60,15 @@ fn find(driver: &Driver, gpu: usize, (side, address): (Side, u64), bytes: u64, w
 /// Copies.
 pub fn copy(driver: &mut Driver, copy: Copy, stream: usize) -> Answer {
     let (line, gpu) = driver.line_to_use(stream)?;
-    let Copy { what, to, from, bytes, waits } = copy;
+    let Copy { to: (_, to), from: (_, from), bytes, waits, .. } = copy;
     if bytes == 0 {
         return Ok(());
     }
-    let bytes = bytes as u64;
-    let destination = find(driver, gpu, to, bytes, true)?;
-    let source = find(driver, gpu, from, bytes, false)?;
-    let ((_, to), (_, from)) = (to, from);
-    if overlap(&(to..to + bytes), &(from..from + bytes)) {
-        return Err(misuse(status::INVALID_VALUE, format!("{bytes} bytes from {from:#x} to {to:#x} overlap")));
-    }
-    let (source_home, home) = (source.home, destination.home);
+    let (mut order, homes) = order(driver, gpu, copy)?;
     let on_host = |home: Home| !matches!(home, Home::Gpu(_));
-    let mut order = Order::new(what, Work::Copy { to, from, bytes });
-    order.uses = vec![(source, false), (destination, true)];
-    let done_at_return = match (source_home, home) {
+    let done_at_return = match homes {
         (Home::Pageable, home) if !on_host(home) => {
-            order.work = Work::Staged { to, from: stage(from, bytes) };
+            order.work = Work::Staged { to, from: stage(from, bytes as u64) };
             false
         }
         (Home::Gpu(_), Home::Gpu(_)) => false,
@@ -91,15 +84,60 @@ pub fn copy(driver: &mut Driver, copy: Copy, stream: usize) -> Answer {
     Ok(())
 }
 
+/// The operation that copies when the stream comes to it, with the homes of the source and of the destination.
+pub fn order(driver: &Driver, gpu: usize, copy: Copy) -> Answer<(Order, (Home, Home))> {
+    let Copy { what, to, from, bytes, .. } = copy;
+    let bytes = bytes as u64;
+    let destination = find(driver, gpu, to, bytes, true)?;
+    let source = find(driver, gpu, from, bytes, false)?;
+    let ((_, to), (_, from)) = (to, from);
+    if overlap(&(to..to + bytes), &(from..from + bytes)) {
+        return Err(misuse(status::INVALID_VALUE, format!("{bytes} bytes from {from:#x} to {to:#x} overlap")));
+    }
+    let homes = (source.home, destination.home);
+    let uses = vec![(source, false), (destination, true)];
+    Ok((Order { uses, ..Order::new(what, Work::Copy { to, from, bytes }) }, homes))
+}
+
 /// `cuMemsetD8Async`.
 pub fn fill(driver: &mut Driver, address: u64, value: u8, bytes: usize, stream: usize) -> Answer {
+    repeat(driver, "cuMemsetD8Async", address, [value; 4], bytes as u64, stream)
+}
+
+/// `cuMemsetD32Async`, of `count` words.
+pub fn fill_words(driver: &mut Driver, address: u64, value: u32, count: usize, stream: usize) -> Answer {
+    if !address.is_multiple_of(4) {
+        return Err(misuse(status::INVALID_VALUE, format!("the address {address:#x} is no multiple of 4")));
+    }
+    let bytes = (count as u64).checked_mul(4).ok_or(status::INVALID_VALUE)?;
+    repeat(driver, "cuMemsetD32Async", address, value.to_ne_bytes(), bytes, stream)
+}
+
+fn repeat(
+    driver: &mut Driver,
+    what: &'static str,
+    address: u64,
+    pattern: [u8; 4],
+    bytes: u64,
+    stream: usize,
+) -> Answer {
     let (line, gpu) = driver.line_to_use(stream)?;
     if bytes == 0 {
         return Ok(());
     }
-    let bytes = bytes as u64;
-    let place = find(driver, gpu, (Side::Device, address), bytes, true)?;
-    let mut order = Order::new("cuMemsetD8Async", Work::Fill { to: address, value, bytes });
-    order.uses = vec![(place, true)];
+    let order = fill_order(driver, gpu, what, address, pattern, bytes)?;
     driver.issue(line, order).map(|_| ())
+}
+
+/// The operation that fills `bytes`, which are more than none.
+pub fn fill_order(
+    driver: &Driver,
+    gpu: usize,
+    what: &'static str,
+    address: u64,
+    pattern: [u8; 4],
+    bytes: u64,
+) -> Answer<Order> {
+    let place = find(driver, gpu, (Side::Device, address), bytes, true)?;
+    Ok(Order { uses: vec![(place, true)], ..Order::new(what, Work::Fill { to: address, pattern, bytes }) })
 }

@@ -7,9 +7,10 @@ use std::{
 
 use crate::{
     clock::{Clock, Point},
+    operation::{Order, Work},
     state::Driver,
     status::{self, Answer, misuse},
-    stream::{Order, Waits, Work},
+    stream::Waits,
 };
 
 /// `CU_EVENT_DISABLE_TIMING`.

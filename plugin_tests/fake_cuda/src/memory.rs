@@ -139,7 +139,7 @@ impl State {
             }
             Kind::Pinned => Ok(Place { home: Home::Pinned, pieces: whole() }),
             Kind::Segment { gpu, blocks } => {
-                self.reach(user, *gpu, address)?;
+                self.pooled(user, *gpu, address)?;
                 match blocks.range(..=address).next_back() {
                     Some((&block, held)) if end - block <= held.used => {
                         Ok(Place { home: Home::Gpu(*gpu), pieces: whole() })
@@ -152,10 +152,24 @@ impl State {
     }
 
     /// Whether a GPU reaches memory of `owner` that was not mapped by hand.
-    fn reach(&self, user: User, owner: usize, address: u64) -> Result<(), String> {
+    pub fn reach(&self, user: User, owner: usize, address: u64) -> Result<(), String> {
         match user {
             User::Kernel(gpu) if gpu != owner && !self.gpus[gpu].peers.contains(&owner) => {
                 Err(format!("GPU {gpu} has no access to {address:#x} on GPU {owner}: cuCtxEnablePeerAccess is missing"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a GPU reaches the pool of `owner`. Being peers is not enough for that.
+    pub fn pooled(&self, user: User, owner: usize, address: u64) -> Result<(), String> {
+        match user {
+            User::Kernel(gpu)
+                if gpu != owner && self.gpus[owner].pool.access.get(&gpu) < Some(&pages::Protection::Write) =>
+            {
+                Err(format!(
+                    "GPU {gpu} has no access to {address:#x} in the pool of GPU {owner}: cuMemPoolSetAccess is missing"
+                ))
             }
             _ => Ok(()),
         }
@@ -305,6 +319,7 @@ pub fn free(driver: &mut Driver, address: u64) -> Answer {
             let span = driver.spans.get(&address).ok_or_else(unknown)?;
             let (space, range) = (span.space, address..address + span.bytes);
             driver.retire(space, &range, "freed");
+            driver.check_registered(&range, "freed");
             driver.drop_plain(address);
             driver.healthy(gpu)
         }
@@ -344,27 +359,4 @@ pub fn free_pinned(driver: &mut Driver, address: u64) -> Answer {
 pub fn info(driver: &Driver) -> Answer<(usize, usize)> {
     let gpu = driver.working()?;
     Ok((driver.left(gpu) as usize, driver.settings.memory as usize))
-}
-
-/// `cuPointerGetAttribute`, of the memory's type (1 host, 2 device) or its device's ordinal.
-pub fn attribute(driver: &Driver, which: u32, address: u64) -> Answer<i32> {
-    driver.working()?;
-    const MEMORY_TYPE: u32 = 2;
-    const DEVICE_ORDINAL: u32 = 9;
-    let place = driver.span(address).and_then(|(_, span)| match &span.kind {
-        Kind::Plain { gpu } | Kind::Segment { gpu, .. } => Some((2, *gpu)),
-        // CUDA says where the context was current that pinned it; here that is the first.
-        Kind::Pinned => Some((1, 0)),
-        Kind::Reserved(maps) => {
-            let (start, map) = maps.range(..=address).next_back()?;
-            (address - start < map.bytes).then_some((2, map.gpu))
-        }
-    });
-    match (which, place) {
-        // What CUDA gives for memory that it does not know; a caller asks in order to find that out.
-        (MEMORY_TYPE | DEVICE_ORDINAL, None) => Err(status::INVALID_VALUE.into()),
-        (MEMORY_TYPE, Some((kind, _))) => Ok(kind),
-        (DEVICE_ORDINAL, Some((_, gpu))) => Ok(gpu as i32),
-        _ => Err(misuse(status::INVALID_VALUE, format!("attribute {which} of a pointer is not known to this driver"))),
-    }
 }

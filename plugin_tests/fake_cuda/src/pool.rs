@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use crate::{
     clock::Point,
     memory::{Home, Kind, Piece, Place, Span},
-    pages,
+    operation::{Order, Work},
+    pages::{self, Protection},
     state::{Driver, State},
     status::{self, Answer, misuse},
-    stream::{Order, Work},
 };
 
 /// What segments are multiples of.
@@ -31,6 +31,8 @@ pub struct Pool {
     threshold: u64,
     reserved: Usage,
     used: Usage,
+    /// What other GPUs may do with its memory: nothing, unless `cuMemPoolSetAccess` says so.
+    pub access: BTreeMap<usize, Protection>,
     /// `CU_MEMPOOL_ATTR_REUSE_*`, which change nothing here but are told again.
     reuse: [Option<i32>; 3],
 }
@@ -222,6 +224,19 @@ pub fn free_now(driver: &mut Driver, address: u64) -> Answer<Option<()>> {
     Ok(Some(()))
 }
 
+/// `cuMemPoolSetAccess`, for one device. A GPU's access to its own pool cannot be taken away.
+pub fn set_access(driver: &mut Driver, pool: usize, device: i32, allowed: Protection) -> Answer {
+    let (owner, gpu) = (driver.pool(pool)?, driver.gpu(device)?);
+    if gpu == owner && allowed != Protection::Write {
+        return Err(misuse(status::INVALID_VALUE, format!("GPU {gpu} would lose access to its own pool")));
+    }
+    if gpu != owner && !driver.are_peers(gpu, owner) {
+        return Err(misuse(status::INVALID_DEVICE, format!("GPU {gpu} cannot reach the pool of GPU {owner}")));
+    }
+    driver.gpus[owner].pool.access.insert(gpu, allowed);
+    Ok(())
+}
+
 /// `cuMemPoolTrimTo`.
 pub fn trim(driver: &mut Driver, pool: usize, keep: usize) -> Answer {
     let gpu = driver.pool(pool)?;
@@ -244,7 +259,7 @@ fn unknown(which: u32) -> status::Failure {
 
 /// `cuMemPoolGetAttribute`.
 pub fn attribute(driver: &Driver, pool: usize, which: u32) -> Answer<Value> {
-    let Pool { threshold, reserved, used, reuse } = &driver.gpus[driver.pool(pool)?].pool;
+    let Pool { threshold, reserved, used, reuse, access: _ } = &driver.gpus[driver.pool(pool)?].pool;
     Ok(match which {
         1..=3 => Value::Int(reuse[which as usize - 1].unwrap_or(1)),
         4 => Value::Long(*threshold),

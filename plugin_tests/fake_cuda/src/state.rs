@@ -12,11 +12,15 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
+    blas,
     clock::Clock,
     control::{Books, Settings},
     device::Gpu,
     event::Event,
+    graph::Graphs,
+    kernel::{Function, Module},
     memory::{Span, Stale},
+    nccl::Collectives,
     race::Races,
     status::{self, Answer, Failure, Status, misuse},
     stream::Stream,
@@ -48,10 +52,20 @@ pub struct State {
     pub stale: Vec<Stale>,
     /// What `cuMemCreate` gave, by handle.
     pub physical: BTreeMap<u64, Physical>,
+    /// Modules, by handle.
+    pub modules: BTreeMap<u64, Module>,
+    /// Their kernels, by handle.
+    pub functions: BTreeMap<u64, Function>,
+    /// Graphs, their nodes, and what was made of them.
+    pub graphs: Graphs,
+    /// Objects of cuBLAS, by handle.
+    pub blas: BTreeMap<u64, blas::Object>,
     /// The streams, by number.
     pub streams: BTreeMap<u64, Stream>,
     /// The events, by handle.
     pub events: BTreeMap<u64, Event>,
+    /// Communicators.
+    pub nccl: Collectives,
     /// What the host has seen.
     pub host: Clock,
     /// Who used which bytes.
@@ -135,7 +149,11 @@ pub fn framed(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> S
             Some(code) => Err(Failure::from(code)),
             None => body(&mut driver),
         };
-        let Err(Failure { code, violation }) = answer else { return status::SUCCESS };
+        let (code, violation) = match answer {
+            Ok(()) => (status::SUCCESS, None),
+            Err(Failure { code, violation }) => (code, violation),
+        };
+        driver.trace(|| format!("{name} gives {code}"));
         if let Some(sentence) = violation {
             driver.violation(format!("{name}: {sentence}"));
         }

@@ -8,100 +8,22 @@
 //!                                 ^                          latency, then does it
 //!  other   [ record ] ------------'
 //! ```
+//!
+//! What it is made of is in [`crate::operation`], and how it is done in [`crate::perform`].
 
-use std::{
-    collections::VecDeque,
-    ffi::c_void,
-    ops::Range,
-    ptr,
-    sync::{Arc, OnceLock},
-    thread,
-    time::Instant,
-};
+use std::{collections::VecDeque, ops::Range, sync::Arc, thread};
 
 use parking_lot::Condvar;
 
 use crate::{
     clock::{Clock, HOST, Line, Point},
     device::context_handle,
-    memory::{Home, Place},
+    memory::Place,
+    operation::{Callback, Operation, Order, Work},
+    perform::perform,
     state::{self, CHANGED, Driver, State},
     status::{self, Answer, misuse},
 };
-
-/// A function of the program with what it is given.
-pub type Callback = (unsafe extern "C" fn(*mut c_void), usize);
-
-/// What an operation does.
-#[derive(Debug)]
-pub enum Work {
-    /// Nothing: a place in the order.
-    Nothing,
-    /// Copies between ranges that both stay until it is done.
-    Copy {
-        /// The destination.
-        to: u64,
-        /// The source.
-        from: u64,
-        /// How much.
-        bytes: u64,
-    },
-    /// Copies what was staged.
-    Staged {
-        /// The destination.
-        to: u64,
-        /// The bytes.
-        from: Vec<u8>,
-    },
-    /// Sets each byte.
-    Fill {
-        /// Where.
-        to: u64,
-        /// To what.
-        value: u8,
-        /// How many.
-        bytes: u64,
-    },
-    /// Runs a function that plays a kernel.
-    Kernel(Callback),
-    /// Runs a function on the host that may not call the driver.
-    Host(Callback),
-    /// Notes the time.
-    Record(Arc<OnceLock<Instant>>),
-}
-
-/// What is put into a stream.
-#[derive(Debug)]
-pub struct Order {
-    /// The name of the function that asked for it.
-    pub what: &'static str,
-    /// What it uses, and whether it writes there.
-    pub uses: Vec<(Place, bool)>,
-    /// What it does.
-    pub work: Work,
-    /// Operations of other streams that it waits for.
-    pub after: Vec<Point>,
-    /// What it comes after, besides its stream and the host.
-    pub seen: Clock,
-}
-
-impl Order {
-    /// An operation that uses no memory and waits for nothing.
-    pub fn new(what: &'static str, work: Work) -> Self {
-        Self { what, uses: Vec::new(), work, after: Vec::new(), seen: Clock::default() }
-    }
-}
-
-/// An operation in a stream.
-#[derive(Debug)]
-struct Operation {
-    point: Point,
-    after: Vec<Point>,
-    work: Work,
-    /// The addresses that it uses and the driver knows, and whether it writes there.
-    ranges: Vec<(Range<u64>, bool)>,
-    clock: Clock,
-}
 
 /// One stream.
 #[derive(Debug)]
@@ -172,6 +94,14 @@ impl State {
         if found { Ok(line) } else { Err(unknown()) }
     }
 
+    /// As [`Self::line`], where the default stream is that of a GPU, whichever context is current.
+    pub fn line_on(&self, handle: usize, gpu: usize) -> Answer<Line> {
+        match self.gpus.get(gpu) {
+            Some(gpu) if LEGACY.contains(&handle) => Ok(gpu.null),
+            _ => self.line(handle),
+        }
+    }
+
     /// As [`Self::line`], for an operation: the stream's context must be the current one.
     pub fn line_to_use(&self, handle: usize) -> Answer<(Line, usize)> {
         let current = self.working()?;
@@ -209,6 +139,9 @@ impl State {
     pub fn issue(&mut self, line: Line, mut order: Order) -> Answer<Point> {
         let (gpu, blocking) = self.streams.get(&line).map_or((0, false), |stream| (stream.gpu, stream.blocking));
         self.healthy(gpu)?;
+        if self.capture_status(line) != 0 {
+            return self.capture(line, order);
+        }
         order.seen.join(&self.host);
         // The legacy default stream comes after all work of the blocking ones, and they after its.
         let null = self.gpus[gpu].null;
@@ -223,7 +156,7 @@ impl State {
         stream.clock.join(&order.seen);
         let point = stream.clock.tick(line);
         stream.issued = point.number;
-        let clock = stream.clock.clone();
+        let clock = Arc::new(stream.clock.clone());
         let mut ranges = Vec::new();
         for (place, write) in &order.uses {
             ranges.extend(place.pieces.iter().map(|piece| (piece.address..piece.address + piece.bytes, *write)));
@@ -246,7 +179,7 @@ impl State {
     /// An access of the host itself.
     pub fn host_access(&mut self, place: &Place, write: bool) {
         let point = self.host.tick(HOST);
-        let clock = self.host.clone();
+        let clock = Arc::new(self.host.clone());
         let found = self.races.access(point, &clock, "the host", &place.pieces, write);
         found.into_iter().for_each(|sentence| self.violation(sentence));
     }
@@ -318,6 +251,7 @@ pub fn destroy(driver: &mut Driver, handle: usize) -> Answer {
 pub fn synchronize(driver: &mut Driver, handle: usize) -> Answer {
     driver.working()?;
     let line = driver.line(handle)?;
+    driver.refuse_capture(line)?;
     if LEGACY.contains(&handle) {
         // Of the default stream, this waits for the streams that it keeps order with.
         driver.issue(line, Order::new("cuStreamSynchronize", Work::Nothing))?;
@@ -333,6 +267,7 @@ pub fn synchronize(driver: &mut Driver, handle: usize) -> Answer {
 pub fn query(driver: &mut Driver, handle: usize) -> Answer {
     driver.working()?;
     let line = driver.line(handle)?;
+    driver.refuse_capture(line)?;
     if !driver.is_done(driver.tail(line)) {
         return Err(status::NOT_READY.into());
     }
@@ -392,92 +327,4 @@ fn run(line: Line, wake: &Condvar) {
         driver.sweep();
         CHANGED.notify_all();
     }
-}
-
-/// Does an operation, if its memory is still there: the violation was noted when that was taken away.
-fn perform(driver: &mut Driver, operation: Operation) {
-    let line = operation.point.line;
-    let Some(gpu) = driver.streams.get(&line).map(|stream| stream.gpu) else { return };
-    if let Work::Record(time) = &operation.work {
-        let _ = time.set(Instant::now());
-        return;
-    }
-    if !operation.ranges.iter().all(|(range, write)| driver.is_there(range, *write)) {
-        driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
-    }
-    if driver.gpus[gpu].poison.is_some() {
-        // After an error CUDA runs neither kernels nor functions of the host.
-        return;
-    }
-    if let Some(stream) = driver.streams.get_mut(&line) {
-        stream.running = operation.ranges.into_iter().map(|(range, _)| range).collect();
-    }
-    if let Work::Host(_) = operation.work {
-        // The program learns here that all that came before in the stream is done, and may tell any thread.
-        driver.observe(&operation.clock);
-    }
-    let before = operation.clock.before(operation.point);
-    parking_lot::MutexGuard::unlocked(driver, || match operation.work {
-        Work::Nothing | Work::Record(_) => {}
-        // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
-        // until this returns. What the program itself owns it promised to keep. They do not overlap, or it was refused.
-        Work::Copy { to, from, bytes } => unsafe { ptr::copy(pointer(from).cast_const(), pointer(to), bytes as usize) },
-        // SAFETY: as above; the source is ours.
-        Work::Staged { to, from } => unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) },
-        // SAFETY: as above.
-        Work::Fill { to, value, bytes } => unsafe { ptr::write_bytes(pointer(to), value, bytes as usize) },
-        Work::Kernel((function, argument)) => state::as_kernel(before, || {
-            // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
-            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
-        }),
-        Work::Host((function, argument)) => state::as_host_function(|| {
-            // SAFETY: as above.
-            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
-        }),
-    });
-}
-
-fn pointer(address: u64) -> *mut u8 {
-    ptr::with_exposed_provenance_mut(address as usize)
-}
-
-/// Copies the program's memory at a call.
-pub fn stage(from: u64, bytes: u64) -> Vec<u8> {
-    let mut staged = vec![0; bytes as usize];
-    // SAFETY: the caller of the copy promised that so many bytes lie there.
-    unsafe { ptr::copy_nonoverlapping(pointer(from).cast_const(), staged.as_mut_ptr(), staged.len()) };
-    staged
-}
-
-/// A range of the program's that a kernel uses, as C has it.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct FakeCudaRange {
-    /// Its first address.
-    pub address: u64,
-    /// Its size.
-    pub bytes: u64,
-}
-
-/// Puts a function into a stream that plays a kernel with these accesses.
-pub fn launch(
-    driver: &mut Driver,
-    handle: usize,
-    callback: Callback,
-    reads: &[FakeCudaRange],
-    writes: &[FakeCudaRange],
-) -> Answer {
-    let (line, gpu) = driver.line_to_use(handle)?;
-    let mut order = Order::new("fake_cuda_kernel", Work::Kernel(callback));
-    let ranges = reads.iter().map(|range| (range, false)).chain(writes.iter().map(|range| (range, true)));
-    for (range, write) in ranges.filter(|(range, _)| range.bytes > 0) {
-        let place = driver.place(crate::memory::User::Kernel(gpu), range.address, range.bytes, write);
-        let place = place.map_err(|why| misuse(status::INVALID_VALUE, why))?;
-        if place.home == Home::Pageable {
-            let why = format!("{} bytes at {:#x} are no memory that a GPU reaches", range.bytes, range.address);
-            return Err(misuse(status::INVALID_VALUE, why));
-        }
-        order.uses.push((place, write));
-    }
-    driver.issue(line, order).map(|_| ())
 }

@@ -62,6 +62,12 @@ fn copies_over_the_end_or_over_each_other_are_refused() {
     assert_eq!(fill(block + 1, 4096), status::INVALID_VALUE);
     found(&["cuMemsetD8Async", "over the end"]);
     let host = [0u8; 8];
+    let words =
+        |address: u64, value: u32| cu!(cuMemsetD32Async(address => u64, value => u32, 2 => usize, stream => usize));
+    assert_eq!(words(block + 2, 7), status::INVALID_VALUE);
+    found(&["cuMemsetD32Async", "no multiple of 4"]);
+    ok(words(block + 4, 0x0403_0201));
+    assert_eq!(read(block + 4, 8, stream), [1, 2, 3, 4, 1, 2, 3, 4]);
     assert_eq!(fill(host.as_ptr() as u64, 8), status::INVALID_VALUE);
     found(&["cuMemsetD8Async", "not in a GPU's memory"]);
     let copy = |to: u64, from: u64, bytes: usize| cu!(cuMemcpyDtoDAsync_v2(to => u64, from => u64, bytes => usize, stream => usize));
@@ -175,6 +181,28 @@ fn pointers_tell_what_they_point_to() {
     assert_eq!(attribute(2, reserved), Err(status::INVALID_VALUE));
     mapped(reserved, CHUNK);
     assert_eq!([attribute(2, reserved), attribute(9, reserved)], [Ok(2), Ok(0)]);
-    assert_eq!(attribute(2, (&raw const block).addr() as u64), Err(status::INVALID_VALUE));
+    let outside = (&raw const block).addr() as u64;
+    assert_eq!(attribute(2, outside), Err(status::INVALID_VALUE));
+    // Several at once: where it begins, how large it is, handles for other processes. Nothing is no error here.
+    let range = |address: u64| {
+        let (mut start, mut bytes, mut handles) = (9u64, 9u64, 9u32);
+        let which: [c_uint; 3] = [11, 12, 14];
+        let places = [
+            (&raw mut start).expose_provenance(),
+            (&raw mut bytes).expose_provenance(),
+            (&raw mut handles).expose_provenance(),
+        ];
+        let values = places.as_ptr();
+        ok(
+            cu!(cuPointerGetAttributes(3 => c_uint, which.as_ptr() => *const c_uint, values => *const usize, address => u64)),
+        );
+        (start, bytes, handles)
+    };
+    assert_eq!(range(block + 63), (block, 64, 0));
+    assert_eq!(range(pool + 1), (pool, 64, 0));
+    assert_eq!(range(reserved + 1), (reserved, CHUNK, 1));
+    assert_eq!(range(outside), (0, 0, 0));
     no_violations();
+    assert_eq!(attribute(3, block), Err(status::INVALID_VALUE));
+    found(&["attribute 3 of a pointer"]);
 }

@@ -150,3 +150,34 @@ fn a_gpu_without_pools_says_so_everywhere() {
     assert_eq!(value, 1);
     no_violations();
 }
+
+#[test]
+fn a_pool_is_reached_by_the_gpus_that_it_was_opened_for() {
+    let _session = start(&[("gpus", "2")]);
+    let (first, stream_0) = (enter(0), stream());
+    let mut block = 0u64;
+    let from = |pool: usize, stream: usize, block: &mut u64| cu!(cuMemAllocFromPoolAsync(&raw mut *block => *mut u64, 64 => usize, pool => usize, stream => usize));
+    ok(from(pool(), stream_0, &mut block));
+    let taken = record(stream_0);
+    let second = enter(1);
+    let stream_1 = stream();
+    assert_eq!(from(pool(), stream_1, &mut block), status::INVALID_VALUE);
+    found(&["is of GPU 0, the stream", "of GPU 1"]);
+    // Peers reach each other's own memory, and still no pool.
+    ok(cu!(cuCtxEnablePeerAccess(first => usize, 0 => c_uint)));
+    ok(cu!(cuCtxSetCurrent(second => usize)));
+    let reads = [range(block, 64)];
+    wait(stream_1, taken);
+    assert_eq!(kernel(stream_1, &reads, &[], || {}), status::INVALID_VALUE);
+    found(&["in the pool of GPU 0", "cuMemPoolSetAccess is missing"]);
+    let allow = |device: c_int, flags: c_uint| {
+        let access = [1u32, device.cast_unsigned(), flags];
+        cu!(cuMemPoolSetAccess(pool() => usize, access.as_ptr() => *const u32, 1 => usize))
+    };
+    assert_eq!(allow(0, 0), status::INVALID_VALUE);
+    found(&["would lose access to its own pool"]);
+    ok(allow(1, 3));
+    ok(kernel(stream_1, &reads, &[], || {}));
+    synchronize(stream_1);
+    no_violations();
+}

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int, c_void};
 use super::{In, Out};
 use crate::{
     control,
+    host_kernel::{self, FakeCudaRange},
     state::call,
     status::{self, Failure, Status, misuse},
-    stream::{self, FakeCudaRange},
 };
 
 /// Puts `run(argument)` into a stream. It plays a kernel that reads and writes these ranges, and nothing else, on the
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn fake_cuda_kernel(
 ) -> Status {
     call("fake_cuda_kernel", |driver| {
         let run = run.ok_or_else(|| misuse(status::INVALID_VALUE, "the function is null"))?;
-        stream::launch(driver, stream, (run, argument), &reads.list(read_count)?, &writes.list(write_count)?)
+        host_kernel::launch(driver, stream, (run, argument), &reads.list(read_count)?, &writes.list(write_count)?)
     })
 }
 
@@ -53,9 +53,10 @@ pub extern "C" fn fake_cuda_reset_violations() {
 }
 
 /// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0 or 1),
-/// `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out of memory; 1 is the next one)
-/// or `strict` (1: a violation is said on stderr, and the process ends with status 70). A value that is not allowed is said
-/// on stderr and gives CUDA_ERROR_INVALID_VALUE.
+/// `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out of memory; 1 is the next one),
+/// `strict` (1: a violation is said on stderr, and the process ends with status 70) or `trace` (1: each call is said on stderr
+/// with its status, and each name that is looked up and not found). A value that is not allowed is said on stderr and gives
+/// CUDA_ERROR_INVALID_VALUE.
 ///
 /// # Safety
 /// Both are null or C strings.

@@ -9,6 +9,7 @@ use crate::{
     copy::{self, Copy, Side},
     memory,
     pages::Protection,
+    pointer,
     pool::{self, Value},
     status::{self, Answer, misuse},
     vmm::{self, Properties},
@@ -80,6 +81,27 @@ fn protection(flags: c_uint) -> Answer<Protection> {
     }
 }
 
+fn put_value(place: Out<c_void>, value: Value) -> Answer {
+    match value {
+        Value::Int(number) => place.cast().put(number),
+        Value::Long(number) => place.cast().put(number),
+    }
+}
+
+/// The devices of a list, and what each may do.
+fn accesses(access: In<AccessDescription>, count: usize) -> Answer<Vec<(c_int, Protection)>> {
+    let one = |AccessDescription { location: Location { kind, id }, flags }| {
+        if kind != 1 {
+            return Err(misuse(
+                status::INVALID_VALUE,
+                format!("a location of type {kind}; only devices, 1, are known"),
+            ));
+        }
+        Ok((id, protection(flags)?))
+    };
+    access.list(count)?.into_iter().map(one).collect()
+}
+
 functions! {
     call cuMemGetInfo_v2(free: Out<usize> as *mut usize, total: Out<usize> as *mut usize) |driver| {
         let (left, all) = memory::info(driver)?;
@@ -95,10 +117,26 @@ functions! {
     };
     call cuMemFreeHost(address: usize as *mut c_void) |driver| memory::free_pinned(driver, address as u64);
     call cuPointerGetAttribute(
-        value: Out<c_int> as *mut c_void,
+        value: Out<c_void> as *mut c_void,
         which: c_uint as sys::CUpointer_attribute,
         address: u64
-    ) |driver| value.put(memory::attribute(driver, which, address)?);
+    ) |driver| {
+        driver.working()?;
+        put_value(value, pointer::attribute(driver, which, address)?)
+    };
+    call cuPointerGetAttributes(
+        count: c_uint,
+        which: In<c_uint> as *mut sys::CUpointer_attribute,
+        values: In<usize> as *mut *mut c_void,
+        address: u64
+    ) |driver| {
+        // No context is asked for: XLA has none here, and relies on the answer.
+        let count = count as usize;
+        for (which, at) in which.list(count)?.into_iter().zip(values.list(count)?) {
+            put_value(Out::at(at), pointer::attributes(driver, which, address)?)?;
+        }
+        Ok(())
+    };
 
     call cuMemGetAllocationGranularity(
         granularity: Out<usize> as *mut usize,
@@ -143,11 +181,8 @@ functions! {
         access: In<AccessDescription> as *const sys::CUmemAccessDesc,
         count: usize
     ) |driver| {
-        for AccessDescription { location: Location { kind, id }, flags } in access.list(count)? {
-            if kind != 1 {
-                return Err(misuse(status::INVALID_VALUE, format!("a location of type {kind}; only devices, 1, are known")));
-            }
-            vmm::set_access(driver, address, bytes as u64, id, protection(flags)?)?;
+        for (device, allowed) in accesses(access, count)? {
+            vmm::set_access(driver, address, bytes as u64, device, allowed)?;
         }
         Ok(())
     };
@@ -192,6 +227,9 @@ functions! {
         let (to, from) = ((Side::Device, to), (Side::Device, from));
         copy::copy(driver, Copy { what: "cuMemcpyDtoD_v2", to, from, bytes, waits: true }, 0)
     };
+    call cuMemsetD32Async(address: u64, value: c_uint, count: usize, stream: usize as sys::CUstream) |driver| {
+        copy::fill_words(driver, address, value, count, stream)
+    };
     call cuMemsetD8Async(address: u64, value: c_uchar, bytes: usize, stream: usize as sys::CUstream) |driver| {
         copy::fill(driver, address, value, bytes, stream)
     };
@@ -207,10 +245,7 @@ functions! {
         pool: usize as sys::CUmemoryPool,
         which: c_uint as sys::CUmemPool_attribute,
         value: Out<c_void> as *mut c_void
-    ) |driver| match pool::attribute(driver, pool, which)? {
-        Value::Int(number) => value.cast().put(number),
-        Value::Long(number) => value.cast().put(number),
-    };
+    ) |driver| put_value(value, pool::attribute(driver, pool, which)?);
     call cuMemPoolSetAttribute(
         pool: usize as sys::CUmemoryPool,
         which: c_uint as sys::CUmemPool_attribute,
@@ -222,8 +257,28 @@ functions! {
         };
         pool::set_attribute(driver, pool, which, value)
     };
+    call cuMemPoolSetAccess(
+        pool: usize as sys::CUmemoryPool, access: In<AccessDescription> as *const sys::CUmemAccessDesc, count: usize
+    ) |driver| {
+        for (device, allowed) in accesses(access, count)? {
+            pool::set_access(driver, pool, device, allowed)?;
+        }
+        Ok(())
+    };
     call cuMemPoolTrimTo(pool: usize as sys::CUmemoryPool, keep: usize) |driver| pool::trim(driver, pool, keep);
     call cuMemAllocAsync(address: Out<u64> as *mut sys::CUdeviceptr, bytes: usize, stream: usize as sys::CUstream)
         |driver| address.checked()?.put(pool::allocate(driver, bytes, stream)?);
+    call cuMemAllocFromPoolAsync(
+        address: Out<u64> as *mut sys::CUdeviceptr, bytes: usize, pool: usize as sys::CUmemoryPool,
+        stream: usize as sys::CUstream
+    ) |driver| {
+        let of = driver.pool(pool)?;
+        let (_, gpu) = driver.line_of_pool(stream)?;
+        if of != gpu {
+            let why = format!("the pool {pool:#x} is of GPU {of}, the stream {stream:#x} of GPU {gpu}");
+            return Err(misuse(status::INVALID_VALUE, why));
+        }
+        address.checked()?.put(pool::allocate(driver, bytes, stream)?)
+    };
     call cuMemFreeAsync(address: u64, stream: usize as sys::CUstream) |driver| pool::free(driver, address, stream);
 }

@@ -10,15 +10,27 @@ use cudarc::driver::sys::CUresult;
 use crate::status::{self, Answer, Status, misuse};
 
 mod control;
+mod cublas;
 mod devices;
+mod graphs;
 mod hip;
 mod memory;
+mod modules;
+mod nccl;
+mod nvml;
+mod runtime;
 mod streams;
 
 pub use control::*;
+pub use cublas::*;
 pub use devices::*;
+pub use graphs::*;
 pub use hip::*;
 pub use memory::*;
+pub use modules::*;
+pub use nccl::*;
+pub use nvml::*;
+pub use runtime::*;
 pub use streams::*;
 
 /// A place of the caller's for a result. Only a caller of the driver's functions, which are unsafe, makes one: it has
@@ -28,6 +40,11 @@ pub use streams::*;
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// A place that the caller gave in a list of such.
+    fn at(address: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(address))
+    }
+
     /// Writes the result.
     ///
     /// # Errors
@@ -94,6 +111,11 @@ impl In<c_void> {
 pub struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
+    /// What lies at an address that the caller gave in a list of such.
+    fn at(address: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance(address))
+    }
+
     /// Reads one.
     ///
     /// # Errors
@@ -171,7 +193,21 @@ const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
 /// The function of a name: of the driver, or of the tests' own.
 pub fn symbol(name: &str) -> Option<*const c_void> {
-    let tables = [devices::TABLE, devices::MORE, memory::TABLE, streams::TABLE, control::TABLE, hip::TABLE];
+    let tables = [
+        devices::TABLE,
+        devices::MORE,
+        memory::TABLE,
+        streams::TABLE,
+        control::TABLE,
+        hip::TABLE,
+        modules::TABLE,
+        modules::MORE,
+        graphs::TABLE,
+        graphs::MORE,
+        cublas::TABLE,
+        cublas::MORE,
+        nccl::TABLE,
+    ];
     let found = tables.into_iter().flatten().find(|(known, _)| *known == name);
     found.map(|(_, function)| function.cast())
 }

@@ -15,6 +15,11 @@ functions! {
     call cuStreamCreate(stream: Out<usize> as *mut sys::CUstream, flags: c_uint) |driver| {
         stream.checked()?.put(stream::create(driver, flags)?)
     };
+    call cuStreamCreateWithPriority(
+        stream: Out<usize> as *mut sys::CUstream,
+        flags: c_uint,
+        _priority: std::ffi::c_int
+    ) |driver| stream.checked()?.put(stream::create(driver, flags)?);
     call cuStreamDestroy_v2(stream: usize as sys::CUstream) |driver| stream::destroy(driver, stream);
     call cuStreamSynchronize(stream: usize as sys::CUstream) |driver| stream::synchronize(driver, stream);
     call cuStreamQuery(stream: usize as sys::CUstream) |driver| stream::query(driver, stream);

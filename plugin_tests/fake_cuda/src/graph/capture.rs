@@ -1,0 +1,90 @@
+//! Streams that are captured: what a program puts into such a stream is not done, but becomes nodes of a graph.
+//!
+//! XLA captures calls of libraries, which put their work into a stream and know nothing of graphs. One stream is captured
+//! by itself here: events that would carry the capture to other streams are refused.
+
+use crate::{
+    clock::{Line, Point},
+    graph::{self, Task},
+    operation::Order,
+    state::{Driver, State},
+    status::{self, Answer, misuse},
+};
+
+/// A stream that is being captured.
+#[derive(Debug)]
+pub struct Capture {
+    /// The graph that its work goes into.
+    pub graph: u64,
+    /// The nodes that the next one comes after.
+    after: Vec<u64>,
+    /// Whether something could not be captured, which spoils all of it.
+    broken: bool,
+}
+
+impl State {
+    /// The state of a stream's capture, `CUstreamCaptureStatus` in C: none 0, active 1, invalidated 2.
+    pub fn capture_status(&self, line: Line) -> u32 {
+        self.graphs.captures.get(&line).map_or(0, |capture| if capture.broken { 2 } else { 1 })
+    }
+
+    /// Refuses what waits for a stream that is being captured, and spoils the capture, as CUDA does.
+    pub fn refuse_capture(&mut self, line: Line) -> Answer {
+        let Some(capture) = self.graphs.captures.get_mut(&line) else { return Ok(()) };
+        capture.broken = true;
+        let why =
+            format!("the stream {:#x} is being captured: its work is not done before a graph is launched", line << 8);
+        Err(misuse(status::STREAM_CAPTURE_UNSUPPORTED, why))
+    }
+
+    /// Makes a node of an operation that is put into a stream which is being captured.
+    pub fn capture(&mut self, line: Line, order: Order) -> Answer<Point> {
+        let node = self.captured(line, order);
+        let tail = self.tail(line);
+        if let Some(capture) = self.graphs.captures.get_mut(&line) {
+            match &node {
+                Ok(node) => capture.after = vec![*node],
+                Err(_) => capture.broken = true,
+            }
+        }
+        node.map(|_| tail)
+    }
+
+    fn captured(&mut self, line: Line, order: Order) -> Answer<u64> {
+        let Some(Capture { graph, after, broken }) = self.graphs.captures.get(&line) else {
+            return Err(status::INVALID_HANDLE.into());
+        };
+        if *broken {
+            return Err(status::STREAM_CAPTURE_INVALIDATED.into());
+        }
+        let (graph, after) = (*graph, after.clone());
+        graph::add(self, graph, &after, Task::of(order.what, order.work)?)
+    }
+}
+
+/// `cuStreamBeginCapture` where `graph` is none, and `cuStreamBeginCaptureToGraph`: what comes next in the stream comes after
+/// the nodes `after`.
+pub fn begin(driver: &mut Driver, stream: usize, graph: Option<u64>, after: Vec<u64>) -> Answer {
+    let (line, gpu) = driver.line_to_use(stream)?;
+    if driver.gpus[gpu].null == line {
+        return Err(misuse(status::STREAM_CAPTURE_UNSUPPORTED, "the default stream cannot be captured"));
+    }
+    if driver.graphs.captures.contains_key(&line) {
+        return Err(misuse(status::ILLEGAL_STATE, format!("the stream {stream:#x} is being captured already")));
+    }
+    if let Some(graph) = graph {
+        driver.graphs.graph(graph)?;
+        after.iter().try_for_each(|&node| driver.graphs.member(graph, node))?;
+    }
+    let graph = graph.unwrap_or_else(|| graph::create(driver));
+    driver.graphs.captures.insert(line, Capture { graph, after, broken: false });
+    Ok(())
+}
+
+/// `cuStreamEndCapture`: the graph.
+pub fn end(driver: &mut Driver, stream: usize) -> Answer<u64> {
+    let (line, _) = driver.line_to_use(stream)?;
+    let idle = || misuse(status::ILLEGAL_STATE, format!("the stream {stream:#x} is not being captured"));
+    let Capture { graph, broken, .. } = driver.graphs.captures.remove(&line).ok_or_else(idle)?;
+    if broken { Err(status::STREAM_CAPTURE_INVALIDATED.into()) } else { Ok(graph) }
+}

@@ -1,0 +1,194 @@
+//! Where ranks meet: the same collective of all ranks, or a send and its receive.
+//!
+//! ```text
+//!               rank 0 calls     rank 1 calls        rank 1's stream comes      rank 0's stream comes
+//!  called            1                2 -> the clocks are joined
+//!  arrived                                                   1, and waits             2 -> moves the bytes; both end
+//! ```
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::MutexGuard;
+
+use super::{
+    Task, UNHANDLED_CUDA_ERROR,
+    transfer::{Part, Transfer},
+    wrong_usage,
+};
+use crate::{
+    clock::{Clock, Point},
+    state::{CHANGED, Driver, State},
+    status::{Answer, Status},
+};
+
+/// What meets what: counted by each rank on its own, in the order of its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// A communicator's collectives, from 1.
+    Collective(u64),
+    /// A message.
+    Message {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// From 1.
+        number: u64,
+    },
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Rendezvous {
+    task: Task,
+    /// The rank that was the first to call.
+    first: usize,
+    expected: usize,
+    called: usize,
+    arrived: usize,
+    parts: Vec<Part>,
+    /// What came before those that have called.
+    clock: Clock,
+    clocks: usize,
+    /// Set at the end.
+    end: Arc<OnceLock<()>>,
+}
+
+/// One rank's part in a rendezvous.
+#[derive(Debug)]
+pub struct Step {
+    /// Which rendezvous.
+    pub key: Key,
+    end: Arc<OnceLock<()>>,
+}
+
+/// A rank's operation in a stream: all that one group asks for.
+#[derive(Debug)]
+pub struct Launch {
+    /// The ranks.
+    pub clique: u64,
+    /// What it takes part in; it ends when all of that has ended.
+    pub steps: Vec<Step>,
+}
+
+impl State {
+    /// A rank asks for an operation. What it asks for must be what the others asked for.
+    pub fn call(&mut self, clique: u64, key: Key, rank: usize, task: Task, part: Part) -> Answer<Step> {
+        let shared = self.nccl.cliques.get_mut(&clique).ok_or(UNHANDLED_CUDA_ERROR)?;
+        let expected = if let Key::Collective(_) = key { shared.ranks.len() } else { 2 };
+        let new = || Rendezvous {
+            task,
+            first: rank,
+            expected,
+            called: 0,
+            arrived: 0,
+            parts: Vec::new(),
+            clock: Clock::default(),
+            clocks: 0,
+            end: Arc::default(),
+        };
+        let rendezvous = shared.rendezvous.entry(key).or_insert_with(new);
+        rendezvous.called += 1;
+        rendezvous.parts.push(part);
+        let (theirs, first, end) = (rendezvous.task, rendezvous.first, Arc::clone(&rendezvous.end));
+        if theirs != task {
+            shared.error = super::INVALID_USAGE;
+            let _ = end.set(());
+        }
+        if end.get().is_some() && rendezvous.called == expected {
+            shared.rendezvous.remove(&key);
+        }
+        if theirs != task {
+            CHANGED.notify_all();
+            let which = match key {
+                Key::Collective(number) => format!("collective {number} of a communicator"),
+                Key::Message { from, to, number } => format!("message {number} from rank {from} to rank {to}"),
+            };
+            return Err(wrong_usage(format!("{which} is {task} for rank {rank}, and {theirs} for rank {first}")));
+        }
+        Ok(Step { key, end })
+    }
+
+    /// The operation of a rank that has called is in its stream, after what `clock` has seen.
+    pub fn issued(&mut self, clique: u64, key: Key, sends: bool, clock: &Clock) {
+        let Some(shared) = self.nccl.cliques.get_mut(&clique) else { return };
+        let line = shared.line;
+        let Some(rendezvous) = shared.rendezvous.get_mut(&key) else { return };
+        match key {
+            Key::Collective(number) => {
+                rendezvous.clock.join(clock);
+                rendezvous.clocks += 1;
+                if rendezvous.clocks == rendezvous.expected {
+                    self.races.deferred.tell(Point { line, number }, rendezvous.clock.clone());
+                }
+            }
+            Key::Message { from, to, number } if sends => {
+                if let Some(channel) = shared.channels.get(&(from, to)) {
+                    self.races.deferred.tell(Point { line: channel.line, number }, clock.clone());
+                }
+            }
+            Key::Message { .. } => {}
+        }
+    }
+
+    /// A rank's stream has come to a rendezvous; gives what to do if it is the last one.
+    fn arrive(&mut self, clique: u64, step: &Step) -> Option<Transfer> {
+        if step.end.get().is_some() {
+            return None;
+        }
+        let all = &mut self.nccl.cliques.get_mut(&clique)?.rendezvous;
+        let rendezvous = all.get_mut(&step.key)?;
+        rendezvous.arrived += 1;
+        if rendezvous.arrived < rendezvous.expected {
+            return None;
+        }
+        let Rendezvous { task, parts, .. } = all.remove(&step.key)?;
+        Some(Transfer::new(task, parts))
+    }
+
+    /// Ends a rendezvous without doing anything, unless all have come.
+    pub fn cancel(&mut self, clique: u64, key: Key, error: Status) {
+        let Some(shared) = self.nccl.cliques.get_mut(&clique) else { return };
+        let Some(rendezvous) = shared.rendezvous.get_mut(&key) else { return };
+        shared.error = error;
+        let _ = rendezvous.end.set(());
+        if rendezvous.called == rendezvous.expected {
+            shared.rendezvous.remove(&key);
+        }
+        CHANGED.notify_all();
+    }
+
+    /// Ends all rendezvous of a clique.
+    pub fn cancel_all_of(&mut self, clique: u64, error: Status) {
+        let Some(shared) = self.nccl.cliques.get_mut(&clique) else { return };
+        shared.error = error;
+        for key in shared.rendezvous.keys().copied().collect::<Vec<_>>() {
+            self.cancel(clique, key, error);
+        }
+    }
+
+    /// Ends all rendezvous: nobody will come any more.
+    pub fn cancel_all(&mut self) {
+        for clique in self.nccl.cliques.keys().copied().collect::<Vec<_>>() {
+            self.cancel_all_of(clique, super::REMOTE_ERROR);
+        }
+    }
+}
+
+/// Runs a launch on the thread of its stream.
+pub fn run(driver: &mut Driver, launch: &Launch) {
+    for step in &launch.steps {
+        let Some(transfer) = driver.arrive(launch.clique, step) else { continue };
+        MutexGuard::unlocked(driver, || transfer.run());
+        let _ = step.end.set(());
+        CHANGED.notify_all();
+    }
+    while launch.steps.iter().any(|step| step.end.get().is_none()) {
+        CHANGED.wait(driver);
+    }
+}
+
+/// A launch does not run, since its GPU has seen an error: the others must not wait for it.
+pub fn fail(driver: &mut Driver, launch: &Launch) {
+    launch.steps.iter().for_each(|step| driver.cancel(launch.clique, step.key, UNHANDLED_CUDA_ERROR));
+}

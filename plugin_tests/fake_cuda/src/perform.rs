@@ -1,0 +1,123 @@
+//! Does an operation, on the thread of its stream.
+//!
+//! ```text
+//!  after an error       neither kernels nor functions of the host run; ranks that wait in a collective are told
+//!  memory is gone       that is an error; who took it away was noted then
+//!  with the lock        times, collectives
+//!  without it           copies, fills, products, functions; `running` keeps the pages that they use
+//!                       kernels, which find their memory while they run: see `reach`
+//! ```
+
+use std::{ptr, sync::Arc, time::Instant};
+
+use parking_lot::MutexGuard;
+
+use crate::{
+    clock::{Clock, Point},
+    kernel::Call,
+    nccl,
+    operation::{Operation, Work},
+    reach::Reach,
+    state::{self, Driver},
+    status,
+};
+
+/// Does an operation, if its memory is still there.
+pub fn perform(driver: &mut Driver, operation: Operation) {
+    let Operation { point, work, ranges, clock, .. } = operation;
+    let Some(gpu) = driver.streams.get(&point.line).map(|stream| stream.gpu) else { return };
+    if let Work::Record(time) = &work {
+        let _ = time.set(Instant::now());
+        return;
+    }
+    if !ranges.iter().all(|(range, write)| driver.is_there(range, *write)) {
+        driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
+    }
+    if driver.gpus[gpu].poison.is_some() {
+        if let Work::Collective(launch) = &work {
+            nccl::fail(driver, launch);
+        }
+        return;
+    }
+    if let Some(stream) = driver.streams.get_mut(&point.line) {
+        stream.running = ranges.into_iter().map(|(range, _)| range).collect();
+    }
+    match work {
+        Work::Collective(launch) => nccl::run(driver, &launch),
+        Work::Launch(call) => run(driver, gpu, &call, point, &clock),
+        other => {
+            if let Work::Host(_) = other {
+                // The program learns here that all that came before in the stream is done, and may tell any thread.
+                driver.observe(&clock);
+            }
+            let before = clock.before(point);
+            MutexGuard::unlocked(driver, || compute(other, before));
+        }
+    }
+}
+
+/// Runs a kernel, and notes what it used: nobody knew before.
+fn run(driver: &mut Driver, gpu: usize, call: &Call, point: Point, clock: &Arc<Clock>) {
+    let mut reach = Reach::new(gpu, point.line);
+    let done = MutexGuard::unlocked(driver, || call.run(&mut reach));
+    let [reads, writes] = reach.pieces();
+    for (pieces, write) in [(reads, false), (writes, true)] {
+        let found = driver.races.access(point, clock, call.name(), &pieces, write);
+        found.into_iter().for_each(|sentence| driver.violation(sentence));
+    }
+    for sentence in reach.lost(driver) {
+        driver.violation(format!("the kernel {}: {sentence}", call.name()));
+    }
+    if let Err(why) = done {
+        driver.violation(why);
+        driver.gpus[gpu].poison = Some(status::LAUNCH_FAILED);
+    }
+}
+
+/// Does what needs no lock. `before` is what a function that plays a kernel comes after.
+fn compute(work: Work, before: Clock) {
+    match work {
+        Work::Nothing | Work::Record(_) | Work::Launch(_) | Work::Collective(_) => {}
+        // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
+        // until this returns. What the program itself owns it promised to keep. They do not overlap, or it was refused.
+        Work::Copy { to, from, bytes } => unsafe { ptr::copy(pointer(from).cast_const(), pointer(to), bytes as usize) },
+        // SAFETY: as above; the source is ours.
+        Work::Staged { to, from } => unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) },
+        // SAFETY: as above.
+        Work::Fill { to, pattern: [byte, rest @ ..], bytes } if rest == [byte; 3] => unsafe {
+            ptr::write_bytes(pointer(to), byte, bytes as usize)
+        },
+        // SAFETY: as above; nothing else uses the range meanwhile, or that was noted.
+        Work::Fill { to, pattern, bytes } => unsafe {
+            let range = std::slice::from_raw_parts_mut(pointer(to), bytes as usize);
+            range.chunks_mut(4).for_each(|word| word.copy_from_slice(&pattern[..word.len()]));
+        },
+        Work::Multiply(product) => product.run(stage, put),
+        Work::Kernel((function, argument)) => state::as_kernel(before, || {
+            // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
+            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
+        }),
+        Work::Host((function, argument)) => state::as_host_function(|| {
+            // SAFETY: as above.
+            unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
+        }),
+    }
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Copies the program's memory at a call, or a GPU's for an operation that reads it.
+pub fn stage(from: u64, bytes: u64) -> Vec<u8> {
+    let mut staged = vec![0; bytes as usize];
+    // SAFETY: the caller of the copy promised that so many bytes lie there, or the operation that reads them uses the range.
+    unsafe { ptr::copy_nonoverlapping(pointer(from).cast_const(), staged.as_mut_ptr(), staged.len()) };
+    staged
+}
+
+/// Writes the result of an operation.
+fn put(to: u64, bytes: &[u8]) {
+    // SAFETY: the operation that writes it uses the range: it is there, and `running` keeps its pages. The source is ours.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(to), bytes.len()) };
+}
