@@ -44,11 +44,11 @@ test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin th
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(DEBUG) "$(PY)" -m pytest python_smoke
 
-# Not part of make test: it downloads 120 MB, unpacks 400, and knows no more on a machine without a GPU than that the
-# engine answers. The wheel is that of the JAX that the lock file names.
-test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## Rust tests of a CUDA engine, GPU or not
+# Not part of make test: it downloads 230 MB and unpacks 600. The wheels are those of the JAX that the lock file names.
+test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
 	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
+	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
 
 doc: setup ## API documentation, warnings are errors
 	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
@@ -103,7 +103,9 @@ clean: ## remove .venv, target and dist
 $(CUDA)/.installed: $(STAMP)
 	@version=$$("$(PY)" -c 'from importlib.metadata import version; print(version("jax"))') && \
 	  echo "make: fetching jax-cuda13-pjrt $$version into $(CUDA)" && \
-	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)" "jax-cuda13-pjrt==$$version"
+	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)" "jax-cuda13-pjrt==$$version" \
+	    "jax-cuda13-plugin==$$version" && \
+	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)/toolkit" "nvidia-nvvm>=13.0,<14"
 	@touch "$@"
 
 # Cargo knows best what is up to date, so it is always asked.

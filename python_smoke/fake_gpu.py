@@ -8,6 +8,13 @@ XLA's ROCm plugin and AMD's driver, by the same two.
 Everything from JAX down to the driver's functions is real, but the speed, what kernels do, and what a GPU's hardware adds. Any
 operation can be given a latency, so that what is not ordered really happens in the wrong order; the detector finds it all the
 same by the order of calls, and ends the process with 70.
+
+With `TEST_CUDA_ENGINE` the engine is XLA's own CUDA plugin, from that folder (`make test-cuda-engine`): it compiles for the GPU,
+and the driver interprets its kernels.
+
+    libpjrt_arena.so ---> xla_cuda_plugin.so      allocates, copies, launches kernels: as on a GPU
+             |                      |
+             `--> libfake_cuda.so <-'             also under the names of NVIDIA's other libraries, of which it plays a little
 """
 
 from __future__ import annotations
@@ -22,6 +29,29 @@ from jax_plugins.arena import _library
 #: Beside the library under test, where cargo puts both.
 FOLDER = Path(os.environ.get("PJRT_ARENA_LIBRARY_PATH") or _library.load().path).parent
 
+#: The folder with XLA's own plugin, where that is the engine.
+CUDA = os.environ.get("TEST_CUDA_ENGINE", "")
+
+#: The versions of the API that the engine may have; XLA's own has its own.
+ERAS = (114,) if CUDA else (112, 114)
+
+#: The libraries of NVIDIA's that the driver stands in for.
+LIBRARIES = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "libcudart.so.13",
+    "libcudnn.so.9",
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libnccl.so.2",
+)
+
+#: XLA's own options: kernels of its emitters and cuBLAS alone, and no choice by time.
+FLAGS = (
+    "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false --xla_gpu_enable_cub_radix_sort=false"
+    " --xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"
+)
+
 #: What a race, a leak of the driver's or a misuse of it ends the process with.
 VIOLATION = 70
 
@@ -31,12 +61,43 @@ def is_built() -> bool:
     return all((FOLDER / f"lib{name}.so").is_file() for name in ("fake_cuda", "fake_cuda_engine"))
 
 
+def toolkit() -> Path:
+    """A folder with what XLA takes from CUDA's toolkit to compile: an assembler, and NVIDIA's functions as LLVM's code."""
+    folder = FOLDER / "played_cuda"
+    for place, found in {
+        "bin/ptxas": Path(__file__).parent / "played_toolkit/bin/ptxas",
+        "bin/nvlink": Path(__file__).parent / "played_toolkit/bin/ptxas",
+        "nvvm/libdevice/libdevice.10.bc": next(Path(CUDA).glob("toolkit/nvidia/*/nvvm/libdevice/libdevice.10.bc")),
+        **{f"lib/{name}": FOLDER / "libfake_cuda.so" for name in LIBRARIES},
+    }.items():
+        link = folder / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(found)
+    return folder
+
+
+def real(machine: dict[str, str]) -> dict[str, str]:
+    """The machine with XLA's own plugin."""
+    folder = toolkit()
+    return {name: value for name, value in machine.items() if not name.startswith("FAKE_ENGINE_")} | {
+        "LD_LIBRARY_PATH": str(folder / "lib"),
+        # JAX's own plugin lies there too, and asks for versions of libraries that nothing here needs.
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        # With JAX's handlers for GPUs, which register with the engine.
+        "PYTHONPATH": f"{Path(__file__).parent}:{CUDA}",
+        "PJRT_ARENA_ENGINE": str(Path(CUDA) / "jax_plugins/xla_cuda13/xla_cuda_plugin.so"),
+        "XLA_FLAGS": f"{FLAGS} --xla_gpu_cuda_data_dir={folder}",
+    }
+
+
 def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str, str]:
     """The environment of a process on such a machine."""
     from importlib.util import find_spec
 
     (engine,) = find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations
-    return {
+    machine = {
         "FAKE_CUDA_GPUS": str(gpus),
         "FAKE_CUDA_LATENCY_US": str(latency_us),
         "FAKE_CUDA_MEMORY": str(memory_mib << 20),
@@ -47,6 +108,7 @@ def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str
         "PJRT_ARENA_ENGINE": str(FOLDER / "libfake_cuda_engine.so"),
         "PJRT_ARENA_HEADROOM": "0",
     }
+    return real(machine) if CUDA else machine
 
 
 def rocm(folder: Path) -> dict[str, str]:

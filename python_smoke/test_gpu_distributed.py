@@ -146,7 +146,8 @@ def test_two_processes_are_one_job(strategy):
         # An arena for each GPU of this process, named as in the job, and none for others.
         assert answer["arenas"] == [f"cuda:{number}" for number in answer["local"]]
         assert 8 << 20 <= answer["in_use"] < 9 << 20 and answer["on_default"]
-        assert "devices of other processes" in answer["program_error"], answer["program_error"]
+        if not fake_gpu.CUDA:                                  # XLA's own starts it
+            assert "devices of other processes" in answer["program_error"], answer["program_error"]
         for error in (answer["stats_error"], answer["read_error"]):
             assert "addressable" in error or "another process" in error, error
         assert "Cross-host transfers are not supported" in answer["copy_error"], answer["copy_error"]
