@@ -11,19 +11,20 @@
 //! well, and each time. Two things may hide one, and none invents one: the host is one line (see [`crate::clock::HOST`]), and
 //! a query that says that all is done orders what comes next, as does a function of `cuLaunchHostFunc` when it begins.
 //!
-//! Kernels that are interpreted are noted when they have run, because nobody knows before what they use:
+//! Of kernels that are interpreted this is not wholly so. They are noted when they have run, because nobody knows before what
+//! they use, and by lines of 64 bytes (see [`crate::reach`]):
 //!
 //! ```text
-//!  calls    kernel on 1 ----- fill on 2, after it ---- copy on 3, after nothing
-//!  noted                      fill                     copy: found              kernel: before the fill, late; not ordered
-//!                                                                               with the copy: found
+//!  calls    kernel on 1 ----- fill on 2, which waits for it ---- copy on 3, which waits for nothing ---- (the kernel has run)
+//!  noted                      fill                               copy: not ordered                       kernel, late: before
+//!                                                                with the fill                           the fill; not ordered
+//!                                                                                                        with the copy
 //! ```
 //!
-//! Their clocks are those of the calls all the same, and two operations are ordered if either has seen the other. So order by
-//! streams and events is never mistaken, but when a kernel ran matters in two ways. A write that comes after the kernel and
-//! is noted before it stands for all before: what it had replaced, the kernel is not compared with any more, and a race
-//! between the two may be hidden. And memory that goes away before the kernel has run is not seen to be in use: the kernel
-//! then fails where it finds nothing, or is told that its memory was taken away.
+//! Their clocks are those of their launches, and two operations are ordered if either has seen the other; so what streams and
+//! events order is never found, whenever the kernel ran. But that matters in two ways. What was noted before it and then
+//! written over by an operation that comes after it is not compared with it: a race of the two is hidden. And memory that is
+//! taken away before its use is noted is told otherwise: the kernel finds nothing there, or ends and its memory is gone.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Marks are coarser than bytes: two operations that nothing orders and that use different bytes of one line, one of them a
-//! kernel, count as a race. XLA and the arena place arrays at multiples of 64 bytes and more, so theirs never share a line.
+//! kernel, count as a race. XLA and the arena place arrays at multiples of 64 bytes and more, so no two of them share a line.
 
 use std::{ops::Range, ptr};
 
@@ -28,10 +28,8 @@ const LINE: u64 = 64;
 pub struct Extent {
     range: Range<u64>,
     write: bool,
-    /// Its number, as in [`Piece`].
+    /// The number of the memory, as in [`Piece`]. It begins where that does: `cuMemMap` maps no other part.
     space: u64,
-    /// Where in that memory it begins.
-    offset: u64,
 }
 
 impl State {
@@ -42,7 +40,7 @@ impl State {
     pub fn extent(&self, gpu: usize, address: u64) -> Result<Extent, String> {
         let none = || format!("nothing is at {address:#x}");
         let (start, span) = self.span(address).ok_or_else(none)?;
-        let whole = || Extent { range: start..start + span.bytes, write: true, space: span.space, offset: 0 };
+        let whole = || Extent { range: start..start + span.bytes, write: true, space: span.space };
         match &span.kind {
             Kind::Pinned => Ok(whole()),
             // The whole segment: a block may be freed by now in the order of calls, but not in the order of the stream.
@@ -63,7 +61,6 @@ impl State {
                         range: start..start + map.bytes,
                         write: allowed == Protection::Write,
                         space: map.handle,
-                        offset: 0,
                     }),
                     _ => Err(format!(
                         "GPU {gpu} may not use what is mapped at {start:#x}: cuMemSetAccess has not allowed it"
@@ -204,10 +201,10 @@ impl Reach {
     pub fn pieces(&self) -> [Vec<Piece>; 2] {
         let of = |marks: fn(&Used) -> &Marks| {
             let pieces = self.used.iter().flat_map(|used| {
-                let Extent { range, space, offset, .. } = &used.extent;
+                let Extent { range, space, .. } = &used.extent;
                 marks(used).runs(range.end - range.start).into_iter().map(move |run| Piece {
                     space: *space,
-                    offset: offset + run.start,
+                    offset: run.start,
                     address: range.start + run.start,
                     bytes: run.end - run.start,
                 })
