@@ -23,6 +23,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from harness import run_jax
 from jax_plugins.arena import _library
 
@@ -34,6 +35,11 @@ CUDA = os.environ.get("TEST_CUDA_ENGINE", "")
 
 #: The versions of the API that the engine may have; XLA's own has its own.
 ERAS = (114,) if CUDA else (112, 114)
+
+#: Of tests that sort or multiply hundreds of millions of numbers.
+not_interpreted = pytest.mark.skipif(
+    bool(CUDA), reason="behind XLA's own engine kernels are interpreted, which takes minutes for this one"
+)
 
 #: The libraries of NVIDIA's that the driver stands in for.
 LIBRARIES = (

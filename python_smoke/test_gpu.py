@@ -41,11 +41,6 @@ def error_of(call):
     raise SystemExit("no error")
 """
 
-#: Sorts of many millions of numbers.
-not_interpreted = pytest.mark.skipif(
-    bool(fake_gpu.CUDA), reason="kernels are interpreted behind XLA's own engine, which takes minutes for this one"
-)
-
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 
 
@@ -118,7 +113,7 @@ def test_defragmentation_makes_room_that_other_strategies_do_not_have():
     assert answer[0] and answer[1] != 0
 
 
-@not_interpreted
+@fake_gpu.not_interpreted
 def test_arrays_and_scratch_share_one_limit():
     """Arrays give memory to programs' scratch and take it back; a program that does not fit consumes nothing."""
     answer = told(
@@ -230,7 +225,7 @@ print(json.dumps([good, scratch, before, after]))
     assert good and scratch - 6 <= before == after
 
 
-@not_interpreted
+@fake_gpu.not_interpreted
 @pytest.mark.parametrize("strategy", ["preallocate", "growing"])
 def test_arrays_wait_for_scratch_that_a_program_under_way_has(strategy):
     answer = told(
