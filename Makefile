@@ -44,7 +44,7 @@ test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin th
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(DEBUG) "$(PY)" -m pytest python_smoke
 
-# Not part of make test: it downloads 230 MB and unpacks 600. The wheels are those of the JAX that the lock file names.
+# Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
 test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
 	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine

@@ -16,7 +16,7 @@ from harness import run_python
 
 pytestmark = [
     pytest.mark.arena,
-    pytest.mark.skipif(not fake_gpu.CUDA, reason="XLA's CUDA plugin is 120 MB to fetch: make test-cuda-engine does"),
+    pytest.mark.skipif(not fake_gpu.CUDA, reason="XLA's CUDA plugin is 210 MB to fetch with what it needs: make test-cuda-engine does"),
 ]
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
