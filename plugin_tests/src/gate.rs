@@ -105,6 +105,11 @@ pub fn prepare() {
     register();
 }
 
+/// Registers the handler under another name too, once, for programs that call it so.
+pub fn prepare_as(name: &str) {
+    ffi::register(plugin(), name, handler).expect("registering the gate");
+}
+
 unsafe extern "C" fn handler(frame: *mut CallFrame) -> *mut c_void {
     // SAFETY: the engine passes a frame that lives through the call.
     let frame = unsafe { &mut *frame };

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::{
-    custody::{Custody, Life, State, Writing},
+    custody::{Custody, Life, State, User, Writing},
     device_memory::Held,
     entry::{Outcome, required},
     shape::Shape,
@@ -255,7 +255,7 @@ impl Buffer {
     pub fn hold(&self) -> Result<Hold<'_>> {
         let mut state = self.state();
         let handle = self.open_handle(&state)?;
-        state.begin_use();
+        state.begin_use(User::Transfer);
         Ok(Hold { buffer: self, handle })
     }
 
@@ -271,24 +271,20 @@ impl Buffer {
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated.
     pub fn take_up(&self) -> Result<*mut sys::PJRT_Buffer> {
-        self.take_up_by(State::begin_use)
+        self.take_up_for(User::Transfer)
     }
 
-    /// As [`Buffer::take_up`], by an execution on the buffer's device: until [`Buffer::land_run`].
+    /// As [`Buffer::take_up`], until [`Buffer::land_for`] the same user.
     ///
     /// # Errors
     /// As [`Buffer::take_up`].
-    pub fn take_up_to_run(&self) -> Result<*mut sys::PJRT_Buffer> {
-        self.take_up_by(State::begin_run)
-    }
-
-    fn take_up_by(&self, begin: impl FnOnce(&mut State<Body>)) -> Result<*mut sys::PJRT_Buffer> {
+    pub fn take_up_for(&self, user: User) -> Result<*mut sys::PJRT_Buffer> {
         let mut state = self.state();
         if state.life() != Life::Live {
             return Err(Error::invalid_argument(GONE));
         }
         let handle = self.open_handle(&state)?;
-        begin(&mut state);
+        state.begin_use(user);
         Ok(handle)
     }
 
@@ -325,18 +321,14 @@ impl Buffer {
 
     /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
     pub fn land(&self) {
-        self.land_by(State::end_use);
+        self.land_for(User::Transfer);
     }
 
-    /// Ends what [`Buffer::take_up_to_run`] began.
-    pub fn land_run(&self) {
-        self.land_by(State::end_run);
-    }
-
-    fn land_by(&self, end: impl FnOnce(&mut State<Body>)) {
+    /// Ends what [`Buffer::take_up_for`] began.
+    pub fn land_for(&self, user: User) {
         let (freed, homing) = {
             let mut state = self.state();
-            end(&mut state);
+            state.end_use(user);
             (state.settle(), state.homing && state.is_at_rest())
         };
         // The arena has a lock of its own: free after giving up ours.

@@ -38,11 +38,9 @@ impl Candidate {
     /// An argument that the engine consumed. Memory of the engine's own goes on in the result without us.
     pub fn consumed(argument: usize, storage: Storage) -> Self {
         let origin = Origin::Argument(argument);
-        match storage {
-            Storage::Arena(held) => Self::new(origin, held),
-            Storage::Engine(_) | Storage::Foreign(_) | Storage::Gone => {
-                Self { origin, address: 0, held: None, shell: None }
-            }
+        match storage.into_held() {
+            Some(held) => Self::new(origin, held),
+            None => Self { origin, address: 0, held: None, shell: None },
         }
     }
 }

@@ -66,6 +66,16 @@ impl Stay {
     }
 }
 
+/// What uses bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum User {
+    /// A transfer, or a question.
+    #[default]
+    Transfer,
+    /// An execution on their device.
+    Run,
+}
+
 /// How far the run is that writes the bytes of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writing {
@@ -128,7 +138,7 @@ impl<T> State<T> {
     /// The bytes are those of a run's result.
     pub fn is_result_of(&mut self, writing: Writing) {
         match writing {
-            Writing::UnderWay => self.begin_run(),
+            Writing::UnderWay => self.begin_use(User::Run),
             Writing::Done => self.mark_whole(),
             Writing::Failed => {}
         }
@@ -140,27 +150,21 @@ impl<T> State<T> {
     }
 
     /// Begins a use of the bytes.
-    pub fn begin_use(&mut self) {
+    pub fn begin_use(&mut self, user: User) {
         self.users += 1;
+        if user == User::Run {
+            self.runs += 1;
+        }
     }
 
     /// Ends a use of the bytes.
-    pub fn end_use(&mut self) {
+    pub fn end_use(&mut self, user: User) {
         debug_assert!(self.users > 0, "landed more often than taken up");
         self.users -= 1;
-    }
-
-    /// Begins a use of the bytes by an execution on their device.
-    pub fn begin_run(&mut self) {
-        self.begin_use();
-        self.runs += 1;
-    }
-
-    /// Ends what [`Self::begin_run`] began.
-    pub fn end_run(&mut self) {
-        debug_assert!(self.runs > 0, "runs ended more often than begun");
-        self.runs -= 1;
-        self.end_use();
+        if user == User::Run {
+            debug_assert!(self.runs > 0, "runs ended more often than begun");
+            self.runs -= 1;
+        }
     }
 
     /// Whether executions on their device alone use the bytes.
@@ -170,7 +174,7 @@ impl<T> State<T> {
 
     /// Begins a use of the bytes that the engine does not know of.
     pub fn begin_copy(&mut self) {
-        self.begin_use();
+        self.begin_use(User::Transfer);
         self.copies += 1;
     }
 
@@ -178,7 +182,7 @@ impl<T> State<T> {
     pub fn end_copy(&mut self) {
         debug_assert!(self.copies > 0, "copies ended more often than begun");
         self.copies -= 1;
-        self.end_use();
+        self.end_use(User::Transfer);
     }
 
     /// Whether a use of the bytes is under way that the engine does not know of.

@@ -26,7 +26,7 @@ use super::{
     callbacks::{self, CallbackRun, Inside},
     candidates::{Candidate, consumed_arguments, consumed_stand_ins},
     context::Context,
-    custody::Writing,
+    custody::{User, Writing},
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
     lane::{Lane, abandon, large_result},
@@ -65,7 +65,7 @@ impl Passengers<'_> {
         for &argument in arguments {
             // SAFETY: the caller's promise.
             let buffer = unsafe { Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")? };
-            handles.push(buffer.take_up_to_run()?);
+            handles.push(buffer.take_up_for(User::Run)?);
             self.seats.push(Some(buffer));
         }
         Ok(())
@@ -75,7 +75,7 @@ impl Passengers<'_> {
 impl Drop for Passengers<'_> {
     fn drop(&mut self) {
         for buffer in self.seats.iter().flatten() {
-            buffer.land_run();
+            buffer.land_for(User::Run);
         }
     }
 }
@@ -234,10 +234,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         if let Err(error) = outcome {
             // SAFETY: as above; the engine gave up on the programs, or is done with them, or will be waited for.
             unsafe {
-                for index in 0..self.num_devices {
+                for (index, lane) in lanes.iter_mut().enumerate() {
                     let seats = &passengers.seats[index * self.num_args..][..self.num_args];
-                    let stand_ins = &lanes[index].stand_ins;
-                    consumed_arguments(&loaded, seats, &handles[index * width..], stand_ins, |_, memory| drop(memory));
+                    let mut leftovers = Vec::new();
+                    consumed_arguments(&loaded, seats, &handles[index * width..], &lane.stand_ins, |_, memory| {
+                        leftovers.extend(memory.into_held());
+                    });
+                    if callback_run.is_some() {
+                        lane.leave_behind(client, leftovers);
+                    }
                 }
                 abandon(client, &mut lanes);
             }
@@ -272,10 +277,14 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             }
             // What the engine put into memory of its own counts by itself from here on.
             lane.pinned = None;
-            let writing = match &event {
-                Some(event) if !event.is_ready() => Writing::UnderWay,
-                Some(event) if event.wait().is_err() => Writing::Failed,
-                _ => Writing::Done,
+            let (writing, behind) = match &event {
+                Some(event) if !event.is_ready() => (Writing::UnderWay, None),
+                Some(event) if event.wait().is_err() => match lane.queue(client) {
+                    // The device may still be at what was launched of it, and at the runs before.
+                    Some(queue) => (Writing::UnderWay, Some(queue)),
+                    None => (Writing::Failed, None),
+                },
+                _ => (Writing::Done, None),
             };
             // SAFETY: the outputs are live buffers of the engine that are ours from here on.
             let results = unsafe { results(&loaded, lane, outputs, &mut candidates, writing)? };
@@ -283,8 +292,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 Some(event) if writing == Writing::UnderWay => {
                     // SAFETY: the caller's context is alive during the call.
                     let context = unsafe { handle.and_then(|_| Context::share(given)) };
-                    let mut cargo =
-                        Cargo { consumed, context, scratch: lane.scratch.take(), is_run: true, ..Cargo::default() };
+                    let scratch = lane.scratch.take();
+                    let mut cargo = Cargo { consumed, context, scratch, user: User::Run, ..Cargo::default() };
                     for seat in &mut passengers.seats[seats] {
                         // SAFETY: the caller's arguments are shares of `Arc`s, alive during the call.
                         cargo.buffers.extend(seat.take().map(|buffer| unsafe { again(buffer) }));
@@ -292,9 +301,13 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                     cargo.results.extend(results.iter().map(Arc::clone));
                     cargo.leftovers = leftovers;
                     cargo.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.held));
-                    // SAFETY: as above.
-                    let ready = unsafe { large_result(&loaded, outputs) };
-                    client.traffic.launch(event, ready, cargo);
+                    // SAFETY: as above; the client is alive while its executable is.
+                    unsafe {
+                        match behind {
+                            Some(queue) => client.traffic.launch_behind(queue, engine, cargo),
+                            None => client.traffic.launch(event, large_result(&loaded, outputs), cargo),
+                        }
+                    }
                 }
                 _ => {
                     for view in consumed {

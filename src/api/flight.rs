@@ -13,6 +13,10 @@
 //! than it costs two threads to meet, and because destroying a handle that a program was donated blocks until that
 //! program is done (trap T3), inside its own callback for ever. Where no next call comes, [`Traffic::unload_stale`] frees
 //! the memory.
+//!
+//! A run that fails to start says so at once. Where the engine does one run after another, those before it may still use its
+//! blocks then, and so may the kernels of its own that were launched before the one that was not: its cargo goes into a
+//! flight that ends with all that the device was given so far ([`Tail`]). One that fails later does so in its turn.
 
 use std::{
     collections::VecDeque,
@@ -30,9 +34,13 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::{buffer::Buffer, context::Context, device_memory::Held, room::Scratch, spares::Homecomer};
+use super::{buffer::Buffer, context::Context, custody::User, device_memory::Held, room::Scratch, spares::Homecomer};
 use crate::{
-    engine::{Engine, EngineEvent, Raw, views},
+    engine::{
+        Engine, EngineEvent, Raw,
+        tail::{Queue, Tail},
+        views,
+    },
     sys,
 };
 
@@ -55,10 +63,8 @@ pub struct Cargo {
     pub results: SmallVec<[Arc<Buffer>; 2]>,
     /// Blocks that no buffer took, but that the engine may still use.
     pub leftovers: Vec<Held>,
-    /// Blocks that several flights may use still, until the last of them lands.
-    pub outlasting: Vec<Arc<Held>>,
-    /// Whether it is an execution.
-    pub is_run: bool,
+    /// What the buffers were taken up for.
+    pub user: User,
     /// What the arena keeps for its scratch.
     pub scratch: Option<Scratch>,
     /// Handles to destroy.
@@ -121,18 +127,25 @@ impl Bell {
 }
 
 impl Cargo {
+    /// The handles that have to be destroyed before the engine's client is.
+    fn handles(&mut self) -> Consumed {
+        let mut handles = mem::take(&mut self.consumed);
+        let homing = self.buffers.iter().chain(&self.results).filter_map(|buffer| buffer.state().turn_away());
+        handles.extend(homing);
+        handles
+    }
+
     /// Gives up all memory, and hands each buffer to `home` that was to come home after this.
     fn unload(&mut self, succeeded: bool, mut home: impl FnMut(Homecomer)) {
         self.leftovers.clear();
-        self.outlasting.clear();
         self.scratch = None;
         for buffer in self.buffers.drain(..) {
-            if let Some(homecomer) = buffer.arrive(false, self.is_run) {
+            if let Some(homecomer) = buffer.arrive(false, self.user) {
                 home(homecomer);
             }
         }
         for result in self.results.drain(..) {
-            if let Some(homecomer) = result.arrive(succeeded, self.is_run) {
+            if let Some(homecomer) = result.arrive(succeeded, self.user) {
                 home(homecomer);
             }
         }
@@ -163,15 +176,6 @@ impl Flight {
         drop(cargo.context);
     }
 
-    /// The handles that have to be destroyed before the engine's client is.
-    fn handles(&self) -> Consumed {
-        let cargo = &mut *self.cargo.lock();
-        let mut handles = mem::take(&mut cargo.consumed);
-        let homing = cargo.buffers.iter().chain(&cargo.results).filter_map(|buffer| buffer.state().turn_away());
-        handles.extend(homing);
-        handles
-    }
-
     /// The engine says that the flight is done.
     unsafe extern "C" fn arrived(error: *mut sys::PJRT_Error, flight: *mut c_void) {
         // SAFETY: the pointer is the share that `launch` gave to the engine, which calls back once.
@@ -199,7 +203,11 @@ pub struct Traffic {
     orphans: Mutex<Vec<Arc<Buffer>>>,
     /// How many orphans there are: mostly none, which is seen without the lock.
     orphaned: AtomicUsize,
-    /// Flights and orphans.
+    /// What runs have left that failed to start, where the engine could not say when it is free.
+    stranded: Mutex<Vec<(Queue, Cargo)>>,
+    /// Whether there may be some: seen without the lock.
+    has_stranded: AtomicBool,
+    /// Flights, orphans and the stranded.
     count: AtomicUsize,
     bell: Arc<Bell>,
 }
@@ -220,16 +228,26 @@ impl Traffic {
         unsafe { event.on_ready(Flight::arrived, Arc::into_raw(flight).cast_mut().cast()) };
     }
 
-    /// Frees a block once everything lands that is under way now.
-    pub fn outlast(&self, held: Held) {
-        held.retire();
-        let held = Arc::new(held);
-        let flights: SmallVec<[Arc<Flight>; 8]> = self.flights.lock().iter().cloned().collect();
-        for flight in flights {
-            let cargo = &mut *flight.cargo.lock();
-            // Under the lock: what is done now uses nothing, and what is not unloads this later.
-            if !flight.done.load(Ordering::SeqCst) {
-                cargo.outlasting.push(Arc::clone(&held));
+    /// Watches over what a run leaves that failed to start, until the device is done with all that it was given so far.
+    /// Where the engine cannot say when that is, the next call asks again.
+    ///
+    /// # Safety
+    /// The engine's client must be alive.
+    #[cold]
+    pub unsafe fn launch_behind(&self, queue: Queue, engine: &'static Engine, mut cargo: Cargo) {
+        // It is not the run that ends well.
+        cargo.buffers.extend(cargo.results.drain(..));
+        // SAFETY: the caller's promise.
+        match unsafe { Tail::of(queue, engine) } {
+            Ok(tail) => {
+                cargo.consumed.push(tail.buffer);
+                self.launch(&tail.event, None, cargo);
+            }
+            Err(error) => {
+                log::warn!("no end of the runs before one that failed, so its memory waits: {}", error.message());
+                self.count.fetch_add(1, Ordering::Release);
+                self.stranded.lock().push((queue, cargo));
+                self.has_stranded.store(true, Ordering::Release);
             }
         }
     }
@@ -336,20 +354,25 @@ impl Traffic {
     pub fn end(&self, engine: &'static Engine) {
         // From here on arriving flights unload by themselves.
         self.bell.waiters.fetch_add(1, Ordering::SeqCst);
-        let flights = mem::take(&mut *self.flights.lock());
-        for flight in &flights {
-            for handle in flight.handles() {
+        let destroy = |cargo: &mut Cargo| {
+            for handle in cargo.handles() {
                 // SAFETY: the flight or its buffer owned the handle; the engine's client is still alive.
                 unsafe { views::destroy(engine, handle.0) };
             }
+        };
+        let flights = mem::take(&mut *self.flights.lock());
+        for flight in &flights {
+            destroy(&mut flight.cargo.lock());
             if flight.done.load(Ordering::SeqCst) {
                 flight.unload();
             }
         }
+        let mut stranded = mem::take(&mut *self.stranded.lock());
+        stranded.iter_mut().for_each(|(_, cargo)| destroy(cargo));
         let orphans = mem::take(&mut *self.orphans.lock());
         self.orphaned.store(0, Ordering::Release);
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
-        self.count.fetch_sub(flights.len() + orphans.len(), Ordering::Release);
+        self.count.fetch_sub(flights.len() + stranded.len() + orphans.len(), Ordering::Release);
     }
 
     /// Whether somebody waits for memory: what comes free is not to be kept then.
@@ -411,10 +434,24 @@ impl Traffic {
         if !landed.is_empty() {
             self.bell.end(landed.len());
         }
-        let done = landed.len() + self.end_orphans();
+        let done = landed.len() + self.end_orphans() + self.relaunch_stranded(engine);
         if done > 0 {
             self.count.fetch_sub(done, Ordering::Release);
         }
+    }
+
+    /// Asks once more how long what runs have left must wait; for how many.
+    fn relaunch_stranded(&self, engine: &'static Engine) -> usize {
+        if !self.has_stranded.swap(false, Ordering::Acquire) {
+            return 0;
+        }
+        let stranded = mem::take(&mut *self.stranded.lock());
+        let count = stranded.len();
+        for (queue, cargo) in stranded {
+            // SAFETY: as in `land_some`.
+            unsafe { self.launch_behind(queue, engine, cargo) };
+        }
+        count
     }
 
     /// Destroys the handles of orphans that nothing uses any more; how many.

@@ -8,6 +8,7 @@ use super::{
     buffer::Buffer,
     device_memory::{DeviceMemory, Held},
     entry::{Failure, Outcome},
+    flight::Cargo,
     loaded::Loaded,
     room::{NoRoom, Scratch, WORTH_A_MOMENT},
     spares::Spare,
@@ -15,7 +16,7 @@ use super::{
     state::{Client, Device, Site},
 };
 use crate::{
-    engine::{EngineError, EngineEvent, Raw, views},
+    engine::{EngineError, EngineEvent, Raw, tail::Queue, views},
     error::Error,
     memory::{
         Maker, Run,
@@ -33,8 +34,8 @@ pub struct Destination {
     pub view: Raw<sys::PJRT_Buffer>,
     /// The buffer that lay there in the run before, where its owner gave it back.
     pub shell: Option<Arc<Buffer>>,
-    /// Whether runs under way use the block still.
-    pub is_in_use: bool,
+    /// The buffer that had the block before, where runs still use it: takes it back if there is no next run.
+    pub before: Option<Arc<Buffer>>,
 }
 
 /// Why destinations were not placed.
@@ -212,6 +213,28 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// The device's queue, if it does one run after another.
+    pub fn queue(&self, client: &Client) -> Option<Queue> {
+        client.queue(self.device?.handle)
+    }
+
+    /// After a run that failed: lets destinations, stand-ins and `leftovers` go when the device is done with what was launched of it
+    /// all the same, and with the runs before it. Does nothing where a run that says that it failed is over.
+    ///
+    /// # Safety
+    /// The client must be alive; the views are not used again.
+    pub unsafe fn leave_behind(&mut self, client: &Client, leftovers: Vec<Held>) {
+        let Some(queue) = self.queue(client) else { return };
+        let mut cargo = Cargo { leftovers, ..Cargo::default() };
+        let stand_ins = self.stand_ins.drain(..).map(|stand_in| stand_in.place);
+        for destination in self.destinations.drain(..).chain(stand_ins) {
+            cargo.consumed.push(destination.view);
+            cargo.leftovers.push(destination.held);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { client.traffic.launch_behind(queue, client.engine, cargo) };
+    }
+
     /// Gives destinations and stand-ins back.
     ///
     /// # Safety
@@ -221,8 +244,8 @@ impl<'a> Lane<'a> {
         for destination in self.destinations.drain(..).chain(stand_ins) {
             // SAFETY: the view is ours.
             unsafe { views::destroy(client.engine, destination.view.0) };
-            if destination.is_in_use {
-                client.traffic.outlast(destination.held);
+            if let Some(before) = destination.before {
+                before.take_back(destination.held);
             }
         }
     }
@@ -241,7 +264,7 @@ impl<'a> Lane<'a> {
             let maker = Maker { origin: loaded.program.origin_ids[result], run: self.run };
             let spare = loaded.spares.get(self.index).and_then(|spares| spares.take(number, maker));
             if let Some(Spare { held, view, shell, .. }) = spare {
-                self.destinations.push(Destination { held, view, shell: Some(shell), is_in_use: false });
+                self.destinations.push(Destination { held, view, shell: Some(shell), before: None });
                 continue;
             }
             let shape = &loaded.program.results[result];
@@ -251,15 +274,17 @@ impl<'a> Lane<'a> {
             };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
             let homing = loaded.spares.get(self.index).and_then(|spares| spares.take_homing(number, maker));
-            let is_in_use = homing.is_some();
-            let held = homing.map_or_else(|| client.allocate(arena, shape, maker).map_err(full), Ok)?;
+            let (held, before) = match homing {
+                Some((held, before)) => (held, Some(before)),
+                None => (client.allocate(arena, shape, maker).map_err(full)?, None),
+            };
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight. Where runs use it
             // still, the engine does this one after them.
             match unsafe { client.view(memory, held.address(), shape) } {
-                Ok(view) => self.destinations.push(Destination { held, view: Raw(view), shell: None, is_in_use }),
+                Ok(view) => self.destinations.push(Destination { held, view: Raw(view), shell: None, before }),
                 Err(error) => {
-                    if is_in_use {
-                        client.traffic.outlast(held);
+                    if let Some(before) = before {
+                        before.take_back(held);
                     }
                     return Err(error.into());
                 }

@@ -19,7 +19,7 @@ use super::{
     origins::ORIGINS,
     pinned_host::KIND,
     shape::{Shape, dense_size},
-    spares::{self, Nest, Spares},
+    spares::{Nest, Spares},
     state::Client,
 };
 use crate::{
@@ -362,7 +362,8 @@ impl Loaded {
         // everything is to move.
         let keeps = client.settings.strategy.value != Strategy::Platform && client.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
-        let spares: Vec<_> = devices.iter().map(|_| Spares::new(count)).collect();
+        let in_order = client.orders_runs();
+        let spares: Vec<_> = devices.iter().map(|_| Spares::new(count, in_order)).collect();
         if count > 0 {
             spares.iter().for_each(|spares| client.spares.add(spares));
         }
@@ -385,10 +386,8 @@ impl Loaded {
     /// Where a result in the destination with this number goes when it is destroyed.
     pub fn nest(&self, lane: usize, destination: usize) -> Option<Nest> {
         let result = *self.program.plan.destinations.get(destination)?;
-        if self.program.results[result].size > spares::LARGEST && !self.client.orders_runs() {
-            return None;
-        }
-        let spares = self.spares.get(lane).filter(|spares| spares.has(destination))?;
+        let bytes = self.program.results[result].size;
+        let spares = self.spares.get(lane).filter(|spares| spares.takes(destination, bytes))?;
         Some(Nest { spares: Arc::clone(spares), destination })
     }
 }

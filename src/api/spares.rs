@@ -15,8 +15,9 @@
 //! XLA:GPU puts the runs of a device into one stream. What only runs still use, the next run of the program may write at once,
 //! as it does in XLA's own allocator: a step that is not donated its state then takes turns between two places however far
 //! the caller runs ahead. Otherwise each step would find its arrays elsewhere, and the engine record its products anew for each (CUDA graphs).
-//! The handle is not taken over: an error of the run before would cling to it. Should that run come to nothing, the block
-//! outlasts what is under way. Copies and transfers are in other streams, so what they use stays.
+//! The handle is not taken over: an error of the run before would cling to it. Should the next run be refused, the buffer takes
+//! its block back; should it fail, the block is free when the device is done with all before it (`flight`). Copies and
+//! transfers are in other streams, so what they use stays.
 //!
 //! The `PJRT_Buffer` itself is kept with it: it knows its place in the arena's roster, its shape and its program. It
 //! refers to the spares and they to it, until they are cleared or closed.
@@ -38,7 +39,7 @@ use parking_lot::Mutex;
 
 use super::{
     buffer::{Body, Buffer},
-    custody::{Life, State, Stay},
+    custody::{Life, State, Stay, User},
     device_memory::Held,
     storage::Storage,
 };
@@ -112,16 +113,16 @@ pub struct Spares {
 }
 
 impl Spares {
-    /// Room for the spares of `destinations`.
-    pub fn new(destinations: usize) -> Arc<Self> {
+    /// Room for the spares of `destinations`; `in_order` says that the device does one run after another.
+    pub fn new(destinations: usize, in_order: bool) -> Arc<Self> {
         let places = (0..destinations).map(|_| Mutex::default()).collect();
-        let homing = (0..destinations).map(|_| Mutex::default()).collect();
+        let homing = (0..destinations).filter(|_| in_order).map(|_| Mutex::default()).collect();
         Arc::new(Self { places, homing, closed: AtomicBool::new(false) })
     }
 
-    /// Whether `destination` has a place.
-    pub fn has(&self, destination: usize) -> bool {
-        destination < self.places.len()
+    /// Whether a result of this size goes to `destination` when it is let go.
+    pub fn takes(&self, destination: usize, bytes: usize) -> bool {
+        destination < self.homing.len() || destination < self.places.len() && bytes <= LARGEST
     }
 
     /// The spare of `destination` that came last, if there is one, for `maker` to write.
@@ -138,8 +139,8 @@ impl Spares {
     }
 
     /// The block of the result in `destination` that was let go last, of those that runs still use, for `maker` to write after
-    /// them. It must go to [`Traffic::outlast`](super::flight::Traffic::outlast) if there is no such run.
-    pub fn take_homing(&self, destination: usize, maker: Maker) -> Option<Held> {
+    /// them. If there is no such run, the buffer must [take it back](Buffer::take_back).
+    pub fn take_homing(&self, destination: usize, maker: Maker) -> Option<(Held, Arc<Buffer>)> {
         let place = self.homing.get(destination)?;
         loop {
             // No lock is held while the engine destroys.
@@ -152,14 +153,19 @@ impl Spares {
                 unsafe { views::destroy(client.engine, view.0) };
             }
             match held.renew(maker) {
-                Ok(_) => return Some(held),
+                Ok(_) => return Some((held, buffer)),
                 Err(error) => {
                     log::error!("{error}");
-                    client.traffic.outlast(held);
+                    buffer.put_back(held);
                     return None;
                 }
             }
         }
+    }
+
+    /// Whether the next run may have the block of `destination` before it is home.
+    fn has_early(&self, destination: usize) -> bool {
+        destination < self.homing.len()
     }
 
     /// Notes a buffer that has begun to home.
@@ -314,35 +320,44 @@ impl State<Body> {
     fn take_out(&mut self) -> Option<(Held, Raw<sys::PJRT_Buffer>)> {
         let view = self.handle();
         self.set_handle(Raw::NULL);
-        match std::mem::replace(&mut self.storage, Storage::Gone) {
-            Storage::Arena(held) => Some((held, view)),
-            Storage::Engine(_) | Storage::Foreign(_) | Storage::Gone => None,
-        }
+        std::mem::replace(&mut self.storage, Storage::Gone).into_held().map(|held| (held, view))
     }
 }
 
 impl Buffer {
     /// Lets the next run have the block of a buffer that is homing, where the engine does one run after another.
     pub fn offer(self: Arc<Self>) {
-        if self.client.orders_runs()
-            && let Some(Nest { spares, destination }) = self.nest()
+        if let Some(nest) = self.nest()
+            && nest.spares.has_early(nest.destination)
         {
-            Arc::clone(spares).offer(*destination, self);
+            let (spares, destination) = (Arc::clone(&nest.spares), nest.destination);
+            spares.offer(destination, self);
         }
+    }
+
+    /// Takes the block back that [`Spares::take_homing`] gave away, for those who use it still.
+    pub fn take_back(&self, held: Held) {
+        held.retire();
+        self.put_back(held);
+    }
+
+    fn put_back(&self, held: Held) {
+        let freed = {
+            let mut state = self.state();
+            state.storage = Storage::Arena(held);
+            state.settle()
+        };
+        drop(freed);
     }
 
     /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
     /// used again, or to be destroyed, where this was the last use, is the caller's.
-    pub fn arrive(self: Arc<Self>, wrote: bool, is_run: bool) -> Option<Homecomer> {
+    pub fn arrive(self: Arc<Self>, wrote: bool, user: User) -> Option<Homecomer> {
         let mut state = self.state();
         if wrote {
             state.mark_whole();
         }
-        if is_run {
-            state.end_run()
-        } else {
-            state.end_use()
-        }
+        state.end_use(user);
         if state.homing && state.is_free() {
             let whole = state.is_whole();
             let (held, view) = state.take_out()?;

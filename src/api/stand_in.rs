@@ -94,7 +94,6 @@ unsafe fn stand_in(lane: &mut Lane<'_>, loaded: &Loaded, argument: usize, buffer
         let shape = &buffer.shape;
         client.view(device.memory, held.address(), shape)?
     };
-    lane.stand_ins
-        .push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None, is_in_use: false } });
+    lane.stand_ins.push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None, before: None } });
     Ok(())
 }

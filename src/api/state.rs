@@ -29,6 +29,7 @@ use crate::{
     config::{Compact, Settings, ZeroCopy},
     engine::{
         Engine, Raw,
+        tail::Queue,
         views::{Sight, Viewable},
     },
     error::Error,
@@ -263,6 +264,11 @@ impl Client {
     /// allocator relies on it as well.
     pub fn orders_runs(&self) -> bool {
         matches!(plugin::kind(), Some(EngineKind::Cuda | EngineKind::Rocm))
+    }
+
+    /// The queue of `device`, if it does one execution after another.
+    pub fn queue(&self, device: Raw<sys::PJRT_Device>) -> Option<Queue> {
+        self.orders_runs().then_some(Queue { client: self.handle, device })
     }
 
     /// Lands all that is done and gives the spares back, so that what is free counts as free.

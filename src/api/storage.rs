@@ -89,6 +89,14 @@ impl Storage {
         }
     }
 
+    /// The block for good, if it is one of ours.
+    pub fn into_held(self) -> Option<Held> {
+        match self {
+            Self::Arena(held) => Some(held),
+            Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+        }
+    }
+
     /// The block's address, if it is one of ours.
     pub fn address(&self) -> Option<usize> {
         self.held().map(Held::address)

@@ -9,6 +9,7 @@
 //!  ffi.rs       the engine's XLA FFI: handlers for custom calls
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
+//!  tail.rs      the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself
 //! ```
 
@@ -18,6 +19,7 @@ pub mod ffi;
 pub mod handles;
 pub mod library;
 pub mod scratch;
+pub mod tail;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};

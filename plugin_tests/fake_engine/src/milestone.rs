@@ -110,9 +110,13 @@ impl Milestone {
         milestone
     }
 
-    /// Says how the work turned out; called by the work itself, before it counts as finished.
+    /// Says how the work turned out; called by the work itself, before it counts as finished. Where it was given up before,
+    /// that is how it ended.
     pub fn ran(&self, outcome: Result) {
-        self.state.lock().failure = outcome.err();
+        let mut state = self.state.lock();
+        if !state.finished {
+            state.failure = outcome.err();
+        }
     }
 
     /// The work stands in a stream now.

@@ -226,3 +226,33 @@ fn c17_arena_a_first_donation_from_elsewhere_says_nothing_about_the_next() {
     drop((x, y, others));
     settles_at(&client, 0);
 }
+
+/// A run fails at once that was donated what another one still reads.
+#[test]
+fn c17_arena_donated_to_a_run_that_fails_stays_for_those_before_it() {
+    for strategy in ["preallocate", "platform", "tpu"] {
+        let client = limited(strategy, 8 * MIB);
+        gate::prepare();
+        let gated = client.compile(&Program::gate()).unwrap();
+        let donate = client.compile(&Program::donate_first()).unwrap();
+        let refusing = Gate::running(|_| Err("on purpose".into()));
+        let other = client.put(&ramp(0.0), &DIMS).unwrap();
+        let broken = gated.run(&[&other, &ticket(&client, &refusing)]).unwrap();
+        broken[0].ready().wait().unwrap_err();
+
+        let gate = Gate::closed();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        let reading = gated.run(&[&x, &ticket(&client, &gate)]).unwrap();
+        gate.wait_reached();
+        let failed = donate.run1(&[&x, &broken[0]]);
+        eprintln!("result: {:?}", failed.as_ref().map(|b| b.ready().is_ready()).map_err(|e| e.message.clone()));
+        drop(failed);
+        drop(x);
+        let others: Vec<_> = std::iter::from_fn(|| client.put(&ramp(7.0), &DIMS).ok()).take(64).collect();
+        gate.open();
+        assert_eq!(reading[0].read::<f32>().unwrap(), plus(&ramp(0.0), 1.0));
+        for other in &others {
+            assert_eq!(other.read::<f32>().unwrap(), ramp(7.0));
+        }
+    }
+}

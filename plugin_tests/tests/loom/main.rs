@@ -9,7 +9,7 @@ mod custody;
 #[allow(missing_docs, reason = "see the types that it stands for")]
 mod sync;
 
-use custody::{Custody, Life};
+use custody::{Custody, Life, User};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const CONTENTS: u32 = 42;
@@ -55,11 +55,11 @@ impl World {
             if state.life() != Life::Live {
                 return false;
             }
-            state.begin_use();
+            state.begin_use(User::Run);
             **state
         };
         assert_eq!(self.read(place), CONTENTS);
-        self.custody.lock().end_use();
+        self.custody.lock().end_use(User::Run);
         true
     }
 }
