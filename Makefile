@@ -45,7 +45,7 @@ test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(DEBUG) "$(PY)" -m pytest python_smoke
 
 # Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
-test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
+test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
 	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
@@ -100,7 +100,7 @@ setup: $(STAMP)
 clean: ## remove .venv, target and dist
 	rm -rf "$(VENV)" "$(CARGO_TARGET_DIR)" dist
 
-$(CUDA)/.installed: $(STAMP)
+$(CUDA)/toolkit/.installed: $(STAMP)
 	@version=$$("$(PY)" -c 'from importlib.metadata import version; print(version("jax"))') && \
 	  echo "make: fetching jax-cuda13-pjrt $$version into $(CUDA)" && \
 	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)" "jax-cuda13-pjrt==$$version" \

@@ -70,10 +70,13 @@ def is_built() -> bool:
 def toolkit() -> Path:
     """A folder with what XLA takes from CUDA's toolkit to compile: an assembler, and NVIDIA's functions as LLVM's code."""
     folder = FOLDER / "played_cuda"
+    functions = next(Path(CUDA).glob("toolkit/nvidia/*/nvvm/libdevice/libdevice.10.bc"), None)
+    if functions is None:
+        raise FileNotFoundError(f"no libdevice.10.bc below {CUDA}/toolkit; `make test-cuda-engine` fetches it")
     for place, found in {
         "bin/ptxas": Path(__file__).parent / "played_toolkit/bin/ptxas",
         "bin/nvlink": Path(__file__).parent / "played_toolkit/bin/ptxas",
-        "nvvm/libdevice/libdevice.10.bc": next(Path(CUDA).glob("toolkit/nvidia/*/nvvm/libdevice/libdevice.10.bc")),
+        "nvvm/libdevice/libdevice.10.bc": functions,
         **{f"lib/{name}": FOLDER / "libfake_cuda.so" for name in LIBRARIES},
     }.items():
         link = folder / place

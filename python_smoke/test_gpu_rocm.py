@@ -42,7 +42,7 @@ def told(code: str, machine: dict, **more):
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("era", fake_gpu.ERAS)
+@pytest.mark.parametrize("era", [112, 114])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_arrays_lie_in_the_arena(machine, strategy, era):
     answer = told(

@@ -275,7 +275,7 @@ pub fn enable_peer(driver: &mut Driver, context: usize, flags: u32) -> Answer {
 }
 
 /// The attributes that a program may ask for, as an H200 of compute capability 9.0 answers; the others are 0.
-const ATTRIBUTES: [(CUdevice_attribute, i32); 41] = {
+const ATTRIBUTES: [(CUdevice_attribute, i32); 39] = {
     use CUdevice_attribute::*;
     [
         (CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
@@ -312,8 +312,6 @@ const ATTRIBUTES: [(CUdevice_attribute, i32); 41] = {
         (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
         (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
         (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
-        (CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1),
-        (CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1),
         (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0),
         (CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1),
         (CU_DEVICE_ATTRIBUTE_INTEGRATED, 0),

@@ -82,13 +82,13 @@ impl CudaBacking {
                 device.ordinal()
             )));
         }
-        let costs = super::carrier::costs(&device, Some(chunk));
+        let costs = super::carrier::costs(device.bandwidth(), Some(chunk));
         Ok(Self { device, chunks: Some((Arc::new(maker), chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
-        let costs = super::carrier::costs(&device, None);
+        let costs = super::carrier::costs(device.bandwidth(), None);
         Self { device, chunks: None, budget: None, costs }
     }
 

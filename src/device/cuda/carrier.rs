@@ -47,9 +47,9 @@ const PER_EXCHANGED_CHUNK_NS: u64 = 150_000;
 /// Pieces of this size are copied where they go; a shorter way goes through the buffer.
 const DIRECT: Bytes = Bytes::mib(4);
 
-/// What moving costs on a device, whose regions are made of chunks or are not.
-pub(super) fn costs(device: &CudaDevice, chunk: Option<Bytes>) -> Costs {
-    let bandwidth = device.bandwidth().unwrap_or(BANDWIDTH);
+/// What moving costs on a device of this bandwidth, in bytes a second, whose regions are made of chunks or are not.
+pub(super) fn costs(bandwidth: Option<u64>, chunk: Option<Bytes>) -> Costs {
+    let bandwidth = bandwidth.unwrap_or(BANDWIDTH);
     let copied = u128::from(MIB) * 2 * 10 * 1_000_000_000 / u128::from(bandwidth * SHARE_TENTHS);
     let nanoseconds = |count| u32::try_from(count).unwrap_or(u32::MAX).max(1);
     Costs {

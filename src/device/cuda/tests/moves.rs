@@ -196,4 +196,6 @@ fn costs_come_from_the_bandwidth_and_prefer_what_is_cheaper() {
     let large = CudaBacking::new(rig.gpu.clone(), Bytes::gib(140)).expect("a device that maps").costs();
     assert_eq!(large.remap.map(|remap| (remap.page, remap.per_mib)), Some((super::super::CHUNK, 4687)));
     assert_eq!(CudaBacking::with_driver_allocations(rig.gpu.clone()).costs().remap, None);
+    // One that does not tell is taken for a small one, of 1 TB/s.
+    assert_eq!(super::super::carrier::costs(None, None).per_mib, 2621);
 }
