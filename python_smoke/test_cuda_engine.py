@@ -222,3 +222,44 @@ def test_graphs_are_recorded_as_seldom_as_in_jaxs_own_client(strategy):
         assert counted["cuGraphLaunch"] == ours[name]["cuGraphLaunch"] == 1
         for call, times in counted.items():
             assert ours[name][call] <= times + 0.5, (name, call, ours, theirs)
+
+
+def test_a_run_that_fails_leaves_its_memory_to_those_before_it():
+    """The engine says at once that it could not launch a kernel, while the GPU still does what came before."""
+    run_on_gpu(
+        HEAD
+        + """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+driver.fake_cuda_configure.argtypes = [ctypes.c_char_p] * 2
+N = 1 << 14
+put = lambda value: jax.device_put(np.full(N, value, np.float32), gpu)
+add = jax.jit(lambda x: x + 1)
+@jax.jit
+def two(x):
+    first = jax.lax.optimization_barrier(x + 2)
+    return first, first.reshape(-1, 4).sum(1)
+x = put(1)
+jax.block_until_ready([add(x), two(x)])
+for round in range(4):
+    for program, kernel in ((add, 1), (two, 1), (two, 2)):
+        y = add(x)
+        z = add(y)
+        del y
+        assert driver.fake_cuda_configure(b"fail", b"cuLaunchKernelEx:%d:701" % kernel) == 0
+        try:
+            jax.block_until_ready(program(x))
+            raise SystemExit("it was launched")
+        except jax.errors.JaxRuntimeError as error:
+            assert "Failed to launch" in str(error), error
+        assert not z.is_ready(), "the GPU is done already"
+        others = [put(value) for value in (7, 8, 9)]
+        assert (np.asarray(z) == 3).all(), round
+        for other, value in zip(others, (7, 8, 9)):
+            assert (np.asarray(other) == value).all(), round
+del others, other, z
+import gc; gc.collect()                                  # tracebacks may hold results
+assert gpu.memory_stats()["bytes_in_use"] == x.nbytes
+""",
+        latency_us=20_000,
+    )

@@ -235,13 +235,14 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             // SAFETY: as above; the engine gave up on the programs, or is done with them, or will be waited for.
             unsafe {
                 for (index, lane) in lanes.iter_mut().enumerate() {
-                    let seats = &passengers.seats[index * self.num_args..][..self.num_args];
-                    let mut leftovers = Vec::new();
+                    let seats = &mut passengers.seats[index * self.num_args..][..self.num_args];
+                    let mut cargo = Cargo { user: User::Run, ..Cargo::default() };
                     consumed_arguments(&loaded, seats, &handles[index * width..], &lane.stand_ins, |_, memory| {
-                        leftovers.extend(memory.into_held());
+                        cargo.leftovers.extend(memory.into_held());
                     });
-                    if callback_run.is_some() {
-                        lane.leave_behind(client, leftovers);
+                    if let Some(queue) = lane.queue(client) {
+                        cargo.buffers.extend(seats.iter_mut().filter_map(Option::take).map(|buffer| again(buffer)));
+                        lane.leave_behind(client, queue, cargo);
                     }
                 }
                 abandon(client, &mut lanes);

@@ -218,14 +218,12 @@ impl<'a> Lane<'a> {
         client.queue(self.device?.handle)
     }
 
-    /// After a run that failed: lets destinations, stand-ins and `leftovers` go when the device is done with what was launched of it
-    /// all the same, and with the runs before it. Does nothing where a run that says that it failed is over.
+    /// After a run that failed: lets `cargo`, destinations and stand-ins go when the device is done with what was launched of
+    /// it all the same, and with the runs before it.
     ///
     /// # Safety
     /// The client must be alive; the views are not used again.
-    pub unsafe fn leave_behind(&mut self, client: &Client, leftovers: Vec<Held>) {
-        let Some(queue) = self.queue(client) else { return };
-        let mut cargo = Cargo { leftovers, ..Cargo::default() };
+    pub unsafe fn leave_behind(&mut self, client: &Client, queue: Queue, mut cargo: Cargo) {
         let stand_ins = self.stand_ins.drain(..).map(|stand_in| stand_in.place);
         for destination in self.destinations.drain(..).chain(stand_ins) {
             cargo.consumed.push(destination.view);

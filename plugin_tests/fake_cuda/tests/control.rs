@@ -98,7 +98,7 @@ const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString c
     cuGraphExecKernelNodeSetParams cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams \
     cuGraphExecChildGraphNodeSetParams cuGraphUpload cuGraphLaunch cuGraphExecDestroy cuDeviceGraphMemTrim \
     cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamIsCapturing cuGraphAddKernelNode_v2 cuGraphAddNode_v2 \
-    cuGraphAddDependencies_v2 cuGraphExecKernelNodeSetParams_v2 cuGraphConditionalHandleCreate \
+    cuGraphAddDependencies_v2 cuGraphExecNodeSetParams cuGraphExecKernelNodeSetParams_v2 cuGraphConditionalHandleCreate \
     cuGraphKernelNodeGetAttribute cuGraphKernelNodeSetAttribute cuStreamBeginCaptureToGraph cublasCreate_v2 \
     cublasDestroy_v2 cublasLtCreate cublasLtDestroy cublasLtMatmulDescCreate cublasLtMatmulDescDestroy \
     cublasLtMatmulDescSetAttribute cublasLtMatmulDescGetAttribute cublasLtMatrixLayoutCreate \

@@ -70,7 +70,26 @@ pub struct CopyParameters {
     depth: usize,
 }
 
+/// `CUDA_MEMCPY_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CopyNodeParameters {
+    flags: c_int,
+    reserved: c_int,
+    context: usize,
+    copy: CopyParameters,
+}
+
+/// `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ChildParameters {
+    child: u64,
+    ownership: c_int,
+}
+
 const _: () = {
+    assert!(size_of::<CopyNodeParameters>() == 16 + size_of::<sys::CUDA_MEMCPY3D>());
     assert!(size_of::<KernelParameters>() == size_of::<sys::CUDA_KERNEL_NODE_PARAMS>());
     assert!(size_of::<FillParameters>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS>());
     assert!(size_of::<CopyParameters>() == size_of::<sys::CUDA_MEMCPY3D>());
@@ -172,20 +191,58 @@ impl Count {
     }
 }
 
-/// Adds a node of any type that `CUgraphNodeParams` may say, as far as the driver knows it.
-fn add_node(driver: &mut Driver, graph: usize, after: &[u64], parameters: &In<u8>) -> Answer<u64> {
+/// What `CUgraphNodeParams` may say, as far as the driver knows it.
+enum Described {
+    Task(Task),
+    Child(ChildParameters),
+}
+
+fn described(driver: &Driver, parameters: &In<u8>) -> Answer<Described> {
     let kind: c_uint = In::at(parameters.address() as usize).get()?;
     let body = parameters.address() as usize + HEADER;
     let task = match kind {
         0 => In::<KernelParameters>::at(body).get()?.task(driver)?,
+        1 => {
+            let CopyNodeParameters { flags, context, copy, .. } = In::at(body).get()?;
+            if flags != 0 {
+                return Err(misuse(status::INVALID_VALUE, format!("flags are {flags:#x}, not 0")));
+            }
+            driver.context(context)?;
+            copy.task()?
+        }
         2 => In::<FillParameters>::at(body).get()?.task()?,
+        4 => return In::at(body).get().map(Described::Child),
         5 => Task::Empty,
         _ => {
-            let why = format!("a node of the type {kind}; this driver knows 0, kernel, 2, memset, and 5, empty");
+            let why = format!(
+                "a node of the type {kind}; this driver knows 0, kernel, 1, memcpy, 2, memset, 4, child graph, and 5, empty"
+            );
             return Err(misuse(status::NOT_SUPPORTED, why));
         }
     };
-    graph::add(driver, graph as u64, after, task)
+    Ok(Described::Task(task))
+}
+
+fn add_node(driver: &mut Driver, graph: usize, after: &[u64], parameters: &In<u8>) -> Answer<u64> {
+    match described(driver, parameters)? {
+        Described::Task(task) => graph::add(driver, graph as u64, after, task),
+        Described::Child(ChildParameters { child, ownership: 0 }) => {
+            graph::add_child(driver, graph as u64, after, child)
+        }
+        Described::Child(ChildParameters { child, ownership: 1 }) => {
+            graph::move_child(driver, graph as u64, after, child)
+        }
+        Described::Child(ChildParameters { ownership, .. }) => {
+            Err(misuse(status::INVALID_VALUE, format!("ownership is {ownership}, not 0, clone, or 1, move")))
+        }
+    }
+}
+
+fn set_node(driver: &mut Driver, executable: u64, node: u64, parameters: &In<u8>) -> Answer {
+    match described(driver, parameters)? {
+        Described::Task(task) => executable::set_task(driver, executable, node, task),
+        Described::Child(ChildParameters { child, .. }) => executable::set_child(driver, executable, node, child),
+    }
 }
 
 fn write_dot(driver: &State, graph: usize, path: &str) -> Answer {
@@ -338,6 +395,9 @@ younger! {
     ) |driver| node.checked()?.put(add_node(driver, graph, &after.list(count)?, &parameters)?);
     cuGraphAddDependencies_v2(graph: usize, from: In<u64>, to: In<u64>, _edges: In<c_void>, count: usize) |driver| {
         graph::depend(driver, graph as u64, &from.list(count)?, &to.list(count)?)
+    };
+    cuGraphExecNodeSetParams(executable: usize, node: usize, parameters: In<u8>) |driver| {
+        set_node(driver, executable as u64, node as u64, &parameters)
     };
     cuGraphExecKernelNodeSetParams_v2(executable: usize, node: usize, parameters: In<KernelParameters>) |driver| {
         let task = parameters.get()?.task(driver)?;

@@ -123,6 +123,14 @@ impl Graphs {
         }
     }
 
+    /// Refuses a graph that a stream is being captured into.
+    fn quiet(&self, graph: u64) -> Answer {
+        if self.captures.values().any(|capture| capture.graph == graph) {
+            return Err(misuse(status::INVALID_VALUE, format!("a stream is being captured into the graph {graph:#x}")));
+        }
+        Ok(())
+    }
+
     /// Removes a graph with its nodes and what is inside of them.
     fn remove(&mut self, graph: u64) {
         let nodes = self.graphs.remove(&graph).map(|graph| graph.nodes).unwrap_or_default();
@@ -147,9 +155,7 @@ pub fn destroy(driver: &mut State, graph: u64) -> Answer {
         let why = format!("the graph {graph:#x} is the child graph of the node {owner:#x}, which destroys it");
         return Err(misuse(status::INVALID_VALUE, why));
     }
-    if driver.graphs.captures.values().any(|capture| capture.graph == graph) {
-        return Err(misuse(status::INVALID_VALUE, format!("a stream is being captured into the graph {graph:#x}")));
-    }
+    driver.graphs.quiet(graph)?;
     driver.graphs.remove(graph);
     Ok(())
 }
@@ -163,6 +169,29 @@ pub fn add(driver: &mut State, graph: u64, after: &[u64], task: Task) -> Answer<
 pub fn add_child(driver: &mut State, graph: u64, after: &[u64], child: u64) -> Answer<u64> {
     driver.graphs.graph(child)?;
     insert(driver, graph, after, |driver, node| Ok(Content::Child(copy(driver, child, node)?)))
+}
+
+/// A node of the type child graph that moves it: `child` is the node's from then on.
+pub fn move_child(driver: &mut State, graph: u64, after: &[u64], child: u64) -> Answer<u64> {
+    if let Some(owner) = driver.graphs.graph(child)?.owner {
+        let why = format!("the graph {child:#x} is the child graph of the node {owner:#x} already");
+        return Err(misuse(status::INVALID_VALUE, why));
+    }
+    driver.graphs.quiet(child)?;
+    let mut outer = Some(graph);
+    while let Some(graph) = outer {
+        if graph == child {
+            return Err(misuse(status::INVALID_VALUE, format!("the graph {child:#x} cannot be inside of itself")));
+        }
+        let owner = driver.graphs.graph(graph)?.owner;
+        outer = owner.map(|node| driver.graphs.node(node)).transpose()?.map(|node| node.graph);
+    }
+    insert(driver, graph, after, |driver, node| {
+        if let Some(child) = driver.graphs.graphs.get_mut(&child) {
+            child.owner = Some(node);
+        }
+        Ok(Content::Child(child))
+    })
 }
 
 fn insert(

@@ -1,189 +1,17 @@
 //! Graphs: what they keep of the order and of the time when they were made, and what they refuse.
 
+#[macro_use]
+#[path = "../common/mod.rs"]
 mod common;
 
-use std::{
-    ffi::{CString, c_char, c_int, c_uint, c_void},
-    fs,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+mod calls;
+mod capture;
 
+use std::ffi::c_uint;
+
+use calls::*;
 use common::*;
 use fake_cuda::control::count;
-
-const PTX: &str = ".version 8.0
-.target sm_90
-.address_size 64
-.visible .entry put(
-    .param .u64 .ptr .global .align 4 place,
-    .param .u32 value
-)
-{
-    .reg .b64 %rd<2>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd1, [place];
-    ld.param.u32 %r1, [value];
-    st.global.u32 [%rd1], %r1;
-    ret;
-}
-";
-
-/// `CUDA_MEMSET_NODE_PARAMS`.
-#[repr(C)]
-struct Fill {
-    to: u64,
-    pitch: usize,
-    value: u32,
-    element: u32,
-    width: usize,
-    height: usize,
-}
-
-/// One side of a `CUDA_MEMCPY3D`.
-#[repr(C)]
-#[derive(Default)]
-struct Side {
-    offsets: [usize; 4],
-    kind: u32,
-    host: u64,
-    device: u64,
-    rest: [usize; 4],
-}
-
-/// `CUDA_MEMCPY3D`.
-#[repr(C)]
-struct Copy {
-    from: Side,
-    to: Side,
-    sides: [usize; 3],
-}
-
-/// `CUDA_KERNEL_NODE_PARAMS`.
-#[repr(C)]
-struct Kernel {
-    function: usize,
-    shape: [u32; 7],
-    values: *const *const c_void,
-    extra: usize,
-}
-
-fn bytes(to: u64, value: u32, width: usize) -> Fill {
-    Fill { to, pitch: 0, value, element: 1, width, height: 1 }
-}
-
-fn device(address: u64) -> Side {
-    Side { kind: 2, device: address, ..Side::default() }
-}
-
-fn row(to: u64, from: u64, width: usize) -> Copy {
-    Copy { from: device(from), to: device(to), sides: [width, 1, 1] }
-}
-
-fn graph() -> u64 {
-    let mut graph = 0;
-    ok(cu!(cuGraphCreate(&raw mut graph => *mut u64, 0 => c_uint)));
-    graph
-}
-
-fn add_fill(graph: u64, after: &[u64], fill: &Fill) -> Result<u64, u32> {
-    let mut node = 0;
-    let code = cu!(cuGraphAddMemsetNode(
-        &raw mut node => *mut u64, graph => u64, after.as_ptr() => *const u64, after.len() => usize, fill => *const Fill,
-        enter(0) => usize
-    ));
-    if code == status::SUCCESS { Ok(node) } else { Err(code) }
-}
-
-fn add_copy(graph: u64, after: &[u64], copy: &Copy) -> Result<u64, u32> {
-    let mut node = 0;
-    let code = cu!(cuGraphAddMemcpyNode(
-        &raw mut node => *mut u64, graph => u64, after.as_ptr() => *const u64, after.len() => usize, copy => *const Copy,
-        enter(0) => usize
-    ));
-    if code == status::SUCCESS { Ok(node) } else { Err(code) }
-}
-
-fn add_child(graph: u64, child: u64) -> u64 {
-    let mut node = 0;
-    ok(cu!(cuGraphAddChildGraphNode(
-        &raw mut node => *mut u64, graph => u64, [0; 0].as_ptr() => *const u64, 0 => usize, child => u64
-    )));
-    node
-}
-
-fn instantiate(graph: u64) -> Result<u64, u32> {
-    let mut executable = 0;
-    let code = cu!(cuGraphInstantiateWithFlags(&raw mut executable => *mut u64, graph => u64, 0 => u64));
-    if code == status::SUCCESS { Ok(executable) } else { Err(code) }
-}
-
-fn launch(executable: u64, stream: usize) -> u32 {
-    cu!(cuGraphLaunch(executable => u64, stream => usize))
-}
-
-fn set_fill(executable: u64, node: u64, fill: &Fill) -> u32 {
-    cu!(cuGraphExecMemsetNodeSetParams(executable => u64, node => u64, fill => *const Fill, enter(0) => usize))
-}
-
-/// The kernel of `PTX`, and its module.
-fn kernel_and_module() -> (usize, usize) {
-    let (mut module, mut function) = (0, 0);
-    let (text, name) = (CString::new(PTX).expect("no NUL"), CString::new("put").expect("no NUL"));
-    ok(cu!(cuModuleLoadData(&raw mut module => *mut usize, text.as_ptr() => *const c_char)));
-    ok(cu!(cuModuleGetFunction(
-        &raw mut function => *mut usize, module => usize, name.as_ptr() => *const c_char
-    )));
-    (function, module)
-}
-
-/// Calls `with` with the parameters of a node that puts `value` to `to`.
-fn with_kernel<R>(function: usize, to: u64, value: u32, with: impl FnOnce(*const Kernel) -> R) -> R {
-    let values = [(&raw const to).cast(), (&raw const value).cast()];
-    with(&Kernel { function, shape: [1, 1, 1, 1, 1, 1, 0], values: values.as_ptr(), extra: 0 })
-}
-
-fn add_kernel(graph: u64, after: &[u64], function: usize, to: u64, value: u32) -> Result<u64, u32> {
-    let mut node = 0;
-    let code = with_kernel(function, to, value, |kernel| {
-        cu!(cuGraphAddKernelNode_v2(
-            &raw mut node => *mut u64, graph => u64, after.as_ptr() => *const u64, after.len() => usize,
-            kernel => *const Kernel
-        ))
-    });
-    if code == status::SUCCESS { Ok(node) } else { Err(code) }
-}
-
-fn nodes_of(graph: u64) -> Vec<u64> {
-    let mut count = 0usize;
-    ok(cu!(cuGraphGetNodes(graph => u64, 0 => usize, &raw mut count => *mut usize)));
-    let mut nodes = vec![7; count + 1];
-    count += 1;
-    ok(cu!(cuGraphGetNodes(graph => u64, nodes.as_mut_ptr() => *mut u64, &raw mut count => *mut usize)));
-    assert_eq!(nodes.pop(), Some(0), "what is no node is zero");
-    assert_eq!(count, nodes.len());
-    nodes
-}
-
-fn kind(node: u64) -> u32 {
-    let mut kind = 99;
-    ok(cu!(cuGraphNodeGetType(node => u64, &raw mut kind => *mut u32)));
-    kind
-}
-
-fn capturing(stream: usize) -> u32 {
-    let mut answer = 9;
-    ok(cu!(cuStreamIsCapturing(stream => usize, &raw mut answer => *mut u32)));
-    answer
-}
-
-fn end_capture(stream: usize) -> Result<u64, u32> {
-    let mut graph = 0;
-    let code = cu!(cuStreamEndCapture(stream => usize, &raw mut graph => *mut u64));
-    if code == status::SUCCESS { Ok(graph) } else { Err(code) }
-}
 
 #[test]
 fn nodes_run_in_the_order_of_their_dependencies_whenever_they_were_added() {
@@ -301,6 +129,78 @@ fn cycles_and_strangers_are_refused() {
     let mut kind = 0;
     assert_eq!(cu!(cuGraphNodeGetType(first => u64, &raw mut kind => *mut u32)), status::INVALID_VALUE);
     found(&["its graph was destroyed"]);
+}
+
+#[test]
+fn nodes_of_any_kind_are_added_by_one_function() {
+    /// `CUDA_MEMCPY_NODE_PARAMS`.
+    #[repr(C)]
+    struct CopyNode {
+        flags: [u32; 2],
+        context: usize,
+        copy: Copy,
+    }
+    let _session = start(&[]);
+    let (stream, graph, a, b) = (stream(), graph(), allocate(8), allocate(8));
+    let copy = |flags| CopyNode { flags: [flags, 0], context: enter(0), copy: row(b, a, 8) };
+    let first = add(graph, &[], 2, bytes(a, 7, 8)).expect("a fill");
+    assert_eq!(add(graph, &[first], 1, copy(1)), Err(status::INVALID_VALUE));
+    found(&["flags are 0x1"]);
+    let second = add(graph, &[first], 1, copy(0)).expect("a copy");
+    add(graph, &[second], 2, bytes(a, 1, 8)).expect("a fill");
+    let executable = instantiate(graph).expect("an executable graph");
+    ok(launch(executable, stream));
+    assert_eq!(read(b, 8, stream), [7; 8]);
+    assert_eq!(read(a, 8, stream), [1; 8]);
+    // And changed by one.
+    ok(set(executable, first, 2, bytes(a, 9, 8)));
+    ok(set(executable, second, 1, CopyNode { copy: row(b, a, 4), ..copy(0) }));
+    ok(launch(executable, stream));
+    assert_eq!(read(b, 8, stream), [9, 9, 9, 9, 7, 7, 7, 7]);
+    assert_eq!(set(executable, second, 2, bytes(a, 9, 8)), status::INVALID_VALUE);
+    found(&["is a memcpy node, no memset node"]);
+    no_violations();
+}
+
+#[test]
+fn a_graph_is_moved_into_another_one() {
+    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+    #[repr(C)]
+    struct Child {
+        graph: u64,
+        ownership: i32,
+    }
+    let _session = start(&[]);
+    let (stream, outer, inner, a, b) = (stream(), graph(), graph(), allocate(8), allocate(8));
+    let first = add_fill(inner, &[], &bytes(a, 1, 8)).expect("a fill");
+    assert_eq!(add(outer, &[], 4, Child { graph: inner, ownership: 2 }), Err(status::INVALID_VALUE));
+    found(&["ownership is 2"]);
+    assert_eq!(add(inner, &[], 4, Child { graph: inner, ownership: 1 }), Err(status::INVALID_VALUE));
+    found(&["inside of itself"]);
+    let node = add(outer, &[], 4, Child { graph: inner, ownership: 1 }).expect("a child graph");
+    let mut child = 0;
+    ok(cu!(cuGraphChildGraphNodeGetGraph(node => u64, &raw mut child => *mut u64)));
+    assert_eq!((child, nodes_of(inner)), (inner, vec![first]), "the same graph");
+    assert_eq!(add(outer, &[], 4, Child { graph: inner, ownership: 1 }), Err(status::INVALID_VALUE));
+    found(&["is the child graph of the node", "already"]);
+    assert_eq!(add(inner, &[], 4, Child { graph: outer, ownership: 1 }), Err(status::INVALID_VALUE));
+    found(&["inside of itself"]);
+    // Another one is as it is now.
+    add(outer, &[node], 4, Child { graph: inner, ownership: 0 }).expect("a copy");
+    add_fill(inner, &[first], &bytes(a, 2, 4)).expect("a fill");
+    let executable = instantiate(outer).expect("an executable graph");
+    ok(launch(executable, stream));
+    assert_eq!(read(a, 8, stream), [1; 8], "the copy comes last");
+    let other = graph();
+    let first = add_fill(other, &[], &bytes(b, 5, 8)).expect("a fill");
+    add_fill(other, &[first], &bytes(b, 6, 4)).expect("a fill");
+    ok(set(executable, node, 4, Child { graph: other, ownership: 0 }));
+    ok(launch(executable, stream));
+    assert_eq!(read(b, 8, stream), [6, 6, 6, 6, 5, 5, 5, 5]);
+    assert_eq!(cu!(cuGraphDestroy(inner => u64)), status::INVALID_VALUE);
+    found(&["which destroys it"]);
+    ok(cu!(cuGraphDestroy(outer => u64)));
+    no_violations();
 }
 
 #[test]
@@ -467,91 +367,4 @@ fn kernels_keep_their_arguments_and_their_module() {
         status::INVALID_VALUE
     );
     found(&["is a memset node, no kernel node"]);
-}
-
-#[test]
-fn a_captured_stream_does_nothing_until_its_graph_is_launched() {
-    let _session = start(&[]);
-    let (stream, graph, a, b) = (stream(), graph(), allocate(8), allocate(8));
-    let first = add_fill(graph, &[], &bytes(a, 1, 8)).expect("a fill");
-    ok(cu!(cuStreamBeginCaptureToGraph(
-        stream => usize, graph => u64, [first].as_ptr() => *const u64, 0 => usize, 1 => usize, 1 => c_uint
-    )));
-    assert_eq!(capturing(stream), 1);
-    copy(b, a, 8, stream);
-    fill(a, 2, 8, stream);
-    assert_eq!(end_capture(stream), Ok(graph));
-    assert_eq!(capturing(stream), 0);
-    assert_eq!((read(a, 8, stream), read(b, 8, stream)), (vec![0; 8], vec![0; 8]));
-    let nodes = nodes_of(graph);
-    assert_eq!(nodes.iter().map(|&node| kind(node)).collect::<Vec<_>>(), [2, 1, 2]);
-    ok(launch(instantiate(graph).expect("an executable graph"), stream));
-    assert_eq!((read(a, 8, stream), read(b, 8, stream)), (vec![2; 8], vec![1; 8]));
-    // Without a graph the capture makes one.
-    ok(cu!(cuStreamBeginCapture_v2(stream => usize, 0 => c_uint)));
-    fill(b, 7, 8, stream);
-    let own = end_capture(stream).expect("a graph");
-    ok(launch(instantiate(own).expect("an executable graph"), stream));
-    assert_eq!(read(b, 8, stream), [7; 8]);
-    no_violations();
-}
-
-#[test]
-fn what_cannot_be_captured_spoils_the_capture() {
-    let _session = start(&[]);
-    let (one, other, a) = (stream(), stream(), allocate(8));
-    let begin = |stream: usize| cu!(cuStreamBeginCapture_v2(stream => usize, 0 => c_uint));
-    ok(begin(one));
-    assert_eq!(begin(one), status::ILLEGAL_STATE);
-    found(&["is being captured already"]);
-    assert_eq!(cu!(cuStreamSynchronize(one => usize)), status::STREAM_CAPTURE_UNSUPPORTED);
-    found(&["cuStreamSynchronize", "is being captured"]);
-    assert_eq!(capturing(one), 2);
-    assert_eq!(cu!(cuMemsetD8Async(a => u64, 1 => u8, 8 => usize, one => usize)), status::STREAM_CAPTURE_INVALIDATED);
-    assert_eq!(end_capture(one), Err(status::STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(end_capture(one), Err(status::ILLEGAL_STATE));
-    found(&["is not being captured"]);
-
-    let ran = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&ran);
-    ok(begin(one));
-    type Run = extern "C" fn(*mut c_void);
-    let (run, argument) = boxed(move || seen.store(true, Ordering::SeqCst));
-    assert_eq!(
-        cu!(cuLaunchHostFunc(one => usize, run => Run, argument => *mut c_void)),
-        status::STREAM_CAPTURE_UNSUPPORTED
-    );
-    found(&["cuLaunchHostFunc cannot become a node"]);
-    assert_eq!(end_capture(one), Err(status::STREAM_CAPTURE_INVALIDATED));
-    assert!(!ran.load(Ordering::SeqCst));
-
-    let event = record(other);
-    ok(begin(one));
-    assert_eq!(cu!(cuStreamWaitEvent(one => usize, event => usize, 0 => c_uint)), status::STREAM_CAPTURE_UNSUPPORTED);
-    found(&["cuStreamWaitEvent cannot become a node"]);
-    assert_eq!(end_capture(one), Err(status::STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(begin(0), status::STREAM_CAPTURE_UNSUPPORTED);
-    found(&["the default stream cannot be captured"]);
-    // The stream is as any other again.
-    fill(a, 1, 8, one);
-    assert_eq!(read(a, 8, one), [1; 8]);
-    no_violations();
-}
-
-#[test]
-fn a_graph_is_printed_with_its_nodes_and_edges() {
-    let _session = start(&[]);
-    let (parent, child, a) = (graph(), graph(), allocate(8));
-    let first = add_fill(parent, &[], &bytes(a, 1, 8)).expect("a fill");
-    let second = add_copy(parent, &[first], &row(a + 4, a, 4)).expect("a copy");
-    add_fill(child, &[], &bytes(a, 1, 8)).expect("a fill");
-    add_child(parent, child);
-    let path = std::env::temp_dir().join(format!("fake_cuda_graph_{}.dot", std::process::id()));
-    let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
-    ok(cu!(cuGraphDebugDotPrint(parent => u64, name.as_ptr() => *const c_char, 1 => c_int)));
-    let text = fs::read_to_string(&path).expect("the file");
-    fs::remove_file(&path).expect("the file");
-    assert!(text.contains(&format!("n{first:x} -> n{second:x};")), "{text}");
-    assert!(text.contains("subgraph cluster") && text.matches("memset node").count() == 2, "{text}");
-    no_violations();
 }
