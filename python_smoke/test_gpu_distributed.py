@@ -135,12 +135,15 @@ print(json.dumps({
 
 @pytest.mark.parametrize("strategy", ["preallocate", "tpu"])
 def test_two_processes_are_one_job(strategy):
-    # The second process may use one GPU only, the second of its machine.
+    # The second process may use one GPU only, the second of its machine. So does the first on XLA's own plugin, which from JAX 0.11 on
+    # runs no program where processes have different numbers of GPUs.
+    own = ([0], [1]) if fake_gpu.CUDA else (None, [1])
+    ordinals = ([0], [1]) if fake_gpu.CUDA else ([0, 1], [1])
+    here = [(number, 0) for number in range(len(ordinals[0]))] + [(len(ordinals[0]), 1)]
     machine = variables(256, 2, 100, 114)
-    answers = told(a_job(EACH, own=(None, [1]), PJRT_ARENA_STRATEGY=strategy, PJRT_ARENA_COMPACT="on", **machine))
+    answers = told(a_job(EACH, own=own, PJRT_ARENA_STRATEGY=strategy, PJRT_ARENA_COMPACT="on", **machine))
     for index, answer in enumerate(answers):
         assert (answer["processes"], answer["index"]) == (2, index)
-        here = [(0, 0), (1, 0), (2, 1)]
         assert [tuple(device[:2]) for device in answer["devices"]] == here
         assert answer["local"] == [device for device, process in here if process == index]
         # An arena for each GPU of this process, named as in the job, and none for others.
@@ -151,8 +154,7 @@ def test_two_processes_are_one_job(strategy):
         for error in (answer["stats_error"], answer["read_error"]):
             assert "addressable" in error or "another process" in error, error
         assert "Cross-host transfers are not supported" in answer["copy_error"], answer["copy_error"]
-    ordinals = [[device[2] for device in answer["devices"] if device[0] in answer["local"]] for answer in answers]
-    assert ordinals == [[0, 1], [1]]
+        assert [device[2] for device in answer["devices"] if device[0] in answer["local"]] == ordinals[index]
 
 
 def test_without_pools_too():
