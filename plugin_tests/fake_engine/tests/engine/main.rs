@@ -9,6 +9,7 @@ mod arena;
 mod arrays;
 mod common;
 mod failures;
+mod mixture;
 mod programs;
 mod run_ahead;
 mod views;
