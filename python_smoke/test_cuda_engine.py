@@ -263,3 +263,20 @@ assert gpu.memory_stats()["bytes_in_use"] == x.nbytes
 """,
         latency_us=20_000,
     )
+
+
+def test_what_a_library_of_the_engine_throws_is_an_error():
+    """cuDNN's front end throws C++ exceptions where cuDNN refuses, as the played one does. Nothing but ours lies between it and JAX."""
+    run_on_gpu(
+        HEAD
+        + """
+x, k = put(normal(1, 4, 8, 8)), put(normal(4, 4, 3, 3))
+try:
+    jax.block_until_ready(jax.jit(lambda x, k: jax.lax.conv(x, k, (1, 1), "SAME"))(x, k))
+    raise SystemExit("cuDNN is there")
+except RuntimeError as error:
+    assert "the engine threw a C++ exception" in str(error) and "cudnn" in str(error), error
+agree(lambda x: x * 2 + 1, normal(64))
+assert gpu.memory_stats()["bytes_in_use"] == x.nbytes + k.nbytes
+""".replace("put(", "jax.device_put(")
+    )

@@ -83,7 +83,7 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
         // SAFETY: the caller's promise, handed on; the slot belongs to `A`.
         unsafe {
             check_size(args)?;
-            Ok(EngineError::check(engine, engine.invoke(args, |args| function(args.cast())))?)
+            Ok(engine.invoke(args, function)?)
         }
     })
 }

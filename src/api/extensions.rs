@@ -18,7 +18,7 @@ use super::{
     table::PADDING,
 };
 use crate::{
-    engine::{Engine, EngineError, set_struct_size},
+    engine::{Engine, library::Function, set_struct_size},
     error::Error,
     sys::{self, CStruct},
 };
@@ -183,8 +183,11 @@ unsafe fn call<A: CStruct>(
     let function =
         function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
     set_struct_size(&mut args, A::STRUCT_SIZE);
-    // SAFETY: the caller's promise.
-    unsafe { EngineError::check(engine, engine.invoke(&raw mut args, |args| function(args)))? };
+    // SAFETY: the caller's promise; functions of a table differ only in the struct that their one pointer is to.
+    unsafe {
+        let function: Function = std::mem::transmute(function);
+        engine.invoke(&raw mut args, function)?;
+    }
     Ok(args)
 }
 

@@ -8,7 +8,7 @@ use crate::{
     sys,
 };
 
-/// An error of the engine, or our word for a function that it lacks.
+/// An error of the engine, or our word for what it cannot say itself.
 pub enum EngineError {
     /// An error object of the engine; we own it.
     Engine {
@@ -17,8 +17,8 @@ pub enum EngineError {
         /// Never NULL.
         error: *mut sys::PJRT_Error,
     },
-    /// The call was never made.
-    Missing(Error),
+    /// It lacks the function, or threw an exception.
+    Own(Error),
 }
 
 impl EngineError {
@@ -32,7 +32,7 @@ impl EngineError {
 
     /// The engine has no such function.
     pub(super) fn missing(engine: &Engine, function: &str) -> Self {
-        Self::Missing(Error::unimplemented(format!(
+        Self::Own(Error::unimplemented(format!(
             "the engine {} (PJRT C API 0.{}) has no function {function}",
             engine.path().display(),
             engine.minor()
@@ -42,7 +42,7 @@ impl EngineError {
     /// The error's message, copied.
     pub fn message(&self) -> String {
         match self {
-            Self::Missing(error) => error.message.clone(),
+            Self::Own(error) => error.message.clone(),
             Self::Engine { engine, error } => {
                 let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
                 args.struct_size = size_of_val(&args);
@@ -63,12 +63,12 @@ impl EngineError {
     /// Hands the error object over to whoever will destroy it.
     ///
     /// # Errors
-    /// Our own error, when the call was never made.
+    /// Our own error.
     pub fn into_raw(self) -> Result<*mut sys::PJRT_Error, Error> {
         let this = std::mem::ManuallyDrop::new(self);
         match &*this {
             Self::Engine { error, .. } => Ok(*error),
-            Self::Missing(error) => Err(error.clone()),
+            Self::Own(error) => Err(error.clone()),
         }
     }
 }
@@ -95,7 +95,7 @@ impl fmt::Debug for EngineError {
 impl From<EngineError> for Error {
     fn from(error: EngineError) -> Self {
         match &error {
-            EngineError::Missing(own) => own.clone(),
+            EngineError::Own(own) => own.clone(),
             EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
         }
     }

@@ -10,6 +10,7 @@ use std::{
 use super::{
     abi::{Args, fitted, oversize, set_struct_size},
     handles::{EngineError, EngineEvent},
+    thrown,
 };
 use crate::{
     error::{Error, Result},
@@ -150,21 +151,26 @@ impl Engine {
         set_struct_size(&mut args, A::STRUCT_SIZE);
         let Some(function) = self.slot(A::SLOT) else { return Err(EngineError::missing(self, A::FUNCTION)) };
         // SAFETY: the slot belongs to `A`; the fields are the caller's promise.
-        let error = unsafe { self.invoke(&raw mut args, |args| function(args.cast())) };
-        // SAFETY: what an engine's function returns is NULL or an error that the caller now owns.
-        unsafe { EngineError::check(self, error) }.map(|()| args)
+        unsafe { self.invoke(&raw mut args, function)? };
+        Ok(args)
     }
 
     /// Calls one of the engine's functions with a struct as long as the engine asks for: of the size that we declare, or
     /// longer by more than structs grow by when the engine is newer than our declarations (trap T30). A struct that is
     /// long enough is not touched.
     ///
+    /// # Errors
+    /// The engine's error, or INTERNAL with the C++ exception that it threw.
+    ///
     /// # Safety
-    /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs.
-    pub unsafe fn invoke<A: CStruct, T>(&self, args: *mut A, function: impl FnOnce(*mut A) -> T) -> T {
+    /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs; the fields must
+    /// satisfy its contract.
+    pub unsafe fn invoke<A: CStruct>(&'static self, args: *mut A, function: Function) -> Result<(), EngineError> {
         let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
         // SAFETY: the caller's promise.
-        unsafe { fitted(args, size.., size, function) }
+        let outcome = unsafe { fitted(args, size.., size, |args| thrown::call(function, args.cast())) };
+        // SAFETY: what an engine's function returns is NULL or an error that the caller now owns.
+        outcome.map_err(EngineError::Own).and_then(|error| unsafe { EngineError::check(self, error) })
     }
 
     /// Wraps an event that the engine handed to us.

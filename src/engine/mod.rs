@@ -6,6 +6,7 @@
 //!  discover.rs  which library it is
 //!  abi.rs       the argument struct and the table slot of each function
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
+//!  thrown.rs    C++ exceptions, which end as errors
 //!  ffi.rs       the engine's XLA FFI: handlers for custom calls
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
@@ -20,6 +21,7 @@ pub mod handles;
 pub mod library;
 pub mod scratch;
 pub mod tail;
+pub mod thrown;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};

@@ -60,9 +60,7 @@ impl Tail {
             engine
                 .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: made.buffer, ..Default::default() })
                 .map(|ready| engine.own_event(ready.event))
-                .and_then(|event| {
-                    event.ok_or_else(|| EngineError::Missing(Error::internal("a buffer without an event")))
-                })
+                .and_then(|event| event.ok_or_else(|| EngineError::Own(Error::internal("a buffer without an event"))))
         };
         // SAFETY: nobody else knows the buffer.
         let event = event.inspect_err(|_| unsafe { views::destroy(engine, made.buffer) })?;

@@ -27,6 +27,7 @@
 //! | `PJRT_ARENA_CUDA_DRIVER` | the driver, else `libfake_cuda.so` beside this library |
 //! | `FAKE_ENGINE_PINNED_RESULTS` | results in `pinned_host`, as `PROGRAM:NUMBER`, with commas between |
 //! | `FAKE_ENGINE_PLATFORM` | which plugin is played: `cuda` (the default) or `rocm` |
+//! | `FAKE_ENGINE_THROWS` | a text: the first execution throws a C++ exception with it, as libraries inside of XLA may |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
@@ -76,5 +77,6 @@ mod shape;
 #[path = "../../../src/sys.rs"]
 mod sys;
 mod table;
+mod throws;
 mod transfer;
 mod view;

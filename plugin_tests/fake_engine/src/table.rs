@@ -8,7 +8,7 @@ use crate::{
     cpu,
     entry::{entry, pass, refuse},
     error::{error_destroy, error_message},
-    extensions, sys,
+    extensions, sys, throws,
 };
 
 /// The version that is played.
@@ -56,6 +56,7 @@ fn build(cpu: &cpu::Cpu) -> Table {
         ..Default::default()
     };
     fill(&mut api);
+    throws::arm(&mut api);
     Table { api, padding: [0; PADDING] }
 }
 

@@ -207,3 +207,19 @@ fn aliases_and_unwritten_arrays_in_pinned_host_keep_to_its_limit() {
         assert!(alias(&[7 * MIB]).is_ok());
     });
 }
+
+/// Execute does not return: a library inside of the engine throws.
+#[test]
+fn an_exception_of_the_engine_is_an_error_and_nothing_is_lost() {
+    on_the_arena!([SLOW, ("FAKE_ENGINE_THROWS", "cuDNN says no"), ("PJRT_ARENA_LIMIT", "8MiB")], || {
+        let client = client();
+        let one = vec![1.0_f32; 1 << 18];
+        let (add, x) = (client.compile(&Program::add_one_1m()).unwrap(), client.put(&one, &[1 << 18]).unwrap());
+        let thrown = add.run1(&[&x]).err().expect("the engine throws");
+        thrown.expect(Code::INTERNAL, &["the engine threw a C++ exception", "runtime_error: cuDNN says no"]);
+        assert_eq!(add.run1(&[&x]).unwrap().read::<f32>().unwrap(), vec![2.0; 1 << 18]);
+        drop(x);
+        let others: Vec<Buffer> = (0..8).map(|_| client.put(&one, &[1 << 18]).unwrap()).collect();
+        assert_eq!(others[7].read::<f32>().unwrap(), one);
+    });
+}
