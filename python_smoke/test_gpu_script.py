@@ -240,6 +240,38 @@ def test_tables_name_what_failed():
     broken = [{**report["records"][0], "result": {}}, report["records"][-1]]
     assert "could not be made: KeyError: 'transformer'" in tables.markdown({**report, "records": broken})
     assert text.count("ended after 120 s") == 1 and "- JAX bfc, arena_tpu, `small.many_kernels` " in text
+    # One model that fails on one of two backends, in one of its rounds or in all.
+    for record in report["records"][:2]:
+        record["result"]["convolution"] = {"error": "JaxRuntimeError: no cuDNN"}
+    ours = {**report["records"][0], "backend": "arena_tpu", "result": dict(report["records"][2]["result"])}
+    ours["result"]["transformer"] = {"error": "JaxRuntimeError: too large"}
+    ours["result"]["convolution"] = {"error": "JaxRuntimeError: no cuDNN"}
+    report["settings"]["backends"]["arena_tpu"] = "arena tpu"
+    text = tables.markdown({**report, "records": [*report["records"], ours]})
+    assert "| transformer, donated | **20.0 ms ±25 %, 1.00x** | failed |" in text
+    assert "- JAX bfc, arena tpu, convolution net: JaxRuntimeError: no cuDNN\n" in text and text.count("no cuDNN") == 1
+    assert "- arena tpu, transformer: JaxRuntimeError: too large\n" in text
+
+
+def test_a_model_that_fails_costs_no_other_its_figures(monkeypatch):
+    from gpu import steps
+
+    def one(name, sizes, donate):
+        if name in failing:
+            raise ValueError("no cuDNN\nand more")
+        return {"donated": donate}
+
+    monkeypatch.setattr(steps, "_one", one)
+    names = list(steps.MODELS)
+    failing = names[:1]
+    assert steps.train(SIZES["tiny"], names[1:2]) == {
+        names[0]: {"error": "ValueError: no cuDNN"},
+        names[1]: {"donated": True},
+        names[2]: {"donated": False},
+    }
+    failing = names
+    with pytest.raises(RuntimeError, match="^ValueError: no cuDNN$"):
+        steps.train(SIZES["tiny"], [])
 
 
 def test_jax_that_finds_no_gpu_does_not_count_as_one(monkeypatch):

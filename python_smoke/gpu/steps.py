@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from typing import Any
 
 import jax
@@ -13,8 +14,22 @@ from gpu.sizes import Sizes
 
 
 def train(sizes: Sizes, donate: list[str]) -> dict[str, Any]:
-    """Seconds of a training step of each model; those in `donate` give their state to the step, the others do not."""
-    return {name: _one(name, sizes, name in donate) for name in MODELS}
+    """Seconds of a training step of each model; those in `donate` give their state to the step, the others do not.
+
+    A model that fails costs no other its figures: it has an `error` in their place. If all fail, so does this.
+    """
+    answers: dict[str, Any] = {}
+    for name in MODELS:
+        try:
+            answers[name] = _one(name, sizes, name in donate)
+        except Exception as error:
+            traceback.print_exc()
+            said = next(iter(str(error).splitlines()), "")
+            answers[name] = {"error": f"{type(error).__name__}: {said}"[:300]}
+        gc.collect()
+    if all("error" in answer for answer in answers.values()):
+        raise RuntimeError("; ".join(dict.fromkeys(answer["error"] for answer in answers.values())))
+    return answers
 
 
 def _one(name: str, sizes: Sizes, donate: bool) -> dict[str, Any]:
@@ -32,7 +47,6 @@ def _one(name: str, sizes: Sizes, donate: bool) -> dict[str, Any]:
     seconds = timed(run, sizes.readings, calls=sizes.steps)
     stats = jax.devices()[0].memory_stats() or {}
     held.clear()
-    gc.collect()
     return {
         "seconds": seconds,
         "first_loss": losses[0],

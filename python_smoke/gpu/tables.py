@@ -159,27 +159,36 @@ def _fragmented(records: list[Record], names: dict[str, str]) -> str:
 def _steps(records: list[Record], names: dict[str, str]) -> str:
     columns = [name for name in names if any(record["backend"] == name for record in records)]
     rows = []
+    failed: dict[str, list[str]] = {}
     for model, title in TITLES.items():
-        rounds = {
-            name: [record["result"][model]["seconds"]["median"] for record in records if record["backend"] == name]
-            for name in columns
-        }
-        best = min(statistics.median(times) for times in rounds.values())
+        rounds: dict[str, list[float]] = {name: [] for name in columns}
+        for record in records:
+            told = record["result"][model]
+            if "error" in told:
+                who = failed.setdefault(f"{title}: {told['error']}", [])
+                who.extend({names[record["backend"]]} - {*who})
+            else:
+                rounds[record["backend"]].append(told["seconds"]["median"])
+        best = min((statistics.median(times) for times in rounds.values() if times), default=None)
         cells = []
         for name in columns:
+            if best is None or not rounds[name]:
+                cells.append("failed")
+                continue
             told = spread(rounds[name])
             scatter = (told["q3"] - told["q1"]) / 2 / told["median"]
             scattered = f" ±{100 * scatter:.0f} %" if len(rounds[name]) > 1 else ""
             cell = f"{seconds(told['median'])}{scattered}, {told['median'] / best:.2f}x"
             cells.append(f"**{cell}**" if told["median"] == best else cell)
-        donated = next(record["result"][model]["donated"] for record in records)
+        donated = any(record["result"][model].get("donated") for record in records)
         rows.append([title + (", donated" if donated else ""), *cells])
     least = min(sum(record["backend"] == name for record in records) for name in columns)
     most = max(sum(record["backend"] == name for record in records) for name in columns)
     count = str(least) if least == most else f"{least} to {most}"
     scatter_said = "half the distance of their quartiles, " if most > 1 else ""
     note = f"Median of {count} round(s), {scatter_said}and the ratio to the best."
-    return f"{_table(['', *(names[name] for name in columns)], rows)}\n\n{note}"
+    lines = ["\n".join(f"- {', '.join(who)}, {what}" for what, who in failed.items())] if failed else []
+    return "\n\n".join([_table(["", *(names[name] for name in columns)], rows), note, *lines])
 
 
 def _share(records: list[Record], names: dict[str, str]) -> str:
