@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -49,6 +49,12 @@ test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XL
 	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
+
+# XLA's allocator "vmm" asks for what the played driver has not.
+REHEARSAL ?= --only ce --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
+
+gpu-rehearsal: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a played GPU: what fits and what does not, not how fast
+	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" python_smoke/rehearse.py --size small --out "$(CARGO_TARGET_DIR)/gpu-rehearsal" $(REHEARSAL)
 
 doc: setup ## API documentation, warnings are errors
 	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

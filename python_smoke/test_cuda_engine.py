@@ -7,10 +7,12 @@ and NCCL are played, cuDNN and kernels for tensor cores are not there. `test_gpu
 from __future__ import annotations
 
 import json
+import subprocess
 import textwrap
 
 import fake_gpu
 import pytest
+import rehearse
 from fake_gpu import run_on_gpu
 from harness import run_python
 
@@ -280,3 +282,22 @@ agree(lambda x: x * 2 + 1, normal(64))
 assert gpu.memory_stats()["bytes_in_use"] == x.nbytes + k.nbytes
 """.replace("put(", "jax.device_put(")
     )
+
+
+def test_the_gpu_script_measures_on_it(tmp_path):
+    """`gpu/run.sh` as on a GPU, with one of JAX's own allocators beside the arena."""
+    for arguments in (["--backends", "jax_bfc,arena_tpu", "--only", "acd"], ["--backends", "arena_tpu", "--only", "ef", "--add"]):
+        line, variables = rehearse.command(["--size", "tiny", "--rounds", "1", "--out", str(tmp_path), *arguments])
+        run = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads((tmp_path / "results.json").read_text())
+    results = {(record["part"], record["backend"]): record["result"] for record in report["records"]}
+    theirs, ours = results["c", "jax_bfc"], results["c", "arena_tpu"]
+    assert theirs["intact"] and ours["intact"] and (theirs["served"], ours["served"]) == (False, True)
+    for backend in ("jax_bfc", "arena_tpu"):
+        steps = results["d", backend]
+        assert all(steps[name]["last_loss"] < steps[name]["first_loss"] for name in ("transformer", "mlp")), steps
+        assert "cudnn" in steps["convolution"]["error"].lower()            # which is not there
+    # Of 24 MiB, in arrays of up to 2 MiB.
+    assert results["e", "arena_tpu"]["share"] > 0.95, results["e", "arena_tpu"]
+    assert results["f", "arena_tpu"]["bytes"] > 0

@@ -34,6 +34,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--engine", type=Path, metavar="PATH", help="another engine for the arena than the installed one"
     )
+    parser.add_argument("--xla-flags", default="", metavar="FLAGS", help="XLA_FLAGS of every process, on all backends")
     parser.add_argument("--size", choices=SIZES, help="full on a GPU, small on a CPU, tiny for tests")
     parser.add_argument("--only", metavar="PARTS", default="".join(PARTS), help="letters of parts, such as abd")
     parser.add_argument("--backends", metavar="NAME,...", help="columns; all by default")
@@ -92,6 +93,7 @@ def main() -> int:
             "budget": chosen.budget,
             "only": chosen.only,
             "rounds": chosen.rounds,
+            "xla_flags": chosen.xla_flags,
             "engine": chosen.engine.name if chosen.engine else None,
             # All there are: rows of an earlier run may have others.
             "backends": {name: backend.title for name, backend in backends(chosen.platform).items()},
@@ -105,7 +107,7 @@ def main() -> int:
         _replace(results, json.dumps(report, indent=1) + "\n")
         _replace(chosen.out / "results.md", tables.markdown(report))
 
-    runner = Runner(size, SCALES[size], chosen.budget, save)
+    runner = Runner(size, SCALES[size], chosen.budget, save, chosen.xla_flags)
     runner.run(wanted, before)
     save(runner.records)
     print(f"{results}\n{chosen.out / 'results.md'}")

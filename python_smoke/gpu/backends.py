@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 #: Variables of the caller that would change what is measured. Where libraries lie, and what others need, is kept.
 FOREIGN = ("PJRT_", "JAX_", "XLA_", "TF_CPP_")
-KEPT = ("PJRT_ARENA_LIBRARY_PATH", "PJRT_ARENA_CUDA_DRIVER", "PJRT_ARENA_HEADROOM", "PJRT_ARENA_GPU_SCRATCH")
+KEPT = (
+    "PJRT_ARENA_LIBRARY_PATH",
+    "PJRT_ARENA_CUDA_DRIVER",
+    "PJRT_ARENA_HEADROOM",
+    "PJRT_ARENA_GPU_SCRATCH",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK",
+)
 
 #: Tells a process what it has to run on.
 PLATFORM_VARIABLE = "GPU_SCRIPT_PLATFORM"

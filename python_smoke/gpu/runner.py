@@ -31,8 +31,12 @@ class Runner:
     `seconds`; `result` where it is done; `error` where it is not.
     """
 
-    def __init__(self, size: str, scale: float, budget: float, saved: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(
+        self, size: str, scale: float, budget: float, saved: Callable[[list[dict[str, Any]]], None], flags: str = ""
+    ) -> None:
         self._size = size
+        #: XLA_FLAGS of every process, beside the job's own.
+        self._flags = flags
         #: What an expected time is multiplied with for this size.
         self._scale = scale
         self._end = time.monotonic() + budget
@@ -81,7 +85,7 @@ class Runner:
         if why:
             return record | {"status": "skipped", "seconds": 0.0, "error": why}
         patience = min(PATIENCE * job.seconds * self._scale + START, left)
-        environment = job.backend.environment(limit, share, job.flags)
+        environment = job.backend.environment(limit, share, f"{self._flags} {job.flags}".strip())
         if limit is not None:
             environment[LIMIT_VARIABLE] = str(limit)
         answer = self._in_a_process(job, environment, patience)

@@ -69,11 +69,12 @@ def _setup(report: dict[str, Any]) -> str:
     driver = ""
     if gpus and not isinstance(gpus, str):
         driver = f" Driver {gpus[0]['driver_version']}, {gpus[0]['memory.total']}."
+    flags = f" XLA_FLAGS `{settings['xla_flags']}`." if settings.get("xla_flags") else ""
     small = "" if settings["size"] == "full" else f" Sizes are {settings['size']}: the times say little."
     return (
         f"{machine['cpus']} CPUs ({machine['cpu']}), {size(machine['memory_bytes'])}.{driver} "
         f"Python {machine['python']}, {versions}. {report['started']}, {report['seconds']:.0f} s of a budget of "
-        f"{settings['budget']:.0f}. A fresh process for each measurement; times are medians.{small}"
+        f"{settings['budget']:.0f}. A fresh process for each measurement; times are medians.{small}{flags}"
     )
 
 

@@ -10,7 +10,7 @@ use std::{
 use super::{
     abi::{Args, fitted, oversize, set_struct_size},
     handles::{EngineError, EngineEvent},
-    thrown,
+    thrown::{self, Landed},
 };
 use crate::{
     error::{Error, Result},
@@ -165,12 +165,24 @@ impl Engine {
     /// # Safety
     /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs; the fields must
     /// satisfy its contract.
+    #[inline(always)]
     pub unsafe fn invoke<A: CStruct>(&'static self, args: *mut A, function: Function) -> Result<(), EngineError> {
         let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
         // SAFETY: the caller's promise.
         let outcome = unsafe { fitted(args, size.., size, |args| thrown::call(function, args.cast())) };
-        // SAFETY: what an engine's function returns is NULL or an error that the caller now owns.
-        outcome.map_err(EngineError::Own).and_then(|error| unsafe { EngineError::check(self, error) })
+        match outcome {
+            Ok(error) if error.is_null() => Ok(()),
+            other => Err(self.refused(other)),
+        }
+    }
+
+    /// Owns the error that a function returned, or ends the exception that it threw.
+    #[cold]
+    fn refused(&'static self, outcome: Result<*mut sys::PJRT_Error, Landed>) -> EngineError {
+        match outcome {
+            Ok(error) => EngineError::Engine { engine: self, error },
+            Err(landed) => EngineError::Own(landed.end()),
+        }
     }
 
     /// Wraps an event that the engine handed to us.

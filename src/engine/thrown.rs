@@ -229,47 +229,47 @@ impl Runtime {
     }
 }
 
-/// Ends an exception as an error.
-///
-/// # Safety
-/// It must have landed here, and is gone afterwards.
-#[cold]
-unsafe fn told(exception: *mut Exception) -> Error {
-    // SAFETY: the caller's promise.
-    let runtime = RUNTIME.as_ref().filter(|_| unsafe { (*exception).class } == LIBSTDCPP);
-    let Some(runtime) = runtime else {
-        // SAFETY: the caller's promise.
-        unsafe { _Unwind_DeleteException(exception) };
-        return Error::new(Code::Internal, "the engine threw an exception that is not libstdc++'s");
-    };
-    // SAFETY: the class is libstdc++'s; between the two calls the exception lives.
-    let (what, name) = unsafe {
-        (runtime.begin_catch)(exception);
-        let read = runtime.read(exception);
-        (runtime.end_catch)();
-        read
-    };
-    let what = what.map_or_else(String::new, |what| format!(": {what}"));
-    Error::new(Code::Internal, format!("the engine threw a C++ exception of the type {name}{what}"))
+/// An exception that has landed here, to be ended.
+#[must_use]
+pub struct Landed(*mut Exception);
+
+impl Landed {
+    /// Ends it: INTERNAL with what it says of itself.
+    #[cold]
+    pub fn end(self) -> Error {
+        let exception = self.0;
+        // SAFETY: it is alive until it is ended.
+        let runtime = RUNTIME.as_ref().filter(|_| unsafe { (*exception).class } == LIBSTDCPP);
+        let Some(runtime) = runtime else {
+            // SAFETY: nobody else ends it.
+            unsafe { _Unwind_DeleteException(exception) };
+            return Error::new(Code::Internal, "the engine threw an exception that is not libstdc++'s");
+        };
+        // SAFETY: the class is libstdc++'s; between the two calls the exception lives.
+        let (what, name) = unsafe {
+            (runtime.begin_catch)(exception);
+            let read = runtime.read(exception);
+            (runtime.end_catch)();
+            read
+        };
+        let what = what.map_or_else(String::new, |what| format!(": {what}"));
+        Error::new(Code::Internal, format!("the engine threw a C++ exception of the type {name}{what}"))
+    }
 }
 
 /// Calls a function of the engine.
 ///
 /// # Errors
-/// INTERNAL with what it threw.
+/// What it threw.
 ///
 /// # Safety
 /// `args` must be the struct that `function` takes, its contract satisfied.
 #[inline]
-pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJRT_Error, Error> {
+pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJRT_Error, Landed> {
     let mut thrown = std::ptr::null_mut();
     // SAFETY: the caller's promise; there is a place for an exception.
     let error = unsafe { pjrt_arena_call(function, args, &raw mut thrown) };
-    if thrown.is_null() {
-        return Ok(error);
-    }
-    // SAFETY: it was just left there, for us to end.
-    Err(unsafe { told(thrown) })
+    if thrown.is_null() { Ok(error) } else { Err(Landed(thrown)) }
 }
 
 #[cfg(test)]

@@ -78,7 +78,8 @@ fn function(unwinding: unsafe extern "C-unwind" fn(*mut c_void) -> *mut sys::PJR
 
 fn thrown(thing: &Thing) -> Error {
     // SAFETY: the function takes a pointer to such a thing.
-    unsafe { call(function(throw), ptr::from_ref(thing).cast_mut().cast()) }.expect_err("it throws")
+    let outcome = unsafe { call(function(throw), ptr::from_ref(thing).cast_mut().cast()) };
+    outcome.expect_err("it throws").end()
 }
 
 #[test]
@@ -87,7 +88,7 @@ fn what_returns_is_given() {
     let place: *mut c_void = (&raw mut place).cast();
     // SAFETY: the function looks at nothing.
     let given = unsafe { call(function(give_back), place) };
-    assert_eq!(given.map(|given| given.cast::<c_void>()), Ok(place));
+    assert_eq!(given.ok().map(|given| given.cast::<c_void>()), Some(place));
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn others_exceptions_are_ended() {
     }
     let before = DROPPED.load(Ordering::Relaxed);
     // SAFETY: the function looks at nothing.
-    let error = unsafe { call(function(raise), ptr::null_mut()) }.expect_err("it throws");
-    assert_eq!(error.message, "the engine threw an exception that is not libstdc++'s");
+    let landed = unsafe { call(function(raise), ptr::null_mut()) }.expect_err("it throws");
+    assert_eq!(landed.end().message, "the engine threw an exception that is not libstdc++'s");
     assert!(DROPPED.load(Ordering::Relaxed) >= before + 1000, "it was freed");
 }

@@ -1,0 +1,39 @@
+"""The GPU script on XLA's own CUDA plugin and a played GPU: `python rehearse.py ARGUMENTS OF run.sh` (`make gpu-rehearsal`).
+
+JAX's own allocators run there too. What is counted is so on a GPU as well: what fits, what is refused, what is moved. Times are those
+of an interpreter of kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import fake_gpu
+from harness import ROOT, clean_environment
+
+SCRIPT = ROOT / "python_smoke" / "gpu" / "run.sh"
+#: Enough for every part of size "small".
+MEMORY_MIB = 1024
+
+
+def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """What to run, and with which variables. The script keeps none of the caller's XLA_FLAGS, so they are arguments."""
+    machine = fake_gpu.variables(MEMORY_MIB, gpus=1, latency_us=20, era=114)
+    flags, engine = machine.pop("XLA_FLAGS"), machine.pop("PJRT_ARENA_ENGINE")
+    toolkit = fake_gpu.toolkit()
+    machine["PATH"] = f"{toolkit / 'bin'}:{os.environ['PATH']}"
+    machine["PYTHON"] = sys.executable
+    machine["PYTHONPATH"] = f"{Path(__file__).parent}/played_toolkit/site:{machine['PYTHONPATH']}"
+    return (
+        [str(SCRIPT), "--platform", "cuda", "--engine", engine, "--xla-flags", flags, *arguments],
+        clean_environment(**machine),
+    )
+
+
+if __name__ == "__main__":
+    if not fake_gpu.CUDA:
+        sys.exit("rehearse.py: TEST_CUDA_ENGINE must name a folder with XLA's CUDA plugin; `make gpu-rehearsal` does")
+    line, variables = command(sys.argv[1:])
+    os.execve(line[0], line, variables)
