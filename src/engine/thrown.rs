@@ -184,11 +184,9 @@ unsafe impl Sync for Runtime {}
 /// The runtime, if a library of this process has brought it.
 static RUNTIME: Lazy<Option<Runtime>> = Lazy::new(|| {
     use libloading::os::unix::{Library, RTLD_LAZY};
-    /// `RTLD_NOLOAD` of Linux.
-    const NO_LOAD: i32 = 4;
     // SAFETY: nothing is loaded that is not there; the types are those of the Itanium C++ ABI.
     unsafe {
-        let library = Library::open(Some("libstdc++.so.6"), RTLD_LAZY | NO_LOAD).ok()?;
+        let library = Library::open(Some("libstdc++.so.6"), RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
         let runtime = Runtime {
             begin_catch: *library.get(b"__cxa_begin_catch\0").ok()?,
             end_catch: *library.get(b"__cxa_end_catch\0").ok()?,
