@@ -51,7 +51,7 @@ test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XL
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
 
 # XLA's allocator "vmm" asks for what the played driver has not.
-REHEARSAL ?= --only ce --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
+REHEARSAL ?= --only ace --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
 
 gpu-rehearsal: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a played GPU: what fits and what does not, not how fast
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" python_smoke/rehearse.py --size small --out "$(CARGO_TARGET_DIR)/gpu-rehearsal" $(REHEARSAL)
