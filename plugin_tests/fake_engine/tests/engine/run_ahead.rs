@@ -29,6 +29,15 @@ fn busy() -> (Client, Loaded, Buffer) {
     (client, add, x)
 }
 
+/// What comes from the host now lies neither where `result` is yet to hold `value`, nor where what came before it still writes.
+fn others_are_elsewhere(client: &Client, result: &Buffer, value: f32, round: usize) {
+    let others = [put(client, 7.0), put(client, 8.0)];
+    assert_eq!(result.read::<f32>().unwrap(), filled(value), "round {round}");
+    for (other, value) in others.iter().zip([7.0, 8.0]) {
+        assert_eq!(other.read::<f32>().unwrap(), filled(value), "round {round}");
+    }
+}
+
 /// A gate that is closed until the signal is set, and what comes of it then.
 fn gate(outcome: Result<(), &'static str>) -> (Gate, Signal<()>) {
     let open = Signal::<()>::default();
@@ -118,11 +127,7 @@ fn a_result_that_never_came_leaves_the_place_to_the_runs_before_it() {
                 let nothing = add.run1(&[&x]).unwrap();
                 nothing.ready().wait().unwrap_err().expect(Code::INTERNAL, &["fake_cuda_kernel gave 999"]);
             }
-            let others = [put(&client, 7.0), put(&client, 8.0)];
-            assert_eq!(z.read::<f32>().unwrap(), filled(3.0), "round {round}");
-            for (other, value) in others.iter().zip([7.0, 8.0]) {
-                assert_eq!(other.read::<f32>().unwrap(), filled(value));
-            }
+            others_are_elsewhere(&client, &z, 3.0, round);
         }
     });
 }
@@ -139,11 +144,7 @@ fn what_was_launched_of_a_run_that_fails_writes_to_nobody_elses_place() {
             nothing.ready().wait().unwrap_err().expect(Code::INTERNAL, &["cuEventRecord gave 999"]);
             assert!(!before.ready().is_ready(), "the run that failed is over already");
             drop(nothing);
-            let others = [put(&client, 7.0), put(&client, 8.0)];
-            assert_eq!(before.read::<f32>().unwrap(), filled(2.0), "round {round}");
-            for (other, value) in others.iter().zip([7.0, 8.0]) {
-                assert_eq!(other.read::<f32>().unwrap(), filled(value));
-            }
+            others_are_elsewhere(&client, &before, 2.0, round);
         }
     });
 }
@@ -265,11 +266,7 @@ fn a_run_that_fails_leaves_the_place_to_those_before_it() {
             let refused = add.run1(&[&deleted]).err().expect("an argument that is gone");
             refused.expect(Code::INVALID_ARGUMENT, &["deleted or donated"]);
             // What comes from the host is not behind the runs.
-            let others = [put(&client, 7.0), put(&client, 8.0)];
-            assert_eq!(z.read::<f32>().unwrap(), filled(3.0), "round {round}");
-            for (other, value) in others.iter().zip([7.0, 8.0]) {
-                assert_eq!(other.read::<f32>().unwrap(), filled(value));
-            }
+            others_are_elsewhere(&client, &z, 3.0, round);
         }
     });
 }
