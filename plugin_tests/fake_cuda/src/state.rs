@@ -137,6 +137,7 @@ pub fn call_to_hip(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer)
         if let Some(before) = BEFORE_KERNEL.try_with(Cell::take).unwrap_or_default() {
             driver.observe(&before);
         }
+        driver.refuse_while_capturing(name)?;
         body(driver)
     })
 }

@@ -6,12 +6,21 @@
 //!  the guard is dropped              | the engine's, or none |
 //! ```
 //!
+//! In there the thread may allocate and wait while somebody captures a stream into a graph. By default the driver forbids both to the
+//! thread that captures, and to all others where the capture is a global one, as PyTorch's are: an array of JAX's that is dropped at
+//! such a moment would fail, and spoil the capture. Nothing that we call touches a stream that others capture.
+//!
 //! HIP's contexts are devices under another name, and its stack of them does not give back the device that a thread had
 //! (`hip_context.cpp`: to pop sets none). So on AMD's GPUs a thread's device is set, as the engine does, and set back.
 
-use std::{ffi::c_int, marker::PhantomData, ptr, sync::Arc};
+use std::{
+    ffi::{c_int, c_uint},
+    marker::PhantomData,
+    ptr,
+    sync::Arc,
+};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
 
 use super::{
     driver::{Driver, Failure, out, out_pointer},
@@ -63,7 +72,16 @@ impl Context {
                 Some(before)
             }
         };
-        Ok(Current { context: self, before, thread: PhantomData })
+        let mut current = Current { context: self, before, mode: None, thread: PhantomData };
+        current.mode = Some(self.exchange_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint)?);
+        Ok(current)
+    }
+
+    /// Sets which captures of streams keep the calling thread from unsafe calls, and gives what was set before.
+    fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, Failure> {
+        // SAFETY: one value is read, which is one of the three that there are or what this gave before, and one is written.
+        unsafe { self.driver.thread_capture_mode(&raw mut mode) }?;
+        Ok(mode)
     }
 
     /// Puts a copy on a stream of this context between any two of the driver's memories that do not overlap: the driver tells by
@@ -139,6 +157,8 @@ pub(super) struct Current<'a> {
     context: &'a Context,
     /// The device that the thread had, where the driver keeps no stack.
     before: Option<c_int>,
+    /// Which captures kept the thread from unsafe calls, once that was changed.
+    mode: Option<c_uint>,
     /// Not to be sent: another thread has another stack.
     thread: PhantomData<*const ()>,
 }
@@ -146,6 +166,12 @@ pub(super) struct Current<'a> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let Context { driver, device, handle } = self.context;
+        if let Some(mode) = self.mode
+            && let Err(failure) = self.context.exchange_mode(mode)
+            && !failure.is_over()
+        {
+            log::error!("a thread did not get its mode for captures on GPU {device} back: {failure}");
+        }
         let left = match self.before {
             // SAFETY: one value is written, and what `enter` put on the thread's stack is taken.
             None => out_pointer(|context| unsafe { driver.context_pop(context) }),

@@ -30,7 +30,7 @@ use std::{
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
-    CUmemoryPool, CUresult, CUstream,
+    CUmemoryPool, CUresult, CUstream, CUstreamCaptureMode,
 };
 use parking_lot::Mutex;
 
@@ -179,6 +179,9 @@ functions! {
             to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream
         );
 
+        thread_capture_mode: cuThreadExchangeStreamCaptureMode = hipThreadExchangeStreamCaptureMode(
+            mode: *mut c_uint as *mut CUstreamCaptureMode
+        );
         stream_create: cuStreamCreate = hipStreamCreateWithFlags(stream: *mut CUstream, flags: c_uint);
         stream_destroy: cuStreamDestroy_v2 = hipStreamDestroy(stream: CUstream);
         stream_synchronize: cuStreamSynchronize = hipStreamSynchronize(stream: CUstream);

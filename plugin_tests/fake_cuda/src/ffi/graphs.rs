@@ -349,11 +349,14 @@ functions! {
     // No memory is kept for graphs.
     call cuDeviceGraphMemTrim(device: c_int) |driver| driver.gpu(device).map(|_| ());
 
-    call cuStreamBeginCapture_v2(stream: usize as sys::CUstream, _mode: c_uint as sys::CUstreamCaptureMode) |driver| {
-        capture::begin(driver, stream, None, Vec::new())
+    call cuStreamBeginCapture_v2(stream: usize as sys::CUstream, mode: c_uint as sys::CUstreamCaptureMode) |driver| {
+        capture::begin(driver, stream, None, Vec::new(), mode)
     };
     call cuStreamEndCapture(stream: usize as sys::CUstream, graph: Out<u64> as *mut sys::CUgraph) |driver| {
         graph.checked()?.put(capture::end(driver, stream)?)
+    };
+    call cuThreadExchangeStreamCaptureMode(mode: Out<c_uint> as *mut sys::CUstreamCaptureMode) |_driver| {
+        mode.checked()?.exchange(capture::exchange_mode)
     };
     call cuStreamIsCapturing(stream: usize as sys::CUstream, answer: Out<c_uint> as *mut sys::CUstreamCaptureStatus)
         |driver| {
@@ -415,6 +418,6 @@ younger! {
         graph::set_attribute(driver, node as u64, which, value.get()?)
     };
     cuStreamBeginCaptureToGraph(
-        stream: usize, graph: usize, after: In<u64>, _edges: In<c_void>, count: usize, _mode: c_uint
-    ) |driver| capture::begin(driver, stream, Some(graph as u64), after.list(count)?);
+        stream: usize, graph: usize, after: In<u64>, _edges: In<c_void>, count: usize, mode: c_uint
+    ) |driver| capture::begin(driver, stream, Some(graph as u64), after.list(count)?, mode);
 }

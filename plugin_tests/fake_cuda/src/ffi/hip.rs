@@ -14,7 +14,7 @@ use std::{
 use super::{In, Out};
 use crate::{
     copy::{self, Copy, Side},
-    device, event,
+    device, event, graph,
     memory::{self, Home, User},
     state::{self, Driver, framed},
     status::{self, Answer, Status, misuse},
@@ -200,6 +200,7 @@ functions! {
         copy::copy(driver, Copy { what: "hipMemcpyPeerAsync", to, from, bytes, waits: false }, stream)
     };
 
+    call hipThreadExchangeStreamCaptureMode(mode: Out<c_uint>) |_driver| mode.checked()?.exchange(graph::capture::exchange_mode);
     call hipStreamCreateWithFlags(stream: Out<usize>, flags: c_uint) |driver| {
         stream.checked()?.put(stream::create(driver, flags)?)
     };

@@ -34,7 +34,7 @@ pub use runtime::*;
 pub use streams::*;
 
 /// A place of the caller's for a result. Only a caller of the driver's functions, which are unsafe, makes one: it has
-/// promised that the pointer is null or fit for writing a `T`.
+/// promised that the pointer is null or fit for writing a `T`, and for reading one where the function changes what is there.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Out<T>(*mut T);
@@ -75,6 +75,18 @@ impl<T> Out<T> {
             return Err(misuse(status::INVALID_VALUE, "a pointer for a result is null"));
         }
         Ok(self)
+    }
+
+    /// Puts in place of what lies there what `work` makes of it.
+    ///
+    /// # Errors
+    /// The pointer is null, or `work` fails.
+    pub fn exchange(self, work: impl FnOnce(T) -> Answer<T>) -> Answer
+    where
+        T: Copy,
+    {
+        let before = In(self.0.cast_const()).get()?;
+        self.put(work(before)?)
     }
 
     /// Writes one result after another.

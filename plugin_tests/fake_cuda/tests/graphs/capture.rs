@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
 };
 
 use crate::{calls::*, common::*};
@@ -42,7 +43,8 @@ fn a_captured_stream_does_nothing_until_its_graph_is_launched() {
 fn what_cannot_be_captured_spoils_the_capture() {
     let _session = start(&[]);
     let (one, other, a) = (stream(), stream(), allocate(8));
-    let begin = |stream: usize| cu!(cuStreamBeginCapture_v2(stream => usize, 0 => c_uint));
+    // In a mode that forbids nothing by itself.
+    let begin = |stream: usize| cu!(cuStreamBeginCapture_v2(stream => usize, 2 => c_uint));
     ok(begin(one));
     assert_eq!(begin(one), status::ILLEGAL_STATE);
     found(&["is being captured already"]);
@@ -77,6 +79,40 @@ fn what_cannot_be_captured_spoils_the_capture() {
     // The stream is as any other again.
     fill(a, 1, 8, one);
     assert_eq!(read(a, 8, one), [1; 8]);
+    no_violations();
+}
+
+#[test]
+fn a_capture_keeps_threads_from_unsafe_calls_by_both_modes() {
+    let _session = start(&[]);
+    let (one, event) = (stream(), event());
+    // The thread that captures is kept from them by any mode but the relaxed; others by the global one, if theirs is global too.
+    for (own, capture, expected) in [
+        (true, 0, [false, false, true]),
+        (true, 1, [false, false, true]),
+        (true, 2, [true, true, true]),
+        (false, 0, [false, true, true]),
+        (false, 1, [true, true, true]),
+        (false, 2, [true, true, true]),
+    ] {
+        for (mut mode, allowed) in expected.into_iter().enumerate().map(|(mode, allowed)| (mode as u32, allowed)) {
+            ok(cu!(cuStreamBeginCapture_v2(one => usize, capture => c_uint)));
+            let mut call = || {
+                ok(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut c_uint)));
+                let code = cu!(cuEventQuery(event => usize));
+                ok(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut c_uint)));
+                code
+            };
+            let code = if own { call() } else { thread::scope(|scope| scope.spawn(call).join()).expect("no panic") };
+            assert_eq!(code == status::SUCCESS, allowed, "own {own}, capture {capture}, thread {mode}: {code}");
+            assert_eq!(end_capture(one).is_ok(), allowed);
+            if !allowed {
+                found(&["cuEventQuery", "keeps such calls from this thread"]);
+            }
+        }
+    }
+    assert_eq!(cu!(cuStreamBeginCapture_v2(one => usize, 3 => c_uint)), status::INVALID_VALUE);
+    found(&["3 is no mode"]);
     no_violations();
 }
 

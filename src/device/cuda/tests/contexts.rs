@@ -10,40 +10,42 @@ use crate::{
     error::Code,
 };
 
+/// Does all that there is to do with two GPUs.
+fn everything(rig: &Rig) {
+    let other = &rig.others[&1];
+    for backing in rig.kinds() {
+        let region = backing.reserve(Bytes::new(3 * CHUNK.get())).expect("room");
+        let there = chunked(other);
+        let far = there.reserve(CHUNK).expect("room");
+        upload(&backing, &[1; 100], region.address).expect("an upload");
+        relocate(&backing, region.address, at(region.address, CHUNK.get()), CHUNK.get()).expect("a move");
+        copy(&backing, far.address, region.address, 100).expect("a copy");
+        copy(&backing, region.address, at(region.address, 100), 100).expect("a copy");
+        order(&backing, engine_stream(&rig.gpu)).expect("an order");
+        discard(&backing, region.address, 2 * CHUNK.get()).expect("chunks");
+        backing.populate(region.address, region.bytes).expect("room");
+        there.release(far).expect("a release");
+        backing.release(region).expect("a release");
+        assert!(backing.reserve(Bytes::gib(2)).is_err());
+    }
+    let pinned = PinnedBacking::new(rig.gpu.clone());
+    let region = pinned.reserve(Bytes::mib(1)).expect("room");
+    pinned.release(region).expect("a release");
+    rig.gpu.synchronize().expect("a stream that ends");
+    EnginePool::of(&rig.gpu).expect("an answer").expect("a pool").usage().expect("numbers");
+    // Opened and dropped again.
+    CudaDevice::open(driver(), 0, &[1]).expect("a GPU");
+}
+
 #[test]
 fn a_thread_stays_in_the_context_that_it_was_in() {
     let rig = Rig::of_two(&[]);
-    let other = rig.others[&1].clone();
-    let all = || {
-        for backing in rig.kinds() {
-            let (region, _) = filled(&backing, 3 * CHUNK.get(), 1);
-            let there = chunked(&other);
-            let far = there.reserve(CHUNK).expect("room");
-            upload(&backing, &[1; 100], region.address).expect("an upload");
-            relocate(&backing, region.address, at(region.address, CHUNK.get()), CHUNK.get()).expect("a move");
-            copy(&backing, far.address, region.address, 100).expect("a copy");
-            copy(&backing, region.address, at(region.address, 100), 100).expect("a copy");
-            order(&backing, engine_stream(&rig.gpu)).expect("an order");
-            discard(&backing, region.address, 2 * CHUNK.get()).expect("chunks");
-            backing.populate(region.address, region.bytes).expect("room");
-            there.release(far).expect("a release");
-            backing.release(region).expect("a release");
-            assert!(backing.reserve(Bytes::gib(2)).is_err());
-        }
-        let pinned = PinnedBacking::new(rig.gpu.clone());
-        let region = pinned.reserve(Bytes::mib(1)).expect("room");
-        pinned.release(region).expect("a release");
-        rig.gpu.synchronize().expect("a stream that ends");
-        EnginePool::of(&rig.gpu).expect("an answer").expect("a pool").usage().expect("numbers");
-        // Opened and dropped again.
-        CudaDevice::open(driver(), 0, &[1]).expect("a GPU");
-    };
-    all();
+    everything(&rig);
     assert_eq!(current(), 0);
     // The other device's, as an engine may leave it.
-    let _current = other.context().enter().expect("a context");
+    let _current = rig.others[&1].context().enter().expect("a context");
     let theirs = current();
-    all();
+    everything(&rig);
     assert_eq!(current(), theirs);
     // A call that fails leaves it as well.
     let backing = rig.chunked();
@@ -51,6 +53,54 @@ fn a_thread_stays_in_the_context_that_it_was_in() {
     control::configure("fail", "cuMemGetInfo_v2:1:999").expect("a call to fail");
     assert!(rig.gpu.memory_info().is_err());
     assert_eq!(current(), theirs);
+}
+
+/// `CUstreamCaptureMode` of this thread, which stays.
+fn capture_mode() -> u32 {
+    let mut mode = 2;
+    assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut u32)), 0);
+    let mut before = mode;
+    assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&raw mut before => *mut u32)), 0);
+    mode
+}
+
+/// Captures a stream in a mode while `work` is done; nothing may spoil it.
+fn while_captured(stream: usize, mode: u32, work: impl FnOnce()) {
+    assert_eq!(cu!(cuStreamBeginCapture_v2(stream => usize, mode => u32)), 0);
+    work();
+    let mut graph = 0;
+    assert_eq!(cu!(cuStreamEndCapture(stream => usize, &raw mut graph => *mut u64)), 0, "{:#?}", control::violations());
+}
+
+#[test]
+fn nothing_disturbs_who_captures_a_graph() {
+    let rig = Rig::of_two(&[]);
+    let stream = engine_stream(&rig.gpu);
+    // As theirs who capture: our own guard would change the thread's mode as well.
+    let context = rig.gpu.context().enter().map(|_current| current()).expect("a context");
+    assert_eq!(cu!(cuCtxSetCurrent(context => usize)), 0);
+    for mode in 0..3 {
+        while_captured(stream, mode, || everything(&rig));
+        while_captured(stream, mode, || {
+            std::thread::scope(|scope| scope.spawn(|| everything(&rig)).join()).expect("as on this thread");
+        });
+    }
+    // A thread keeps the mode that it has chosen.
+    for mut mode in [1_u32, 2, 0] {
+        assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut u32)), 0);
+        let chosen = capture_mode();
+        everything(&rig);
+        assert_eq!(capture_mode(), chosen);
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_change_its_mode_leaves_the_context() {
+    let rig = Rig::new(&[]);
+    control::configure("fail", "cuThreadExchangeStreamCaptureMode:1:999").expect("a call to fail");
+    let why = rig.gpu.memory_info().expect_err("refused");
+    assert!(why.message.contains("cuThreadExchangeStreamCaptureMode gave 999"), "{why}");
+    assert_eq!((current(), capture_mode()), (0, 0));
 }
 
 #[test]
