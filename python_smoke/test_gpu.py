@@ -249,6 +249,58 @@ print(json.dumps(bool((np.asarray(rest) == 4).all())))
     assert answer
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_copies_of_what_is_still_written_have_room_within_the_limit(strategy):
+    """The engine makes them, in its pool: it is asked once there is room, and not where there is none."""
+    before, held, after, error, again, intact = told(
+        """
+import ctypes, os
+from jax_plugins import arena
+other = jax.devices()[1]
+driver = ctypes.CDLL(os.environ["PJRT_ARENA_CUDA_DRIVER"])
+context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+def taken():
+    driver.cuCtxPushCurrent_v2(context)
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    return (total.value - free.value) / MIB
+def by_engine():
+    return arena.counters()["devices"][1]["engine_bytes"] / MIB
+def there(mib, value):
+    return jax.device_put(full(mib, value), other)
+double = jax.jit(lambda x: x * 2)
+x = full(16, 3.0)
+kept = [there(20, float(number)) for number in range(5)]
+jax.block_until_ready((double(x), kept))
+before = taken()
+copy = jax.device_put(double(x), other)
+held = by_engine()
+after = taken()
+error = error_of(lambda: jax.device_put(double(x), other))
+assert by_engine() == held and float(copy[5]) == 6.0
+del kept[2]
+again = jax.device_put(double(x), other)
+again = [by_engine(), float(again[7]), taken()]
+intact = all(float(array[9]) == float(number) for array, number in zip(kept, (0, 1, 3, 4)))
+del copy
+large = there(18, 1.0)                            # in the memory that the copy had
+assert float(large[3]) == 1.0
+print(json.dumps([before, held, after, error, again, intact]))
+""",
+        gpus=2,
+        latency_us=20_000,
+        PJRT_ARENA_STRATEGY=strategy,
+        PJRT_ARENA_LIMIT="128MiB",
+    )
+    assert before <= 128 and held == 16, (before, held)
+    # Beside the limit there are 2 MiB for all that programs take.
+    assert after <= 130 and again[2] <= 130 and again[:2] == [32, 6.0], (after, again)
+    assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00MiB (16777216 bytes) on cuda:1 [the"), error
+    assert "would pass the limit of 128.00MiB" in error, error
+    assert intact
+
+
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
     """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
     answer = told(

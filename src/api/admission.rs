@@ -1,4 +1,5 @@
-//! Whether there is memory for what a program takes beside its arrays, before the engine is called.
+//! Whether there is memory for what a program takes beside its arrays, and for arrays that the engine makes itself, before the engine
+//! is called.
 //!
 //! ```text
 //!  enter     what it takes was granted to the engine's pool: two atomic operations        the usual case
@@ -11,6 +12,10 @@
 //!  error     RESOURCE_EXHAUSTED, and nothing was consumed
 //! ```
 //!
+//! Arrays that the engine makes in a GPU's memory (copies of what a program still writes, elements of less than a byte, arrays that come in
+//! pieces) lie in the same pool, as long as they live: they come in like programs, and each program after them asks for its own scratch
+//! and what they hold.
+//!
 //! Where the engine has a fixed share instead of a pool, nothing can be given to it: what it holds of the share itself may
 //! come back when programs end, and is waited for.
 //!
@@ -19,7 +24,11 @@
 //! The way back is [`Client::reclaim`]: arrays that find no memory take what is granted, while no program is on its way in.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Instant,
 };
 
@@ -27,15 +36,18 @@ use super::{
     compaction,
     device_memory::DeviceMemory,
     loaded::Loaded,
+    shape::element_bytes,
     state::{Client, Device},
+    storage::Counted,
 };
 use crate::{
     device::ScratchPool,
     error::{Code, Error, Result},
     memory::{
         Goal,
-        budget::{Budget, Entered, Over},
+        budget::{Budget, Charge, Entered, Over},
     },
+    sys,
     units::Bytes,
 };
 
@@ -92,21 +104,80 @@ impl Client {
     #[inline]
     pub fn admit<'a>(&self, loaded: &Loaded, device: &Device, memory: &'a DeviceMemory) -> Result<Option<Entered<'a>>> {
         let Some(shared) = &memory.shared else { return Ok(None) };
-        let bytes = wanted(loaded, device);
-        match shared.budget.enter(bytes) {
+        let scratch = loaded.program.scratch;
+        match shared.budget.enter(scratch + held(device)) {
             Some(entered) => Ok(Some(entered)),
-            None => {
-                let admitted = match shared.budget.share() {
-                    None => self.make_way(shared, memory, bytes),
-                    Some(share) => self.wait_for_share(shared, device, loaded.program.scratch, share),
-                };
-                admitted.map(Some).map_err(|error| {
-                    error.context(&format!(
-                        "Error loading program '{}', which takes {bytes} of scratch",
-                        loaded.program.name
-                    ))
-                })
-            }
+            None => self.let_in(shared, device, memory, Entrant::Program(scratch)).map(Some).map_err(|error| {
+                error.context(&format!(
+                    "Error loading program '{}', which takes {} of scratch",
+                    loaded.program.name,
+                    scratch + held(device)
+                ))
+            }),
+        }
+    }
+
+    /// Room for an array that the engine is about to make in `memory`, or where that is NULL in the own memory of `device`.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the numbers.
+    pub fn admit_array(
+        &self,
+        (device, memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+        bytes: Bytes,
+    ) -> Result<Admission<'_>> {
+        if let Some((_, pinned)) = self.pinned(memory) {
+            return Ok(Admission::Pinned(self.admit_pinned(pinned, bytes)?));
+        }
+        let device = if memory.is_null() { self.device(device) } else { self.device_of_memory(memory) };
+        let shared = device.and_then(|device| {
+            let memory = device.arena.as_deref()?;
+            Some((device, memory, memory.shared.as_ref()?))
+        });
+        let Some((device, memory, shared)) = shared else { return Ok(Admission::Unlimited) };
+        // Before it is looked whether there is room: two threads that do this at once do not take the same.
+        let counted = Counted::new(Arc::clone(&device.engine_bytes), bytes.get() as usize);
+        let entered = match shared.budget.enter(held(device)) {
+            Some(entered) => entered,
+            None => self.let_in(shared, device, memory, Entrant::Array(bytes)).map_err(|error| {
+                error.context(&format!(
+                    "Out of memory while trying to allocate {bytes} ({} bytes) on {} [the engine's own]",
+                    bytes.get(),
+                    memory.name()
+                ))
+            })?,
+        };
+        Ok(Admission::Pool { _counted: counted, _entered: entered })
+    }
+
+    /// As [`Self::admit_array`], of an array whose size only the engine knows. Elements that it packs are taken for whole bytes until
+    /// the array is there.
+    ///
+    /// # Errors
+    /// As [`Self::admit_array`].
+    pub fn admit_shape(
+        &self,
+        place: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+        element_type: sys::PJRT_Buffer_Type,
+        dims: &[i64],
+    ) -> Result<Admission<'_>> {
+        let element = element_bytes(element_type).map_or(1, u64::from);
+        let most = dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
+        // What is no size is the engine's to refuse.
+        most.map_or(Ok(Admission::Unlimited), |most| self.admit_array(place, Bytes::new(most)))
+    }
+
+    #[cold]
+    fn let_in<'a>(
+        &self,
+        shared: &'a Shared,
+        device: &Device,
+        memory: &DeviceMemory,
+        entrant: Entrant,
+    ) -> Result<Entered<'a>> {
+        match shared.budget.share() {
+            None => self.make_way(shared, device, memory, entrant),
+            Some(share) => self.wait_for_share(shared, device, entrant, share),
         }
     }
 
@@ -116,17 +187,25 @@ impl Client {
     pub fn may_admit_elsewhere(&self, loaded: &Loaded, device: &Device, memory: &DeviceMemory) -> bool {
         let stats = memory.stats();
         let blocks = stats.pool_bytes.saturating_sub(stats.free_bytes);
-        memory.shared.as_ref().is_some_and(|shared| shared.budget.could_grant(wanted(loaded, device), blocks))
+        let wanted = loaded.program.scratch + held(device);
+        memory.shared.as_ref().is_some_and(|shared| shared.budget.could_grant(wanted, blocks))
     }
 
     #[cold]
-    fn make_way<'a>(&self, shared: &'a Shared, memory: &DeviceMemory, bytes: Bytes) -> Result<Entered<'a>> {
+    fn make_way<'a>(
+        &self,
+        shared: &'a Shared,
+        device: &Device,
+        memory: &DeviceMemory,
+        entrant: Entrant,
+    ) -> Result<Entered<'a>> {
         self.traffic.waiting(self.engine, || {
             let deadline = Instant::now() + self.patience();
             let mut rounds = 0..ROUNDS;
             let mut packed = false;
             loop {
                 let arrivals = self.traffic.arrivals();
+                let bytes = entrant.wants(device);
                 let over = match shared.budget.grant(bytes) {
                     Ok(()) => {
                         shared.check_device(bytes)?;
@@ -156,7 +235,7 @@ impl Client {
                     continue;
                 }
                 if !self.traffic.wait_for_arrival(arrivals, deadline) {
-                    return Err(exhausted(over));
+                    return Err(exhausted(entrant, over));
                 }
                 packed = false;
                 self.traffic.sweep(self.engine);
@@ -164,13 +243,12 @@ impl Client {
         })
     }
 
-    /// Lets a program in that takes so much scratch of the engine's fixed share, once the engine holds so little of it.
-    #[cold]
+    /// Lets in who takes of the engine's fixed share, once the engine holds so little of it.
     fn wait_for_share<'a>(
         &self,
         shared: &'a Shared,
         device: &Device,
-        scratch: Bytes,
+        entrant: Entrant,
         share: Bytes,
     ) -> Result<Entered<'a>> {
         self.traffic.waiting(self.engine, || {
@@ -178,17 +256,17 @@ impl Client {
             loop {
                 let arrivals = self.traffic.arrivals();
                 self.settle();
-                let held = device.engine_bytes.load(Ordering::Relaxed);
-                let held = Bytes::new(u64::try_from(held).unwrap_or(0));
-                if let Some(entered) = shared.budget.enter(scratch + held) {
+                let wanted = entrant.wants(device);
+                if let Some(entered) = shared.budget.enter(wanted) {
                     return Ok(entered);
                 }
-                if scratch > share || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                if entrant.bytes() > share || !self.traffic.wait_for_arrival(arrivals, deadline) {
                     return Err(Error::new(
                         Code::ResourceExhausted,
                         format!(
-                            "Out of memory for the scratch of programs: it has {share}, of which the engine's own arrays hold {held}; \
-                             gpu_scratch={} divides the limit, as the engine has no memory pools on this GPU",
+                            "Out of memory for {entrant}: programs' scratch and the engine's own arrays have {share}, of which such arrays \
+                             hold {}; gpu_scratch={} divides the limit, as the engine has no memory pools on this GPU",
+                            wanted.saturating_sub(entrant.bytes()),
                             self.settings.gpu_scratch
                         ),
                     ));
@@ -204,10 +282,72 @@ impl Client {
     }
 }
 
-/// What a run takes of the engine's pool, with what the engine's own arrays have there.
-fn wanted(loaded: &Loaded, device: &Device) -> Bytes {
+/// Room for an array that the engine makes. Until the array is there, what it takes is neither granted to others nor taken back.
+pub enum Admission<'a> {
+    /// Nobody limits the memory that it goes to.
+    Unlimited,
+    /// Of the host's pinned memory, as long as the array lives.
+    Pinned(Charge),
+    /// Of the engine's pool. It counts among what the engine holds from before it was let in.
+    Pool {
+        /// Until the array counts itself.
+        _counted: Counted,
+        /// Until the engine has the memory.
+        _entered: Entered<'a>,
+    },
+}
+
+impl Admission<'_> {
+    /// Counts the array, which has turned out to take `bytes`, on `total`, and keeps its part of a limit.
+    pub fn count(self, total: Arc<AtomicI64>, bytes: usize) -> Counted {
+        match self {
+            Self::Pinned(mut charge) => {
+                charge.shrink_to(Bytes::new(bytes as u64));
+                Counted::charged(total, bytes, Some(charge))
+            }
+            Self::Unlimited | Self::Pool { .. } => Counted::new(total, bytes),
+        }
+    }
+}
+
+/// Who wants memory of the engine's pool.
+#[derive(Clone, Copy, Debug)]
+enum Entrant {
+    /// A program with so much scratch.
+    Program(Bytes),
+    /// An array of so many bytes, which count among what the engine holds already.
+    Array(Bytes),
+}
+
+impl Entrant {
+    /// What it takes by itself.
+    fn bytes(self) -> Bytes {
+        let (Self::Program(bytes) | Self::Array(bytes)) = self;
+        bytes
+    }
+
+    /// What has to be granted for it, with what the engine's own arrays have.
+    fn wants(self, device: &Device) -> Bytes {
+        match self {
+            Self::Program(scratch) => scratch + held(device),
+            Self::Array(_) => held(device),
+        }
+    }
+}
+
+impl fmt::Display for Entrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Program(_) => "the scratch of programs",
+            Self::Array(_) => "arrays of the engine's own",
+        })
+    }
+}
+
+/// What the engine's own arrays have of its pool.
+fn held(device: &Device) -> Bytes {
     let held = device.engine_bytes.load(Ordering::Relaxed);
-    loaded.program.scratch + Bytes::new(u64::try_from(held).unwrap_or(0))
+    Bytes::new(u64::try_from(held).unwrap_or(0))
 }
 
 /// Gives up to about `bytes` of memory that the arena does not use back to the device: empty regions, then holes. How much went.
@@ -237,6 +377,6 @@ pub fn give_holes(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     pages
 }
 
-fn exhausted(over: Over) -> Error {
-    Error::new(Code::ResourceExhausted, format!("Out of memory for the scratch of programs: {over}"))
+fn exhausted(entrant: Entrant, over: Over) -> Error {
+    Error::new(Code::ResourceExhausted, format!("Out of memory for {entrant}: {over}"))
 }

@@ -9,6 +9,7 @@
 use std::{ptr, sync::Arc};
 
 use super::{
+    admission::Admission,
     buffer::{Buffer, Place},
     entry::Outcome,
     shape::Shape,
@@ -17,9 +18,7 @@ use super::{
 };
 use crate::{
     engine::{EngineError, Raw, views},
-    memory::budget::Charge,
     sys,
-    units::Bytes,
 };
 
 impl Buffer {
@@ -32,10 +31,16 @@ impl Buffer {
     /// `handle` must be a live buffer of the client's engine that nobody else destroys.
     pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
         // SAFETY: the caller's promise.
-        unsafe { Self::adopt_admitted(client, handle, None) }
+        unsafe {
+            let (shape, place @ (_, memory)) = describe(client, handle)?;
+            // Nobody could foresee it.
+            let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+            let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
+            Ok(Self::admitted(client, handle, (shape, place), admission))
+        }
     }
 
-    /// As [`Buffer::adopt`], of a buffer that room was `admitted` for before it was made, where its memory has a limit.
+    /// As [`Buffer::adopt`], of a buffer that there was found room for before it was made.
     ///
     /// # Errors
     /// As [`Buffer::adopt`].
@@ -45,19 +50,21 @@ impl Buffer {
     pub unsafe fn adopt_admitted(
         client: &Arc<Client>,
         handle: *mut sys::PJRT_Buffer,
-        admitted: Option<Charge>,
+        admission: Admission<'_>,
     ) -> Outcome<Arc<Self>> {
         // SAFETY: the caller's promise.
-        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
-        let charge = match admitted {
-            Some(mut charge) => {
-                charge.shrink_to(Bytes::new(shape.size as u64));
-                Some(charge)
-            }
-            None => client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size)),
-        };
-        let storage = Storage::Engine(Counted::charged(client.engine_bytes(device.0, memory.0), shape.size, charge));
-        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, storage))
+        let described = unsafe { describe(client, handle)? };
+        Ok(Self::admitted(client, handle, described, admission))
+    }
+
+    fn admitted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        (shape, (device, memory)): (Arc<Shape>, Place),
+        admission: Admission<'_>,
+    ) -> Arc<Self> {
+        let counted = admission.count(client.engine_bytes(device.0, memory.0), shape.size);
+        Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted))
     }
 
     /// As [`Buffer::adopt`], of a buffer whose memory is `counted` already.

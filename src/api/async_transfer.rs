@@ -27,7 +27,6 @@ use super::{
     origins::ORIGINS,
     shape::{Shape, dense_size, element_bytes},
     state::{self, Client, Site},
-    storage::Counted,
 };
 use crate::{
     device::strided,
@@ -183,7 +182,7 @@ unsafe fn by_engine(
     spec: &Spec<'_>,
     (device, memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
 ) -> Outcome<Slot> {
-    let mut admitted = client.admit_array(memory, spec.raw.element_type, spec.dims)?;
+    let admitted = client.admit_shape((device, memory), spec.raw.element_type, spec.dims)?;
     let (mut raw, mut layout) = (spec.raw, spec.layout);
     // SAFETY: the caller's promise; the shape and the layout live for the call. The manager is alive until the slot that
     // is made of it is destroyed.
@@ -204,10 +203,7 @@ unsafe fn by_engine(
             ..Default::default()
         });
         let bytes = size.as_ref().map_or(0, |args| args.buffer_size);
-        if let Some(admitted) = &mut admitted {
-            admitted.shrink_to(Bytes::new(bytes as u64));
-        }
-        let counted = Counted::charged(client.engine_bytes(device, memory), bytes, admitted);
+        let counted = admitted.count(client.engine_bytes(device, memory), bytes);
         let slot = Slot::in_engine(index, bytes, Raw(manager), counted);
         if let Err(error) = size {
             slot.destroy(client);

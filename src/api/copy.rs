@@ -21,7 +21,6 @@ use super::{
     entry::{Entry, Outcome, required},
     flight::Cargo,
     host::destination,
-    pinned_host::PinnedHost,
     state::Site,
 };
 use crate::{
@@ -188,17 +187,19 @@ unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
 
 /// Lets the engine copy, into memory of its own.
 ///
+/// # Errors
+/// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.
+///
 /// # Safety
 /// `args` must be the call with the engine's handle in place of ours, its contract satisfied.
 unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
-    pinned: Option<&PinnedHost>,
+    to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
     result: impl FnOnce(&A) -> *mut sys::PJRT_Buffer,
 ) -> Outcome<Arc<Buffer>> {
     let client = &buffer.client;
-    let size = Bytes::new(buffer.shape.size as u64);
-    let admitted = pinned.map(|pinned| client.admit_pinned(pinned, size)).transpose()?;
+    let admitted = client.admit_array(to, Bytes::new(buffer.shape.size as u64))?;
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
     let copied = unsafe { client.engine.call(args(handle)) };
@@ -231,7 +232,8 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
         // SAFETY: the caller's handles are alive.
         let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
         let to = required(self.dst_device, NAME, "dst_device")?;
-        let home = destination(&buffer.client, to, std::ptr::null_mut());
+        let place = (to, std::ptr::null_mut());
+        let home = destination(&buffer.client, place.0, place.1);
         // SAFETY: the client is alive while its buffers are used.
         let ours = match home {
             // SAFETY: as above.
@@ -242,7 +244,7 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
             Some(copy) => copy,
             // SAFETY: as above.
             None => unsafe {
-                copy_by_engine(&buffer, None, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
             },
         }
         .into_raw();
@@ -256,17 +258,17 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
         // SAFETY: the caller's handles are alive.
         let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
         let to = required(self.dst_memory, NAME, "dst_memory")?;
-        let ours = match destination(&buffer.client, std::ptr::null_mut(), to) {
+        let place = (std::ptr::null_mut(), to);
+        let ours = match destination(&buffer.client, place.0, place.1) {
             // SAFETY: the client is alive while its buffers are used.
             Some(site) => unsafe { copy_by_us(&buffer, site)? },
             None => None,
         };
-        let pinned = buffer.client.pinned(to).map(|(_, pinned)| pinned);
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
             None => unsafe {
-                copy_by_engine(&buffer, pinned, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
+                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
             },
         }
         .into_raw();

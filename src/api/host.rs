@@ -182,7 +182,7 @@ unsafe fn from_host_by_engine(
     dims: &[i64],
     plain: bool,
 ) -> Outcome {
-    let admitted = client.admit_array(args.memory, args.type_, dims)?;
+    let admitted = client.admit_shape((args.device, args.memory), args.type_, dims)?;
     let access = match args.host_buffer_semantics {
         sys::PJRT_HostBufferSemantics_kImmutableZeroCopy => Some(Access::ReadOnly),
         sys::PJRT_HostBufferSemantics_kMutableZeroCopy => Some(Access::Full),

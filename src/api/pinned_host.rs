@@ -46,7 +46,6 @@ use super::{
     admission::ROUNDS,
     device_memory::DeviceMemory,
     entry::text,
-    shape::element_bytes,
     state::{Client, Device},
 };
 use crate::{
@@ -130,24 +129,6 @@ impl Client {
             Ok(charge) => Ok(charge),
             Err(_) => self.make_pinned_room(pinned, bytes),
         }
-    }
-
-    /// As [`Self::admit_pinned`], for an array that the engine is about to make in `memory`; nothing where that is no memory of a
-    /// [`PinnedHost`]. Elements that the engine packs are taken for whole bytes until the array is there.
-    ///
-    /// # Errors
-    /// As [`Self::admit_pinned`].
-    pub fn admit_array(
-        &self,
-        memory: *mut sys::PJRT_Memory,
-        element_type: sys::PJRT_Buffer_Type,
-        dims: &[i64],
-    ) -> Result<Option<Charge>> {
-        let Some((_, pinned)) = self.pinned(memory) else { return Ok(None) };
-        let element = element_bytes(element_type).map_or(1, u64::from);
-        let most = dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
-        // What is no size is the engine's to refuse.
-        most.map(|most| self.admit_pinned(pinned, Bytes::new(most))).transpose()
     }
 
     #[cold]

@@ -1,8 +1,9 @@
 //! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases.
 
-use std::{ffi::c_void, sync::Arc};
+use std::{ffi::c_void, ptr, sync::Arc};
 
 use super::{
+    admission::Admission,
     arrival::Arrival,
     buffer::Buffer,
     entry::{Entry, Outcome, slice},
@@ -68,7 +69,8 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                     Arrival::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
-                    let admitted = client.admit_array(self.memory, self.shape_element_type, dims)?;
+                    let place = (self.device, self.memory);
+                    let admitted = client.admit_shape(place, self.shape_element_type, dims)?;
                     let args = client.engine.call(*self)?;
                     Buffer::adopt_admitted(&client, args.buffer, admitted)?
                 }
@@ -97,8 +99,11 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
         // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
             let dims = slice(self.shape_dims, self.shape_num_dims);
-            // It stands for the memory of what it will show.
-            let admitted = client.admit_array(self.memory, self.shape_element_type, dims)?;
+            // It stands for the memory of what it will show, and takes none itself.
+            let admitted = match client.pinned(self.memory) {
+                Some(_) => client.admit_shape((ptr::null_mut(), self.memory), self.shape_element_type, dims)?,
+                None => Admission::Unlimited,
+            };
             let args = client.engine.call(*self)?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
             self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
