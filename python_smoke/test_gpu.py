@@ -252,7 +252,7 @@ print(json.dumps(bool((np.asarray(rest) == 4).all())))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_copies_of_what_is_still_written_have_room_within_the_limit(strategy):
     """The engine makes them, in its pool: it is asked once there is room, and not where there is none."""
-    before, held, after, error, again, intact = told(
+    before, held, after, error, packed, again, intact = told(
         """
 import ctypes, os
 from jax_plugins import arena
@@ -278,6 +278,7 @@ copy = jax.device_put(double(x), other)
 held = by_engine()
 after = taken()
 error = error_of(lambda: jax.device_put(double(x), other))
+packed = error_of(lambda: jax.device_put(np.ones(32 * MIB, jnp.int4), other))
 assert by_engine() == held and float(copy[5]) == 6.0
 del kept[2]
 again = jax.device_put(double(x), other)
@@ -286,7 +287,7 @@ intact = all(float(array[9]) == float(number) for array, number in zip(kept, (0,
 del copy
 large = there(18, 1.0)                            # in the memory that the copy had
 assert float(large[3]) == 1.0
-print(json.dumps([before, held, after, error, again, intact]))
+print(json.dumps([before, held, after, error, packed, again, intact]))
 """,
         gpus=2,
         latency_us=20_000,
@@ -298,6 +299,8 @@ print(json.dumps([before, held, after, error, again, intact]))
     assert after <= 130 and again[2] <= 130 and again[:2] == [32, 6.0], (after, again)
     assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00MiB (16777216 bytes) on cuda:1 [the"), error
     assert "would pass the limit of 128.00MiB" in error, error
+    # Elements of less than a byte, too, which are taken for whole ones until they are there.
+    assert packed.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32.00MiB"), packed
     assert intact
 
 

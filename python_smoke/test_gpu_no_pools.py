@@ -113,6 +113,31 @@ print(json.dumps([device.memory_stats()["bytes_limit"] for device in devices]))
     assert json.loads(run.stdout.splitlines()[-1]) == [32 << 20] * 4
 
 
+def test_copies_of_what_is_still_written_have_room_within_the_share():
+    run = run_on_gpu(
+        HEAD
+        + """
+other = jax.devices()[1]
+double = jax.jit(lambda x: x * 2)
+x = full(12, 3.0)
+jax.block_until_ready(double(x))
+copies = [jax.device_put(double(x), other) for _ in range(2)]
+error = error_of(lambda: jax.device_put(double(x), other))
+assert [float(copy[5]) for copy in copies] == [6.0, 6.0]
+del copies[0]
+copies.append(jax.device_put(double(x), other))
+assert [float(copy[5]) for copy in copies] == [6.0, 6.0]
+print(json.dumps(error))
+""",
+        gpus=2,
+        latency_us=20_000,
+        **NO_POOLS,
+    )
+    error = json.loads(run.stdout.splitlines()[-1])
+    assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00MiB (12582912 bytes) on cuda:1 [the"), error
+    assert "have 32.00MiB, of which such arrays hold 24.00MiB; gpu_scratch=25% (PJRT_ARENA_GPU_SCRATCH)" in error, error
+
+
 def test_with_pools_the_share_means_nothing():
     run = run_on_gpu(HEAD + "print(stats()['bytes_reserved'])", PJRT_ARENA_LIMIT="128MiB", PJRT_ARENA_GPU_SCRATCH="25%")
     assert int(run.stdout.splitlines()[-1]) == 0 and "memory pools" not in run.stderr
