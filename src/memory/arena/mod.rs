@@ -7,8 +7,8 @@
 //!                     `------------- renew ------------'
 //! ```
 //!
-//! Four files add to it: `compaction` gives blocks another place, `renewal` gives retired ones another owner, `scratch`
-//! keeps the low end for programs, `recording` notes what happens.
+//! `state` has what the lock guards. Four files add to this one: `compaction` gives blocks another place, `renewal` gives
+//! retired ones another owner, `scratch` keeps the low end for programs, `recording` notes what happens.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
 //! planned. Nobody waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
@@ -20,6 +20,7 @@ mod lock;
 mod recording;
 mod renewal;
 mod scratch;
+mod state;
 
 use std::{
     sync::Arc,
@@ -35,14 +36,15 @@ pub use self::{
 use self::{
     lock::{Guard, Lock},
     recording::{Scopes, Watched},
+    state::{Counters, State},
 };
 use super::{
     Backing, OutOfMemory, Region, Stats, Strategy, give_back,
     history::{EventKind, History},
-    maker::{Maker, Moment, PinReason, Request},
+    maker::{Maker, PinReason, Request},
     space::{MIN_GRANULE, Tenure},
-    strategy::{Growing, Placed, Placement, Platform, Preallocate, Shortage},
-    table::{BlockId, Record, Table},
+    strategy::{Growing, Placement, Platform, Preallocate, Shortage},
+    table::{BlockId, Table},
 };
 use crate::{
     error::{Error, Result},
@@ -94,58 +96,6 @@ pub struct Arena {
     limit: Bytes,
     backing: Watched,
     state: Lock<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    placement: Box<dyn Placement>,
-    table: Table,
-    counters: Counters,
-    scratch: scratch::Floor,
-    /// A compaction is under way: one at a time.
-    compacting: bool,
-    /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
-    picture: compaction::Picture,
-    waiters: u32,
-    history: History,
-    scopes: Scopes,
-    /// Calls of the device when its regions were looked at last.
-    device_calls: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    in_use: Bytes,
-    pending: Bytes,
-    slack: Bytes,
-    pending_blocks: u32,
-    peak_in_use: Bytes,
-    /// The highest sum of `in_use` and `pending` since [`Arena::end_window`].
-    window_peak: Bytes,
-    peak_pool: Bytes,
-    num_allocs: u64,
-    largest_alloc: Bytes,
-    peak_reserved: Bytes,
-    compactions: u64,
-    migrations: u64,
-    moves: u64,
-    moved: Bytes,
-    longest_plan: Duration,
-    pinned: Bytes,
-    pinned_blocks: u32,
-    /// Since the start, whatever [`Arena::clear_peaks`] clears.
-    allocated_total: Bytes,
-    allocations_before: u64,
-    peak_pinned: Bytes,
-    pinned_total: Bytes,
-    reserved_total: Bytes,
-}
-
-impl Counters {
-    fn unpin(&mut self, requested: Bytes) {
-        self.pinned -= requested;
-        self.pinned_blocks -= 1;
-    }
 }
 
 impl Arena {
@@ -434,8 +384,8 @@ impl Arena {
         Error::not_found(format!("arena `{}`: block {id} is unknown or was freed before", self.name))
     }
 
-    #[cold]
     /// The numbers of this instant, for a request whose block the device could not fill with memory, because of `refusal`.
+    #[cold]
     pub fn refused(&self, requested: Bytes, refusal: Error) -> OutOfMemory {
         let state = self.state.lock();
         self.out_of_memory(&state, requested, Shortage { refusal: Some(refusal) })
@@ -467,96 +417,5 @@ impl Drop for Arena {
         let state = self.state.get_mut();
         let regions = state.regions();
         regions.into_iter().for_each(|region| give_back(&self.backing, region));
-    }
-}
-
-impl State {
-    #[inline(always)]
-    fn attempt(&mut self, request: Request, backing: &Watched) -> Result<Block, Shortage> {
-        let size = request.size;
-        let placed = match self.placement.place(size, backing) {
-            Err(_) if self.lower_floor() => self.placement.place(size, backing)?,
-            placed => placed?,
-        };
-        self.counters.slack += placed.held - size;
-        let id = self.enter(request, placed, None, backing);
-        Ok(Block { id, address: placed.address, size })
-    }
-
-    /// Puts a block that has a place into the books, but for its slack. It came `at` that moment; `None` is now.
-    #[inline(always)]
-    fn enter(&mut self, request: Request, placed: Placed, at: Option<Moment>, backing: &Watched) -> BlockId {
-        let size = request.size;
-        let id = self.table.insert(request.record(placed.address, placed.place));
-        let counters = &mut self.counters;
-        counters.in_use += size;
-        counters.num_allocs += 1;
-        counters.allocated_total += size;
-        counters.peak_in_use = counters.peak_in_use.max(counters.in_use);
-        counters.window_peak = counters.window_peak.max(counters.in_use + counters.pending);
-        counters.peak_pool = counters.peak_pool.max(self.placement.pool());
-        counters.largest_alloc = counters.largest_alloc.max(size);
-        if self.history.is_on() {
-            self.note_allocation(id, placed.held, at, backing);
-        }
-        if self.scopes.exceeded(self.counters.in_use) {
-            self.scopes.raise(self.counters.in_use, self.history.sequence());
-        }
-        id
-    }
-
-    fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {
-        let vacated = self.placement.vacate(record.address, record.place, record.tenure);
-        let counters = &mut self.counters;
-        if record.tenure == Tenure::Retired {
-            counters.pending -= record.requested;
-            counters.pending_blocks -= 1;
-        } else {
-            counters.in_use -= record.requested;
-            if record.tenure == Tenure::Pinned {
-                counters.unpin(record.requested);
-            }
-        }
-        counters.slack -= vacated.held - record.requested;
-        if self.history.is_on() {
-            self.note_free(id, record, vacated.held, vacated.surplus.is_some());
-        }
-        vacated.surplus
-    }
-
-    fn stats(&self, limit: Bytes) -> Stats {
-        let counters = &self.counters;
-        Stats {
-            bytes_in_use: counters.in_use,
-            pending_bytes: counters.pending,
-            slack_bytes: counters.slack,
-            free_bytes: self.placement.free(),
-            pool_bytes: self.placement.pool(),
-            peak_bytes_in_use: counters.peak_in_use,
-            peak_pool_bytes: counters.peak_pool,
-            num_allocs: counters.num_allocs,
-            largest_alloc_size: counters.largest_alloc,
-            live_blocks: u64::from(self.table.len() - counters.pending_blocks),
-            pending_blocks: u64::from(counters.pending_blocks),
-            largest_free_block: self.placement.largest_hole(),
-            largest_request: self.placement.largest_request(),
-            reserved_bytes: self.scratch.bytes(),
-            peak_reserved_bytes: counters.peak_reserved,
-            compactions: counters.compactions,
-            migrations: counters.migrations,
-            pinned_bytes: counters.pinned,
-            pinned_blocks: u64::from(counters.pinned_blocks),
-            moves: counters.moves,
-            moved_bytes: counters.moved,
-            longest_plan: counters.longest_plan,
-            allocated_total: counters.allocated_total,
-            freed_total: counters.allocated_total - counters.in_use - counters.pending,
-            allocations_total: counters.allocations_before + counters.num_allocs,
-            frees_total: counters.allocations_before + counters.num_allocs - u64::from(self.table.len()),
-            peak_pinned_bytes: counters.peak_pinned,
-            pinned_total: counters.pinned_total,
-            reserved_total: counters.reserved_total,
-            limit,
-        }
     }
 }
