@@ -1,0 +1,87 @@
+"""The pages held against the project: links, settings, commands, statistics, and the example that they show."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from harness import ROOT, run_jax, run_python
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def anchors(page) -> set[str]:
+    """What a heading is linked by, as GitHub makes it of its words."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def rows(page: str, first: str) -> list[list[str]]:
+    """The cells of the table whose heading begins with this cell."""
+    lines = iter(text(page).splitlines())
+    for line in lines:
+        if line.startswith(f"| {first} |"):
+            break
+    table = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return table[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{page.name}: {link} is not there"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}: allowed are {sorted(anchors(target))}"
+
+
+@pytest.mark.arena
+def test_the_table_of_settings_has_all_of_them_and_their_defaults():
+    known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", run_python("-m", "jax_plugins.arena", check=False).stdout, re.M))
+    assert len(known) > 15, known
+    # As they are here, whatever the machine: one that is said in more words than one differs by the strategy or the machine.
+    told = {cells[0].strip("`"): cells[2] for cells in rows("docs/settings.md", "setting")}
+    assert told.keys() == known.keys()
+    plain = {name: said.strip("`") for name, said in told.items() if re.fullmatch(r"`[^`]+`", said)}
+    units = {"headroom": "512.00MiB", "pinned_limit": "64GiB or less"}
+    assert {name: units.get(name, value) for name, value in plain.items()} == {name: known[name] for name in plain}
+    short = {cells[0].strip("`"): cells[2] for cells in rows("README.md", "setting")}
+    assert short == {name: told[name] for name in short}
+
+
+def test_every_command_is_listed():
+    documented = re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.M)
+    listed = re.findall(r"^make ([a-z-]+) ", text("docs/testing.md"), re.M)
+    assert sorted(listed) == sorted({*documented} - {"help"})
+
+
+@pytest.mark.arena
+def test_every_field_of_the_statistics_is_explained():
+    run = run_jax("import jax, json\nprint(json.dumps(sorted(jax.devices('arena')[0].memory_stats())))")
+    explained = re.findall(r"`([a-z_]+)`", " ".join(cells[0] for cells in rows("docs/reports.md", "field")))
+    assert sorted(explained) == json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.arena
+def test_the_example_prints_what_the_page_shows(tmp_path):
+    page = text("docs/reports.md")
+    code = re.search(r"```python\n(import jax, jax\.numpy.*?)```", page, re.S)
+    shown = re.search(r"With `PJRT_ARENA_LIMIT=64MiB` this prints:\n\n```\n(.*?)```", page, re.S)
+    assert code and shown
+    run = run_jax(f"import os\nos.chdir({str(tmp_path)!r})\n{code[1]}", PJRT_ARENA_LIMIT="64MiB")
+    changing = r"the machine has \S+|\d+ ms$"
+    assert [re.sub(changing, "", line).rstrip() for line in run.stdout.strip().splitlines()] == [
+        re.sub(changing, "", line).rstrip() for line in shown[1].strip().splitlines()
+    ]
+    assert (tmp_path / "oom.html").is_file()
