@@ -1,12 +1,12 @@
 //! Plays NVIDIA's driver on a machine without a GPU: the functions of `libcuda.so.1` over host memory and threads, and of NVIDIA's
-//! other libraries what XLA needs of them; and, on the same GPUs, AMD's: those of `libamdhip64.so` that pjrt-arena calls.
+//! other libraries what XLA needs of them; and, on the same GPUs, AMD's: `libamdhip64.so`, and the other libraries of ROCm.
 //!
 //! ```text
 //!   pjrt-arena                 XLA's plugin, or what plays it      the test itself
 //!        | cuMem..., hipMalloc...     | the same file, by all names    | fake_cuda_...: settings, violations
 //!        v                            v                                v
 //!  ffi/      every function in its frame: counts, ordered failures, checks, no panic
-//!            hip      HIP's names and numbers         runtime, nvml   stand-ins for the CUDA runtime, cuDNN and NVML
+//!            hip/     HIP's names and numbers         runtime, nvml   stand-ins for the CUDA runtime, cuDNN and NVML
 //!  device    GPUs, primary contexts, the stack of contexts of each thread
 //!  memory    what lies at which address: cuMemAlloc, pinned memory          pointer   what a program may ask about an address
 //!  vmm       handles, reservations, mappings                                pool      cuMemAllocAsync
@@ -14,6 +14,7 @@
 //!  stream    a thread for each stream                                       operation what a stream does, one after another
 //!  event     places in the order of streams, and times                      perform   does an operation
 //!  kernel    modules of PTX, functions, launches                            reach     the memory that a running kernel uses
+//!  code_object   modules of AMD's machine code, of which nothing runs
 //!  host_kernel   functions of the program that play kernels
 //!  graph/    work that is described once and launched many times            blas/     cublasLt's products of matrices
 //!  nccl/     collectives: operations of several GPUs' streams that meet
@@ -32,6 +33,7 @@
 //! - A kernel is PTX that is interpreted, or a function of the program; machine code is not known, so neither are kernels that
 //!   come in NVIDIA's libraries. Its blocks run one after another on the thread of the stream, and kernels of different streams
 //!   at the same time.
+//! - On AMD's GPUs all kernels are machine code: it is loaded, and a launch is an error.
 //! - A launch whose pointer arguments point to no memory is refused, where a GPU would wait for the kernel to use them.
 //! - The nodes of a graph run one after another. Nodes with conditions, for memory and for functions of the host are not known.
 //! - Of cuBLAS there are cublasLt's products, a plain loop without scales. NCCL has the GPUs of one process. The CUDA runtime and cuDNN have
@@ -40,6 +42,7 @@
 
 mod blas;
 mod clock;
+mod code_object;
 pub mod control;
 mod copy;
 mod device;

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::{
     blas,
     clock::Clock,
+    code_object::{CodeObject, MachineKernel},
     control::{Books, Settings},
     device::Gpu,
     event::Event,
@@ -60,6 +61,10 @@ pub struct State {
     pub graphs: Graphs,
     /// Objects of cuBLAS, by handle.
     pub blas: BTreeMap<u64, blas::Object>,
+    /// Modules of AMD's machine code, and their kernels, by handle.
+    pub code_objects: BTreeMap<u64, CodeObject>,
+    /// See above.
+    pub machine_kernels: BTreeMap<u64, MachineKernel>,
     /// The streams, by number.
     pub streams: BTreeMap<u64, Stream>,
     /// The events, by handle.

@@ -283,6 +283,13 @@ pub fn context(driver: &Driver, handle: usize) -> Answer<usize> {
     Ok(context_handle(driver.streams[&line].gpu))
 }
 
+/// What a stream was created with.
+pub fn flags(driver: &Driver, handle: usize) -> Answer<u32> {
+    driver.current()?;
+    let line = driver.line(handle)?;
+    Ok((!driver.streams[&line].blocking).into())
+}
+
 /// `cuCtxSynchronize`.
 pub fn synchronize_context(driver: &mut Driver) -> Answer {
     let gpu = driver.working()?;

@@ -83,3 +83,26 @@ fn the_management_library_answers_by_name() {
     assert_eq!((code, unsafe { CStr::from_ptr(words) }), (3, c"Not Supported"));
     assert_eq!(call!(nvmlShutdown() -> c_int), 0);
 }
+
+#[test]
+fn amds_libraries_have_handles_and_compute_nothing() {
+    let _session = Session::begin(&[]);
+    let (mut blas, mut lt, mut dnn) = (0_usize, 0_usize, 0_usize);
+    ok(call!(rocblas_create_handle(&raw mut blas => *mut usize) -> u32));
+    ok(call!(hipblasLtCreate(&raw mut lt => *mut usize) -> u32));
+    ok(call!(miopenCreateWithStream(&raw mut dnn => *mut usize, 0 => usize) -> u32));
+    assert!(blas != 0 && lt != 0 && dnn != 0 && blas != lt && lt != dnn);
+    let mut room = 0_usize;
+    ok(call!(rocblas_get_version_string_size(&raw mut room => *mut usize) -> u32));
+    let mut text = vec![1_u8; room];
+    ok(call!(rocblas_get_version_string(text.as_mut_ptr() => *mut u8, room => usize) -> u32));
+    assert_eq!(CStr::from_bytes_with_nul(&text), Ok(c"5.0.0"));
+    // rocblas_status_invalid_size.
+    assert_eq!(call!(rocblas_get_version_string(text.as_mut_ptr() => *mut u8, room - 1 => usize) -> u32), 11);
+    // As each library says that it cannot do something.
+    assert_eq!(call!(rocblas_sgemm() -> u32), 2);
+    assert_eq!(call!(hipblasLtMatmul() -> u32), 7);
+    assert_eq!(call!(miopenConvolutionForwardImmediate() -> u32), 6);
+    assert_eq!(call!(hipfftExecC2C() -> u32), 14);
+    no_violations();
+}

@@ -33,12 +33,12 @@ pub struct KernelParameters {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FillParameters {
-    to: u64,
-    pitch: usize,
-    value: c_uint,
-    element: c_uint,
-    width: usize,
-    height: usize,
+    pub(super) to: u64,
+    pub(super) pitch: usize,
+    pub(super) value: c_uint,
+    pub(super) element: c_uint,
+    pub(super) width: usize,
+    pub(super) height: usize,
 }
 
 /// One side of a `CUDA_MEMCPY3D`.
@@ -109,7 +109,7 @@ impl KernelParameters {
 }
 
 impl FillParameters {
-    fn task(self) -> Answer<Task> {
+    pub(super) fn task(self) -> Answer<Task> {
         let Self { to, value, element, width, height, .. } = self;
         let wrong = |why: String| misuse(status::INVALID_VALUE, why);
         if height != 1 {
@@ -176,7 +176,7 @@ pub struct Count(*mut usize);
 impl Count {
     /// Writes handles to `list` as far as there is room, zeros where there are fewer, and how many there are. Without a list
     /// it only says that.
-    fn put(self, list: Out<u64>, handles: &[u64]) -> Answer {
+    pub(super) fn put(self, list: Out<u64>, handles: &[u64]) -> Answer {
         if self.0.is_null() {
             return Err(misuse(status::INVALID_VALUE, "a pointer for a number is null"));
         }
@@ -245,7 +245,7 @@ fn set_node(driver: &mut Driver, executable: u64, node: u64, parameters: &In<u8>
     }
 }
 
-fn write_dot(driver: &State, graph: usize, path: &str) -> Answer {
+pub(super) fn write_dot(driver: &State, graph: usize, path: &str) -> Answer {
     let text = dot::text(driver, graph as u64)?;
     fs::write(path, text).map_err(|why| misuse(status::INVALID_VALUE, format!("{path:?} cannot be written: {why}")))
 }

@@ -81,7 +81,7 @@ fn protection(flags: c_uint) -> Answer<Protection> {
     }
 }
 
-fn put_value(place: Out<c_void>, value: Value) -> Answer {
+pub(super) fn put_value(place: Out<c_void>, value: Value) -> Answer {
     match value {
         Value::Int(number) => place.cast().put(number),
         Value::Long(number) => place.cast().put(number),

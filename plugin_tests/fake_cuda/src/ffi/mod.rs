@@ -211,7 +211,7 @@ pub fn symbol(name: &str) -> Option<*const c_void> {
         memory::TABLE,
         streams::TABLE,
         control::TABLE,
-        hip::TABLE,
+        hip::MORE,
         modules::TABLE,
         modules::MORE,
         graphs::TABLE,
@@ -220,6 +220,6 @@ pub fn symbol(name: &str) -> Option<*const c_void> {
         cublas::MORE,
         nccl::TABLE,
     ];
-    let found = tables.into_iter().flatten().find(|(known, _)| *known == name);
+    let found = tables.into_iter().chain(hip::TABLES).flatten().find(|(known, _)| *known == name);
     found.map(|(_, function)| function.cast())
 }

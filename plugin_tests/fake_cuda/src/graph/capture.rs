@@ -48,7 +48,7 @@ thread_local! {
 
 /// What CUDA keeps from a thread then. It calls them potentially unsafe and lists none: these are those of which its guide says
 /// that they cannot be captured because they wait, and allocations, which may.
-const UNSAFE: [&str; 22] = [
+const UNSAFE: [&str; 26] = [
     "cuCtxSynchronize",
     "cuEventQuery",
     "cuEventSynchronize",
@@ -64,11 +64,15 @@ const UNSAFE: [&str; 22] = [
     "hipDeviceSynchronize",
     "hipEventQuery",
     "hipEventSynchronize",
+    "hipExtMallocWithFlags",
     "hipFree",
     "hipHostFree",
     "hipHostMalloc",
     "hipMalloc",
     "hipMemcpy",
+    "hipMemcpyDtoH",
+    "hipMemcpyHtoD",
+    "hipMemcpyWithStream",
     "hipStreamQuery",
     "hipStreamSynchronize",
 ];
