@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -23,6 +23,7 @@ ENGINE   = PJRT_ARENA_TEST_ENGINE="$${PJRT_ARENA_TEST_ENGINE:-$(SITE)/xla_plugin
 RELEASE := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/release/libpjrt_arena.so"
 DEBUG   := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/debug/libpjrt_arena.so"
 CUDA    := $(CURDIR)/target/cuda-engine
+ROCM    := $(CURDIR)/target/rocm-engine
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +50,10 @@ test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XL
 	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
+
+# Nor this: 160 MB to download and 490 to unpack.
+test-rocm-engine: target/debug/libpjrt_arena.so $(ROCM)/.installed ## XLA's own ROCm plugin, and JAX with it on a GPU of AMD's that is played
+	$(DEBUG) TEST_ROCM_ENGINE="$(ROCM)" "$(PY)" -m pytest python_smoke/test_rocm_engine.py
 
 # XLA's allocator "vmm" asks for what the played driver has not.
 REHEARSAL ?= --only ace --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
@@ -112,6 +117,13 @@ $(CUDA)/toolkit/.installed: $(STAMP)
 	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)" "jax-cuda13-pjrt==$$version" \
 	    "jax-cuda13-plugin==$$version" && \
 	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(CUDA)/toolkit" "nvidia-nvvm>=13.0,<14"
+	@touch "$@"
+
+$(ROCM)/.installed: $(STAMP)
+	@version=$$("$(PY)" -c 'from importlib.metadata import version; print(version("jax"))') && \
+	  echo "make: fetching jax-rocm7-pjrt $$version into $(ROCM)" && \
+	  "$(PY)" -m pip install --quiet --no-deps --upgrade --target "$(ROCM)" "jax-rocm7-pjrt==$$version" \
+	    "jax-rocm7-plugin==$$version"
 	@touch "$@"
 
 # Cargo knows best what is up to date, so it is always asked.

@@ -15,6 +15,9 @@ and the driver interprets its kernels.
     libpjrt_arena.so ---> xla_cuda_plugin.so      allocates, copies, launches kernels: as on a GPU
              |                      |
              `--> libfake_cuda.so <-'             also under the names of NVIDIA's other libraries, of which it plays a little
+
+With `TEST_ROCM_ENGINE` there is XLA's own ROCm plugin too, in that folder (`make test-rocm-engine`), for `test_rocm_engine.py` alone: the
+driver stands in for AMD's libraries, and runs no kernel.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ FOLDER = Path(os.environ.get("PJRT_ARENA_LIBRARY_PATH") or _library.load().path)
 #: The folder with XLA's own plugin, where that is the engine.
 CUDA = os.environ.get("TEST_CUDA_ENGINE", "")
 
+#: The folder with XLA's own plugin for AMD's GPUs.
+ROCM = os.environ.get("TEST_ROCM_ENGINE", "")
+
 #: The versions of the API that the engine may have; XLA's own has its own.
 ERAS = (114,) if CUDA else (112, 114)
 
@@ -50,6 +56,23 @@ LIBRARIES = (
     "libcublas.so.13",
     "libcublasLt.so.13",
     "libnccl.so.2",
+)
+
+#: Those of AMD's, that one or another version of the plugin is linked with.
+AMDS_LIBRARIES = (
+    "libamdhip64.so.7",
+    "libamd_smi.so.26",
+    "libhipblaslt.so.1",
+    "libhipfft.so.0",
+    "libhsa-runtime64.so.1",
+    "libMIOpen.so.1",
+    "librccl.so.1",
+    "librocblas.so.5",
+    "librocm_smi64.so.1",
+    "librocm_sysdeps_drm.so.2",
+    "librocm_sysdeps_drm_amdgpu.so.1",
+    "librocm_sysdeps_numa.so.1",
+    "librocprofiler-sdk.so.1",
 )
 
 #: XLA's own options: kernels of its emitters and cuBLAS alone, and no choice by time.
@@ -130,6 +153,29 @@ def rocm(folder: Path) -> dict[str, str]:
         "PJRT_ARENA_CUDA_DRIVER": "/no/such/libcuda.so",
         "PJRT_ARENA_ENGINE": str(engine),
         "PJRT_ARENA_HIP_DRIVER": str(FOLDER / "libfake_cuda.so"),
+    }
+
+
+def rocm_engine(installed: bool = True) -> dict[str, str]:
+    """What makes the machine one of AMD's with XLA's own plugin. Where ROCm is not `installed` for all programs, its libraries lie where
+    the plugin alone looks: beside it, in `rocm/lib`."""
+    folder = FOLDER / "played_rocm"
+    plugins = Path(ROCM) / "jax_plugins"
+    links = {f"rocm/lib/{name}": FOLDER / "libfake_cuda.so" for name in AMDS_LIBRARIES}
+    links["xla_rocm7/xla_rocm_plugin.so"] = plugins / "xla_rocm7/xla_rocm_plugin.so"
+    for place, found in links.items():
+        link = folder / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
+    return {
+        "LD_LIBRARY_PATH": str(folder / "rocm/lib") if installed else None,
+        "PJRT_ARENA_CUDA_DRIVER": "/no/such/libcuda.so",
+        "PJRT_ARENA_ENGINE": str(folder / "xla_rocm7/xla_rocm_plugin.so"),
+        # With JAX's handlers for AMD's GPUs, which register with the engine.
+        "PYTHONPATH": f"{Path(__file__).parent}:{ROCM}",
+        # No choice between kernels by time, and none of XLA's own for small sums: there are no kernels.
+        "XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false",
     }
 
 
