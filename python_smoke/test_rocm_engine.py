@@ -434,18 +434,55 @@ def test_the_driver_is_asked_for_no_more_than_by_jaxs_own_client(strategy):
 
 
 def test_a_kernel_is_an_error_and_the_rest_goes_on():
-    error, in_use, wanted = told(
+    error, in_use, wanted, missed = told(
         """
 host = np.arange(1000, dtype=np.float32)
 x = jax.device_put(host)
-error = error_of(lambda: jax.jit(lambda x: x + 1)(x))
+fails, copies = jax.jit(lambda x: x + 1), jax.jit(lambda x: (x, x[1:]))
+error = error_of(lambda: fails(x))
 for program in (lambda x: jnp.sin(x).sum(), jnp.sort, lambda x: jnp.concatenate([x, x])):
     assert "Failed to launch" in error_of(lambda: jax.jit(program)(x))
 assert "Failed to launch" in error_of(lambda: jnp.zeros(5)), "XLA fills memory by a kernel"
-assert (np.asarray(jax.jit(lambda x: x)(x)) == host).all()
+# It is an error of what comes from it too, and nothing was put elsewhere there.
+assert "Failed to launch" in error_of(lambda: copies(fails(x)))
+missed = arena.counters()["results"]["missed"]
+for part, wanted in zip(copies(x), (host, host[1:])):
+    assert (np.asarray(part) == wanted).all()
+del part
 import gc; gc.collect()                                  # tracebacks may hold results
-print(json.dumps([error, stats()["bytes_in_use"], x.nbytes]))
+print(json.dumps([error, stats()["bytes_in_use"], x.nbytes, missed]))
 """
     )
     assert "Failed to launch ROCm kernel" in error and "HIP_ERROR_NoBinaryForGpu" in error, error
+    assert in_use == wanted and not missed, (in_use, missed)
+
+
+def test_a_run_that_fails_leaves_its_memory_to_those_before_it():
+    """The engine says at once that it could not launch a kernel, while the GPU still does what came before."""
+    in_use, wanted = told(
+        """
+put = lambda value: jax.device_put(np.full(1 << 14, value, np.float32))
+copy = jax.jit(lambda x: x)
+programs = jax.jit(lambda x: x + 1), jax.jit(lambda x: (x, x + 1, x[5:]))
+x = put(1)
+jax.block_until_ready(copy(x))
+for program in programs:
+    assert "Failed to launch" in error_of(lambda: program(x))       # and is compiled
+for round in range(4):
+    for program in programs:
+        y = copy(x)
+        z = copy(y)
+        del y
+        assert "Failed to launch" in error_of(lambda: program(x))
+        assert not z.is_ready(), "the GPU is done already"
+        others = [put(value) for value in (7, 8, 9)]
+        assert (np.asarray(z) == 1).all(), round
+        for other, value in zip(others, (7, 8, 9)):
+            assert (np.asarray(other) == value).all(), round
+del others, other, z
+import gc; gc.collect()                                  # tracebacks may hold results
+print(json.dumps([stats()["bytes_in_use"], x.nbytes]))
+""",
+        latency_us=20_000,
+    )
     assert in_use == wanted

@@ -63,17 +63,23 @@ pub unsafe fn results(
     // Where the search begins: results and candidates mostly come in the same order.
     let mut next = 0;
     for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
+        // What a run gives whose argument is an error has none (PJRT 0.112 and 0.116: null): it was put nowhere else.
+        let mut has_address = true;
         let at = match known {
             Some(origins) => origins.results[index],
-            None if is_elsewhere(program.plan.homes.get(index), candidates) => None,
-            // SAFETY: the output is alive.
-            None => unsafe { find(loaded, output, candidates, &mut next) },
+            None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
+            None => {
+                // SAFETY: the output is alive.
+                let address = unsafe { views::address(client.engine, output) }.unwrap_or(0);
+                has_address = address != 0;
+                find(address, candidates, &mut next)
+            }
         };
         if known.is_none() {
             learned.push(at);
         }
         let held = at.and_then(|at| candidates[at].held.take());
-        if held.is_none() {
+        if held.is_none() && has_address {
             count_miss(program, index, candidates);
         }
         let result = match (held, lane.device) {
@@ -139,22 +145,9 @@ fn is_elsewhere(home: Option<&Home>, candidates: &[Candidate]) -> bool {
     !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument) && candidate.held.is_some())
 }
 
-/// The candidate that `output` lies in.
-///
-/// # Safety
-/// `output` must be a live buffer of the engine.
-unsafe fn find(
-    loaded: &Loaded,
-    output: *mut sys::PJRT_Buffer,
-    candidates: &[Candidate],
-    next: &mut usize,
-) -> Option<usize> {
+/// The candidate that lies at `address`.
+fn find(address: usize, candidates: &[Candidate], next: &mut usize) -> Option<usize> {
     let count = candidates.len();
-    if count == 0 {
-        return None;
-    }
-    // SAFETY: the caller's promise. An output without memory (a token) has no address.
-    let address = unsafe { views::address(loaded.client.engine, output) }.unwrap_or(0);
     let at = (0..count)
         .map(|step| (*next + step) % count)
         .find(|&at| candidates[at].address == address && candidates[at].held.is_some())?;
