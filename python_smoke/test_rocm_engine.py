@@ -102,6 +102,14 @@ print(json.dumps([gpu.device_kind, gpu.client.platform_version, kinds, device["n
     assert calls == {"hipMalloc": 2, "cuInit": 0, "hipMemCreate": 0}
 
 
+@pytest.mark.parametrize("installed", [True, False], ids=["for all programs", "where the plugin alone looks"])
+def test_the_table_of_settings_finds_the_driver_that_programs_find(installed):
+    variables = {**fake_gpu.variables(512, 2, 0, 114), **LIMITS, **fake_gpu.rocm_engine(installed)}
+    table = " ".join(run_python("-m", "jax_plugins.arena", **variables).stdout.split())
+    assert "here: AMD driver for HIP 7.0: 2 GPUs: 2 x Fake MI300X, 512.00MiB, compute capability 9.4" in table, table
+    assert "64.00MiB of 256.00MiB on GPU 0" in table, table
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_arrays_lie_in_the_arena(strategy):
     held, after, arrays, device, calls = told(

@@ -37,13 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
             print(library.path)
             return 0
         library.set_search_path()
+        # This loads the engine. Then the table finds a driver that lies where the engine alone looks, as a program does.
+        reason = library.why_unusable()
         print(library.doctor().rstrip("\n"))
         if engine := library.gpu_engine():
             from jax_plugins.arena import _cuda
 
             print(f"\n{_cuda.describe(engine)}")
         print(f"\n{_who_uses_it()}")
-        reason = library.why_unusable()
     except _library.ArenaError as error:
         reason = str(error)
     if reason:
