@@ -375,7 +375,7 @@ unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -
 /// The memory of GPUs that the engine has opened: their contexts are there, and each can reach the others' memory as far as the
 /// machine allows.
 ///
-/// With `share` the engine has taken so much of each of them.
+/// With `share` the engine has so much of each of them for itself.
 fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
     let driver = Driver::load(vendor, OsStr::new(library_of(settings, vendor)))
         .map_err(|why| NotOurs::Driver(why.to_string()))?;

@@ -9,7 +9,7 @@
 //!   cuda   allocator=cuda_async preallocate=false     the engine's own pool holds scratch space only, and can be trimmed
 //!          allocator=bfc        preallocate=true      the same with a fixed size, where the driver has no memory pools
 //!          memory_fraction=F
-//!   rocm   allocator=bfc        preallocate=true      likewise: that engine has no other allocator (`se_gpu_pjrt_client.cc`)
+//!   rocm   allocator=bfc        preallocate=true      likewise: that engine refuses `cuda_async` (PJRT 0.112 and 0.116)
 //!          memory_fraction=F
 //!          allocator=bfc        preallocate=false     where there is no driver, and all memory is the engine's
 //! ```
@@ -115,7 +115,8 @@ pub(super) fn foreign(options: &[(String, OptionValue)], warnings: &mut Vec<Stri
 
 impl Settings {
     /// The options for an engine of `kind`; `None` is an engine given by path whose kind is not known. With `share` an
-    /// engine for GPUs takes that share of each GPU's memory at once and for good, for its programs' scratch.
+    /// engine for GPUs takes that share of each GPU's memory in one piece and for good, for its programs' scratch, when the
+    /// first program needs any.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for what an engine for GPUs would accept, but cannot do on memory of ours.

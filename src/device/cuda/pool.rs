@@ -116,7 +116,7 @@ pub struct FixedShare {
 }
 
 impl FixedShare {
-    /// The engine has taken `bytes` of `device`.
+    /// The engine keeps `bytes` of `device`, or takes them when the first program needs scratch (its `bfc`, PJRT 0.112 and 0.116).
     pub fn new(device: &Arc<CudaDevice>, bytes: Bytes) -> Self {
         Self { device: Arc::clone(device), bytes }
     }
