@@ -7,7 +7,10 @@
 //!  candidates               c1    c0    c2          destinations and consumed arguments; who is left over is freed
 //! ```
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    ptr,
+    sync::{Arc, atomic::Ordering},
+};
 
 use smallvec::SmallVec;
 
@@ -20,7 +23,7 @@ use super::{
     lane::Lane,
     loaded::{Home, Loaded, Origin, Origins, Program},
     plugin,
-    storage::Storage,
+    storage::{Counted, Storage},
 };
 use crate::{config::EngineKind, engine::views, sys};
 
@@ -102,7 +105,14 @@ pub unsafe fn results(
                 Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
             }
             // SAFETY: the output is alive and ours.
-            _ => unsafe { Buffer::adopt(client, output)? },
+            _ if has_address => unsafe { Buffer::adopt(client, output)? },
+            (_, device) => {
+                // It stands for no memory.
+                let handle = device.map_or(ptr::null_mut(), |device| device.handle.0);
+                let nothing = Counted::new(client.engine_bytes(handle, ptr::null_mut()), 0);
+                // SAFETY: as above.
+                unsafe { Buffer::adopt_counted(client, output, nothing)? }
+            }
         };
         result.is_result_of(writing);
         wrapped.push(result);
