@@ -66,23 +66,26 @@ pub unsafe fn results(
     // Where the search begins: results and candidates mostly come in the same order.
     let mut next = 0;
     for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
-        // What a run gives whose argument is an error has none (PJRT 0.112 and 0.116: null): it was put nowhere else.
-        let mut has_address = true;
+        // What a run gives whose argument is an error was put nowhere else: asked for its address, the engine gives an error, or null
+        // for what has no memory either (XLA:GPU, PJRT 0.112 and 0.116).
+        let (mut is_somewhere, mut has_memory) = (true, true);
         let at = match known {
             Some(origins) => origins.results[index],
             None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
             None => {
                 // SAFETY: the output is alive.
-                let address = unsafe { views::address(client.engine, output) }.unwrap_or(0);
-                has_address = address != 0;
-                find(address, candidates, &mut next)
+                let address = unsafe { views::address(client.engine, output) };
+                has_memory = !matches!(address, Ok(0));
+                let address = address.ok().filter(|&address| address != 0);
+                is_somewhere = address.is_some();
+                address.and_then(|address| find(address, candidates, &mut next))
             }
         };
         if known.is_none() {
             learned.push(at);
         }
         let held = at.and_then(|at| candidates[at].held.take());
-        if held.is_none() && has_address {
+        if held.is_none() && is_somewhere {
             count_miss(program, index, candidates);
         }
         let result = match (held, lane.device) {
@@ -105,9 +108,8 @@ pub unsafe fn results(
                 Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
             }
             // SAFETY: the output is alive and ours.
-            _ if has_address => unsafe { Buffer::adopt(client, output)? },
+            _ if has_memory => unsafe { Buffer::adopt(client, output)? },
             (_, device) => {
-                // It stands for no memory.
                 let handle = device.map_or(ptr::null_mut(), |device| device.handle.0);
                 let nothing = Counted::new(client.engine_bytes(handle, ptr::null_mut()), 0);
                 // SAFETY: as above.
