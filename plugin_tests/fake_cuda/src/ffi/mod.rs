@@ -201,6 +201,20 @@ macro_rules! functions {
 }
 use functions;
 
+/// Declares functions of C that are no driver's, in whatever frame they have.
+macro_rules! c_functions {
+    ($($name:ident($($parameter:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        ///
+        /// # Safety
+        /// As NVIDIA or AMD documents: each pointer is null or fit for what the function reads or writes there.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub unsafe extern "C" fn $name($($parameter: $type),*) -> $answer $body
+    )*};
+}
+use c_functions;
+
 const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
 /// The function of a name: of the driver, or of the tests' own.

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::Out;
+use super::{Out, c_functions};
 use crate::{
     copy::{self, Copy, Side},
     device,
@@ -26,19 +26,6 @@ fn called(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Statu
         device::init(driver, 0)?;
         body(driver)
     })
-}
-
-/// Declares functions of C.
-macro_rules! c_functions {
-    ($($name:ident($($parameter:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`.")]
-        ///
-        /// # Safety
-        /// As NVIDIA documents: each pointer is null or fit for what the function reads or writes there.
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        pub unsafe extern "C" fn $name($($parameter: $type),*) -> $answer $body
-    )*};
 }
 
 c_functions! {

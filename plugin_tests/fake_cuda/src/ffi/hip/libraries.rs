@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char, c_uint, c_void};
 
 use super::{Out, call};
 use crate::{
+    ffi::c_functions,
     state::{Driver, framed},
     status::{Answer, Status},
 };
@@ -16,19 +17,6 @@ const ROCBLAS: &CStr = c"5.0.0";
 /// A new handle.
 fn handle(driver: &mut Driver, to: Out<usize>) -> Answer {
     to.checked()?.put((driver.number() << 8) as usize)
-}
-
-/// Declares functions of C.
-macro_rules! c_functions {
-    ($($name:ident($($parameter:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`.")]
-        ///
-        /// # Safety
-        /// As AMD documents: each pointer is null or fit for what the function reads or writes there.
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        pub unsafe extern "C" fn $name($($parameter: $type),*) -> $answer $body
-    )*};
 }
 
 c_functions! {
