@@ -81,6 +81,35 @@ FLAGS = (
     " --xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"
 )
 
+#: For the code of a test: what a call says that fails.
+ERROR_OF = """
+def error_of(call):
+    try:
+        jax.block_until_ready(call())
+    except Exception as error:
+        return str(error)
+    raise SystemExit("no error")
+"""
+
+#: Likewise: collectives over four GPUs, against NumPy.
+COLLECTIVES = """
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("d",))
+host = np.random.default_rng(0).standard_normal((8, 12), np.float32)
+x = jax.device_put(host, NamedSharding(mesh, P("d")))
+over = lambda f, out=P("d"): np.asarray(jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out))(x))
+parts = host.reshape(4, 2, 12)
+np.testing.assert_allclose(over(lambda v: jax.lax.psum(v, "d"), P()), parts.sum(0), 1e-5)
+np.testing.assert_allclose(over(lambda v: jax.lax.pmax(v, "d"), P()), parts.max(0))
+np.testing.assert_allclose(over(lambda v: jax.lax.all_gather(v, "d")).reshape(4, 8, 12), np.broadcast_to(host, (4, 8, 12)))
+swapped = over(lambda v: jax.lax.all_to_all(v.reshape(4, 6), "d", 0, 0))
+np.testing.assert_allclose(swapped.reshape(4, 4, 6), host.reshape(4, 4, 6).swapaxes(0, 1))
+scattered = over(lambda v: jax.lax.psum_scatter(v.reshape(4, 6), "d"))
+np.testing.assert_allclose(scattered, parts.sum(0).ravel(), 1e-5)
+turned = over(lambda v: jax.lax.ppermute(v, "d", [(i, (i + 1) % 4) for i in range(4)]))
+np.testing.assert_allclose(turned, np.roll(host, 2, 0))
+"""
+
 #: What a race, a leak of the driver's or a misuse of it ends the process with.
 VIOLATION = 70
 

@@ -144,18 +144,8 @@ assert all((np.asarray(array) == 2.0 * i).all() for i, array in enumerate(kept))
 def test_collectives_over_several_gpus():
     run_on_gpu(
         HEAD
+        + fake_gpu.COLLECTIVES
         + """
-from jax.sharding import NamedSharding, PartitionSpec as P
-mesh = jax.make_mesh((4,), ("d",))
-host = normal(8, 12)
-x = jax.device_put(host, NamedSharding(mesh, P("d")))
-over = lambda f, out=P("d"): np.asarray(jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out))(x))
-parts = host.reshape(4, 2, 12)
-np.testing.assert_allclose(over(lambda v: jax.lax.psum(v, "d"), P()), parts.sum(0), 1e-5)
-np.testing.assert_allclose(over(lambda v: jax.lax.pmax(v, "d"), P()), parts.max(0))
-np.testing.assert_allclose(over(lambda v: jax.lax.all_gather(v, "d")).reshape(4, 8, 12), np.broadcast_to(host, (4, 8, 12)))
-turned = over(lambda v: jax.lax.ppermute(v, "d", [(i, (i + 1) % 4) for i in range(4)]))
-np.testing.assert_allclose(turned, np.roll(host, 2, 0))
 moved = jax.device_put(x, NamedSharding(mesh, P(None, "d")))
 np.testing.assert_allclose(np.asarray(moved), host)
 

@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page):
 def test_the_table_of_settings_has_all_of_them_and_their_defaults():
     known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", run_python("-m", "jax_plugins.arena", check=False).stdout, re.M))
     assert len(known) > 15, known
-    # As they are here, whatever the machine: one that is said in more words than one differs by the strategy or the machine.
+    # A default that the page says in more than one word depends on the strategy.
     told = {cells[0].strip("`"): cells[2] for cells in rows("docs/settings.md", "setting")}
     assert told.keys() == known.keys()
     plain = {name: said.strip("`") for name, said in told.items() if re.fullmatch(r"`[^`]+`", said)}

@@ -32,14 +32,7 @@ def stats(device=gpu):
 
 def full(mib, value):
     return jax.device_put(np.full((mib * MIB // 4,), value, np.float32))
-
-def error_of(call):
-    try:
-        jax.block_until_ready(call())
-    except Exception as error:
-        return str(error)
-    raise SystemExit("no error")
-"""
+""" + fake_gpu.ERROR_OF
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 

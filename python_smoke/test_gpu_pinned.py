@@ -43,14 +43,7 @@ def numbers():
 
 def host(mib, value):
     return np.full((mib * MIB // 4,), value, np.float32)
-
-def error_of(call):
-    try:
-        jax.block_until_ready(call())
-    except Exception as error:
-        return str(error)
-    raise SystemExit("no error")
-"""
+""" + fake_gpu.ERROR_OF
 
 
 def told(code: str, **machine):

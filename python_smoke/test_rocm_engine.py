@@ -25,7 +25,7 @@ STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 
 LIMITS = {"PJRT_ARENA_LIMIT": "256MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
 
-HEAD = """
+HEAD = fake_gpu.ERROR_OF + """
 import ctypes, json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -40,13 +40,6 @@ def stats(device=gpu):
 
 def full(mib, value, device=gpu):
     return jax.device_put(np.full((mib * MIB // 4,), value, np.float32), device)
-
-def error_of(call):
-    try:
-        jax.block_until_ready(call())
-    except Exception as error:
-        return str(error)
-    raise SystemExit("no error")
 
 def driver():
     return ctypes.CDLL("libamdhip64.so.7")             # the one that is loaded
@@ -232,21 +225,8 @@ print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], [device["name"] 
 def test_collectives_over_several_gpus():
     """RCCL has NCCL's functions. Small sums XLA would leave to a kernel of its own, which a flag turns off."""
     calls = told(
-        """
-mesh = jax.make_mesh((4,), ("d",))
-host = np.random.default_rng(0).standard_normal((8, 12), np.float32)
-x = jax.device_put(host, NamedSharding(mesh, P("d")))
-over = lambda f, out=P("d"): np.asarray(jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out))(x))
-parts = host.reshape(4, 2, 12)
-np.testing.assert_allclose(over(lambda v: jax.lax.psum(v, "d"), P()), parts.sum(0), 1e-5)
-np.testing.assert_allclose(over(lambda v: jax.lax.pmax(v, "d"), P()), parts.max(0))
-np.testing.assert_allclose(over(lambda v: jax.lax.all_gather(v, "d")).reshape(4, 8, 12), np.broadcast_to(host, (4, 8, 12)))
-swapped = over(lambda v: jax.lax.all_to_all(v.reshape(4, 6), "d", 0, 0))
-np.testing.assert_allclose(swapped.reshape(4, 4, 6), host.reshape(4, 4, 6).swapaxes(0, 1))
-scattered = over(lambda v: jax.lax.psum_scatter(v.reshape(4, 6), "d"))
-np.testing.assert_allclose(scattered, parts.sum(0).ravel(), 1e-5)
-turned = over(lambda v: jax.lax.ppermute(v, "d", [(i, (i + 1) % 4) for i in range(4)]))
-np.testing.assert_allclose(turned, np.roll(host, 2, 0))
+        fake_gpu.COLLECTIVES
+        + """
 gathered = jax.device_put(x, NamedSharding(mesh, P()))
 np.testing.assert_allclose(np.asarray(gathered), host)
 print(json.dumps({name: calls_of(name) for name in ("ncclAllReduce", "ncclAllGather", "hipModuleLaunchKernel")}))

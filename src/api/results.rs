@@ -66,9 +66,8 @@ pub unsafe fn results(
     // Where the search begins: results and candidates mostly come in the same order.
     let mut next = 0;
     for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
-        // What a run gives whose argument is an error was put nowhere else: asked for its address, the engine gives an error, or null
-        // for what has no memory either (XLA:GPU, PJRT 0.112 and 0.116).
-        let (mut is_somewhere, mut has_memory) = (true, true);
+        // What a run gives whose argument is an error has no memory (XLA:GPU, PJRT 0.112 and 0.116), so it was put nowhere else.
+        let mut has_memory = true;
         let at = match known {
             Some(origins) => origins.results[index],
             None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
@@ -76,16 +75,14 @@ pub unsafe fn results(
                 // SAFETY: the output is alive.
                 let address = unsafe { views::address(client.engine, output) };
                 has_memory = !matches!(address, Ok(0));
-                let address = address.ok().filter(|&address| address != 0);
-                is_somewhere = address.is_some();
-                address.and_then(|address| find(address, candidates, &mut next))
+                address.ok().and_then(|address| find(address, candidates, &mut next))
             }
         };
         if known.is_none() {
             learned.push(at);
         }
         let held = at.and_then(|at| candidates[at].held.take());
-        if held.is_none() && is_somewhere {
+        if held.is_none() && has_memory {
             count_miss(program, index, candidates);
         }
         let result = match (held, lane.device) {
