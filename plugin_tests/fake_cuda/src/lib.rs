@@ -36,7 +36,7 @@
 //! - On AMD's GPUs all kernels are machine code: it is loaded, and a launch is an error.
 //! - A launch whose pointer arguments point to no memory is refused, where a GPU would wait for the kernel to use them.
 //! - The nodes of a graph run one after another. Nodes with conditions, for memory and for functions of the host are not known.
-//! - Of cuBLAS there are cublasLt's products, a plain loop without scales. NCCL has the GPUs of one process. The CUDA runtime and cuDNN have
+//! - Of cuBLAS there are cublasLt's products, a plain loop without scales. NCCL has the GPUs of one machine, whose processes meet by TCP. The CUDA runtime and cuDNN have
 //!   versions, copies and errors, but nothing that runs a kernel of theirs; NVML knows no device.
 //! - There are no arrays, textures, managed memory, contexts but the primary ones, or handles for other processes.
 

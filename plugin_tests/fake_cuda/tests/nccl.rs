@@ -4,6 +4,7 @@ mod common;
 
 use std::{
     ffi::{CStr, c_char, c_int},
+    net::TcpListener,
     sync::mpsc,
     thread,
     time::Duration,
@@ -408,7 +409,9 @@ fn ranks_find_each_other_by_an_id_from_threads_or_in_a_group() {
     });
     assert_eq!(code, INVALID_USAGE);
     found(&["rank 0 on GPU 0 cannot join rank 0 on GPU 0"]);
-    // Of another process: not met, and not waited for.
+    // Of another process that has ended: not met, and not waited for.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a port").port();
+    id[24..26].copy_from_slice(&port.to_le_bytes());
     id[0] ^= 1;
     assert_eq!(join(0, id).0, 2);
     no_violations();

@@ -1,4 +1,4 @@
-//! NCCL (`libnccl.so.2`) for the GPUs of one process: the functions that XLA calls, but for those of one-sided operations and
+//! NCCL (`libnccl.so.2`) for GPUs of one process or of several: the functions that XLA calls, but for those of one-sided operations and
 //! of kernels that communicate themselves.
 
 use std::ffi::{c_char, c_int};
@@ -8,7 +8,8 @@ use crate::{
     memory,
     nccl::{
         self, Kind, Reduction, Task, Type,
-        communicator::{self, UniqueId},
+        bootstrap::{self, UniqueId},
+        communicator,
         group::{self, Request, Role},
     },
     state::{Driver, call_to_hip},
@@ -76,7 +77,7 @@ fn operation(
 /// Joins a communicator.
 fn join(driver: &mut Driver, out: Out<u64>, ranks: c_int, id: &UniqueId, rank: c_int) -> Answer {
     let out = out.checked()?;
-    let handle = communicator::join(driver, ranks, id, rank)?;
+    let handle = bootstrap::join(driver, ranks, id, rank)?;
     out.put(handle)?;
     group::join(driver, handle)
 }
@@ -103,7 +104,7 @@ macro_rules! functions {
 
 functions! {
     ncclGetVersion(version: Out<c_int>) call("ncclGetVersion", |_| version.put(nccl::VERSION));
-    ncclGetUniqueId(id: Out<UniqueId>) call("ncclGetUniqueId", |driver| id.put(communicator::unique_id(driver)));
+    ncclGetUniqueId(id: Out<UniqueId>) call("ncclGetUniqueId", |driver| id.put(bootstrap::unique_id(driver)));
     ncclCommInitRank(comm: Out<u64>, ranks: c_int, id: UniqueId, rank: c_int) {
         call("ncclCommInitRank", |driver| join(driver, comm, ranks, &id, rank))
     };
@@ -130,7 +131,7 @@ functions! {
     ncclCommSplit(comm: u64, color: c_int, key: c_int, new: Out<u64>, _configuration: usize) {
         call("ncclCommSplit", |driver| {
             let new = new.checked()?;
-            let handle = communicator::split(driver, comm, color, key)?;
+            let handle = bootstrap::split(driver, comm, color, key)?;
             new.put(handle.unwrap_or_default())?;
             handle.map_or(Ok(()), |handle| group::join(driver, handle))
         })

@@ -1,25 +1,19 @@
-//! Communicators: how ranks find each other, and how they part.
-//!
-//! ```text
-//!  ncclCommInitRank(id, rank)    until all ranks are there     ->   a clique, which all ranks share
-//!  ncclCommSplit(color, key)     until all ranks of the old    ->   a clique for each color
-//! ```
+//! Communicators as ranks have them, what the ranks of one share, and how they part.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process,
-    sync::OnceLock,
-    time::{SystemTime, UNIX_EPOCH},
+    sync::Arc,
 };
 
 use super::{
-    INVALID_USAGE, SYSTEM_ERROR, of_cuda,
+    Others, of_cuda,
+    others::Meeting,
     rendezvous::{Key, Rendezvous},
     wrong_argument, wrong_usage,
 };
 use crate::{
     clock::{Clock, Line, Point},
-    state::{CHANGED, Driver, State},
+    state::{Driver, State},
     status::{Answer, Status},
     stream::Waits,
 };
@@ -29,11 +23,12 @@ use crate::{
 pub struct Communicator {
     /// Its GPU.
     pub gpu: usize,
-    membership: Membership,
+    /// Whether it is made.
+    pub membership: Membership,
     /// The collectives that the rank has asked for.
     pub collectives: u64,
     /// The splits.
-    splits: u64,
+    pub splits: u64,
     /// The rank's last operation, with what came before it.
     pub last: Option<(Point, Clock)>,
     finalized: bool,
@@ -41,20 +36,27 @@ pub struct Communicator {
 
 /// Whether a rank has found the others.
 #[derive(Clone, Copy, Debug)]
-enum Membership {
+pub enum Membership {
     /// It waits for others.
     Pending,
-    /// The others cannot be met.
-    Failed,
+    /// The others cannot be met, with this code.
+    Failed(Status),
     /// It is one of a clique.
-    Member { clique: u64, rank: usize },
+    Member {
+        /// Which.
+        clique: u64,
+        /// As which of them.
+        rank: usize,
+    },
 }
 
 /// What the ranks of a communicator share.
 #[derive(Debug)]
 pub struct Clique {
-    /// For each rank the handle of its communicator, and its GPU.
-    pub ranks: Vec<(u64, usize)>,
+    /// For each rank the handle of its communicator; none where that is of another process.
+    pub ranks: Vec<Option<u64>>,
+    /// How those of other processes are met, if there are any.
+    pub others: Option<Arc<Others>>,
     /// By which clocks know the collectives.
     pub line: Line,
     /// Operations that not all ranks have come to.
@@ -63,6 +65,23 @@ pub struct Clique {
     pub channels: BTreeMap<(usize, usize), Channel>,
     /// What `ncclCommGetAsyncError` tells.
     pub error: Status,
+}
+
+impl Clique {
+    /// How many ranks of this process take part in what meets by `key`, and how many of all.
+    pub fn taking_part(&self, key: Key) -> (usize, usize) {
+        let here = |rank: usize| self.ranks.get(rank).is_some_and(Option::is_some);
+        match key {
+            Key::Collective(_) => (self.ranks.iter().flatten().count(), self.ranks.len()),
+            Key::Message { from, to, .. } => (usize::from(here(from)) + usize::from(here(to)), 2),
+        }
+    }
+
+    /// How ranks of other processes are met, if some take part.
+    pub fn meeting(&self, key: Key) -> Option<Meeting> {
+        let (here, all) = self.taking_part(key);
+        self.others.as_ref().filter(|_| here < all).map(|others| others.meeting(key, all))
+    }
 }
 
 /// Messages from one rank to one.
@@ -74,72 +93,6 @@ pub struct Channel {
     pub sent: u64,
     /// Receives so far.
     pub received: u64,
-}
-
-/// What ranks find each other by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum BootstrapKey {
-    /// A unique id.
-    Id(u64),
-    /// A split of a clique.
-    Split {
-        /// Which clique.
-        clique: u64,
-        /// Which split of it.
-        number: u64,
-    },
-}
-
-/// Ranks that have come to form communicators.
-#[derive(Debug, Default)]
-pub struct Bootstrap {
-    expected: usize,
-    candidates: Vec<Candidate>,
-}
-
-/// One of them.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    /// Its rank in the communicator that is split, or in the one to be.
-    rank: usize,
-    color: i32,
-    key: i32,
-    /// The handle of its communicator; none where it takes no part in what comes of a split.
-    handle: Option<u64>,
-    gpu: usize,
-}
-
-/// `ncclUniqueId`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct UniqueId([u8; 128]);
-
-/// What makes an id one of this process.
-fn stamp() -> [u8; 16] {
-    static STAMP: OnceLock<[u8; 16]> = OnceLock::new();
-    *STAMP.get_or_init(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut stamp = [0; 16];
-        stamp[..4].copy_from_slice(&process::id().to_le_bytes());
-        stamp[4..].copy_from_slice(&now.as_nanos().to_le_bytes()[..12]);
-        stamp
-    })
-}
-
-impl UniqueId {
-    /// One of this process.
-    fn new(number: u64) -> Self {
-        let mut bytes = [0; 128];
-        bytes[..16].copy_from_slice(&stamp());
-        bytes[16..24].copy_from_slice(&number.to_le_bytes());
-        Self(bytes)
-    }
-
-    /// Its number, if it is of this process.
-    fn number(&self) -> Option<u64> {
-        let number = self.0[16..24].try_into().ok()?;
-        (self.0[..16] == stamp()).then(|| u64::from_le_bytes(number))
-    }
 }
 
 impl State {
@@ -171,7 +124,7 @@ impl State {
     }
 
     /// One that waits for the other ranks.
-    fn new_communicator(&mut self, gpu: usize) -> u64 {
+    pub fn new_communicator(&mut self, gpu: usize) -> u64 {
         let handle = self.number() << 8;
         let communicator = Communicator {
             gpu,
@@ -185,93 +138,25 @@ impl State {
         handle
     }
 
-    /// Notes that a rank has come; after the last one makes the cliques.
-    fn bootstrap(&mut self, key: BootstrapKey, expected: usize, candidate: Candidate) -> Answer {
-        let bootstrap = self.nccl.bootstraps.entry(key).or_default();
-        if bootstrap.candidates.is_empty() {
-            bootstrap.expected = expected;
-        }
-        let twice = |other: &Candidate| {
-            other.rank == candidate.rank || other.color == candidate.color && other.gpu == candidate.gpu
-        };
-        let wrong = if bootstrap.expected != expected {
-            Some(format!("rank {} asks for {expected} ranks, others for {}", candidate.rank, bootstrap.expected))
-        } else {
-            bootstrap.candidates.iter().find(|other| twice(other)).map(|other| {
-                let (Candidate { rank, gpu, .. }, with, at) = (candidate, other.rank, other.gpu);
-                format!("rank {rank} on GPU {gpu} cannot join rank {with} on GPU {at}: each is to have a rank and a GPU alone")
-            })
-        };
-        bootstrap.candidates.push(candidate);
-        let complete = bootstrap.candidates.len() == bootstrap.expected;
-        if wrong.is_none() && !complete {
-            return Ok(());
-        }
-        let candidates = self.nccl.bootstraps.remove(&key).map(|bootstrap| bootstrap.candidates).unwrap_or_default();
-        if let Some(why) = wrong {
-            // Whoever waits would do so for ever.
-            for handle in candidates.iter().filter_map(|candidate| candidate.handle) {
-                self.set_membership(handle, Membership::Failed);
+    /// Makes a clique of communicators; those that are none are of other processes, and met by `others`.
+    pub fn form_clique(&mut self, ranks: Vec<Option<u64>>, others: Option<Others>) {
+        let (number, line) = (self.number(), self.number());
+        for (rank, handle) in ranks.iter().enumerate() {
+            if let Some(handle) = *handle {
+                self.set_membership(handle, Membership::Member { clique: number, rank });
             }
-            CHANGED.notify_all();
-            return Err(wrong_usage(why));
-        }
-        let colors: BTreeSet<i32> =
-            candidates.iter().filter(|candidate| candidate.handle.is_some()).map(|candidate| candidate.color).collect();
-        for color in colors {
-            let mut members: Vec<_> = candidates.iter().filter(|candidate| candidate.color == color).collect();
-            members.sort_by_key(|candidate| (candidate.key, candidate.rank));
-            self.form_clique(
-                members.into_iter().filter_map(|candidate| Some((candidate.handle?, candidate.gpu))).collect(),
-            );
-        }
-        CHANGED.notify_all();
-        Ok(())
-    }
-
-    /// Makes a clique.
-    fn form_clique(&mut self, ranks: Vec<(u64, usize)>) {
-        let (clique, line) = (self.number(), self.number());
-        for (rank, &(handle, _)) in ranks.iter().enumerate() {
-            self.set_membership(handle, Membership::Member { clique, rank });
         }
         let (rendezvous, channels) = (BTreeMap::new(), BTreeMap::new());
-        let error = super::SUCCESS;
-        self.nccl.cliques.insert(clique, Clique { ranks, line, rendezvous, channels, error });
+        let clique = Clique { ranks, others: others.map(Arc::new), line, rendezvous, channels, error: super::SUCCESS };
+        self.nccl.cliques.insert(number, clique);
     }
 
-    fn set_membership(&mut self, handle: u64, membership: Membership) {
+    /// Says what has become of a communicator.
+    pub fn set_membership(&mut self, handle: u64, membership: Membership) {
         if let Some(communicator) = self.nccl.communicators.get_mut(&handle) {
             communicator.membership = membership;
         }
     }
-}
-
-/// `ncclGetUniqueId`.
-pub fn unique_id(driver: &mut State) -> UniqueId {
-    UniqueId::new(driver.number())
-}
-
-/// Says that a rank is there, without waiting for the others; gives its communicator's handle.
-pub fn join(driver: &mut Driver, ranks: i32, id: &UniqueId, rank: i32) -> Answer<u64> {
-    let gpu = driver.working().map_err(of_cuda)?;
-    let count = usize::try_from(ranks).ok().filter(|&ranks| ranks > 0);
-    let count = count.ok_or_else(|| wrong_argument(format!("a communicator of {ranks} ranks; it has one at least")))?;
-    let rank = number_of_rank(rank, count)?;
-    let Some(id) = id.number() else {
-        eprintln!(
-            "fake_cuda: a unique id is of another process; this NCCL plays the GPUs of one process, and meets no other"
-        );
-        return Err(SYSTEM_ERROR.into());
-    };
-    let handle = driver.new_communicator(gpu);
-    let candidate =
-        Candidate { rank, color: 0, key: i32::try_from(rank).unwrap_or(i32::MAX), handle: Some(handle), gpu };
-    let done = driver.bootstrap(BootstrapKey::Id(id), count, candidate);
-    done.inspect_err(|_| {
-        driver.nccl.communicators.remove(&handle);
-    })?;
-    Ok(handle)
 }
 
 /// `ncclCommInitAll`.
@@ -280,38 +165,9 @@ pub fn all(driver: &mut Driver, devices: &[i32]) -> Answer<Vec<u64>> {
     if gpus.iter().collect::<BTreeSet<_>>().len() != gpus.len() || gpus.is_empty() {
         return Err(wrong_usage(format!("the GPUs of a communicator are {gpus:?}; each is to be there once")));
     }
-    let ranks: Vec<_> = gpus.into_iter().map(|gpu| (driver.new_communicator(gpu), gpu)).collect();
-    driver.form_clique(ranks.clone());
-    Ok(ranks.into_iter().map(|(handle, _)| handle).collect())
-}
-
-/// As [`join`], for `ncclCommSplit`; nothing where the color says that the rank takes no part.
-pub fn split(driver: &mut Driver, handle: u64, color: i32, key: i32) -> Answer<Option<u64>> {
-    let (clique, rank) = driver.membership_to_use(handle)?;
-    if color < -1 {
-        return Err(wrong_argument(format!("the color is {color}, not from 0 or NCCL_SPLIT_NOCOLOR, -1")));
-    }
-    let gpu = driver.communicator(handle)?.gpu;
-    let Some(communicator) = driver.nccl.communicators.get_mut(&handle) else { return Ok(None) };
-    communicator.splits += 1;
-    let occasion = BootstrapKey::Split { clique, number: communicator.splits };
-    let new = (color >= 0).then(|| driver.new_communicator(gpu));
-    let expected = driver.ranks(clique);
-    driver.bootstrap(occasion, expected, Candidate { rank, color, key, handle: new, gpu })?;
-    Ok(new)
-}
-
-/// Waits until all ranks of new communicators have come.
-pub fn wait(driver: &mut Driver, handles: &[u64]) -> Answer {
-    let membership = |driver: &Driver, handle| driver.nccl.communicators.get(&handle).map(|known| known.membership);
-    for &handle in handles {
-        while let Some(Membership::Pending) = membership(driver, handle) {
-            CHANGED.wait(driver);
-        }
-    }
-    // The call that did not fit was told what is wrong with it.
-    let refused = |&&handle: &&u64| !matches!(membership(driver, handle), Some(Membership::Member { .. }));
-    if handles.iter().any(|handle| refused(&handle)) { Err(INVALID_USAGE.into()) } else { Ok(()) }
+    let handles: Vec<_> = gpus.into_iter().map(|gpu| driver.new_communicator(gpu)).collect();
+    driver.form_clique(handles.iter().copied().map(Some).collect(), None);
+    Ok(handles)
 }
 
 /// The number of a rank that a caller gave.
@@ -355,7 +211,7 @@ fn leave(driver: &mut Driver, handle: u64) {
     driver.nccl.registrations.retain(|_, registration| registration.communicator != handle);
     let Membership::Member { clique: number, .. } = communicator.membership else { return };
     let Some(clique) = driver.nccl.cliques.get(&number) else { return };
-    if clique.ranks.iter().any(|(other, _)| driver.nccl.communicators.contains_key(other)) {
+    if clique.ranks.iter().flatten().any(|other| driver.nccl.communicators.contains_key(other)) {
         return;
     }
     driver.nccl.cliques.remove(&number);
@@ -365,7 +221,7 @@ fn leave(driver: &mut Driver, handle: u64) {
 pub fn error(driver: &State, handle: u64) -> Answer<Status> {
     Ok(match driver.communicator(handle)?.membership {
         Membership::Pending => super::IN_PROGRESS,
-        Membership::Failed => INVALID_USAGE,
+        Membership::Failed(code) => code,
         Membership::Member { clique, .. } => {
             driver.nccl.cliques.get(&clique).map_or(super::SUCCESS, |clique| clique.error)
         }

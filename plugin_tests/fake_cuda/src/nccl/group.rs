@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    Kind, Launch, Task,
-    communicator::{self, Channel, number_of_rank},
+    Kind, Launch, Task, bootstrap,
+    communicator::{Channel, number_of_rank},
     of_cuda,
     rendezvous::Key,
     transfer::Part,
@@ -89,7 +89,7 @@ pub fn end(driver: &mut Driver) -> Answer {
         // The call that failed has said why; none of the group is done.
         return Err(code.into());
     }
-    communicator::wait(driver, &group.joining)?;
+    bootstrap::wait(driver, &group.joining)?;
     launch_all(driver, group.requests)
 }
 
@@ -110,7 +110,7 @@ pub fn join(driver: &mut Driver, handle: u64) -> Answer {
         }
         group.depth > 0
     });
-    if later { Ok(()) } else { communicator::wait(driver, &[handle]) }
+    if later { Ok(()) } else { bootstrap::wait(driver, &[handle]) }
 }
 
 /// Asks for an operation.

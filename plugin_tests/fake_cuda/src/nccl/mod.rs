@@ -1,36 +1,42 @@
-//! NCCL, for the GPUs of one process: communicators, and collectives as operations of streams that meet.
+//! NCCL, for GPUs of one process or of several: communicators, and collectives as operations of streams that meet.
 //!
 //! ```text
 //!  GPU 0's stream   kernel --- ncclAllReduce ----------- copy        each rank's operation reads its own send buffer,
 //!                                   |  all have come: the last          writes its own receive buffer, and ends when
 //!  GPU 1's stream   --------- kernel --- ncclAllReduce - kernel        all have come and the bytes were moved
 //!
-//!  communicator   ranks that find each other by a unique id or a split            registration   buffers that must stay mapped
+//!  bootstrap      ranks find each other by a unique id or a split                registration   buffers that must stay mapped
+//!  communicator   what a rank has then, and what all of its ranks share
 //!  group          calls of a thread between ncclGroupStart and ncclGroupEnd: one operation for each communicator
 //!  task           what a rank asks for, in numbers: kind, count, type; how many of its bytes that uses
 //!  rendezvous     the same collective of all ranks, or a send and its receive: who has called, who has come, the clocks
 //!  transfer       the bytes, once all have come                                     reduction   sums and the like
+//!  others, hub    ranks of other processes on this machine, met by TCP
 //! ```
 //!
 //! For the race detector a collective comes after what was in the streams of all ranks before it, and a receive after what was
 //! in the sender's. Ranks that call in different order, kinds, counts or types are a violation; their operations then
 //! end without moving anything, where NCCL would hang or mix up data.
 //!
-//! What differs from NCCL: no other processes, no kernels that communicate themselves, no one-sided operations. A rank's
+//! What differs from NCCL: no other machines, no kernels that communicate themselves, no one-sided operations. A rank's
 //! operation always waits for the others, also where NCCL could let it go on, as the root of a broadcast.
 
 use std::{cell::RefCell, collections::BTreeMap, ffi::CString};
 
 use crate::status::{Failure, Status, misuse};
 
+pub mod bootstrap;
 pub mod communicator;
 pub mod group;
+mod hub;
+mod others;
 mod reduction;
 mod registration;
 mod rendezvous;
 mod task;
 mod transfer;
 
+pub use others::Others;
 pub use reduction::{Reduction, Type};
 pub use registration::{deregister, register};
 pub use rendezvous::{Launch, fail, run};
@@ -62,7 +68,7 @@ pub struct Collectives {
     /// What the ranks of a communicator share, by number.
     cliques: BTreeMap<u64, communicator::Clique>,
     /// Ranks that wait for others.
-    bootstraps: BTreeMap<communicator::BootstrapKey, communicator::Bootstrap>,
+    bootstraps: BTreeMap<bootstrap::Key, bootstrap::Bootstrap>,
     /// Registered buffers, by handle.
     registrations: BTreeMap<u64, registration::Registration>,
 }

@@ -5,14 +5,19 @@
 //!  called            1                2 -> the clocks are joined
 //!  arrived                                                   1, and waits             2 -> moves the bytes; both end
 //! ```
+//!
+//! Each process has a rendezvous of its own ranks. Where others take part, the last one to come brings what its process has to the hub.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use parking_lot::MutexGuard;
 
 use super::{
     Task, UNHANDLED_CUDA_ERROR,
-    transfer::{Part, Transfer},
+    transfer::{Part, Refusal, Transfer},
     wrong_usage,
 };
 use crate::{
@@ -35,6 +40,15 @@ pub enum Key {
         /// From 1.
         number: u64,
     },
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Collective(number) => write!(f, "collective {number} of a communicator"),
+            Self::Message { from, to, number } => write!(f, "message {number} from rank {from} to rank {to}"),
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -75,7 +89,7 @@ impl State {
     /// A rank asks for an operation. What it asks for must be what the others asked for.
     pub fn call(&mut self, clique: u64, key: Key, rank: usize, task: Task, part: Part) -> Answer<Step> {
         let shared = self.nccl.cliques.get_mut(&clique).ok_or(UNHANDLED_CUDA_ERROR)?;
-        let expected = if let Key::Collective(_) = key { shared.ranks.len() } else { 2 };
+        let (expected, _) = shared.taking_part(key);
         let new = || Rendezvous {
             task,
             first: rank,
@@ -100,11 +114,7 @@ impl State {
         }
         if theirs != task {
             CHANGED.notify_all();
-            let which = match key {
-                Key::Collective(number) => format!("collective {number} of a communicator"),
-                Key::Message { from, to, number } => format!("message {number} from rank {from} to rank {to}"),
-            };
-            return Err(wrong_usage(format!("{which} is {task} for rank {rank}, and {theirs} for rank {first}")));
+            return Err(wrong_usage(format!("{key} is {task} for rank {rank}, and {theirs} for rank {first}")));
         }
         Ok(Step { key, end })
     }
@@ -136,14 +146,14 @@ impl State {
         if step.end.get().is_some() {
             return None;
         }
-        let all = &mut self.nccl.cliques.get_mut(&clique)?.rendezvous;
-        let rendezvous = all.get_mut(&step.key)?;
+        let shared = self.nccl.cliques.get_mut(&clique)?;
+        let rendezvous = shared.rendezvous.get_mut(&step.key)?;
         rendezvous.arrived += 1;
         if rendezvous.arrived < rendezvous.expected {
             return None;
         }
-        let Rendezvous { task, parts, .. } = all.remove(&step.key)?;
-        Some(Transfer::new(task, parts))
+        let Rendezvous { task, parts, .. } = shared.rendezvous.remove(&step.key)?;
+        Some(Transfer::new(task, parts, shared.meeting(step.key)))
     }
 
     /// Ends a rendezvous without doing anything, unless all have come.
@@ -155,13 +165,34 @@ impl State {
         if rendezvous.called == rendezvous.expected {
             shared.rendezvous.remove(&key);
         }
+        if let Some(meeting) = shared.meeting(key) {
+            meeting.fail();
+        }
         CHANGED.notify_all();
+    }
+
+    /// Notes that ranks of other processes did not meet those of this one as they should.
+    fn refused(&mut self, clique: u64, step: &Step, refusal: Refusal) {
+        let (error, sentence) = match refusal {
+            Refusal::Nobody(why) => {
+                self.trace(|| format!("{} met no other process: {why}", step.key));
+                (super::REMOTE_ERROR, None)
+            }
+            Refusal::Other(why) => (super::INVALID_USAGE, Some(format!("{} {why}", step.key))),
+        };
+        if let Some(shared) = self.nccl.cliques.get_mut(&clique) {
+            shared.error = error;
+        }
+        sentence.into_iter().for_each(|sentence| self.violation(sentence));
     }
 
     /// Ends all rendezvous of a clique.
     pub fn cancel_all_of(&mut self, clique: u64, error: Status) {
         let Some(shared) = self.nccl.cliques.get_mut(&clique) else { return };
         shared.error = error;
+        if let Some(others) = &shared.others {
+            others.give_up();
+        }
         for key in shared.rendezvous.keys().copied().collect::<Vec<_>>() {
             self.cancel(clique, key, error);
         }
@@ -177,9 +208,18 @@ impl State {
 
 /// Runs a launch on the thread of its stream.
 pub fn run(driver: &mut Driver, launch: &Launch) {
+    let mut begun = Vec::new();
     for step in &launch.steps {
         let Some(transfer) = driver.arrive(launch.clique, step) else { continue };
-        MutexGuard::unlocked(driver, || transfer.run());
+        // What is brought to other processes is brought for all steps before any is waited for: theirs may be in another order.
+        let visit = MutexGuard::unlocked(driver, || transfer.begin());
+        begun.push((step, transfer, visit));
+    }
+    for (step, transfer, visit) in begun {
+        let done = MutexGuard::unlocked(driver, || visit.and_then(|visit| transfer.finish(visit)));
+        if let Err(refusal) = done {
+            driver.refused(launch.clique, step, refusal);
+        }
         let _ = step.end.set(());
         CHANGED.notify_all();
     }
