@@ -29,7 +29,6 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
-    time::Instant,
 };
 
 use super::{
@@ -68,31 +67,71 @@ pub struct Shared {
 impl Shared {
     /// The pool's memory that no program needs goes back, and with it the right to it. How much did.
     pub fn shrink(&self) -> Bytes {
-        self.budget.shrink(|| {
-            self.pool.trim().unwrap_or_else(|error| {
-                log::warn!("the engine's pool could not be trimmed: {error}");
-                Bytes::MAX
-            })
-        })
+        self.budget.shrink(|| self.trim_to(Bytes::ZERO).unwrap_or(Bytes::MAX))
     }
 
-    /// Whether the device itself has so much more for the pool.
+    /// What the pool holds beyond all that is granted goes back to the device: what its other users freed (CuPy, RMM; XLA's own
+    /// autotuner). No program is to find it there. How much did.
+    pub fn shed(&self) -> Bytes {
+        let before = self.pool.reserved().unwrap_or_default();
+        let granted = self.budget.open();
+        if before <= granted {
+            return Bytes::ZERO;
+        }
+        self.trim_to(granted).map_or(Bytes::ZERO, |after| before.saturating_sub(after))
+    }
+
+    /// What the pool has after that.
+    fn trim_to(&self, keep: Bytes) -> Option<Bytes> {
+        self.pool.trim(keep).inspect_err(|error| log::warn!("the engine's pool could not be trimmed: {error}")).ok()
+    }
+
+    /// Grants the pool `bytes`, if the limit and the device have so much more; else says what is missing.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED with the numbers.
-    fn check_device(&self, bytes: Bytes) -> Result<()> {
+    /// The device's, which cannot say what it has.
+    fn grant(&self, bytes: Bytes) -> Result<Option<Lack>> {
+        let offer = match self.budget.offer(bytes) {
+            Ok(offer) => offer,
+            Err(over) => return Ok(Some(Lack::Limit(over))),
+        };
         let more = bytes.saturating_sub(self.pool.reserved()?);
         let free = self.pool.free_on_device()?;
-        if free >= more {
-            return Ok(());
+        if free < more {
+            return Ok(Some(Lack::Device { more, free }));
         }
-        Err(Error::new(
-            Code::ResourceExhausted,
-            format!(
-                "the scratch of programs takes {more} more, and the device has {free} free, though the limit allows it: others \
-                 use the device too"
+        offer.take();
+        Ok(None)
+    }
+}
+
+/// What stands against more memory for the engine's pool.
+#[derive(Clone, Copy, Debug)]
+enum Lack {
+    /// The limit that it shares with the arena.
+    Limit(Over),
+    /// The limit does not, but the device has less free than is wanted.
+    Device { more: Bytes, free: Bytes },
+}
+
+impl Lack {
+    fn missing(self) -> Bytes {
+        match self {
+            Self::Limit(over) => over.missing,
+            Self::Device { more, free } => more.saturating_sub(free),
+        }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limit(over) => over.fmt(f),
+            Self::Device { more, free } => write!(
+                f,
+                "it takes {more} more, and the device has {free} free, though the limit allows it: others use the device too"
             ),
-        ))
+        }
     }
 }
 
@@ -200,20 +239,19 @@ impl Client {
         entrant: Entrant,
     ) -> Result<Entered<'a>> {
         self.traffic.waiting(self.engine, || {
-            let deadline = Instant::now() + self.patience();
+            let patience = self.patience();
             let mut rounds = 0..ROUNDS;
             let mut packed = false;
             loop {
                 let arrivals = self.traffic.arrivals();
                 let bytes = entrant.wants(device);
-                let over = match shared.budget.grant(bytes) {
-                    Ok(()) => {
-                        shared.check_device(bytes)?;
+                let lack = match shared.grant(bytes)? {
+                    None => {
                         // Otherwise an array took it back at this moment.
                         if let Some(entered) = shared.budget.enter(bytes) {
                             return Ok(entered);
                         }
-                        if rounds.next().is_none() || Instant::now() >= deadline {
+                        if rounds.next().is_none() || patience.is_over() {
                             return Err(Error::new(
                                 Code::ResourceExhausted,
                                 "arrays take the memory back as fast as it is granted",
@@ -221,21 +259,21 @@ impl Client {
                         }
                         continue;
                     }
-                    Err(over) => over,
+                    Some(lack) => lack,
                 };
-                if !give(memory, over.missing).is_zero() {
+                if !give(memory, lack.missing()).is_zero() {
                     continue;
                 }
                 self.settle();
-                if !give(memory, over.missing).is_zero() {
+                if !give(memory, lack.missing()).is_zero() {
                     continue;
                 }
                 if self.compacts() && !std::mem::replace(&mut packed, true) {
                     drop(compaction::carry_out(self, memory, Goal::Pack));
                     continue;
                 }
-                if !self.traffic.wait_for_arrival(arrivals, deadline) {
-                    return Err(exhausted(entrant, over));
+                if !self.traffic.wait_for_arrival(arrivals, &patience) {
+                    return Err(exhausted(entrant, lack));
                 }
                 packed = false;
                 self.traffic.sweep(self.engine);
@@ -252,7 +290,7 @@ impl Client {
         share: Bytes,
     ) -> Result<Entered<'a>> {
         self.traffic.waiting(self.engine, || {
-            let deadline = Instant::now() + self.patience();
+            let patience = self.patience();
             loop {
                 let arrivals = self.traffic.arrivals();
                 self.settle();
@@ -260,7 +298,7 @@ impl Client {
                 if let Some(entered) = shared.budget.enter(wanted) {
                     return Ok(entered);
                 }
-                if entrant.bytes() > share || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                if entrant.bytes() > share || !self.traffic.wait_for_arrival(arrivals, &patience) {
                     return Err(Error::new(
                         Code::ResourceExhausted,
                         format!(
@@ -276,9 +314,11 @@ impl Client {
         })
     }
 
-    /// Arrays have found no memory: takes back what the engine's pool has and does not need. Whether anything came.
-    pub fn reclaim(&self, memory: &DeviceMemory) -> bool {
-        memory.shared.as_ref().is_some_and(|shared| !shared.shrink().is_zero())
+    /// Arrays have found no memory, `refused` by the device or by the limit: takes back what the engine's pool has and does not need.
+    /// Whether anything came.
+    pub fn reclaim(&self, memory: &DeviceMemory, refused: bool) -> bool {
+        let Some(shared) = &memory.shared else { return false };
+        refused && !shared.shed().is_zero() || !shared.shrink().is_zero()
     }
 }
 
@@ -377,6 +417,6 @@ pub fn give_holes(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     pages
 }
 
-fn exhausted(entrant: Entrant, over: Over) -> Error {
-    Error::new(Code::ResourceExhausted, format!("Out of memory for {entrant}: {over}"))
+fn exhausted(entrant: Entrant, lack: Lack) -> Error {
+    Error::new(Code::ResourceExhausted, format!("Out of memory for {entrant}: {lack}"))
 }

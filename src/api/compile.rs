@@ -111,6 +111,16 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     Ok(Prepared { code: rewritten.bytes, options, plan })
 }
 
+/// Gives back, when it is dropped, what compiling has left in the engine's pools beyond what programs may have.
+struct Shed<'a>(&'a Client);
+
+impl Drop for Shed<'_> {
+    fn drop(&mut self) {
+        let memories = self.0.devices.iter().filter_map(|device| device.arena.as_ref()?.shared.as_ref());
+        memories.for_each(|shared| _ = shared.shed());
+    }
+}
+
 /// Compiles with destinations if that can be, and as it came otherwise. `compile` calls the engine.
 ///
 /// # Safety
@@ -128,6 +138,8 @@ unsafe fn compile<T>(
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
     };
+    // What the engine's autotuner took and freed, once it has compiled.
+    let _shed = Shed(client);
     let planned = match prepare(client, format, code, options) {
         Ok(prepared) if prepared.plan.left_alone.is_none() => {
             let rewritten = sys::PJRT_Program {

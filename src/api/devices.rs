@@ -26,7 +26,9 @@ use crate::{
     config::{Compact, EngineKind, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
     device::{
         Carrier, ScratchPool,
-        cuda::{self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, Offer, PinnedBacking, Vendor},
+        cuda::{
+            self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, KeptPool, Offer, PinnedBacking, Vendor,
+        },
         host,
     },
     engine::{
@@ -416,8 +418,7 @@ fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<
                 Some(pool) => {
                     // The engine has set it to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then each synchronisation
                     // would give all scratch back, and the next program would find it elsewhere.
-                    pool.set_release_threshold(limit).map_err(failed)?;
-                    Some(Box::new(pool))
+                    Some(Box::new(KeptPool::new(pool, limit).map_err(failed)?))
                 }
                 None => None,
             },

@@ -117,7 +117,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             .into());
         }
         if self.num_args > 0 {
-            required(self.argument_lists.cast_mut(), NAME, "argument_lists")?;
+            let lists = required(self.argument_lists.cast_mut(), NAME, "argument_lists")?;
+            for index in 0..self.num_devices {
+                // SAFETY: the caller passes `num_devices` lists.
+                required(unsafe { *lists.add(index) }.cast_mut(), NAME, "argument_lists' list of a device")?;
+            }
         }
         if !loaded.program.results.is_empty() {
             required(self.output_lists.cast_mut(), NAME, "output_lists")?;
@@ -155,8 +159,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         };
         let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
         for index in 0..self.num_devices {
-            let device = device(&loaded, index, self.execute_device);
-            lanes.push(Lane::new(index, device));
+            let (slot, device) = device(&loaded, index, self.execute_device);
+            lanes.push(Lane::new(slot, device));
             // SAFETY: the client is alive while its executable is.
             let outcome = unsafe {
                 let lane = &mut lanes[index];
@@ -190,7 +194,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 let seats = &passengers.seats[index * self.num_args..];
                 let arguments = seats.iter().flatten().map(|buffer| buffer.state().storage.address().unwrap_or(0));
                 let destinations = lanes[index].destinations.iter().map(|destination| destination.held.address());
-                loaded.note_addresses(index, arguments.chain(destinations));
+                loaded.note_addresses(lanes[index].slot, arguments.chain(destinations));
             }
         }
 
@@ -232,19 +236,30 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             None => Ok(()),
         });
         if let Err(error) = outcome {
+            // What the engine has launched on other devices until then may be under way.
+            let mut waited_for = Vec::new();
             // SAFETY: as above; the engine gave up on the programs, or is done with them, or will be waited for.
             unsafe {
                 for (index, lane) in lanes.iter_mut().enumerate() {
                     let seats = &mut passengers.seats[index * self.num_args..][..self.num_args];
                     let mut cargo = Cargo { user: User::Run, ..Cargo::default() };
-                    consumed_arguments(&loaded, seats, &handles[index * width..], &lane.stand_ins, |_, memory| {
+                    let handles = &handles[index * width..];
+                    let mut consumed = Handles::new();
+                    consumed_arguments(&loaded, seats, handles, &lane.stand_ins, |argument, memory| {
+                        consumed.push(handles[argument]);
                         cargo.leftovers.extend(memory.into_held());
                     });
-                    if let Some(queue) = lane.queue(client) {
-                        cargo.buffers.extend(seats.iter_mut().filter_map(Option::take).map(|buffer| again(buffer)));
-                        lane.leave_behind(client, queue, cargo);
+                    match lane.queue(client) {
+                        Some(queue) => {
+                            cargo.buffers.extend(seats.iter_mut().filter_map(Option::take).map(|buffer| again(buffer)));
+                            lane.leave_behind(client, queue, cargo);
+                        }
+                        None => waited_for.push((consumed, cargo.leftovers)),
                     }
                 }
+                // A program's end is the end of what it was donated. Memory that others have in use goes back after that too, and
+                // all waiting comes first: the memory of one device is not another's, but an argument's may be an outsider's.
+                waited_for.iter().flat_map(|(consumed, _)| consumed).for_each(|&handle| views::end(engine, handle));
                 abandon(client, &mut lanes);
             }
             return Err(error.into());
@@ -331,10 +346,12 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
     }
 }
 
-/// The device that the argument list with this number runs on.
-fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> Option<&Device> {
-    let handle = if asked_for.is_null() { loaded.devices.get(index)?.0 } else { asked_for };
-    loaded.client.device(handle)
+/// The place of the device among the program's that the argument list with this number runs on, and the device.
+fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> (usize, Option<&Device>) {
+    let slot =
+        if asked_for.is_null() { Some(index) } else { loaded.devices.iter().position(|device| device.0 == asked_for) };
+    let handle = if asked_for.is_null() { loaded.devices.get(index).map(|device| device.0) } else { Some(asked_for) };
+    (slot.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
 }
 
 /// One more share of a caller's argument.

@@ -25,7 +25,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicIsize, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -34,7 +34,15 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::{buffer::Buffer, context::Context, custody::User, device_memory::Held, room::Scratch, spares::Homecomer};
+use super::{
+    buffer::Buffer,
+    context::Context,
+    custody::User,
+    device_memory::Held,
+    patience::{Patience, UnderWay},
+    room::Scratch,
+    spares::Homecomer,
+};
 use crate::{
     engine::{
         Engine, EngineEvent, Raw,
@@ -83,11 +91,19 @@ struct Flight {
     cargo: Mutex<Cargo>,
 }
 
+impl UnderWay for Flight {
+    fn is_under_way(&self) -> bool {
+        !self.done.load(Ordering::SeqCst)
+    }
+}
+
 /// Rings when memory was given back while somebody waits for it.
 #[derive(Default)]
 struct Bell {
     arrivals: Mutex<u64>,
     rung: Condvar,
+    /// Flights that are done and in the queue. Below zero for a moment where one lands before its count is told.
+    done: AtomicIsize,
     /// Allocations that wait for memory.
     waiters: AtomicUsize,
     /// Flights that are done or no longer in the queue, and whose memory some thread is giving back at this moment. Whoever
@@ -185,6 +201,7 @@ impl Flight {
         flight.bell.begin(1);
         // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
         flight.done.store(true, Ordering::SeqCst);
+        flight.bell.done.fetch_add(1, Ordering::Relaxed);
         if flight.bell.has_waiters() {
             // A panic must not unwind into the engine's thread.
             if catch_unwind(AssertUnwindSafe(|| flight.unload())).is_err() {
@@ -193,6 +210,19 @@ impl Flight {
         }
         flight.bell.end(1);
     }
+}
+
+/// Takes what is done out of a queue.
+fn all_done(flights: &mut VecDeque<Arc<Flight>>) -> SmallVec<[Arc<Flight>; 8]> {
+    let mut done = SmallVec::new();
+    flights.retain(|flight| {
+        let flying = flight.is_under_way();
+        if !flying {
+            done.push(Arc::clone(flight));
+        }
+        flying
+    });
+    done
 }
 
 /// All that is under way for one client.
@@ -260,13 +290,14 @@ impl Traffic {
         self.orphaned.store(orphans.len(), Ordering::Release);
     }
 
-    /// Lands what is done at the head of the queue: executions of a device end in order. One load if nothing is under
-    /// way.
+    /// Lands what is done at the head of the queue: executions of a device end in order. Where more are done than that, a long
+    /// one of another device is before them, and they are looked for. One load if nothing is under way.
     pub fn tend(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
             self.land_some(engine, |flights| {
                 let done = flights.iter().take_while(|flight| flight.done.load(Ordering::SeqCst)).count();
-                flights.drain(..done).collect()
+                let all = self.bell.done.load(Ordering::Relaxed);
+                if all > done as isize { all_done(flights) } else { flights.drain(..done).collect() }
             });
         }
     }
@@ -274,17 +305,7 @@ impl Traffic {
     /// Lands everything that is done.
     pub fn sweep(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.land_some(engine, |flights| {
-                let mut done = SmallVec::new();
-                flights.retain(|flight| {
-                    let flying = !flight.done.load(Ordering::SeqCst);
-                    if !flying {
-                        done.push(Arc::clone(flight));
-                    }
-                    flying
-                });
-                done
-            });
+            self.land_some(engine, all_done);
         }
     }
 
@@ -338,10 +359,10 @@ impl Traffic {
     /// Waits until `enough`, at most 2 ms, while programs end one after another.
     pub fn hold_back(&self, engine: &'static Engine, enough: impl Fn() -> bool) {
         self.waiting(engine, || {
-            let deadline = Instant::now() + HOLD_BACK;
+            let patience = Patience::until(Instant::now() + HOLD_BACK);
             loop {
                 let arrivals = self.arrivals();
-                if enough() || !self.wait_for_arrival(arrivals, deadline) {
+                if enough() || !self.wait_for_arrival(arrivals, &patience) {
                     return;
                 }
                 self.sweep(engine);
@@ -354,21 +375,24 @@ impl Traffic {
     pub fn end(&self, engine: &'static Engine) {
         // From here on arriving flights unload by themselves.
         self.bell.waiters.fetch_add(1, Ordering::SeqCst);
-        let destroy = |cargo: &mut Cargo| {
-            for handle in cargo.handles() {
+        let destroy = |handles: Consumed| {
+            for handle in handles {
                 // SAFETY: the flight or its buffer owned the handle; the engine's client is still alive.
                 unsafe { views::destroy(engine, handle.0) };
             }
         };
         let flights = mem::take(&mut *self.flights.lock());
         for flight in &flights {
-            destroy(&mut flight.cargo.lock());
+            // No lock is held while the engine destroys: it may wait for the program, whose thread may be here at the same moment to
+            // unload the flight. Nothing comes home after this, so what that finds has no handles.
+            let handles = flight.cargo.lock().handles();
+            destroy(handles);
             if flight.done.load(Ordering::SeqCst) {
                 flight.unload();
             }
         }
         let mut stranded = mem::take(&mut *self.stranded.lock());
-        stranded.iter_mut().for_each(|(_, cargo)| destroy(cargo));
+        stranded.iter_mut().for_each(|(_, cargo)| destroy(cargo.handles()));
         let orphans = mem::take(&mut *self.orphans.lock());
         self.orphaned.store(0, Ordering::Release);
         orphans.iter().for_each(|orphan| orphan.destroy_handle());
@@ -385,18 +409,30 @@ impl Traffic {
         *self.bell.arrivals.lock()
     }
 
-    /// Waits for one more arrival than `seen`, at most until `deadline`; whether there was one, or may have been. Only
+    /// A patience from now on, with what is under way.
+    pub fn patience<'a>(&self, callbacks: &'a AtomicI64) -> Patience<'a> {
+        let under_way = |flight: &&Arc<Flight>| flight.is_under_way();
+        Patience::new(callbacks, || {
+            self.flights.lock().iter().filter(under_way).map(|flight| Arc::clone(flight) as _).collect()
+        })
+    }
+
+    /// Waits for one more arrival than `seen`, as long as `patience` lasts; whether there was one, or may have been. Only
     /// inside [`Self::waiting`].
-    pub fn wait_for_arrival(&self, seen: u64, deadline: Instant) -> bool {
+    pub fn wait_for_arrival(&self, seen: u64, patience: &Patience<'_>) -> bool {
         let flying = self.flights.lock().iter().any(|flight| !flight.done.load(Ordering::SeqCst));
         let mut arrivals = self.bell.arrivals.lock();
         while *arrivals == seen {
             let unloading = self.bell.unloading.load(Ordering::SeqCst) != 0;
-            if !(flying || unloading) || self.bell.rung.wait_until(&mut arrivals, deadline).timed_out() {
+            if !(flying || unloading) {
                 return *arrivals != seen;
             }
+            let late = self.bell.rung.wait_for(&mut arrivals, patience.left()).timed_out();
+            if late && *arrivals == seen && patience.is_over() {
+                return false;
+            }
         }
-        Instant::now() < deadline
+        !patience.is_over()
     }
 
     /// Runs `wait` while arriving flights free their memory at once.
@@ -423,6 +459,7 @@ impl Traffic {
             let mut flights = self.flights.lock();
             let landed = pick(&mut flights);
             if !landed.is_empty() {
+                self.bell.done.fetch_sub(landed.len() as isize, Ordering::Relaxed);
                 self.bell.begin(landed.len());
             }
             landed

@@ -65,8 +65,9 @@ impl From<EngineError> for Unplaced {
 
 /// What one device runs on.
 pub struct Lane<'a> {
-    /// The number of the argument list.
-    pub index: usize,
+    /// The device's place among the program's, which says whose spares it has: not the number of the argument list, where the caller chose
+    /// one of several devices. Behind the last one where the program has no such device.
+    pub slot: usize,
     /// The device; `None` if it is not ours to address.
     pub device: Option<&'a Device>,
     /// This run of the program on it.
@@ -84,12 +85,12 @@ pub struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    /// The lane with this number; nothing is prepared yet.
-    pub fn new(index: usize, device: Option<&'a Device>) -> Self {
+    /// The lane of a device at this place; nothing is prepared yet.
+    pub fn new(slot: usize, device: Option<&'a Device>) -> Self {
         let memory = device.and_then(|device| device.arena.as_ref());
         let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
         Self {
-            index,
+            slot,
             device,
             run,
             scratch: None,
@@ -260,7 +261,7 @@ impl<'a> Lane<'a> {
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
             let maker = Maker { origin: loaded.program.origin_ids[result], run: self.run };
-            let spare = loaded.spares.get(self.index).and_then(|spares| spares.take(number, maker));
+            let spare = loaded.spares.get(self.slot).and_then(|spares| spares.take(number, maker));
             if let Some(Spare { held, view, shell, .. }) = spare {
                 self.destinations.push(Destination { held, view, shell: Some(shell), before: None });
                 continue;
@@ -271,7 +272,7 @@ impl<'a> Lane<'a> {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
-            let homing = loaded.spares.get(self.index).and_then(|spares| spares.take_homing(number, maker));
+            let homing = loaded.spares.get(self.slot).and_then(|spares| spares.take_homing(number, maker));
             let (held, before) = match homing {
                 Some((held, before)) => (held, Some(before)),
                 None => (client.allocate(arena, shape, maker).map_err(full)?, None),

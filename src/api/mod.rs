@@ -69,6 +69,7 @@ pub mod lane;
 pub mod loaded;
 pub mod nested;
 pub mod origins;
+pub mod patience;
 pub mod pinned_host;
 pub mod plugin;
 pub mod profiler;

@@ -34,12 +34,9 @@
 //!   (`PjRtStreamExecutorRawBuffer::IntraClientCopyToWithDependencies`): the shapes differ in nothing but the memory space, which
 //!   `CommonPjRtBufferImpl::CopyToMemorySpace` ignores.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
 };
 
 use super::{
@@ -134,7 +131,7 @@ impl Client {
     #[cold]
     fn make_pinned_room(&self, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
         self.traffic.waiting(self.engine, || {
-            let deadline = Instant::now() + self.patience();
+            let patience = self.patience();
             let mut rounds = 0..ROUNDS;
             loop {
                 let arrivals = self.traffic.arrivals();
@@ -144,7 +141,7 @@ impl Client {
                     Ok(charge) => return Ok(charge),
                     Err(over) => over,
                 };
-                if rounds.next().is_none() || !self.traffic.wait_for_arrival(arrivals, deadline) {
+                if rounds.next().is_none() || !self.traffic.wait_for_arrival(arrivals, &patience) {
                     let (name, engine) = (pinned.arena.name(), pinned.engine_bytes.load(Ordering::Relaxed));
                     let engine = Bytes::new(u64::try_from(engine).unwrap_or(0));
                     return Err(Error::new(

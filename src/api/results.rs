@@ -97,7 +97,7 @@ pub unsafe fn results(
                     continue;
                 }
                 let nest = match candidate.origin {
-                    Origin::Destination(number) => loaded.nest(lane.index, number),
+                    Origin::Destination(number) => loaded.nest(lane.slot, number),
                     Origin::Argument(_) => None,
                 };
                 let memory = device.memory_of(held.home());
@@ -138,9 +138,7 @@ pub unsafe fn results(
 fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
     match program.plan.homes.get(result) {
         Some(Home::Destination(_)) => program.executions.miss(Miss::Destination),
-        Some(&Home::Argument(argument))
-            if !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument)) =>
-        {
+        Some(&Home::Argument(argument)) if of_argument(argument, candidates).is_none() => {
             program.executions.miss(Miss::Argument);
         }
         _ => {}
@@ -151,7 +149,14 @@ fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
 /// an asynchronous transfer have none before they are sent, and the engine would wait for them.
 fn is_elsewhere(home: Option<&Home>, candidates: &[Candidate]) -> bool {
     let Some(&Home::Argument(argument)) = home else { return false };
-    !candidates.iter().any(|candidate| candidate.origin == Origin::Argument(argument) && candidate.held.is_some())
+    of_argument(argument, candidates).is_none_or(|candidate| candidate.held.is_none())
+}
+
+/// The candidate that an argument gave. O(log n): they come in the order of their origins.
+fn of_argument(argument: usize, candidates: &[Candidate]) -> Option<&Candidate> {
+    debug_assert!(candidates.is_sorted_by_key(|candidate| candidate.origin), "a run consumes in this order");
+    let at = candidates.binary_search_by_key(&Origin::Argument(argument), |candidate| candidate.origin).ok()?;
+    candidates.get(at)
 }
 
 /// The candidate that lies at `address`.

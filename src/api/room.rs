@@ -12,8 +12,7 @@
 //! ```
 //!
 //! The order is the TPU runtime's (XLA, `docs/errors/error_0100.md`): queued frees first, then defragmentation. All
-//! waiting together is bounded, tightly while a program with host callbacks runs: it may be waiting for the very thread
-//! that waits here (trap T9). With nothing under way nothing is waited for.
+//! waiting together is bounded (`patience.rs`). With nothing under way nothing is waited for.
 
 use std::{
     cell::Cell,
@@ -26,6 +25,7 @@ use super::{
     admission::give_holes,
     compaction::{self, Opened},
     device_memory::{DeviceMemory, Held},
+    patience::Patience,
     shape::{Shape, element_bytes},
     state::Client,
 };
@@ -39,11 +39,6 @@ use crate::{
     report::timeline::{TIMELINE, What},
     units::Bytes,
 };
-
-/// How long an allocation waits for memory that programs under way will free, before it gives up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same while a program with host callbacks runs.
-const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
 
 /// How often an allocation tries again because another thread was faster.
 const ROUNDS: usize = 1000;
@@ -149,7 +144,8 @@ impl Client {
         if self.compaction == Compact::Always {
             self.pack(memory);
         }
-        if size >= WORTH_A_MOMENT && memory.pending() >= size {
+        // A GPU's memory is not touched for the first time, and its callers run ahead: they must not wait for it.
+        if memory.on_host && size >= WORTH_A_MOMENT && memory.pending() >= size {
             self.keep_warm(memory, size);
         }
         let request = Request { size, maker };
@@ -220,10 +216,9 @@ impl Client {
         drop(compaction::carry_out(self, memory, Goal::Pack));
     }
 
-    /// How long this client may wait for memory: less while a host callback may be waiting for the thread that waits.
-    pub fn patience(&self) -> Duration {
-        let waits_on_itself = self.callbacks_under_way.load(Ordering::Relaxed) > 0;
-        if waits_on_itself { PATIENCE_IN_CALLBACKS } else { PATIENCE }
+    /// How long a call of this client may wait for memory from now on.
+    pub fn patience(&self) -> Patience<'_> {
+        self.traffic.patience(&self.callbacks_under_way)
     }
 
     #[cold]
@@ -277,25 +272,31 @@ impl Client {
         refused: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
         self.traffic.waiting(self.engine, || {
-            let deadline = Instant::now() + self.patience();
+            let patience = self.patience();
             let mut rounds = 0..ROUNDS;
             loop {
                 let arrivals = self.traffic.arrivals();
                 // Other threads may have made new ones since.
                 self.spares.clear();
-                let shortage = match attempt(deadline.saturating_duration_since(Instant::now())) {
+                let (since, at_most) = (Instant::now(), patience.left());
+                let shortage = match attempt(at_most) {
                     Ok(found) => return Ok(found),
                     Err(shortage) => shortage,
                 };
-                let over = rounds.next().is_none() || Instant::now() >= deadline;
+                let over = rounds.next().is_none() || patience.is_over();
                 // What the engine's pool keeps for the next program is cheaper to have than anything below.
-                if !over && self.reclaim(memory) {
+                if !over && self.reclaim(memory, refused(&shortage)) {
+                    continue;
+                }
+                // It waited for blocks whose programs take longer.
+                if !over && since.elapsed() >= at_most {
+                    rounds = 0..ROUNDS;
                     continue;
                 }
                 if !over
                     && refused(&shortage)
                     && memory.lends_scratch()
-                    && self.traffic.wait_for_arrival(arrivals, deadline)
+                    && self.traffic.wait_for_arrival(arrivals, &patience)
                 {
                     // As below.
                     rounds = 0..ROUNDS;
@@ -314,20 +315,20 @@ impl Client {
                     Err(hindrance) => hindrance,
                 };
                 if hindrance.obstacle == Obstacle::UnderWay {
-                    memory.wait_for_compaction(deadline);
+                    memory.wait_for_compaction(Instant::now() + patience.left());
                     continue;
                 }
                 if !hopeful(&shortage) {
                     return Err(shortage);
                 }
                 // What lands next may be freed, or moved.
-                if !self.traffic.wait_for_arrival(arrivals, deadline) {
+                if !self.traffic.wait_for_arrival(arrivals, &patience) {
                     if !hindrance.in_use {
                         return Err(shortage);
                     }
                     thread::sleep(SHORT_WHILE);
                 }
-                // The deadline bounds this, not the number of rounds: other threads' programs are many and short.
+                // The patience bounds this, not the number of rounds: other threads' programs are many and short.
                 rounds = 0..ROUNDS;
                 self.traffic.sweep(self.engine);
             }

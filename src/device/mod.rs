@@ -116,11 +116,11 @@ pub trait ScratchPool: Send + Sync + fmt::Debug {
     /// The device's reason.
     fn reserved(&self) -> Result<Bytes>;
 
-    /// Gives back what no program needs any more, as far as it is known, and returns what the pool holds after that.
+    /// Gives back what no program needs any more, as far as it is known, down to `keep`; returns what the pool holds after that.
     ///
     /// # Errors
     /// The device's reason.
-    fn trim(&self) -> Result<Bytes>;
+    fn trim(&self, keep: Bytes) -> Result<Bytes>;
 
     /// What the device has free, for anybody.
     ///

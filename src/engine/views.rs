@@ -182,6 +182,18 @@ pub unsafe fn destroy(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
     }
 }
 
+/// Deletes a buffer that a program was donated and that others still have the handle of. Blocks as [`destroy`] does: deleting takes the
+/// memory from whoever has it, and waits for a donation (XLA, `CommonPjRtBuffer::ReleaseBuffer`).
+///
+/// # Safety
+/// `buffer` must be a live buffer of `engine`.
+pub unsafe fn end(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
+    // SAFETY: the caller's promise.
+    if let Err(error) = unsafe { engine.call(sys::PJRT_Buffer_Delete_Args { buffer, ..Default::default() }) } {
+        log::warn!("the engine could not delete a buffer: {}", error.message());
+    }
+}
+
 /// The address of a live buffer's memory; NULL for one without memory.
 ///
 /// # Errors

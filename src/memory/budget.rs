@@ -30,7 +30,10 @@ use std::{
     },
 };
 
-use crate::{sync::Mutex, units::Bytes};
+use crate::{
+    sync::{Mutex, MutexGuard},
+    units::Bytes,
+};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -87,6 +90,22 @@ pub struct Entered<'a>(&'a Budget);
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.0.entering.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// More memory for the engine's pool, within the limit.
+#[derive(Debug)]
+pub struct Offer<'a> {
+    budget: &'a Budget,
+    books: MutexGuard<'a, Books>,
+    granted: Bytes,
+}
+
+impl Offer<'_> {
+    /// Grants it.
+    pub fn take(mut self) {
+        self.books.granted = self.granted;
+        self.budget.open.store((self.budget.free + self.granted).get(), Ordering::SeqCst);
     }
 }
 
@@ -157,25 +176,28 @@ impl Budget {
         books.held = books.held.saturating_sub(bytes);
     }
 
-    /// Raises what is granted to `bytes`, if it is less.
+    /// What the engine's pool may have, with what is granted beside the limit.
+    pub fn open(&self) -> Bytes {
+        self.free + self.books.lock().granted
+    }
+
+    /// Offers to raise what is granted to `bytes`, if it is less. Nothing is granted until the offer is taken, and nobody takes of the
+    /// limit meanwhile: programs go in by the grant alone, so it must never name memory that is nowhere.
     ///
     /// # Errors
     /// The numbers, if that passes the limit.
-    pub fn grant(&self, bytes: Bytes) -> Result<(), Over> {
-        let mut books = self.books.lock();
+    pub fn offer(&self, bytes: Bytes) -> Result<Offer<'_>, Over> {
+        let books = self.books.lock();
         let more = bytes.saturating_sub(self.free).saturating_sub(books.granted);
         if self.fixed && !more.is_zero() {
             let Books { held, granted } = *books;
             return Err(Over { wanted: more, missing: more, held, granted, limit: self.limit });
         }
-        if !more.is_zero() {
-            books.granted = self.fits(more, books.granted, books.held, &books)?;
-            self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
-        }
-        Ok(())
+        let granted = self.fits(more, books.granted, books.held, &books)?;
+        Ok(Offer { budget: self, books, granted })
     }
 
-    /// Whether [`Self::grant`] would grant `bytes` if the arena held no more than `held`.
+    /// Whether [`Self::offer`] would offer `bytes` if the arena held no more than `held`.
     pub fn could_grant(&self, bytes: Bytes, held: Bytes) -> bool {
         let more = bytes.saturating_sub(self.free);
         more.is_zero() || !self.fixed && more.checked_add(held).is_some_and(|both| both <= self.limit)
@@ -232,19 +254,19 @@ mod tests {
     fn both_share_one_limit() {
         let budget = Arc::new(Budget { free: Bytes::ZERO, ..Budget::new(mib(100)) });
         let (fifty, ten) = (budget.take(mib(50)).unwrap(), budget.take(mib(10)).unwrap());
-        budget.grant(mib(40)).unwrap();
+        budget.offer(mib(40)).unwrap().take();
         let over = budget.take(mib(1)).unwrap_err();
         assert_eq!((over.wanted, over.missing, over.held, over.granted), (mib(1), mib(1), mib(60), mib(40)));
-        assert_eq!(budget.grant(mib(50)).unwrap_err().missing, mib(10));
+        assert_eq!(budget.offer(mib(50)).unwrap_err().missing, mib(10));
         assert_eq!(
             over.to_string(),
             "1.00MiB more would pass the limit of 100.00MiB by 1.00MiB: arrays hold 60.00MiB, programs' scratch 40.00MiB"
         );
         drop(ten);
-        budget.grant(mib(50)).unwrap();
+        budget.offer(mib(50)).unwrap().take();
         assert_eq!(budget.taken(), (mib(50), mib(50)));
         // What is granted already is not asked for again.
-        budget.grant(mib(20)).unwrap();
+        budget.offer(mib(20)).unwrap().take();
         assert_eq!(budget.taken(), (mib(50), mib(50)));
         assert_eq!(budget.take(Bytes::MAX).unwrap_err().missing, Bytes::MAX);
         let mut fifty = fifty;
@@ -265,12 +287,12 @@ mod tests {
         let all = budget.take(mib(640)).unwrap();
         assert!(budget.enter(mib(10)).is_some());
         assert!(budget.enter(mib(10) + Bytes::new(1)).is_none());
-        assert_eq!(budget.grant(mib(10)), Ok(()));
-        assert_eq!(budget.grant(mib(11)).unwrap_err().missing, mib(1));
+        budget.offer(mib(10)).unwrap().take();
+        assert_eq!(budget.offer(mib(11)).unwrap_err().missing, mib(1));
         assert_eq!(budget.shrink(|| panic!("nothing of the limit is granted")), Bytes::ZERO);
         assert!(budget.could_grant(mib(10), mib(640)) && !budget.could_grant(mib(11), mib(640)));
         drop(all);
-        budget.grant(mib(30)).unwrap();
+        budget.offer(mib(30)).unwrap().take();
         assert_eq!(budget.taken().1, mib(20));
         assert!(budget.enter(mib(30)).is_some());
         // The pool gives all back but what programs under way use.
@@ -289,8 +311,8 @@ mod tests {
         assert!(budget.enter(mib(60)).is_some() && budget.enter(mib(61)).is_none());
         assert_eq!(budget.take(Bytes::new(1)).unwrap_err().missing, Bytes::new(1));
         drop(all);
-        assert_eq!(budget.grant(mib(60)), Ok(()));
-        assert_eq!(budget.grant(mib(61)).unwrap_err().missing, mib(1));
+        budget.offer(mib(60)).unwrap().take();
+        assert_eq!(budget.offer(mib(61)).unwrap_err().missing, mib(1));
         assert!(budget.enter(mib(61)).is_none());
         assert!(budget.could_grant(mib(60), mib(100)) && !budget.could_grant(mib(61), Bytes::ZERO));
         assert_eq!(budget.shrink(|| panic!("nothing is granted")), Bytes::ZERO);
@@ -302,7 +324,7 @@ mod tests {
     fn a_grant_is_not_taken_back_under_an_execution() {
         let nothing_free = Budget { free: Bytes::ZERO, open: AtomicU64::new(0), ..Budget::new(mib(100)) };
         let budget = Arc::new(nothing_free);
-        budget.grant(mib(30)).unwrap();
+        budget.offer(mib(30)).unwrap().take();
         assert!(budget.enter(mib(31)).is_none());
         let entered = budget.enter(mib(30)).unwrap();
         let trim = || panic!("the pool is in use");

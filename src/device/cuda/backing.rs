@@ -11,7 +11,7 @@ use super::{
     regions::{Held, Memory},
 };
 use crate::{
-    error::{Error, Result},
+    error::{Code, Error, Result},
     memory::{Backing, Region, budget::Budget, compaction::Costs},
     units::Bytes,
 };
@@ -149,6 +149,35 @@ impl Backing for CudaBacking {
             }
         };
         Ok(self.device.regions.insert(held))
+    }
+
+    /// Where the device has less free than that, the region has as much memory as leaves a tenth of what is free to others; the rest comes
+    /// when it is used, if the device has it then. XLA's allocator takes a smaller region then, in steps of a tenth, for good (its
+    /// `bfc_allocator.cc`, `kBackpedalFactor`).
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        let Some((maker, chunk)) = &self.chunks else { return self.reserve(bytes) };
+        let free = self.device.memory_info()?.free;
+        if free >= bytes {
+            match self.reserve(bytes) {
+                // Somebody was faster.
+                Err(error) if error.code == Code::ResourceExhausted => {}
+                done => return done,
+            }
+        }
+        let missing = &self.device.regions.missing;
+        let part = Bytes::new(free.get() / 10 * 9);
+        let chunks = Chunks::reserve_part(maker, bytes, *chunk, missing, part)
+            .map_err(|failure| self.device.refusal(failure, bytes))?;
+        // Otherwise programs have what is missing, and it comes back when arrays want it.
+        if free < bytes {
+            log::warn!(
+                "GPU {} has {free} free, less than the {bytes} of its arena, which has {} of them for now and takes more when it is used; \
+                 PJRT_ARENA_LIMIT sets what it may have",
+                self.device.ordinal(),
+                chunks.filled()
+            );
+        }
+        Ok(self.device.regions.insert(Held::new(chunks.region(), Memory::Chunks(chunks))))
     }
 
     /// Waits for work of our own stream on the region, and for what was put on the stream meanwhile.

@@ -308,7 +308,8 @@ impl CudaBacking {
             unsafe { other.stream.hold_back(stream.handle()) }?;
         }
         let _current = context.enter()?;
-        let sent = if other.peers().contains(&self.device.ordinal()) || source.is_pinned() || target.is_pinned() {
+        let reached = other.peers().contains(&self.device.ordinal()) && source.is_open_to(self.device.ordinal());
+        let sent = if reached || source.is_pinned() || target.is_pinned() {
             self.copy_anyhow(from, to)
         } else {
             // SAFETY: both ranges lie in regions, for the caller looked.

@@ -10,6 +10,7 @@
 //! has waited for all work on the range.
 
 use std::{
+    ffi::c_int,
     ops::Range,
     ptr,
     sync::{
@@ -29,6 +30,9 @@ use crate::{
     memory::Region,
     units::{Address, Bytes},
 };
+
+/// How many chunks are filled at once where nobody knows how many can be.
+const FEW: usize = 16;
 
 /// A chunk's memory, or none.
 type Slot = Option<Physical>;
@@ -54,6 +58,20 @@ impl Chunks {
         chunk: Bytes,
         missing: &Arc<AtomicUsize>,
     ) -> Result<Self, Failure> {
+        let chunks = Self::without_memory(maker, bytes, chunk, missing)?;
+        let _current = maker.context().enter()?;
+        let all = 0..chunks.slots.lock().len();
+        // A failure gives the addresses back, as every drop does.
+        chunks.fill(&mut chunks.slots.lock(), all)?;
+        Ok(chunks)
+    }
+
+    fn without_memory(
+        maker: &Arc<Maker>,
+        bytes: Bytes,
+        chunk: Bytes,
+        missing: &Arc<AtomicUsize>,
+    ) -> Result<Self, Failure> {
         let _current = maker.context().enter()?;
         let reserve = |aligned: usize| {
             // SAFETY: one value is written; the driver chooses the addresses.
@@ -72,9 +90,41 @@ impl Chunks {
             slots: Mutex::new(std::iter::repeat_with(|| None).take(count).collect()),
         };
         missing.fetch_add(count, Ordering::AcqRel);
-        // A failure gives the addresses back, as every drop does.
-        chunks.fill(&mut chunks.slots.lock(), 0..count)?;
         Ok(chunks)
+    }
+
+    /// As [`Self::reserve`], with memory behind no more than the first `filled` bytes: the rest has it when it is used.
+    pub(super) fn reserve_part(
+        maker: &Arc<Maker>,
+        bytes: Bytes,
+        chunk: Bytes,
+        missing: &Arc<AtomicUsize>,
+        filled: Bytes,
+    ) -> Result<Self, Failure> {
+        let chunks = Self::without_memory(maker, bytes, chunk, missing)?;
+        let _current = maker.context().enter()?;
+        let filled = (filled.min(bytes).get() / chunk.get()) as usize;
+        let mut slots = chunks.slots.lock();
+        for first in (0..filled).step_by(FEW) {
+            match chunks.fill(&mut slots, first..filled.min(first + FEW)) {
+                // Somebody was faster.
+                Err(failure) if failure.is_out_of_memory() => break,
+                done => done?,
+            }
+        }
+        drop(slots);
+        Ok(chunks)
+    }
+
+    /// Whether the device of this ordinal reaches its memory.
+    pub(super) fn is_open_to(&self, ordinal: c_int) -> bool {
+        self.maker.is_open_to(ordinal)
+    }
+
+    /// How many of its bytes have memory.
+    pub(super) fn filled(&self) -> Bytes {
+        let slots = self.slots.lock();
+        slots.iter().enumerate().filter(|(_, slot)| slot.is_some()).map(|(at, _)| self.span(at).1).sum()
     }
 
     pub(super) fn region(&self) -> Region {

@@ -106,6 +106,11 @@ impl Failure {
         self.code == code as Status
     }
 
+    /// Whether there was no memory, or our own limit left none.
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        self.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
     /// Whether the driver is shut down already, as at the end of a process: what it held is gone with it.
     pub(super) fn is_over(&self) -> bool {
         self.is(CUresult::CUDA_ERROR_DEINITIALIZED)
@@ -129,8 +134,7 @@ impl fmt::Display for Failure {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        let code =
-            if failure.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) { Code::ResourceExhausted } else { Code::Internal };
+        let code = if failure.is_out_of_memory() { Code::ResourceExhausted } else { Code::Internal };
         Self::new(code, failure.to_string())
     }
 }

@@ -18,6 +18,7 @@ use cudarc::driver::sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUresult,
 };
+use parking_lot::RwLock;
 
 use super::{
     context::Context,
@@ -32,13 +33,13 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Maker {
     context: Arc<Context>,
-    /// This device's ordinal, and those of its peers.
+    /// This device's ordinal.
     ordinal: c_int,
-    peers: Vec<c_int>,
     /// What is still asked for.
     exportable: AtomicBool,
     remote: AtomicBool,
-    shared: AtomicBool,
+    /// The devices that memory is opened to, beside its own.
+    peers: RwLock<Vec<c_int>>,
     granularity: Bytes,
     /// Who says how much there may be.
     pub(super) budget: Option<Arc<Budget>>,
@@ -61,10 +62,9 @@ impl Maker {
         let mut maker = Self {
             context: Arc::clone(context),
             ordinal,
-            peers: peers.to_vec(),
             exportable: AtomicBool::new(has(EXPORTABLE)),
             remote: AtomicBool::new(has(REMOTE)),
-            shared: AtomicBool::new(!peers.is_empty()),
+            peers: RwLock::new(peers.to_vec()),
             granularity: Bytes::ZERO,
             budget: None,
         };
@@ -135,10 +135,15 @@ impl Maker {
         Ok(Physical { context: Arc::clone(&self.context), handle, _charge: charge })
     }
 
-    /// Opens mapped addresses to the device and its peers.
+    /// Whether all memory is open to the device of this ordinal.
+    pub(super) fn is_open_to(&self, ordinal: c_int) -> bool {
+        ordinal == self.ordinal || self.peers.read().contains(&ordinal)
+    }
+
+    /// Opens mapped addresses to the device and its peers. One that the driver refuses is asked for no more.
     pub(super) fn open(&self, address: Address, bytes: Bytes) -> Result<(), Failure> {
-        let peers = if self.shared.load(Ordering::Relaxed) { self.peers.as_slice() } else { &[] };
-        let access: Vec<_> = iter::once(&self.ordinal).chain(peers).map(|&ordinal| access(ordinal)).collect();
+        let access: Vec<_> =
+            iter::once(&self.ordinal).chain(self.peers.read().iter()).map(|&ordinal| access(ordinal)).collect();
         let set = |access: &[CUmemAccessDesc]| {
             // SAFETY: a mapped range of ours; the descriptions are only read.
             unsafe {
@@ -149,8 +154,12 @@ impl Maker {
         match set(&access) {
             Err(failure) if is_refusal(&failure) && access.len() > 1 => {
                 set(&access[..1])?;
-                self.shared.store(false, Ordering::Relaxed);
-                log::warn!("memory of GPU {} is open to no other GPU: {failure}", self.ordinal);
+                for peer in &access[1..] {
+                    if let Err(failure) = set(std::slice::from_ref(peer)) {
+                        self.peers.write().retain(|&ordinal| ordinal != peer.location.id);
+                        log::warn!("memory of GPU {} is not open to GPU {}: {failure}", self.ordinal, peer.location.id);
+                    }
+                }
                 Ok(())
             }
             done => done,

@@ -48,7 +48,7 @@ pub use self::{
     device::{CudaDevice, MemoryInfo},
     driver::{Driver, Unavailable},
     pinned::PinnedBacking,
-    pool::{EnginePool, FixedShare, PoolUsage},
+    pool::{EnginePool, FixedShare, KeptPool, PoolUsage},
     probe::{Gpu, Offer, Version, probe, probe_library},
     vendor::Vendor,
 };

@@ -85,6 +85,7 @@ impl EnginePool {
         let mut value = keep.get();
         let which = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value: *mut c_void = (&raw mut value).cast();
+        let _current = self.device.context().enter()?;
         // SAFETY: the pool is alive, and the attribute a number of 64 bits.
         Ok(unsafe { self.device.context().driver().pool_set(self.handle, which, value) }?)
     }
@@ -95,6 +96,7 @@ impl EnginePool {
     /// The driver's reason.
     pub fn trim_to(&self, keep: Bytes) -> Result<()> {
         let keep = usize::try_from(keep.get()).unwrap_or(usize::MAX);
+        let _current = self.device.context().enter()?;
         // SAFETY: the pool is alive.
         Ok(unsafe { self.device.context().driver().pool_trim(self.handle, keep) }?)
     }
@@ -102,9 +104,40 @@ impl EnginePool {
     fn attribute(&self, which: CUmemPool_attribute) -> Result<Bytes> {
         let mut value = 0_u64;
         let out: *mut c_void = (&raw mut value).cast();
+        let _current = self.device.context().enter()?;
         // SAFETY: the pool is alive, and each attribute that is asked for here a number of 64 bits.
         unsafe { self.device.context().driver().pool_get(self.handle, which, out) }?;
         Ok(Bytes::new(value))
+    }
+}
+
+/// A pool that keeps up to a threshold, until this is dropped: then it has its own threshold again, and keeps nothing for programs that do
+/// not come.
+#[derive(Debug)]
+pub struct KeptPool {
+    pool: EnginePool,
+    before: Bytes,
+}
+
+impl KeptPool {
+    /// Lets `pool` keep so much.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    pub fn new(pool: EnginePool, keep: Bytes) -> Result<Self> {
+        let before = pool.release_threshold()?;
+        pool.set_release_threshold(keep)?;
+        Ok(Self { pool, before })
+    }
+}
+
+impl Drop for KeptPool {
+    fn drop(&mut self) {
+        let done = self.pool.set_release_threshold(self.before).and_then(|()| self.pool.trim_to(Bytes::ZERO));
+        if let Err(error) = done {
+            // At the end of a process the driver has ended before.
+            log::debug!("the pool of GPU {} stays as it is: {error}", self.pool.device.ordinal());
+        }
     }
 }
 
@@ -127,7 +160,7 @@ impl ScratchPool for FixedShare {
         Ok(self.bytes)
     }
 
-    fn trim(&self) -> Result<Bytes> {
+    fn trim(&self, _keep: Bytes) -> Result<Bytes> {
         Ok(self.bytes)
     }
 
@@ -136,17 +169,17 @@ impl ScratchPool for FixedShare {
     }
 }
 
-impl ScratchPool for EnginePool {
+impl ScratchPool for KeptPool {
     fn reserved(&self) -> Result<Bytes> {
-        Ok(self.usage()?.reserved)
+        Ok(self.pool.usage()?.reserved)
     }
 
-    fn trim(&self) -> Result<Bytes> {
-        self.trim_to(Bytes::ZERO)?;
+    fn trim(&self, keep: Bytes) -> Result<Bytes> {
+        self.pool.trim_to(keep)?;
         self.reserved()
     }
 
     fn free_on_device(&self) -> Result<Bytes> {
-        Ok(self.device.memory_info()?.free)
+        Ok(self.pool.device.memory_info()?.free)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::c_int,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -62,6 +63,12 @@ impl Held {
             Memory::Chunks(chunks) => Some(chunks),
             Memory::Allocation(_) | Memory::Pinned(_) => None,
         }
+    }
+
+    /// Whether a copy by addresses alone reaches it from the device of this ordinal: the driver finds a way between its own allocations, but
+    /// mapped memory has to be open.
+    pub(super) fn is_open_to(&self, ordinal: c_int) -> bool {
+        self.chunks().is_none_or(|chunks| chunks.is_open_to(ordinal))
     }
 
     /// Whether it is memory of the host.

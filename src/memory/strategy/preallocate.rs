@@ -10,6 +10,7 @@ use super::{
     pool::{Emptied, Pool},
 };
 use crate::{
+    error::Code,
     memory::{
         Backing, Region,
         slab::{Class, ExtentId},
@@ -58,14 +59,30 @@ impl Preallocate {
     }
 
     #[inline(always)]
-    fn reserve(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
-        if self.region.is_some() { Ok(()) } else { self.reserve_now(backing) }
+    fn reserve(&mut self, least: Bytes, backing: &dyn Backing) -> Result<(), Shortage> {
+        if self.region.is_some() { Ok(()) } else { self.reserve_now(least, backing) }
     }
 
+    /// Takes the region: the limit, or as much of it as the device has, in steps of a tenth, as XLA's allocator does
+    /// (`bfc_allocator.cc`, `kBackpedalFactor`); `least` bytes at least.
     #[cold]
-    fn reserve_now(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
+    fn reserve_now(&mut self, least: Bytes, backing: &dyn Backing) -> Result<(), Shortage> {
         let refused = |error| Shortage { refusal: Some(error) };
-        let region = backing.reserve(self.limit).map_err(refused)?;
+        let mut bytes = self.limit;
+        let region = loop {
+            let refusal = match backing.reserve_up_front(bytes) {
+                Ok(region) => break region,
+                Err(refusal) => refusal,
+            };
+            let smaller = Bytes::new(bytes.get() / 10 * 9).round_down(backing.granularity());
+            if refusal.code != Code::ResourceExhausted || smaller < least || smaller.is_zero() {
+                return Err(refused(refusal));
+            }
+            bytes = smaller;
+        };
+        if bytes < self.limit {
+            log::warn!("the device had no region of {}, the limit, so the arena has one of {bytes}", self.limit);
+        }
         match self.pool.space.add_region(region) {
             Ok(id) => {
                 self.region = Some((id, region));
@@ -125,7 +142,7 @@ impl Placement for Preallocate {
         if size > self.limit {
             return Err(Shortage { refusal: None });
         }
-        self.reserve(backing)?;
+        self.reserve(size, backing)?;
         if let Some(class) = Class::of(size)
             && let Some(placed) = self.place_small(class)
         {
@@ -222,7 +239,7 @@ impl Placement for Preallocate {
     }
 
     fn take_up_front(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
-        self.reserve(backing)
+        self.reserve(Bytes::ZERO, backing)
     }
 
     fn space(&self) -> Option<&Space> {
