@@ -127,6 +127,15 @@ def test_table_shows_a_bad_setting_in_its_row():
 
 
 @pytest.mark.arena
+def test_table_where_the_terminal_has_fewer_letters(tmp_path):
+    folder = tmp_path / "jörg"
+    folder.mkdir()
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    run = run_python("-m", "jax_plugins.arena", PJRT_ARENA_OOM_REPORT=str(folder / "x.html"), **ascii_only)
+    assert "PJRT_ARENA_OOM_REPORT" in run.stdout and "\\xf6" in run.stdout and "Traceback" not in run.stderr
+
+
+@pytest.mark.arena
 def test_table_without_an_engine_says_so():
     run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE="/no/such/engine.so")
     assert run.returncode == 1

@@ -6,6 +6,7 @@ use crate::{
     Plugin, args,
     buffer::{Buffer, ElementType},
     call,
+    client::Device,
     event::Event,
     raw::{Result, bytes, slice, text},
     sized, sys,
@@ -60,6 +61,8 @@ pub struct RunOptions<'a> {
     pub keep: &'a [i64],
     /// An execute context.
     pub context: *mut sys::PJRT_ExecuteContext,
+    /// One of the program's devices, to run on alone.
+    pub device: Option<Device>,
 }
 
 impl Loaded {
@@ -124,6 +127,7 @@ impl Loaded {
                 num_args: arguments.first().map_or(0, Vec::len),
                 output_lists: output_lists.as_ptr(),
                 device_complete_events: if how.complete { complete.as_mut_ptr() } else { ptr::null_mut() },
+                execute_device: how.device.map_or(ptr::null_mut(), |device| device.raw()),
             }
         )?;
         let own = |list: Vec<_>| list.into_iter().map(|raw| Buffer::own(self.plugin, raw)).collect();

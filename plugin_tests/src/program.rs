@@ -106,6 +106,12 @@ impl Program {
         self
     }
 
+    /// The same program on as many devices, each with arguments of its own.
+    pub fn replicated(self, replicas: u8) -> Self {
+        // `CompileOptionsProto.executable_build_options` (3) with `num_replicas` (4) and `num_partitions` (5).
+        self.with_options(&[0x1a, 4, 0x20, replicas, 0x28, 1])
+    }
+
     /// The bytes of the program.
     pub fn code(&self) -> &[u8] {
         &self.code

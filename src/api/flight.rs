@@ -399,6 +399,11 @@ impl Traffic {
         self.count.fetch_sub(flights.len() + stranded.len() + orphans.len(), Ordering::Release);
     }
 
+    /// Whether a program or a transfer is under way.
+    pub fn is_busy(&self) -> bool {
+        self.flights.lock().iter().any(|flight| flight.is_under_way())
+    }
+
     /// Whether somebody waits for memory: what comes free is not to be kept then.
     pub fn has_waiters(&self) -> bool {
         self.bell.has_waiters()
@@ -420,7 +425,7 @@ impl Traffic {
     /// Waits for one more arrival than `seen`, as long as `patience` lasts; whether there was one, or may have been. Only
     /// inside [`Self::waiting`].
     pub fn wait_for_arrival(&self, seen: u64, patience: &Patience<'_>) -> bool {
-        let flying = self.flights.lock().iter().any(|flight| !flight.done.load(Ordering::SeqCst));
+        let flying = self.is_busy();
         let mut arrivals = self.bell.arrivals.lock();
         while *arrivals == seen {
             let unloading = self.bell.unloading.load(Ordering::SeqCst) != 0;

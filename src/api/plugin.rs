@@ -19,7 +19,7 @@ use crate::{
     engine::{
         Engine,
         discover::{EngineChoice, Surroundings, discover},
-        scratch,
+        scratch, statics,
     },
     error::{Error, Result},
     logging,
@@ -54,6 +54,10 @@ pub fn engine() -> Result<&'static Engine> {
         })?;
         if choice.kind == Some(EngineKind::Cpu) {
             warm(&engine);
+            // SAFETY: the engine is never unloaded, and was loaded just now: nothing of it runs.
+            if let Err(error) = unsafe { statics::keep(engine.inside()) } {
+                log::debug!("the engine takes its statics down at the end: {error}");
+            }
         }
         Ok(Chosen { engine, kind: choice.kind })
     })?;
@@ -71,7 +75,9 @@ fn warm(engine: &Engine) {
             Bytes::ZERO
         })
     };
-    let installed = host::capacity().and_then(|capacity| {
+    // Where addresses are scarce they are not to be all the pool's: arrays, threads and malloc need some.
+    let most = host::left_to_map().map_or(Bytes::MAX, |left| Bytes::new(left.get() / 4));
+    let installed = host::capacity().map(|capacity| capacity.min(most)).and_then(|capacity| {
         // SAFETY: the engine is never unloaded, and was loaded just now: it has no client, so nothing of it runs.
         unsafe { scratch::install(engine.inside(), Box::new(host), capacity, Box::new(discard)) }
     });

@@ -126,9 +126,15 @@ impl OomReport {
             return Ok(Self::OFF);
         }
         let path = PathBuf::from(&said.raw);
-        match Format::of(&path) {
-            Ok(_) => Ok(Self(Some(path))),
-            Err(_) => Err(said.refuse(OOM_REPORT.allowed)),
+        if Format::of(&path).is_err() {
+            return Err(said.refuse(OOM_REPORT.allowed));
+        }
+        // Found out now, not when memory ends hours later.
+        match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+                Err(said.refuse(&format!("a file in a folder that exists, and {} is none", folder.display())))
+            }
+            _ => Ok(Self(Some(path))),
         }
     }
 }

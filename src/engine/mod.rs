@@ -12,14 +12,18 @@
 //!  views.rs     buffers of the engine that look at memory of ours
 //!  tail.rs      the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself
+//!  statics.rs   what the engine's library builds once stays to the end
+//!  imports.rs   the import table of a library, where both of these meet it
 //! ```
 
 pub mod abi;
 pub mod discover;
 pub mod ffi;
 pub mod handles;
+mod imports;
 pub mod library;
 pub mod scratch;
+pub mod statics;
 pub mod tail;
 pub mod thrown;
 pub mod views;

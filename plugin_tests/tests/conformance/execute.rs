@@ -10,7 +10,8 @@ use plugin_tests::{
 
 use crate::{DIMS, N, four, plus, ramp, shared, ticket};
 
-const WITH_EVENTS: RunOptions<'static> = RunOptions { complete: true, keep: &[], context: std::ptr::null_mut() };
+const WITH_EVENTS: RunOptions<'static> =
+    RunOptions { complete: true, keep: &[], context: std::ptr::null_mut(), device: None };
 
 #[test]
 fn c15_results_are_right() {

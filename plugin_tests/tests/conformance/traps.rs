@@ -4,7 +4,8 @@ use plugin_tests::{Buffer, Client, Code, Gate, Program, RunOptions, args, call, 
 
 use crate::{DIMS, MIB, eventually, limited, ramp, settles_at, shared, ticket};
 
-const WITH_EVENTS: RunOptions<'static> = RunOptions { complete: true, keep: &[], context: std::ptr::null_mut() };
+const WITH_EVENTS: RunOptions<'static> =
+    RunOptions { complete: true, keep: &[], context: std::ptr::null_mut(), device: None };
 
 #[test]
 fn t20_arena_a_poisoned_result_gives_its_block_back() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 
@@ -28,6 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--library", action="store_true", help="print only the path of the library")
     parser.add_argument("--version", action="store_true", help="print only the version")
     chosen = parser.parse_args(arguments)
+    # Paths and values may have letters that the terminal's encoding has not.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         if chosen.version:
             print(_library.version())

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use rustix::process::{Resource, getrlimit};
+use rustix::{
+    param::page_size,
+    process::{Resource, getrlimit},
+};
 
 use crate::{
     error::{Error, Result},
@@ -10,22 +13,35 @@ use crate::{
 };
 
 /// What this process can have of the machine: its physical memory, or less where a control group (version 1 or 2,
-/// each level of it) or the limit of the address space (`RLIMIT_AS`) allows less.
+/// each level of it) allows less, or the process's own limits leave less ([`left_to_map`]).
 ///
 /// # Errors
 /// `INTERNAL` when the kernel does not say how much memory there is.
 pub fn capacity() -> Result<Bytes> {
-    let address_space = getrlimit(Resource::As).current.map(Bytes::new);
-    capacity_under(Path::new("/"), address_space)
+    capacity_under(Path::new("/"), left_to_map())
+}
+
+/// What the limits of the address space (`RLIMIT_AS`) and of data (`RLIMIT_DATA`) leave beside what is mapped already: libraries,
+/// stacks, what malloc has. `None` where there are no such limits. Whoever maps all of it leaves nothing to others.
+pub fn left_to_map() -> Option<Bytes> {
+    let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current];
+    if limits == [None; 2] {
+        return None;
+    }
+    // Pages: all, resident, shared, text, 0, data and stack, 0.
+    let sizes = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = |field| sizes.split_whitespace().nth(field).and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+    let left = |limit: Option<u64>, field| Some(limit?.saturating_sub(pages(field) * page_size() as u64));
+    [left(limits[0], 0), left(limits[1], 5)].into_iter().flatten().min().map(Bytes::new)
 }
 
 /// [`capacity`] as the files below `root` say.
-fn capacity_under(root: &Path, address_space: Option<Bytes>) -> Result<Bytes> {
+fn capacity_under(root: &Path, left_to_map: Option<Bytes>) -> Result<Bytes> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
     let physical = kib.and_then(|kib: u64| kib.checked_mul(1024)).map(Bytes::new);
     let physical = physical.ok_or_else(|| Error::internal("/proc/meminfo has no MemTotal in kB".to_owned()))?;
-    Ok(cgroup_limits(root).chain(address_space).fold(physical, Bytes::min))
+    Ok(cgroup_limits(root).chain(left_to_map).fold(physical, Bytes::min))
 }
 
 /// The memory limits of the process's control groups and of those around them.

@@ -31,7 +31,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 pub use self::{
-    capacity::capacity,
+    capacity::{capacity, left_to_map},
     huge::{HugePages, huge_pages},
 };
 use self::{exchange::Extent, mover::Exchanges};
@@ -111,6 +111,20 @@ impl Backing for HostBacking {
             self.advise(Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + margins });
         }
         Ok(Region { address, bytes })
+    }
+
+    /// Where the process may not map all it wants (`ulimit -v`, `-d`), a quarter of what is left stays to threads, malloc and the engine: a
+    /// process without a place for a thread's stack ends.
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        if let Some(left) = left_to_map()
+            && bytes.get() > left.get() / 4 * 3
+        {
+            let why = format!(
+                "a region of {bytes} would leave others too little of the {left} that ulimit lets the process map"
+            );
+            return Err(Error::new(Code::ResourceExhausted, why));
+        }
+        self.reserve(bytes)
     }
 
     fn release(&self, region: Region) -> Result<()> {

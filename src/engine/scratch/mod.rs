@@ -27,7 +27,6 @@
 //! Setting the thresholds of glibc instead (`mallopt`) was measured: it reaches 64 MiB in all for each of the engine's
 //! threads (`HEAP_MAX_SIZE`), and changes malloc for the whole process.
 
-mod imports;
 mod pool;
 
 use std::{
@@ -44,6 +43,7 @@ use std::{
 use self::pool::Pool;
 pub use self::pool::Usage;
 use crate::{
+    engine::imports,
     error::Result,
     memory::{Arena, Backing, Region},
     units::Bytes,

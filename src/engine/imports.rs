@@ -58,7 +58,7 @@ struct Library {
 }
 
 /// A function by name, with what takes its place.
-pub(super) type Replacement<'a> = (&'a CStr, *const c_void);
+pub type Replacement<'a> = (&'a CStr, *const c_void);
 
 /// Lets the library that `inside` belongs to call other functions than those it imports.
 ///
@@ -69,7 +69,7 @@ pub(super) type Replacement<'a> = (&'a CStr, *const c_void);
 /// # Safety
 /// `inside` must lie in a library that is never unloaded and whose imports no other thread is resolving. The functions
 /// must have the types of those that they replace.
-pub(super) unsafe fn redirect(inside: *const c_void, functions: &[Replacement<'_>]) -> Result<()> {
+pub unsafe fn redirect(inside: *const c_void, functions: &[Replacement<'_>]) -> Result<()> {
     let library = find(inside).ok_or_else(|| Error::not_found(format!("no loaded library holds {inside:p}")))?;
     // SAFETY: the library is loaded, and stays.
     let slots = unsafe { library.slots(functions)? };

@@ -1,0 +1,141 @@
+//! Programs on several devices at once: one of them alone, one that fails, one that takes long.
+
+use std::{collections::BTreeSet, thread, time::Duration};
+
+use plugin_tests::{Buffer, Client, Code, Device, Gate, Program, RunOptions, event::elsewhere, gate};
+
+use crate::{DIMS, N, plus, ramp};
+
+const LARGE: usize = 1 << 20;
+
+/// `f32[1048576]`s on two devices: `a` behind a gate, plus 1, in place; and twice `b`, in place.
+fn gated() -> Program {
+    gate::prepare();
+    let text = "module @gated {
+      func.func public @main(%a: tensor<1048576xf32> {tf.aliasing_output = 0 : i32},
+                             %b: tensor<1048576xf32> {tf.aliasing_output = 1 : i32}, %t: tensor<i32>)
+          -> (tensor<1048576xf32>, tensor<1048576xf32>) {
+        %g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t)
+          {api_version = 4 : i32, has_side_effect = true, backend_config = {}}
+          : (tensor<1048576xf32>, tensor<i32>) -> tensor<1048576xf32>
+        %c = stablehlo.constant dense<1.0> : tensor<1048576xf32>
+        %y = stablehlo.add %g, %c : tensor<1048576xf32>
+        %z = stablehlo.add %b, %b : tensor<1048576xf32>
+        return %y, %z : tensor<1048576xf32>, tensor<1048576xf32>
+      }
+    }";
+    Program::text(text).replicated(2)
+}
+
+fn two() -> (Client, [Device; 2]) {
+    let client = Client::create(2, &[]).expect("two devices");
+    let devices = client.addressable_devices().try_into().expect("two devices");
+    (client, devices)
+}
+
+#[test]
+fn t13_a_launch_that_one_device_refuses_ends_after_the_programs_of_the_others() {
+    let (client, [first, second]) = two();
+    let program = client.compile(&gated()).unwrap();
+    let put = |device, value: f32| client.put_on(device, &vec![value; LARGE], &[LARGE as i64]).unwrap();
+    let gate = Gate::closed();
+    let ticket = |device| client.put_on(device, &[gate.ticket()], &[]).unwrap();
+    let (a, b, t) = (put(first, 1f32), put(first, 2.0), ticket(first));
+    // Donated twice, which the engine finds on this device alone.
+    let (twice, u) = (put(second, 3.0), ticket(second));
+    let held = first.stats().unwrap().bytes_in_use;
+    let run = elsewhere(move || {
+        let refused = program.execute(&[&[&a, &b, &t], &[&twice, &twice, &u]], RunOptions::default());
+        (refused.map(drop), [a.is_deleted(), b.is_deleted(), twice.is_deleted()])
+    });
+    gate.wait_reached();
+    thread::sleep(Duration::from_millis(50));
+    // Who had the memory now would see the program write into it.
+    assert!(run.get().is_none(), "it is back while a program runs on what it was donated");
+    assert!(first.stats().unwrap().bytes_in_use >= held);
+    gate.open();
+    let (refused, deleted) = run.wait();
+    refused.unwrap_err().expect(Code::INVALID_ARGUMENT, &["Attempt to donate the same buffer twice in Execute()"]);
+    assert_eq!(
+        deleted,
+        [true, true, false],
+        "what the first device's program was donated is gone, with the engine alone too"
+    );
+    let again = client.put_on(first, &ramp(0.0), &DIMS).unwrap();
+    assert_eq!(again.read::<f32>().unwrap(), ramp(0.0));
+}
+
+#[test]
+fn one_of_a_programs_devices_runs_alone() {
+    let (client, devices) = two();
+    let program = client.compile(&Program::add_one().replicated(2)).unwrap();
+    let mut start = 0.0;
+    // Again and again: results that are dropped come back as destinations, each on its device.
+    for index in [0, 1, 1, 0, 1, 0, 0, 1] {
+        start += 1.0;
+        let x = client.put_on(devices[index], &ramp(start), &DIMS).unwrap();
+        let how = RunOptions { device: Some(devices[index]), ..RunOptions::default() };
+        let y = program.execute(&[&[&x]], how).unwrap().only();
+        assert_eq!(y.device(), devices[index]);
+        assert_eq!(y.read::<f32>().unwrap(), plus(&ramp(start), 1.0));
+    }
+    let both: Vec<Buffer> = devices.iter().map(|device| client.put_on(*device, &ramp(5.0), &DIMS).unwrap()).collect();
+    let run = program.execute(&[&[&both[0]], &[&both[1]]], RunOptions::default()).unwrap();
+    assert!(run.outputs.iter().flatten().all(|y| y.read::<f32>().unwrap() == ramp(6.0)));
+}
+
+#[test]
+fn arena_a_long_program_on_one_device_does_not_keep_the_memory_of_another() {
+    let (client, devices) = two();
+    let gate = Gate::closed();
+    let long = client.compile(&gated()).unwrap();
+    let put = |value: f32| client.put_on(devices[0], &vec![value; LARGE], &[LARGE as i64]).unwrap();
+    let ticket = client.put_on(devices[0], &[gate.ticket()], &[]).unwrap();
+    let alone = |index: usize| RunOptions { device: Some(devices[index]), ..RunOptions::default() };
+    let (a, b) = (put(1.0), put(2.0));
+    let waiting = long.execute(&[&[&a, &b, &ticket]], alone(0)).unwrap();
+    gate.wait_reached();
+    let program = client.compile(&Program::add_one().replicated(2)).unwrap();
+    let mut x = client.put_on(devices[1], &vec![0f32; N], &DIMS).unwrap();
+    let mut places = BTreeSet::new();
+    for _ in 0..200 {
+        x = program.execute(&[&[&x]], alone(1)).unwrap().only();
+        x.ready().wait().unwrap();
+        places.insert(x.address().unwrap());
+    }
+    assert_eq!(x.read::<f32>().unwrap(), vec![200.0; N]);
+    // Two would do; the engine may say a little late that a run has ended.
+    assert!(places.len() < 50, "{} places", places.len());
+    gate.open();
+    assert_eq!(waiting.single()[0].read::<f32>().unwrap()[0], 2.0);
+}
+
+#[test]
+fn a_client_ends_while_what_it_has_under_way_fails() {
+    for _ in 0..5 {
+        let (client, [device, _]) = two();
+        let (gate, stop) = (Gate::closed(), plugin_tests::event::Signal::<()>::default());
+        let waiting = stop.clone();
+        let fails = Gate::running(move |_| {
+            waiting.wait();
+            Err("the program fails".into())
+        });
+        let program = client.compile(&gated()).unwrap();
+        let put = |value: f32| client.put_on(device, &vec![value; LARGE], &[LARGE as i64]).unwrap();
+        let ticket = client.put_on(device, &[fails.ticket()], &[]).unwrap();
+        let how = RunOptions { device: Some(device), ..RunOptions::default() };
+        let mut last = program.execute(&[&[&put(1.0), &put(2.0), &ticket]], how).unwrap().single();
+        fails.wait_reached();
+        // What follows is donated what has yet to fail, and fails with it.
+        let open = client.put_on(device, &[gate.ticket()], &[]).unwrap();
+        gate.open();
+        for _ in 0..20 {
+            last = program.execute(&[&[&last[0], &last[1], &open]], how).unwrap().single();
+        }
+        drop((last, open, ticket, program));
+        let ended = elsewhere(move || client.destroy());
+        thread::sleep(Duration::from_millis(20));
+        stop.set(());
+        ended.wait().unwrap();
+    }
+}
