@@ -98,6 +98,91 @@ fn a_larger_slot_serves_where_its_own_class_has_none() {
     assert_eq!((slabs.size(large[7]), slabs.free_bytes()), (LARGEST_SLOT, Bytes::ZERO));
 }
 
+#[test]
+fn every_vacant_slot_can_be_had_in_whatever_order_pages_emptied() {
+    // Three pages of 16 slots. Lists of pages are linked both ways; a link that is lost loses all pages behind it.
+    for order in [[0usize, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        for emptied in 0..3usize {
+            let mut slabs = Slabs::new();
+            slabs.adopt(BASE, Bytes::new(3 * PAGE.get())).expect("room");
+            let slots: Vec<_> = (0..48).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
+            // One slot of each page, then all others of one page.
+            for page in order {
+                slabs.free(slots[page * 16], Tenure::Live);
+            }
+            for &slot in &slots[emptied * 16 + 1..emptied * 16 + 16] {
+                slabs.free(slot, Tenure::Live);
+            }
+            // The empty page may serve another class; then its own again.
+            let small = slabs.allocate(class(1)).expect("a page is empty");
+            slabs.free(small, Tenure::Live);
+            let again = std::iter::from_fn(|| slabs.allocate(class(4096))).count();
+            assert_eq!((again, slabs.free_bytes()), (18, Bytes::ZERO), "{order:?}, page {emptied} empty");
+        }
+    }
+}
+
+#[test]
+fn one_idle_extent_is_kept_after_another_one_went() {
+    let mut slabs = Slabs::new();
+    let mut address = BASE;
+    let mut full = || -> (ExtentId, Vec<SlotId>) {
+        let extent = slabs.adopt(address, PAGE).expect("room");
+        address = address + PAGE;
+        (extent, (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect())
+    };
+    let [(_, a), (second, b), (_, c)] = [full(), full(), full()];
+    assert_eq!(slabs.bytes(), Bytes::new(3 * PAGE.get()));
+    let mut offered = |slots: Vec<SlotId>| slots.into_iter().filter_map(|slot| slabs.free(slot, Tenure::Live)).last();
+    assert_eq!((offered(a), offered(b)), (None, Some(second)));
+    assert!(slabs.remove(second));
+    assert_eq!((slabs.bytes(), slabs.idle_extents().count()), (Bytes::new(2 * PAGE.get()), 1));
+    // The first one again, and all of it free: it is the one that stays.
+    let slots: Vec<_> = (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
+    assert_eq!(slabs.idle_extents().count(), 0);
+    assert!(slots.into_iter().all(|slot| slabs.free(slot, Tenure::Live).is_none()), "no other one is idle");
+    assert!(c.into_iter().any(|slot| slabs.free(slot, Tenure::Live).is_some()), "now there are two");
+}
+
+#[test]
+fn dissolved_extents_leave_nothing_behind() {
+    let mut slabs = Slabs::new();
+    let first = slabs.adopt(BASE, Bytes::new(3 * PAGE.get())).expect("room");
+    // A full page, one with a slot in use, and one without a class.
+    let full: Vec<_> = (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
+    let small = slabs.allocate(class(256)).expect("room");
+    slabs.retire(full[3]);
+    assert_eq!(slabs.position(small), (first, PAGE));
+    assert_eq!(slabs.position(full[2]), (first, Bytes::new(2 * 4096)));
+    let second = slabs.adopt(BASE + Bytes::mib(1), PAGE).expect("room");
+    assert_eq!(slabs.idle_extents().collect::<Vec<_>>(), [second]);
+    [first, second].iter().for_each(|&extent| slabs.dissolve(extent));
+    assert_eq!((slabs.bytes(), slabs.free_bytes()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((slabs.largest_vacant(), slabs.idle_extents().count(), slabs.extents().count()), (None, 0, 0));
+    assert_eq!((slabs.allocate(class(1)), slabs.allocate(class(4096))), (None, None));
+    // A retired slot is gone with its page: nothing pends.
+    assert!(!slabs.fits_after_pending(class(1)));
+    // What comes in its place is as good as new, and the first idle one stays.
+    let again = slabs.adopt(BASE, PAGE).expect("room");
+    assert_eq!(again, first, "numbers are used again");
+    let slots: Vec<_> = (0..256).map(|_| slabs.allocate(class(1)).expect("room")).collect();
+    assert_eq!(slabs.allocate(class(1)), None);
+    assert!(slots.into_iter().all(|slot| slabs.free(slot, Tenure::Live).is_none()), "no other one is idle");
+}
+
+#[test]
+fn a_retired_slot_promises_room_to_its_own_class_and_to_smaller_ones() {
+    let mut slabs = Slabs::new();
+    slabs.adopt(BASE, PAGE).expect("room");
+    let slots: Vec<_> = (0..32).map(|_| slabs.allocate(class(2048)).expect("room")).collect();
+    slabs.retire(slots[9]);
+    let fits = |slabs: &Slabs| [256, 2048, 4096].map(|size| slabs.fits_after_pending(class(size)));
+    assert_eq!(fits(&slabs), [true, true, false]);
+    // The whole page pends: any class may have it then.
+    slots.iter().enumerate().filter(|&(number, _)| number != 9).for_each(|(_, &slot)| slabs.retire(slot));
+    assert_eq!(fits(&slabs), [true, true, true]);
+}
+
 proptest! {
     #[test]
     fn slots_never_overlap_and_bytes_add_up(
