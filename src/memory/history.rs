@@ -460,6 +460,73 @@ mod tests {
     }
 
     #[test]
+    fn the_last_failures_are_kept_with_their_numbers() {
+        let mut history = History::with_capacity(100);
+        let numbers = |requested| OutOfMemory {
+            arena: "fake:0".into(),
+            strategy: crate::memory::Strategy::Preallocate,
+            requested: Bytes::new(requested),
+            in_use: Bytes::ZERO,
+            pending: Bytes::ZERO,
+            slack: Bytes::ZERO,
+            free: Bytes::ZERO,
+            largest_hole: Bytes::ZERO,
+            largest_request: Bytes::ZERO,
+            reserved: Bytes::ZERO,
+            limit: Bytes::ZERO,
+            story: None,
+            refusal: None,
+        };
+        let maker = Maker { origin: OriginId::new(5), run: Run { step: 6, at: Moment::UNKNOWN } };
+        let all = MOST_FAILURES as u64 + 3;
+        for number in 0..all {
+            let failure = Failure { numbers: numbers(number + 1), maker, text: format!("failure {number}") };
+            history.fail(Moment::from_nanos(number + 1), failure);
+        }
+        let events = history.events();
+        assert_eq!((events.failures.len(), events.failures_forgotten), (MOST_FAILURES, 3));
+        // Each event leads to its failure by the number, whatever was forgotten before and since.
+        assert_eq!(events.list.len() as u64, all);
+        for (number, event) in (0..).zip(&events.list) {
+            assert_eq!(
+                (event.kind(), event.other, event.bytes),
+                (EventKind::OutOfMemory, number, Bytes::new(number + 1))
+            );
+            assert_eq!((event.origin, event.step), (OriginId::new(5), 6));
+            let at = number.checked_sub(events.failures_forgotten).map(|at| &events.failures[at as usize]);
+            assert!(at.is_none_or(|failure| failure.text == format!("failure {number}")), "{number}: {at:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_there_before_the_history_did_not_come_with_an_event() {
+        let region = |at: u64| Region { address: Address::new(at << 20), bytes: Bytes::mib(1) };
+        let mut history = History::with_capacity(10);
+        history.begin_with(vec![region(1), region(2)]);
+        // In another order they are still the same ones.
+        history.see_regions(Moment::from_nanos(1), vec![region(2), region(1)]);
+        assert!(history.events().list.is_empty());
+        history.see_regions(Moment::from_nanos(2), vec![region(3), region(1)]);
+        let seen: Vec<_> = history.events().list.iter().map(|event| (event.kind(), event.address)).collect();
+        assert_eq!(seen, [(EventKind::RegionGone, region(2).address), (EventKind::Region, region(3).address)]);
+    }
+
+    #[test]
+    fn the_past_is_summed_by_who_holds_it() {
+        let block = |at: u64, mib, state| {
+            (at, PastBlock { address: Address::new(at << 30), bytes: Bytes::mib(mib), state, maker: Maker::default() })
+        };
+        let blocks = [(1, 1, BlockState::Live), (2, 2, BlockState::Pinned), (3, 4, BlockState::Retired)];
+        let region = |at: u64, mib| Region { address: Address::new(at << 30), bytes: Bytes::mib(mib) };
+        let past = Past {
+            blocks: blocks.into_iter().map(|(at, mib, state)| block(at, mib, state)).collect(),
+            regions: vec![region(1, 64), region(2, 16)],
+            scratch: Bytes::mib(32),
+        };
+        assert_eq!((past.in_use(), past.pending(), past.pool()), (Bytes::mib(3), Bytes::mib(4), Bytes::mib(80)));
+    }
+
+    #[test]
     fn holdings_are_summed_by_origin_the_largest_first() {
         let of = |origin, nanos, bytes| {
             let run = Run { step: 0, at: Moment::from_nanos(nanos) };
