@@ -224,6 +224,55 @@ mod tests {
     }
 
     #[test]
+    fn the_highest_use_of_the_quiet_time_stays() {
+        let mut play = Play::new();
+        play.uses(GIB, 60);
+        // Neither what was in use first nor what was last: the most of all these windows.
+        play.uses(Bytes::mib(100), 5);
+        let second = play.now + TICK;
+        assert_eq!(play.idle.end_window(second, Bytes::mib(10)), Some(Bytes::mib(100)));
+        // And the other way round.
+        let mut play = Play::new();
+        play.uses(GIB, 60);
+        play.uses(Bytes::mib(10), 5);
+        let second = play.now + TICK;
+        assert_eq!(play.idle.end_window(second, Bytes::mib(100)), Some(Bytes::mib(100)));
+    }
+
+    #[test]
+    fn half_of_what_was_touched_is_little_and_64_mib_are_worth_it() {
+        let given = |touched: u64, used: Bytes| {
+            let mut play = Play::new();
+            play.uses(Bytes::mib(touched), 60);
+            play.uses(used, 60);
+            play.returns
+        };
+        assert_eq!(given(1024, Bytes::mib(512)), 1);
+        assert_eq!(given(1024, Bytes::mib(512) + Bytes::new(1)), 0);
+        assert_eq!(given(64, Bytes::ZERO), 1, "64 MiB go back");
+        assert_eq!(given(128, Bytes::mib(64)), 1);
+        assert_eq!(given(128, Bytes::mib(64) - Bytes::new(1)), 1);
+        assert_eq!(given(127, Bytes::mib(63)), 1, "64 of 127 MiB");
+        assert_eq!(given(126, Bytes::mib(63)), 0, "63 of 126 MiB");
+    }
+
+    #[test]
+    fn a_mistake_is_counted_once() {
+        let mut play = Play::new();
+        play.uses(GIB, 5);
+        play.uses(Bytes::ZERO, 10);
+        // It is in use again for a while: one mistake, not one for each window.
+        play.uses(GIB, 60);
+        assert_eq!((play.returns, play.idle.patience()), (1, 2 * PATIENCE));
+        // Nor is it one that more is used much later.
+        let mut play = Play::new();
+        play.uses(GIB, 5);
+        play.uses(Bytes::ZERO, 10 + 300);
+        play.uses(GIB, 5);
+        assert_eq!(play.idle.patience(), PATIENCE);
+    }
+
+    #[test]
     fn only_much_of_it_soon_is_a_mistake() {
         let patience = |again: Bytes, pause: u64| {
             let mut play = Play::new();
