@@ -38,6 +38,21 @@ fn packed(regions: &[&str]) -> (Vec<String>, u64) {
     (text(&layout, &carry_out(&layout, &UNIT, &plan)), plan.cost)
 }
 
+/// What opening `need` granules costs; the plan was carried out.
+fn cost_to_open(regions: &[&str], need: u32, costs: &Costs) -> Option<u64> {
+    opened(regions, need, costs).map(|(_, cost)| cost)
+}
+
+/// What clearing granules of the first region costs.
+fn cost_to_clear(regions: &[&str], offset: u32, size: u32, costs: &Costs) -> Option<u64> {
+    let layout = layout(regions);
+    let window = Run { region: RegionId(0), offset, size };
+    let plan = clear(&layout, window, costs)?;
+    assert_eq!(plan.hole, Some(window));
+    carry_out(&layout, costs, &plan);
+    Some(plan.cost)
+}
+
 /// The text after a plan, and its cost.
 fn after(regions: &[&str], cost: u64) -> (Vec<String>, u64) {
     (regions.iter().map(ToString::to_string).collect(), cost)
@@ -171,4 +186,103 @@ fn packing_empties_regions() {
 #[test]
 fn packing_widens_the_largest_hole() {
     assert_eq!(packed(&["a..#....bb...c.d#"]), after(&["abb#cd..........#"], 12 + 11 + 11));
+}
+
+/// Each of these has one way or few: holes elsewhere are too small as they are, so that runs must give of theirs.
+#[test]
+fn room_that_only_several_runs_have_together_is_found() {
+    let needs: [(&[&str], u32, &str); 11] = [
+        (&["...a.#.bb.cc"], 6, "two blocks share what one run can give"),
+        (&[".aa.#bbc."], 3, "what is beside the window takes a block, once it is in one piece"),
+        (&["..aa.#bb..cdd", "a.bb.#.#"], 6, "some leave into holes as they are, others into what was made for them"),
+        (&["aa..b..#c.....ddeee"], 9, "the cheapest windows are in vain, and longer ones are not"),
+        (&[".a", "a..bbcc."], 4, "only the smallest can leave"),
+        (&[".#.#.aa..bc"], 5, "each to another place"),
+        (&[".#.aa..bcc"], 4, "the larger ones stay and slide"),
+        (&[".#..aaaabbb.c", "aa..#b....#.."], 7, "the places that are large are few"),
+        (&["a..#...", "a.", "a.bb....cccc..ddd..#"], 14, "more than half of the places are too small"),
+        (&["..aa.#bbc.", "#"], 3, "one slides aside for the other"),
+        (&["aaabbb#.c..#.d..#e.#"], 6, "two runs give, each to one"),
+    ];
+    for (regions, need, why) in needs {
+        assert!(cost_to_open(regions, need, &UNIT).is_some(), "{regions:?} {need}: {why}");
+    }
+    // Where pages can be exchanged the same holds, for blocks too small for that.
+    assert!(cost_to_open(&["..aaa."], 3, &REMAP).is_some());
+}
+
+#[test]
+fn what_makes_room_is_the_cheapest_of_what_could() {
+    // The one block between the two holes of the second run, and none of the other region's four.
+    assert_eq!(cost_to_open(&["aabb.ccdd", "a..bb.cc"], 4, &UNIT), Some(12 + 11));
+    // `a` can go up by itself. With all that may leave gone, more than was wanted would be open.
+    assert!(cost_to_open(&[".a.bbbb....c..d", "..#..aa..#b.."], 11, &UNIT).is_some_and(|cost| cost <= 37));
+    // Of the two groups of holes the run opens the one with less between.
+    assert_eq!(opened(&["#.aa.#.cccc.dd.#"], 4, &UNIT), Some(after(&["#....#.bbbbccaa#"], 12 + 12)));
+}
+
+#[test]
+fn exchanged_pages_make_the_cheaper_plan_wherever_a_block_goes() {
+    // Costs of a block of 9: 19 copied, 12 in one exchange; of one of 10: 20, 12, and 14 in two of five pages.
+    let opens: [(&[&str], u32, u64, &str); 7] = [
+        (&[".........aaaaaaaaaa.."], 10, 14, "the slide stops one granule short of the end"),
+        (&[".........a.....#bcccccccccc.........", "aa#"], 20, 34, "only where that is cheaper"),
+        (&["..aaaaaa..#..bbbbbbbbbb..#"], 4, 16, "the smaller block, though the larger one comes first by address"),
+        (&["......aaaaabbbbcccccccc..ddddee"], 7, 26, "blocks that are copied take the best fit"),
+        (&["aaaaaaaa..#.........#"], 10, 12, "there is just enough room to lie alike"),
+        (&["............#....abbbbbbbbbcddeee"], 15, 34, "what is below the block is a place for others"),
+        (&["aaaaaaaaaaa#", "###........#..........", "aaabbbcccccccc.."], 14, 38, "smaller places stay places"),
+    ];
+    for (regions, need, most, why) in opens {
+        let cost = cost_to_open(regions, need, &REMAP);
+        assert!(cost.is_some_and(|cost| cost <= most), "{regions:?} {need}: {cost:?}, where {most} do: {why}");
+    }
+    // Down to a place that begins one granule before a page as the block has it, and up to one that begins behind.
+    assert_eq!(cost_to_clear(&["............#aaaaaaaaa"], 13, 8, &REMAP), Some(12));
+    assert_eq!(cost_to_clear(&["#..aaaaaaaaaaa............"], 2, 2, &REMAP), Some(12));
+}
+
+#[test]
+fn a_place_is_cleared_by_whatever_is_cheapest() {
+    let clears: [(&[&str], u32, u32, u64, &str); 6] = [
+        (&[".aaa.bbbc..", ".."], 7, 3, 24, "one leaves the run, and the other slides"),
+        (&["..abb"], 1, 2, 11, "a block at the place's edge is all that moves"),
+        (&["ab.#c"], 0, 1, 11, "the other one does not"),
+        (&["aaaa", "aa..b..cc.."], 3, 1, 25, "the run opens no more than it has to"),
+        (&["#aabb.cc", ".aabb.ccd.#"], 2, 1, 35, "the cheapest of its blocks make way"),
+        (&["..aabc.de."], 1, 4, 45, "all of it stays in the run"),
+    ];
+    for (regions, offset, size, most, why) in clears {
+        let cost = cost_to_clear(regions, offset, size, &UNIT);
+        assert!(cost.is_some_and(|cost| cost <= most), "{regions:?} {offset} {size}: {cost:?}, where {most} do: {why}");
+    }
+    // One block goes below what stays and one slides within the run.
+    assert!(cost_to_clear(&["..#aab"], 4, 2, &REMAP).is_some_and(|cost| cost <= 23));
+    assert!(cost_to_clear(&["aa#", "a.bc."], 0, 2, &UNIT).is_some());
+    // Neither the region below nor the one above is the place's own.
+    assert_eq!(cost_to_clear(&["aab.#.", "aa"], 1, 1, &UNIT), None);
+}
+
+#[test]
+fn packing_moves_nothing_to_another_run_without_a_gain() {
+    assert_eq!(packed(&[".#a"]), after(&[".#a"], 0));
+    // What a run gives to others is room that it has itself then: the third hole is the largest already.
+    assert_eq!(packed(&[".#a..#bc.d", "aa."]), after(&[".#aee#bcd.", "..."], 12 + 11));
+}
+
+#[test]
+fn a_block_is_pinned_at_the_upper_end_of_its_own_stretch_or_a_larger_one() {
+    let pinned = |regions: &[&str], block: usize| {
+        let layout = layout(regions);
+        let plan = pin(&layout, block, &UNIT)?;
+        Some((text(&layout, &carry_out(&layout, &UNIT, &plan)), plan.cost))
+    };
+    assert_eq!(pinned(&["a."], 0), Some(after(&[".a"], 11)));
+    assert_eq!(pinned(&["ab", "aa.#"], 2), Some(after(&["ab", ".cc#"], 12)));
+    // A hole of another region that it fills.
+    assert_eq!(pinned(&[".", "abcc"], 1), Some(after(&["a", ".bcc"], 11)));
+    // At the upper end of its region, beside what stays, it is well where it is: whatever there is elsewhere.
+    assert_eq!(pinned(&["a", "."], 0), None);
+    assert_eq!(pinned(&[".", ".a"], 2), None);
+    assert_eq!(pinned(&["#..a#.."], 2), None);
 }
