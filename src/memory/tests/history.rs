@@ -229,3 +229,106 @@ fn a_scope_says_when_the_history_is_too_short_for_its_peak() {
         assert_eq!((scoped.peak, scoped.after_peak.is_none()), (Bytes::mib(9), true), "{capacity}");
     }
 }
+
+#[test]
+fn blocks_of_one_history_have_numbers_of_their_own() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    let mut numbers = std::collections::BTreeSet::new();
+    let mut held: Vec<Block> = Vec::new();
+    for round in 0..300usize {
+        let block = take(&arena, Bytes::kib(8));
+        let number = block_number(block.id);
+        assert!(number < 1 << 53, "JSON's readers keep it exact");
+        assert!(numbers.insert(number), "block {} has another one's number", block.id);
+        held.push(block);
+        // Entries of the table are used again, each a few times.
+        if round.is_multiple_of(3) {
+            let gone = held.swap_remove(round % held.len());
+            assert_eq!(arena.free(gone.id), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn events_tell_of_pins_with_their_reasons_and_of_who_let_go() {
+    let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    arena.record_history(100);
+    assert!(arena.records_history() && !self::arena(Kind::Preallocate, Bytes::mib(80)).0.records_history());
+    let block = take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    assert_eq!((arena.pin_because(block.id, PinReason(7)), arena.unpin(block.id)), (Ok(()), Ok(())));
+    let later = Maker { origin: OriginId::new(9), run: Run { step: 70, at: Moment::from_nanos(5) } };
+    assert_eq!(arena.retire_as(block.id, Some(later)), Ok(()));
+    assert_eq!(arena.blocks()[0].maker, later, "a retired block is what the program made of it");
+    assert_eq!((arena.pending(), arena.stats().pending_bytes), (Bytes::kib(8), Bytes::kib(8)));
+    let events: Vec<Event> = arena.survey().events.list;
+    let told: Vec<_> =
+        events.iter().rev().take(3).rev().map(|event| (event.kind(), event.other, event.origin)).collect();
+    let row = OriginId::new;
+    assert_eq!(told, [(EventKind::Pin, 7, row(3)), (EventKind::Unpin, 7, row(3)), (EventKind::Retire, 0, row(9))]);
+}
+
+/// What the strategy `tpu` took up front was there before anything happened.
+#[test]
+fn regions_come_and_go_with_events_when_they_do() {
+    let (mut arena, _device) = self::arena(Kind::Tpu, Bytes::mib(80));
+    arena.record_history(100);
+    take(&arena, Bytes::kib(8));
+    let kinds = |events: &[Event]| events.iter().map(Event::kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&arena.survey().events.list), [EventKind::Allocate]);
+    // A growing pool: the region goes with the block that was alone in it, and the spare one when it is trimmed. The last
+    // event is no survey's, which looks at the regions itself.
+    let (mut arena, device) = self::arena(Kind::Growing, Bytes::mib(80));
+    arena.record_history(100);
+    let scope = arena.open_scope();
+    let [small, large] = [1, 40].map(|mib| take(&arena, Bytes::mib(mib)));
+    assert_eq!(arena.free(large.id), Ok(()));
+    assert_eq!(device.regions().len(), 1);
+    let inner = arena.open_scope();
+    assert_eq!((arena.free(small.id), arena.trim()), (Ok(()), Bytes::mib(2)));
+    let after = |scope| kinds(&arena.end_scope(scope).expect("it is open").after_peak.expect("it goes back so far"));
+    assert_eq!(after(inner), [EventKind::Free, EventKind::RegionGone]);
+    // The peak was when the large one came.
+    use EventKind::{Free, RegionGone};
+    assert_eq!(after(scope), [Free, RegionGone, Free, RegionGone]);
+    // A device that is full: what growth gave back to it, though no block came, is seen all the same.
+    take(&arena, Bytes::mib(1));
+    let spare = take(&arena, Bytes::mib(2));
+    assert_eq!(arena.free(spare.id), Ok(()));
+    let regions = device.regions().len();
+    assert_eq!(regions, 2, "the empty one is small enough to stay");
+    device.set_capacity(Bytes::mib(4));
+    assert!(arena.allocate(Bytes::mib(30)).is_err());
+    assert_eq!(device.regions().len(), 1);
+    let (mut past, events, _) = past(&arena);
+    assert_eq!(events.last().map(Event::kind), Some(RegionGone));
+    past.undo(events.last().expect("an event"));
+    assert_eq!(past.regions.len(), regions);
+}
+
+#[test]
+fn scopes_end_in_any_order() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    let [first, second, third] = [(); 3].map(|()| {
+        let scope = arena.open_scope();
+        take(&arena, Bytes::mib(1));
+        scope
+    });
+    let seen = |scope| arena.end_scope(scope).map(|scoped| (scoped.start.get() >> 20, scoped.peak.get() >> 20));
+    assert_eq!(seen(second), Some((1, 3)));
+    take(&arena, Bytes::mib(1));
+    assert_eq!((seen(third), seen(second), seen(first)), (Some((2, 4)), None, Some((0, 4))));
+}
+
+/// Scratch that nobody needs goes when an allocation does: the history has it when it did.
+#[test]
+fn scratch_goes_from_the_history_too() {
+    let (mut arena, _device) = arena(Kind::Tpu, Bytes::mib(80));
+    arena.record_history(100);
+    assert_eq!(arena.begin_scratch(Bytes::mib(40)), Ok(()));
+    arena.end_scratch(Bytes::mib(40));
+    take(&arena, Bytes::mib(80));
+    let told: Vec<_> =
+        arena.survey().events.list.iter().map(|event| (event.kind(), event.bytes.get() >> 20, event.other)).collect();
+    let of = |mib| Bytes::mib(mib).get();
+    assert_eq!(told, [(EventKind::Scratch, 40, 0), (EventKind::Scratch, 0, of(40)), (EventKind::Allocate, 80, of(80))]);
+}

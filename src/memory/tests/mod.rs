@@ -1,6 +1,7 @@
 //! The arena as a whole, over the fake device: each strategy, refusals, waiting, threads, and random sequences
 //! against a model ([`model`]).
 
+mod compaction;
 mod history;
 mod model;
 mod moves;
@@ -441,4 +442,112 @@ fn a_surplus_is_the_largest_holes_and_the_high_end_of_one() {
     assert_eq!((arena.used(), given(Bytes::mib(65))), (Bytes::mib(40), expected.to_vec()));
     // Nothing at all is to stay beyond what is in use, and more is used: no piece goes.
     assert_eq!(given(Bytes::mib(39)), []);
+}
+
+#[test]
+fn every_hole_is_discarded_once_in_pieces_of_64_mib_that_end_where_pages_do() {
+    const PIECE: Bytes = Bytes::mib(64);
+    let (arena, _) = arena(Strategy::Preallocate, Bytes::mib(500));
+    let blocks: Vec<Block> = [150, 10, 40, 100].map(|mib| take(&arena, Bytes::mib(mib))).into();
+    // Holes of 150 and 40 MiB, and one of 200 behind the last block.
+    [0, 2].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
+    let mut seen: Vec<Region> = Vec::new();
+    // The device gives back less than it is offered: what it says is what is summed.
+    let discarded = arena.discard_holes(|piece| {
+        seen.push(piece);
+        Bytes::new(piece.bytes.get() / 2)
+    });
+    assert_eq!(discarded, Bytes::mib((150 + 40 + 200) / 2));
+    let mut holes: Vec<Region> = Vec::new();
+    for piece in &seen {
+        assert!(!piece.bytes.is_zero() && piece.bytes <= PIECE, "{piece:?}");
+        match holes.last_mut().filter(|hole| hole.address + hole.bytes == piece.address) {
+            Some(hole) => {
+                assert!(piece.address.is_aligned_to(PIECE), "a hole is cut where pages end: {piece:?}");
+                hole.bytes += piece.bytes;
+            }
+            None => holes.push(*piece),
+        }
+    }
+    let behind = |block: &Block| block.address + block.size;
+    let expected = [
+        Region { address: blocks[0].address, bytes: Bytes::mib(150) },
+        Region { address: blocks[2].address, bytes: Bytes::mib(40) },
+        Region { address: behind(&blocks[3]), bytes: Bytes::mib(200) },
+    ];
+    assert_eq!(holes, expected);
+    let without = self::arena(Strategy::Platform, Bytes::mib(8)).0;
+    take(&without, Bytes::mib(1));
+    assert_eq!(without.discard_holes(|piece| piece.bytes), Bytes::ZERO, "its blocks' regions have no holes");
+}
+
+#[test]
+fn a_surplus_takes_the_largest_holes_wherever_they_lie() {
+    let (arena, _) = arena(Strategy::Preallocate, Bytes::mib(100));
+    let blocks: Vec<Block> = [30, 10, 10, 10, 20, 20].map(|mib| take(&arena, Bytes::mib(mib))).into();
+    // Holes of 30, 10 and 20 MiB, the largest at the lowest address.
+    [0, 2, 4].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
+    assert_eq!(arena.retire(blocks[1].id), Ok(()));
+    assert!(arena.end_window() >= arena.end_window());
+    let given = |keep| {
+        let (mut surplus, mut given) = (arena.surplus(keep), Bytes::ZERO);
+        let mut lowest = None;
+        let mut note = |piece: Region| {
+            lowest = Some(lowest.map_or(piece.address, |lowest: Address| lowest.min(piece.address)));
+            given += piece.bytes;
+            piece.bytes
+        };
+        while arena.discard_next(&mut surplus, &mut note).is_some() {}
+        (given, lowest)
+    };
+    // 30 MiB live and 10 are retired. Of 60 MiB free, 30 stay: the holes of 10 and 20.
+    assert_eq!(arena.used(), Bytes::mib(40));
+    assert_eq!(given(Bytes::mib(70)), (Bytes::mib(30), Some(blocks[0].address)));
+    assert_eq!(given(Bytes::mib(80)), (Bytes::mib(20), Some(blocks[0].address + Bytes::mib(10))));
+    // What is left of a hole is given from 64 KiB on: less is not worth a call.
+    let all_but = |bytes: Bytes| given(Bytes::mib(100) - bytes).0;
+    assert_eq!((all_but(Bytes::kib(64)), all_but(Bytes::kib(64) - Bytes::new(256))), (Bytes::kib(64), Bytes::ZERO));
+}
+
+#[test]
+fn what_is_pending_is_in_use_where_memory_is_to_be_given_back() {
+    let (arena, _device) = arena(Strategy::Growing, Bytes::gib(1));
+    let round = || {
+        let blocks = [100, 300].map(|mib| take(&arena, Bytes::mib(mib)));
+        blocks.iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    };
+    (0..3).for_each(|_| round());
+    let retained = arena.stats().free_bytes;
+    assert!(retained >= Bytes::mib(300), "{retained}");
+    let live = take(&arena, Bytes::new(4));
+    let pending = take(&arena, Bytes::mib(20));
+    assert_eq!(arena.retire(pending.id), Ok(()));
+    assert!(arena.end_window() >= Bytes::mib(20));
+    assert_eq!(arena.end_window(), Bytes::mib(20) + Bytes::new(4));
+    // As much as is empty may stay beside what is used: the retired block is part of that.
+    let empty = arena.stats().free_bytes;
+    assert_eq!(arena.shed(empty + Bytes::mib(20) + Bytes::new(4)), Bytes::ZERO);
+    assert!(arena.shed(Bytes::mib(20) + Bytes::new(4)) >= Bytes::mib(90));
+    [live, pending].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+}
+
+#[test]
+fn an_arena_says_what_it_is() {
+    for strategy in ALL {
+        let (arena, _device) = arena(strategy, Bytes::mib(8) + Bytes::new(5));
+        assert_eq!((arena.name(), arena.strategy(), arena.limit()), ("fake:0", strategy, Bytes::mib(8)));
+    }
+}
+
+#[test]
+fn without_slots_small_blocks_lie_among_the_others() {
+    for strategy in [Strategy::Preallocate, Strategy::Growing, Strategy::Tpu] {
+        let (mut arena, _device) = arena(strategy, Bytes::mib(80));
+        arena.use_no_slots();
+        let blocks = [4, 3000, 100_000].map(|bytes| take(&arena, Bytes::new(bytes)));
+        let ends: Vec<Address> = arena.blocks().iter().map(|info| info.block.address + info.held).collect();
+        assert_eq!((ends[0], ends[1]), (blocks[1].address, blocks[2].address), "{strategy}: side by side");
+        // Granules and no slots: 252, 72 and 96 bytes.
+        assert_eq!(assert_sums(&arena).slack_bytes, Bytes::new(252 + 72 + 96));
+    }
 }
