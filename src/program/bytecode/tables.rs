@@ -74,7 +74,7 @@ fn look_up<T: Copy>(table: &[T], index: u64, reason: &'static str) -> Result<T, 
 }
 
 impl<'a> Tables<'a> {
-    pub(super) fn parse(sections: TableSections<'a>) -> Result<Self, Reject> {
+    pub(in crate::program) fn parse(sections: TableSections<'a>) -> Result<Self, Reject> {
         // Strings: the sizes are stored last string first and include the NUL.
         let mut cursor = Cursor::new(sections.strings);
         let count = cursor.count()?;
