@@ -461,6 +461,34 @@ mod tests {
     }
 
     #[test]
+    fn a_parameter_that_is_the_result_stays() {
+        // The computation's root is the parameter itself, and no instruction names it.
+        let entry = |root| [parameter(10, 0), parameter(11, 1), integer(5, 7), integer(6, root)].concat();
+        let module = |root| [bytes(3, &entry(root)), integer(6, 7)].concat();
+        assert!(hide_parameters(&module(11), Format::Hlo, 1).is_err());
+        let shown = [bytes(3, &[parameter(10, 0), integer(5, 7), integer(6, 10)].concat()), integer(6, 7)].concat();
+        assert_eq!(hide_parameters(&module(10), Format::Hlo, 1), Ok(shown));
+        // Nor may one go that an instruction only has to come after.
+        let after = bytes(2, &[bytes(2, b"add"), integer(35, 30), bytes(37, &[11])].concat());
+        let entry = [entry(10), after].concat();
+        assert!(hide_parameters(&[bytes(3, &entry), integer(6, 7)].concat(), Format::Hlo, 1).is_err());
+    }
+
+    #[test]
+    fn shardings_for_another_number_of_parameters_are_left_alone() {
+        let entry = [parameter(10, 0), parameter(11, 1), integer(5, 7), integer(6, 10)].concat();
+        let module = |shardings: &[u8]| {
+            let shardings: Vec<u8> = shardings.iter().flat_map(|&sharding| bytes(14, &[sharding])).collect();
+            [integer(6, 7), bytes(3, &entry), shardings].concat()
+        };
+        let kept = |module: Vec<u8>| {
+            let shown = hide_parameters(&module, Format::Hlo, 1).unwrap();
+            count(&shown, module::SPMD_PARAMETERS_SHARDINGS).unwrap()
+        };
+        assert_eq!([kept(module(&[])), kept(module(&[1, 2])), kept(module(&[1, 2, 3]))], [0, 1, 3]);
+    }
+
+    #[test]
     fn formats_have_pjrt_s_names() {
         assert_eq!(Format::from_name(b"hlo"), Some(Format::Hlo));
         assert_eq!(Format::from_name(b"hlo_with_config"), Some(Format::HloWithConfig));

@@ -400,6 +400,33 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_last_counts() {
+        let read = |build: &[Vec<u8>]| CompileOptions::read(&options(build)).unwrap();
+        assert_eq!(read(&[integer(SHARDY, 1), integer(SHARDY, 0)]).partitioner, Partitioner::Gspmd);
+        assert_eq!(read(&[integer(SHARDY, 0), integer(SHARDY, 7)]).partitioner, Partitioner::Shardy);
+        let sizes = [integer(DEVICE_MEMORY_SIZE, 5), integer(DEVICE_MEMORY_SIZE, 0)];
+        assert_eq!(read(&sizes).device_memory_size, None, "0 says nothing");
+        let tuples = [integer(TUPLED_ARGUMENTS, 1), integer(TUPLED_ARGUMENTS, 0)].concat();
+        assert_eq!(CompileOptions::read(&tuples).unwrap().arguments, Arguments::Flat);
+        // Flags of several pieces are all there.
+        let flags = [bytes(PROPAGATION_TO_PARAMETERS, &[1, 0]), integer(PROPAGATION_TO_PARAMETERS, 1)];
+        assert_eq!(read(&flags).propagation_flags, 3);
+    }
+
+    #[test]
+    fn one_changed_field_is_enough() {
+        // Each of them drops something, and an even number of them does as well.
+        let debug = |list: &[u64]| {
+            let types: Vec<Vec<u8>> = list.iter().map(|&fusion| integer(YNN_FUSION_TYPES, fusion)).collect();
+            options(&[bytes(DEBUG_OPTIONS, &types.concat())])
+        };
+        for dropped in 1..4 {
+            let unknown = vec![9; dropped];
+            assert_eq!(drop_fusion_types_above(&debug(&unknown), 4).unwrap(), debug(&[]), "{dropped}");
+        }
+    }
+
+    #[test]
     fn xnnpack_is_switched_off_and_nothing_else() {
         let with = |flag: Vec<u8>| options(&[bytes(DEBUG_OPTIONS, &[integer(60, 1), flag, integer(500, 2)].concat())]);
         assert_eq!(without_xnnpack(&with(integer(USE_XNNPACK, 1))).unwrap(), with(vec![]));
