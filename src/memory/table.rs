@@ -182,6 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn entries_are_used_again_all_of_them() {
+        let mut table = Table::default();
+        let first: Vec<BlockId> = (0..4).map(|address| table.insert(record(address))).collect();
+        for round in 0..10 {
+            // More than one at a time: they wait in a list.
+            let gone = [0, 2, 3].map(|number| (number + round) % 4);
+            let ids: Vec<BlockId> = table.iter().map(|(id, _)| id).collect();
+            gone.iter().for_each(|&number| assert!(table.remove(ids[number]).is_some()));
+            let new: Vec<BlockId> = (0..3).map(|address| table.insert(record(address))).collect();
+            assert!(new.iter().all(|id| !ids.contains(id)), "{new:?} among {ids:?}");
+        }
+        assert_eq!((table.len(), table.entries.len()), (4, first.len()), "no entry was lost");
+    }
+
+    #[test]
     fn an_entry_without_generations_left_retires() {
         let mut table = Table::default();
         let id = table.insert(record(1));

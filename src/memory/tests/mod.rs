@@ -157,6 +157,39 @@ fn growing_gives_empty_regions_up_when_the_device_refuses() {
     assert_eq!(assert_sums(&arena).pool_bytes, Bytes::mib(43));
 }
 
+#[test]
+fn growing_regrets_only_what_left_lately() {
+    let (arena, _device) = arena(Strategy::Growing, Bytes::gib(1));
+    let round = |mib| {
+        let block = take(&arena, Bytes::mib(mib));
+        assert_eq!(arena.free(block.id), Ok(()));
+        arena.stats().pool_bytes
+    };
+    assert!(round(300) <= Bytes::mib(2), "a single use gives its memory back");
+    // A thousand steps later that is forgotten.
+    let scalar = take(&arena, Bytes::new(4));
+    for _ in 0..1100 {
+        let other = take(&arena, Bytes::new(4));
+        assert_eq!(arena.free(other.id), Ok(()));
+    }
+    let before = round(10);
+    let warm = round(10);
+    assert!(warm >= before + Bytes::mib(8), "what left a moment ago is missed: {before}, {warm}");
+    assert!(round(100) <= warm + Bytes::mib(2), "100 MiB are more than was ever missed");
+    assert_eq!(arena.free(scalar.id), Ok(()));
+}
+
+#[test]
+fn trimming_a_preallocated_region_gives_its_spare_extent_to_large_blocks() {
+    let limit = Bytes::gib(1);
+    let (arena, device) = arena(Strategy::Preallocate, limit);
+    let scalar = take(&arena, Bytes::new(4));
+    assert_eq!(arena.free(scalar.id), Ok(()));
+    assert!(arena.stats().largest_free_block < limit, "the extent stays for the next scalar");
+    assert_eq!(arena.trim(), Bytes::ZERO, "the region is the promise of this strategy");
+    assert_eq!((arena.stats().largest_free_block, device.regions().len()), (limit, 1));
+}
+
 /// Of memory that the device refused, only what goes back to it can come.
 #[test]
 fn waiting_for_a_device_that_refuses_counts_only_what_goes_back() {
