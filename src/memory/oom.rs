@@ -323,4 +323,33 @@ mod tests {
         assert!(refused.to_string().ends_with("refused more memory: no pages"));
         assert_eq!(Error::from(refused).code, Code::ResourceExhausted);
     }
+
+    #[test]
+    fn sums_take_every_part_once() {
+        let oom = OutOfMemory {
+            arena: "tpu:0".into(),
+            strategy: Strategy::Tpu,
+            requested: Bytes::mib(16),
+            in_use: Bytes::mib(1),
+            pending: Bytes::mib(2),
+            slack: Bytes::mib(4),
+            free: Bytes::mib(16),
+            largest_hole: Bytes::mib(8),
+            largest_request: Bytes::mib(8),
+            reserved: Bytes::mib(32),
+            limit: Bytes::mib(55),
+            story: Some(Box::new(Story { share: Bytes::mib(64), wanted: "x".to_owned(), ..Story::default() })),
+            refusal: None,
+        };
+        assert_eq!((oom.pool(), oom.in_prospect()), (Bytes::mib(55), Bytes::mib(54)));
+        let text = oom.to_string();
+        assert!(text.contains("Due to fragmentation"), "just as much is free: {text}");
+        assert!(
+            text.contains("programs' scratch 32.00MiB") && text.contains("has 64.00MiB beside the limit"),
+            "{text}"
+        );
+        let text = OutOfMemory { requested: Bytes::mib(17), story: None, ..oom }.to_string();
+        assert!(!text.contains("fragmentation") && !text.contains("in one piece"), "less is free: {text}");
+        assert!(!text.contains("beside the limit"), "{text}");
+    }
 }

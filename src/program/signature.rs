@@ -389,6 +389,16 @@ mod tests {
     fn custom_calls_are_recognised_by_the_operation() {
         assert!(has_custom_calls(b"custom_call_v1") && has_custom_calls(b"vhlo.custom_call_v2"));
         assert!(!has_custom_calls(b"custom_cal") && !has_custom_calls(b"call_v1") && !has_custom_calls(b""));
+        assert!(!has_custom_calls(b"vhlo.broadcast_in_dim_v1"), "as long, and something else");
+    }
+
+    /// The index is used unchecked from there on.
+    #[test]
+    fn a_parameter_aliases_a_result_that_exists() {
+        assert_eq!((result_index(0, 2), result_index(1, 2)), (Ok(ResultIndex(0)), Ok(ResultIndex(1))));
+        for (result, results) in [(2, 2), (0, 0), (-1, 2), (i64::MAX, 2), (i64::MIN, 2)] {
+            assert!(result_index(result, results).is_err(), "{result} of {results}");
+        }
     }
 
     #[test]
