@@ -81,7 +81,7 @@ pub struct Compaction<'a> {
     holds: Holds,
     ended: bool,
     /// It makes way for a pin, not for a request.
-    for_pin: bool,
+    for_pin: Option<BlockId>,
     began: Moment,
     moved: Bytes,
 }
@@ -106,7 +106,7 @@ impl Arena {
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
-        self.begin(false, |state, picture| state.plan(goal, costs, movable, picture))
+        self.begin(None, |state, picture| state.plan(goal, costs, movable, picture))
     }
 
     /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
@@ -121,7 +121,7 @@ impl Arena {
         }
         let mut compaction = Compaction::new(self);
         state.prepare_pin(&mut compaction, id).ok_or(Obstacle::Nothing)?;
-        (compaction.ended, compaction.for_pin) = (false, true);
+        (compaction.ended, compaction.for_pin) = (false, Some(id));
         state.compacting = true;
         Ok(compaction)
     }
@@ -138,7 +138,7 @@ impl Arena {
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
-        self.begin(true, |state, picture| {
+        self.begin(Some(id), |state, picture| {
             state.plan_pin_making_way(id, costs, most, movable, picture).ok_or(Obstacle::Nothing)
         })
     }
@@ -151,7 +151,7 @@ impl Arena {
     /// Makes a plan and keeps what it needs out of circulation.
     fn begin(
         &self,
-        for_pin: bool,
+        for_pin: Option<BlockId>,
         find: impl FnOnce(&mut State, &mut Picture) -> Result<Plan, Obstacle>,
     ) -> Result<Compaction<'_>, Obstacle> {
         let mut state = self.state.lock();
@@ -248,7 +248,7 @@ impl<'a> Compaction<'a> {
             committed: 0,
             holds: Holds::default(),
             ended: true,
-            for_pin: false,
+            for_pin: None,
             began: Moment::now(),
             moved: Bytes::ZERO,
         }
@@ -278,10 +278,10 @@ impl<'a> Compaction<'a> {
         state.note_block(EventKind::Move, next.block, &now, lay_at(next.from));
         self.committed += 1;
         self.moved += next.size;
-        if self.for_pin {
-            state.counters.migrations += 1;
-        } else {
-            state.counters.compactions += u64::from(self.committed == 1);
+        match self.for_pin {
+            // Those that make way for it are moved, and no more.
+            Some(pinned) => state.counters.migrations += u64::from(next.block == pinned),
+            None => state.counters.compactions += u64::from(self.committed == 1),
         }
         state.counters.moves += 1;
         state.counters.moved += next.size;
@@ -319,7 +319,7 @@ impl<'a> Compaction<'a> {
         state.compacting = false;
         let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
         emptied.into_iter().for_each(|region| state.placement.emptied(region));
-        if self.committed > 0 && !self.for_pin && state.history.is_on() {
+        if self.committed > 0 && self.for_pin.is_none() && state.history.is_on() {
             state.note_compaction(self.began, self.committed, self.moved);
         }
     }

@@ -299,19 +299,30 @@ impl Arena {
     }
 
     /// Gives the memory behind the holes to `discard`, piece by piece, and returns the sum of what it says. Pieces have at most
-    /// 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them. O(blocks) a piece.
+    /// 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them. O(blocks), and O(1) a piece.
     pub fn discard_holes(&self, mut discard: impl FnMut(Region) -> Bytes) -> Bytes {
         const PIECE: Bytes = Bytes::mib(64);
-        let (mut from, mut discarded) = (Address::new(0), Bytes::ZERO);
-        loop {
-            let state = self.state.lock();
-            let Some(hole) = state.placement.space().and_then(|space| space.hole_from(from)) else { return discarded };
-            // Pieces end where pages do, so that none is cut in two.
-            let end = Bytes::new(hole.address.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
-            let bytes = hole.bytes.min(end - Bytes::new(hole.address.get()));
-            discarded += discard(Region { address: hole.address, bytes });
-            from = hole.address + bytes;
+        let mut discarded = Bytes::ZERO;
+        let holes: Vec<_> =
+            self.state.lock().placement.space().map(|space| space.holes().collect()).unwrap_or_default();
+        for (id, whole) in holes {
+            let mut from = whole.address;
+            loop {
+                let state = self.state.lock();
+                // It may have been taken since, or a part of it.
+                let Some(hole) = state.placement.space().and_then(|space| space.hole(id)) else { break };
+                let (start, end) = (hole.address.max(from), hole.address + hole.bytes);
+                if start >= end {
+                    break;
+                }
+                // Pieces end where pages do, so that none is cut in two.
+                let piece = Bytes::new(start.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
+                let bytes = (end - start).min(piece - Bytes::new(start.get()));
+                discarded += discard(Region { address: start, bytes });
+                from = start + bytes;
+            }
         }
+        discarded
     }
 
     /// Where programs' scratch is kept.

@@ -212,17 +212,6 @@ impl Space {
         down.find(|id| self.nodes[id.index()].offset <= place.offset).filter(|&id| self.is_hole(id))
     }
 
-    /// What is left from `from` on of the first hole that reaches beyond it, by address. O(spans).
-    pub(crate) fn hole_from(&self, from: Address) -> Option<Region> {
-        let holes = self.regions().flat_map(|(id, _)| self.spans(id)).filter(|span| span.tenure == Tenure::Hole);
-        let ahead = holes.filter_map(|span| {
-            let end = span.address + span.size;
-            let start = span.address.max(from);
-            (start < end).then(|| Region { address: start, bytes: end - start })
-        });
-        ahead.min_by_key(|hole| hole.address)
-    }
-
     /// The holes, by region and address. O(spans).
     pub(crate) fn holes(&self) -> impl Iterator<Item = (NodeId, Region)> {
         let spans = self

@@ -360,3 +360,16 @@ fn a_compaction_is_one_event_with_its_numbers() {
     assert_eq!((events[1].block, events[1].bytes), (moves as u64 - 2, Bytes::mib(moves as u64 - 2)));
     assert_eq!(events[1].other, Bytes::mib(3).get(), "the hole as it was before anybody took of it");
 }
+
+#[test]
+fn who_makes_way_for_a_pin_is_no_migration() {
+    let (arena, _, blocks) = filled(Kind::Preallocate, 8);
+    free_all(&arena, [&blocks[0]]);
+    let planned = arena.plan_pin_making_way(blocks[3].id, &Costs::COPY, u64::MAX, &all);
+    let mut compaction = planned.expect("the last one makes way");
+    assert_eq!(compaction.moves().len(), 2);
+    carry_out(&mut compaction);
+    drop(compaction);
+    let stats = arena.stats();
+    assert_eq!((stats.moves, stats.migrations), (2, 1), "one of the two is to be pinned");
+}

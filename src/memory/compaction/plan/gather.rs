@@ -71,7 +71,7 @@ impl<'a> Gathering<'a> {
         let size = |rank: usize| shelf.get(rank).map(|place| place.size);
         let count = shelf.len();
         // None above the largest part can leave; fewer do where large parts are few.
-        let ends = [count, count - count / 8, count - count / 4, count / 2, count / 4];
+        let ends = [count, count - count / 8, count - count / 4, count.div_ceil(2), count / 4];
         let ranks = ends.into_iter().filter_map(|end| end.checked_sub(1));
         let mut thresholds: SmallVec<[u32; 5]> = ranks.filter_map(size).collect();
         thresholds.dedup();
