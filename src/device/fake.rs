@@ -257,6 +257,10 @@ impl Backing for FakeBacking {
         Ok(Region { address, bytes })
     }
 
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        self.reserve(bytes)
+    }
+
     fn release(&self, region: Region) -> Result<()> {
         let mut state = self.state.lock();
         if state.regions.get(&region.address) == Some(&region.bytes) {

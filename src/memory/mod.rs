@@ -109,9 +109,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// As [`Self::reserve`].
-    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
-        self.reserve(bytes)
-    }
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region>;
 
     /// Gives a region back, exactly as it was reserved.
     ///

@@ -54,6 +54,10 @@ impl Backing for PinnedBacking {
         Ok(self.device.regions.insert(Held::new(region, Memory::Pinned(Some(memory).into()))))
     }
 
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        self.reserve(bytes)
+    }
+
     fn release(&self, region: Region) -> Result<()> {
         self.device.release(region)
     }

@@ -263,6 +263,11 @@ impl Backing for Noted {
         Ok(*self.region.get_or_init(|| region))
     }
 
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        let region = self.backing.reserve_up_front(bytes)?;
+        Ok(*self.region.get_or_init(|| region))
+    }
+
     fn release(&self, region: Region) -> Result<()> {
         self.backing.release(region)
     }
@@ -298,6 +303,10 @@ mod tests {
             // SAFETY: regions are not empty.
             let start = unsafe { alloc(Self::layout(bytes)) };
             Ok(Region { address: Address::new(start.expose_provenance() as u64), bytes })
+        }
+
+        fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+            self.reserve(bytes)
         }
 
         fn release(&self, region: Region) -> Result<()> {

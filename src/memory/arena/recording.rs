@@ -44,6 +44,11 @@ impl Backing for Watched {
         self.device.reserve(bytes)
     }
 
+    fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.device.reserve_up_front(bytes)
+    }
+
     fn release(&self, region: Region) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.device.release(region)
