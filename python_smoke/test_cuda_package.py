@@ -284,6 +284,7 @@ def test_the_client_gets_the_options_of_jaxs_own_plugin(packages):
             "abort_collectives_on_failure": True,
             "strategy": "growing",
         }, None), seen
+        assert os.environ["NCCL_GRAPH_REGISTER"] == "0"          # registered memory could not change places
     """
     run(packages, CREATED + textwrap.dedent(code))
 

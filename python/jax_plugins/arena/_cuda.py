@@ -159,6 +159,9 @@ def client_options(kind: str) -> dict[str, Any]:
                 options[name] = read(text)
             except ValueError:
                 raise RuntimeError(f"{variable}={text} is not valid; allowed: a whole number") from None
+    # NCCL would register arrays that a captured collective uses, by the memory behind their first byte. Ours lie over several pieces of
+    # memory, which change places (NVIDIA/nccl issues 1820 and 2332).
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     return options | xla_bridge._options_from_jax_configs(kind)
 
 
