@@ -414,9 +414,9 @@ impl Traffic {
         *self.bell.arrivals.lock()
     }
 
-    /// A patience from now on, with what is under way.
-    pub fn patience<'a>(&self, callbacks: &'a AtomicI64) -> Patience<'a> {
-        let under_way = |flight: &&Arc<Flight>| flight.is_under_way();
+    /// A patience from now on, which what is under way prolongs, or not.
+    pub fn patience<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Patience<'a> {
+        let under_way = |flight: &&Arc<Flight>| prolonged && flight.is_under_way();
         Patience::new(callbacks, || {
             self.flights.lock().iter().filter(under_way).map(|flight| Arc::clone(flight) as _).collect()
         })

@@ -1,8 +1,9 @@
 //! How long a call waits for memory that comes free by itself.
 //!
-//! Ten seconds, and longer only for programs that were under way when it began to wait: one that takes a minute gives its arrays back
-//! after a minute. XLA's own allocators hand memory on in the order of a device's work and wait for nothing, so a refusal before
-//! that would be ours alone. Programs that others start meanwhile prolong nothing.
+//! Ten seconds. On GPUs longer, for programs that were under way when it began to wait, though not for ever: one that takes a
+//! minute gives its arrays back after a minute. XLA's own allocators hand memory on in the order of a GPU's work and wait for nothing, so a
+//! refusal before that would be ours alone. Programs that others start meanwhile prolong nothing. On CPUs, whose programs may run any handler
+//! that a user has registered, such a wait could be the program's for itself.
 //!
 //! While a program with host callbacks runs it is a tenth of a second, however long that program takes: it may be waiting for the very thread that
 //! waits here (trap T9).
@@ -17,6 +18,8 @@ use std::{
 
 /// See the module's documentation.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The most that programs under way prolong it to.
+const FOR_PROGRAMS: Duration = Duration::from_secs(600);
 /// The same while a program with host callbacks runs.
 const PATIENCE_IN_CALLBACKS: Duration = Duration::from_millis(100);
 /// How long a sleep is where only programs prolong the wait: whoever sleeps is woken by what lands, not by the end of the last of them.
@@ -53,8 +56,9 @@ impl<'a> Patience<'a> {
     /// How long to sleep at most; zero where it is over.
     pub fn left(&self) -> Duration {
         let left = self.deadline.saturating_duration_since(Instant::now());
+        let too_long = || self.deadline.elapsed() > FOR_PROGRAMS - PATIENCE;
         let callbacks = || self.callbacks.is_some_and(|callbacks| callbacks.load(Ordering::Relaxed) != 0);
-        if left.is_zero() && self.programs.iter().any(|program| program.is_under_way()) && !callbacks() {
+        if left.is_zero() && self.programs.iter().any(|program| program.is_under_way()) && !callbacks() && !too_long() {
             return LOOK;
         }
         left
@@ -95,6 +99,9 @@ mod tests {
         assert_eq!(patience.left(), LOOK);
         last.store(false, Ordering::Relaxed);
         assert!(patience.is_over());
+        let Some(long_ago) = Instant::now().checked_sub(FOR_PROGRAMS) else { return };
+        last.store(true, Ordering::Relaxed);
+        assert!(Patience { deadline: long_ago, ..patience }.is_over());
         assert!(after_the_deadline(&callbacks, &[]).is_over());
         assert!(Patience::until(Instant::now()).is_over());
     }

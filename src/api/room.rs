@@ -218,7 +218,7 @@ impl Client {
 
     /// How long a call of this client may wait for memory from now on.
     pub fn patience(&self) -> Patience<'_> {
-        self.traffic.patience(&self.callbacks_under_way)
+        self.traffic.patience(&self.callbacks_under_way, self.orders_runs())
     }
 
     #[cold]
