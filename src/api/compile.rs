@@ -313,11 +313,13 @@ impl Entry for sys::PJRT_Client_Load_Args {
         );
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
-            let args = client.engine.call(*self)?;
-            if let Err(problem) = register(&client, args.loaded_executable, plan)? {
-                return Err(Error::internal(problem).into());
+            let executable = client.engine.call(*self)?.loaded_executable;
+            let outcome = register(&client, executable, plan);
+            if !matches!(outcome, Ok(Ok(()))) {
+                client.engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
             }
-            self.loaded_executable = args.loaded_executable;
+            outcome?.map_err(Error::internal)?;
+            self.loaded_executable = executable;
         }
         Ok(())
     }

@@ -73,6 +73,23 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether all numbers are of arguments and of `results` that the program has, and arguments come in their order.
+    fn is_within(&self, results: usize) -> bool {
+        let arguments = self.arguments.unwrap_or(0);
+        let donated = match &self.donations {
+            Donations::Only(list) => {
+                list.is_sorted_by(|one, other| one < other) && list.iter().all(|&at| at < arguments)
+            }
+            Donations::Unknown => true,
+        };
+        let home = |home: &Home| match home {
+            Home::Destination(number) => *number < self.destinations.len(),
+            Home::Argument(argument) => *argument < arguments,
+            Home::Anywhere(_) => true,
+        };
+        donated && self.destinations.iter().all(|&result| result < results) && self.homes.iter().all(home)
+    }
+
     /// The plan for a program that runs as it came.
     pub fn unmodified(reason: impl Into<String>) -> Self {
         Self {
@@ -185,6 +202,10 @@ impl Program {
 
     /// Why the plan cannot be carried out after all; `None` if it can.
     pub fn problem(&self, client: &Client) -> Option<String> {
+        if !self.plan.is_within(self.results.len()) {
+            // Of a damaged cache: what is made here is.
+            return Some("the plan names results or arguments that the program has not".to_owned());
+        }
         if self.plan.left_alone.is_some() {
             return None;
         }

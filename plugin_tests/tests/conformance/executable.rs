@@ -227,6 +227,26 @@ fn c28_t16_broken_blobs_are_refused() {
 }
 
 #[test]
+fn c28_arena_a_plan_whose_numbers_do_not_fit_is_refused() {
+    let blob = shared().compile(&Program::donate()).unwrap().executable().serialize().unwrap();
+    // What we add is JSON, and other numbers of one digit are as long.
+    let change = |from: &str, to: &str| {
+        let at = blob.windows(from.len()).position(|window| window == from.as_bytes());
+        let at = at.unwrap_or_else(|| panic!("no {from} in the plan"));
+        [&blob[..at], to.as_bytes(), &blob[at + from.len()..]].concat()
+    };
+    for (from, to) in [("{\"Only\":[0]}", "{\"Only\":[9]}"), ("{\"Argument\":0}", "{\"Argument\":9}")] {
+        let failure = shared().deserialize(&change(from, to)).map(drop).unwrap_err();
+        failure.expect(
+            Code::INVALID_ARGUMENT,
+            &["does not fit this engine", "results or arguments that the program has not"],
+        );
+    }
+    let x = shared().put(&ramp(0.0), &DIMS).unwrap();
+    assert_eq!(shared().deserialize(&blob).unwrap().run1(&[&x]).unwrap().read::<f32>().unwrap(), ramp(1.0));
+}
+
+#[test]
 fn c29_sizes_are_the_users() {
     let sizes = |program: &Program| shared().compile(program).unwrap().executable().sizes().unwrap();
     let add = sizes(&Program::add());
