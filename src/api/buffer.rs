@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// XLA's words for using a buffer that is no more; JAX's users and tests know them.
-const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
+pub const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
 
 /// The engine's buffer and the memory behind it.
 pub struct Body {
@@ -95,26 +95,6 @@ impl Hold<'_> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         self.buffer.land();
-    }
-}
-
-/// Keeps a buffer's bytes while we read them ourselves. The engine does not know that we do: told to delete the buffer
-/// it would let an outsider's memory go, so it is told only when this ends.
-pub struct Reading<'a> {
-    buffer: &'a Buffer,
-    address: usize,
-}
-
-impl Reading<'_> {
-    /// Where the array lies, dense in the default layout.
-    pub fn address(&self) -> usize {
-        self.address
-    }
-}
-
-impl Drop for Reading<'_> {
-    fn drop(&mut self) {
-        self.buffer.end_reading();
     }
 }
 
@@ -280,43 +260,20 @@ impl Buffer {
     /// As [`Buffer::take_up`].
     pub fn take_up_for(&self, user: User) -> Result<*mut sys::PJRT_Buffer> {
         let mut state = self.state();
-        if state.life() != Life::Live {
-            return Err(Error::invalid_argument(GONE));
-        }
-        let handle = self.open_handle(&state)?;
+        let handle = self.live_handle(&state)?;
         state.begin_use(user);
         Ok(handle)
     }
 
-    /// Begins to read the bytes where they lie; `None` if they do not lie dense in memory of this process. Whether they
-    /// are there yet is for the caller to know.
+    /// The engine's buffer of one that was neither deleted nor donated.
     ///
     /// # Errors
     /// As [`Buffer::take_up`].
-    pub fn read(&self) -> Result<Option<Reading<'_>>> {
-        let mut state = self.state();
+    pub fn live_handle(&self, state: &State<Body>) -> Result<*mut sys::PJRT_Buffer> {
         if state.life() != Life::Live {
             return Err(Error::invalid_argument(GONE));
         }
-        self.open_handle(&state)?;
-        let Some(address) = state.storage.dense_address() else { return Ok(None) };
-        state.begin_copy();
-        Ok(Some(Reading { buffer: self, address }))
-    }
-
-    fn end_reading(&self) {
-        let (deleted, freed) = {
-            let mut state = self.state();
-            state.end_copy();
-            let deleted = state.life() == Life::Deleted && !state.is_copied();
-            (deleted.then_some(state.handle), state.settle())
-        };
-        if let Some(handle) = deleted
-            && let Err(error) = self.delete_handle(handle)
-        {
-            log::warn!("the engine could not delete a buffer: {}", error.message());
-        }
-        drop(freed);
+        self.open_handle(state)
     }
 
     /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
@@ -367,13 +324,6 @@ impl Buffer {
         self.state().is_at_rest()
     }
 
-    /// A program consumed the handle and took the memory over: gives the memory up.
-    pub fn donate(&self) -> Storage {
-        let mut state = self.state();
-        state.donate();
-        std::mem::replace(&mut state.storage, Storage::Gone)
-    }
-
     /// `PJRT_Buffer_Delete`: the owner lets go. What the engine still uses stays until it is done.
     ///
     /// # Errors
@@ -392,7 +342,10 @@ impl Buffer {
     }
 
     /// Deletes the engine's buffer, if there is one. No lock may be held: an outsider may hear of it in this call.
-    fn delete_handle(&self, handle: Raw<sys::PJRT_Buffer>) -> Result<(), EngineError> {
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn delete_handle(&self, handle: Raw<sys::PJRT_Buffer>) -> Result<(), EngineError> {
         if handle.is_null() || !self.client.is_open() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use super::{
     buffer::Buffer,
     device_memory::Held,
     flight::Consumed,
-    loaded::{Donations, Loaded, Origin},
+    loaded::{Loaded, Origin},
     stand_in::StandIn,
     storage::Storage,
 };
@@ -49,37 +49,10 @@ impl Candidate {
 ///
 /// # Safety
 /// The handle must be alive.
-unsafe fn is_consumed(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> bool {
+pub unsafe fn is_consumed(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> bool {
     // SAFETY: the caller's promise.
     let gone = unsafe { engine.call(sys::PJRT_Buffer_IsDeleted_Args { buffer: handle, ..Default::default() }) };
     gone.is_ok_and(|args| args.is_deleted)
-}
-
-/// Marks the arguments that the engine consumed, and hands on their memory. Those that have a stand-in it never saw.
-///
-/// # Safety
-/// The handles must be alive, one for each argument in the same order.
-pub unsafe fn consumed_arguments(
-    loaded: &Loaded,
-    arguments: &[Option<&Buffer>],
-    handles: &[*mut sys::PJRT_Buffer],
-    stand_ins: &[StandIn],
-    mut give: impl FnMut(usize, Storage),
-) {
-    let mut check = |index: usize| {
-        let Some(buffer) = arguments[index] else { return };
-        if stand_ins.iter().any(|stand_in| stand_in.argument == index) {
-            return;
-        }
-        // SAFETY: the caller's promise.
-        if unsafe { is_consumed(loaded.client.engine, handles[index]) } {
-            give(index, buffer.donate());
-        }
-    };
-    match &loaded.program.plan.donations {
-        Donations::Only(arguments) => arguments.iter().copied().for_each(&mut check),
-        Donations::Unknown => (0..arguments.len()).for_each(&mut check),
-    }
 }
 
 /// After a run: deletes the arguments whose stand-ins were consumed, and hands on their memory among the candidates. The

@@ -8,6 +8,8 @@
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!
+//! An array that a launch under way is given is the engine's to copy as well: it knows whether its program comes first.
+//!
 //! Nobody who calls waits for a program or a copy.
 
 use std::sync::Arc;
@@ -98,8 +100,8 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
     let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     let Some(reading) = buffer.read()? else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive. Both hold the array; the source neither moves nor goes while it is read, the copy is ours
-    // alone.
+    // SAFETY: the client is alive. Both hold the array; the source neither changes, moves nor goes while it is read, the copy is
+    // ours alone.
     unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
@@ -128,18 +130,21 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
     }
     let carrier = &*own.arena.carrier;
     let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    // Until writers are held back: who launches a program that is given the source waits for that.
+    let Some(reading) = buffer.read_block()? else { return Ok(None) };
     buffer.take_up()?;
-    let Some(from) = buffer.state().storage.address() else {
-        buffer.land();
-        return Ok(None);
-    };
-    let (from, bytes) = (Address::new(from as u64), Bytes::new(buffer.shape.size as u64));
+    let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
     // device where that is another one; and it is in use until the copy is there.
-    let copy = unsafe { arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| carrier.copy(from, to, bytes))? };
-    // SAFETY: the client is alive.
-    unsafe { hold_writers_back(buffer, carrier) };
-    Ok(Some(copy))
+    unsafe {
+        arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
+            carrier.copy(from, to, bytes)?;
+            hold_writers_back(buffer, carrier);
+            drop(reading);
+            Ok(())
+        })
+    }
+    .map(Some)
 }
 
 /// Whether a buffer lies in the own memory of another device than that of `site`.
@@ -154,6 +159,8 @@ fn is_on_another_device(buffer: &Buffer, site: Site<'_>) -> bool {
 /// Where the copy goes to another device, the own stream of this one waits for it ([`Carrier::copy`]), and the view for that stream.
 /// From host memory to host memory CUDA has copied when it returns, so that there nothing could come too early; nothing depends on that.
 ///
+/// The caller uses it twice, for as long as this takes: who reads it, and who keeps it in place until the copy is there.
+///
 /// # Safety
 /// The client must be alive.
 unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
@@ -166,9 +173,10 @@ unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
     });
     let unused = view.map(|view| {
         let mut state = buffer.state();
-        // Whoever has the old view in hand at this moment may be about to donate it. What brings the bytes has no view in hand.
+        // Whoever else uses it has the old view in hand. Nobody of them was given it, but who is given it next would be given that
+        // view. What brings the bytes has no view in hand.
         let bringing = u32::from(state.queued && !state.is_whole());
-        let alone = state.users() <= 1 + bringing && state.life() == Life::Live && state.storage.address() == address;
+        let alone = state.users() <= 2 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
             return (view, false);
         }

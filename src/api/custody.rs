@@ -8,12 +8,19 @@
 //!   given for good an outsider holds the address for ever: likewise
 //!   not whole      nobody knows whether the bytes are good: likewise
 //!   moving         the mover has them; everybody else waits, for as long as one compaction takes
+//!   takers > 0     so many launches are under way that are given the bytes, and may write to them at once: no copy begins
+//!   loans > 0      so many of the copies are programs on another client of the engine. They take long, and who waited for one
+//!                  could be who it waits for: a launch does not get the bytes
 //!
 //!   owner let go, no user, no reference: the bytes are free
 //! ```
 //!
 //! The mover holds no lock while it moves: `moving` keeps the others out. It waits for nobody, so whoever waits for it,
 //! a host callback included, waits for copies and no longer (trap T9).
+//!
+//! A launch says that it takes the bytes before it waits for their copies. So it waits for those that were under way, one
+//! memcpy long, and those wait for nobody; nobody waits for a launch. Whoever comes to copy meanwhile has the engine do it,
+//! which knows what it has launched and what not.
 
 use std::ops::{Deref, DerefMut};
 
@@ -76,6 +83,15 @@ pub enum User {
     Run,
 }
 
+/// Who reads bytes without the engine's knowledge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// We, who copy them.
+    Copy,
+    /// A program on another client of the engine.
+    Program,
+}
+
 /// How far the run is that writes the bytes of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writing {
@@ -93,6 +109,8 @@ pub struct State<T> {
     users: u32,
     runs: u32,
     copies: u32,
+    loans: u32,
+    takers: u32,
     references: u32,
     address_known: bool,
     whole: bool,
@@ -132,6 +150,7 @@ impl<T> State<T> {
     /// Begins anew with other bytes, still to be written, after an end at which nobody used or held the old ones.
     pub fn revive(&mut self, body: T) {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
+        debug_assert!(self.takers == 0, "given to a program after its end");
         (self.life, self.whole, self.body) = (Life::Live, false, body);
     }
 
@@ -172,22 +191,35 @@ impl<T> State<T> {
         self.users == self.runs && self.references == 0 && !self.address_known
     }
 
-    /// Begins a use of the bytes that the engine does not know of.
-    pub fn begin_copy(&mut self) {
+    /// Begins a use of the bytes that the engine does not know of, unless a launch is under way that may write to them;
+    /// whether it did.
+    #[must_use]
+    pub fn begin_copy(&mut self, reader: Reader) -> bool {
+        if self.takers > 0 {
+            return false;
+        }
         self.begin_use(User::Transfer);
         self.copies += 1;
-    }
-
-    /// Ends what [`Self::begin_copy`] began.
-    pub fn end_copy(&mut self) {
-        debug_assert!(self.copies > 0, "copies ended more often than begun");
-        self.copies -= 1;
-        self.end_use(User::Transfer);
+        if reader == Reader::Program {
+            self.loans += 1;
+        }
+        true
     }
 
     /// Whether a use of the bytes is under way that the engine does not know of.
     pub fn is_copied(&self) -> bool {
         self.copies > 0
+    }
+
+    /// Ends a launch that was given the bytes: it has them for good, or will not write to them.
+    pub fn end_taking(&mut self) {
+        debug_assert!(self.takers > 0, "launches ended more often than begun");
+        self.takers -= 1;
+    }
+
+    /// Whether a launch is under way that is given the bytes.
+    pub fn is_being_taken(&self) -> bool {
+        self.takers > 0
     }
 
     /// Whether outsiders hold the address and will say when no longer.
@@ -265,7 +297,8 @@ impl<T> State<T> {
 /// See the module's documentation.
 pub struct Custody<T> {
     state: Mutex<State<T>>,
-    moved: Condvar,
+    /// The bytes were moved, or no copy of them is under way any more.
+    settled: Condvar,
 }
 
 impl<T> Custody<T> {
@@ -276,20 +309,53 @@ impl<T> Custody<T> {
             users: 0,
             runs: 0,
             copies: 0,
+            loans: 0,
+            takers: 0,
             references: 0,
             address_known: false,
             whole: false,
             moving: false,
             body,
         };
-        Self { state: Mutex::new(state), moved: Condvar::new() }
+        Self { state: Mutex::new(state), settled: Condvar::new() }
     }
 
     /// Everything that changes. Waits while the bytes are being moved.
     pub fn lock(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.state.lock();
         while state.moving {
-            self.moved.wait(&mut state);
+            self.settled.wait(&mut state);
+        }
+        state
+    }
+
+    /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_taking`] no copy begins, and those
+    /// that were under way are over. `None` if the bytes are lent, and so not to be had; then no launch has begun.
+    pub fn lock_to_take(&self) -> Option<MutexGuard<'_, State<T>>> {
+        let mut state = self.lock();
+        if state.loans > 0 {
+            return None;
+        }
+        state.takers += 1;
+        // The bytes are in no use by the launch yet: they may be moved in between.
+        while state.moving || state.copies > 0 && state.life == Life::Live {
+            self.settled.wait(&mut state);
+        }
+        Some(state)
+    }
+
+    /// Ends what [`State::begin_copy`] began.
+    pub fn end_copy(&self, reader: Reader) -> MutexGuard<'_, State<T>> {
+        let mut state = self.lock();
+        debug_assert!(state.copies > 0, "copies ended more often than begun");
+        state.copies -= 1;
+        if reader == Reader::Program {
+            debug_assert!(state.loans > 0, "loans ended more often than begun");
+            state.loans -= 1;
+        }
+        state.end_use(User::Transfer);
+        if state.copies == 0 && state.takers > 0 {
+            self.settled.notify_all();
         }
         state
     }
@@ -322,7 +388,7 @@ impl<T> Custody<T> {
         let result = change(&mut state.body);
         state.moving = false;
         drop(state);
-        self.moved.notify_all();
+        self.settled.notify_all();
         result
     }
 }

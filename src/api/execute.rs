@@ -3,7 +3,8 @@
 //! ```text
 //!  1 allocate    the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
 //!                copies of arguments that are to be consumed but only lend their memory (stand_in.rs)
-//!  2 take up     each argument: alive? then nobody moves or frees its bytes from here on
+//!  2 take up     each argument: alive? then nobody moves or frees its bytes from here on; one that the program may consume is
+//!                read by nobody but the engine any more (gifts.rs)
 //!  3 execute     the engine runs on the views; no lock of ours is held; a program with host callbacks is waited for
 //!  4 settle      consumed arguments give up their memory; each result is matched by address with a destination or a
 //!                consumed argument, and what matches nothing is the engine's own
@@ -24,11 +25,12 @@ use smallvec::SmallVec;
 use super::{
     buffer::Buffer,
     callbacks::{self, CallbackRun, Inside},
-    candidates::{Candidate, consumed_arguments, consumed_stand_ins},
+    candidates::{Candidate, consumed_stand_ins},
     context::Context,
     custody::{User, Writing},
     entry::{Entry, Outcome, required, slice},
     flight::{Cargo, Consumed},
+    gifts::{Gifts, Taken},
     lane::{Lane, abandon, large_result},
     loaded::{Loaded, Origin},
     nested, plugin,
@@ -51,21 +53,37 @@ type Handles = SmallVec<[*mut sys::PJRT_Buffer; 16]>;
 /// Arguments in use. Who still sits here when the call ends, because the program is done or never ran, lands then.
 struct Passengers<'a> {
     seats: SmallVec<[Option<&'a Buffer>; 16]>,
+    gifts: Gifts<'a>,
 }
 
 impl Passengers<'_> {
-    /// Takes up one device's arguments and adds their handles.
+    /// Takes up the arguments of the device with this number and adds their handles. `kept` are the numbers of those that the caller forbade to consume.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for one that was deleted or donated.
+    /// INVALID_ARGUMENT for one that was deleted or donated, or as [`Gifts::take_up`].
     ///
     /// # Safety
     /// The arguments must be buffers of ours that live as long as the passengers.
-    unsafe fn board(&mut self, arguments: &[*mut sys::PJRT_Buffer], handles: &mut Handles) -> Outcome {
-        for &argument in arguments {
+    unsafe fn board(
+        &mut self,
+        device: usize,
+        arguments: &[*mut sys::PJRT_Buffer],
+        kept: &[i64],
+        loaded: &Loaded,
+        lane: &mut Lane<'_>,
+        handles: &mut Handles,
+    ) -> Outcome {
+        let mut taken = Taken::new(&loaded.program.plan.donations);
+        for (index, &argument) in arguments.iter().enumerate() {
             // SAFETY: the caller's promise.
             let buffer = unsafe { Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")? };
-            handles.push(buffer.take_up_for(User::Run)?);
+            let gives = taken.has(index) && !kept.contains(&(index as i64)) && !lane.has_stand_in(index);
+            handles.push(if gives {
+                // SAFETY: as above; the client is alive while its executable is.
+                unsafe { self.gifts.take_up(buffer, (device, index), arguments, lane, loaded)? }
+            } else {
+                buffer.take_up_for(User::Run)?
+            });
             self.seats.push(Some(buffer));
         }
         Ok(())
@@ -175,12 +193,14 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 
         // 2. Arguments.
         let width = self.num_args + plan.destinations.len();
-        let (mut handles, mut passengers) = (Handles::new(), Passengers { seats: SmallVec::new() });
+        let (mut handles, mut passengers) =
+            (Handles::new(), Passengers { seats: SmallVec::new(), gifts: Gifts::default() });
         handles.reserve(width * self.num_devices);
         passengers.seats.reserve(self.num_args * self.num_devices);
         for index in 0..self.num_devices {
             // SAFETY: as above.
-            let boarded = unsafe { passengers.board(list(index), &mut handles) };
+            let boarded =
+                unsafe { passengers.board(index, list(index), kept, &loaded, &mut lanes[index], &mut handles) };
             if let Err(failure) = boarded {
                 // SAFETY: the views were never shown to a program.
                 unsafe { abandon(client, &mut lanes) };
@@ -245,7 +265,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                     let mut cargo = Cargo { user: User::Run, ..Cargo::default() };
                     let handles = &handles[index * width..];
                     let mut consumed = Handles::new();
-                    consumed_arguments(&loaded, seats, handles, &lane.stand_ins, |argument, memory| {
+                    passengers.gifts.settle(engine, index, handles, true, |argument, memory| {
                         consumed.push(handles[argument]);
                         cargo.leftovers.extend(memory.into_held());
                     });
@@ -284,10 +304,10 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             let mut leftovers = Vec::new();
             // SAFETY: the handles are alive.
             unsafe {
-                let (arguments, handles) = (&passengers.seats[seats.clone()], &handles[index * width..]);
-                consumed_arguments(&loaded, arguments, handles, &lane.stand_ins, |argument, storage| {
+                passengers.gifts.settle(engine, index, &handles[index * width..], false, |argument, storage| {
                     candidates.push(Candidate::consumed(argument, storage));
                 });
+                let arguments = &passengers.seats[seats.clone()];
                 let stand_ins = &mut lane.stand_ins;
                 consumed_stand_ins(&loaded, arguments, stand_ins, &mut candidates, &mut consumed, &mut leftovers);
             }

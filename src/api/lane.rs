@@ -214,6 +214,11 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Whether a copy is donated in place of this argument.
+    pub fn has_stand_in(&self, argument: usize) -> bool {
+        self.stand_ins.iter().any(|stand_in| stand_in.argument == argument)
+    }
+
     /// The device's queue, if it does one run after another.
     pub fn queue(&self, client: &Client) -> Option<Queue> {
         client.queue(self.device?.handle)

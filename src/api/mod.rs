@@ -18,6 +18,7 @@
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  callbacks.rs   programs that call back into the host end before Execute returns
 //!  execute.rs     views in, destinations in; lane.rs: what one device of it runs on; results.rs: whose block each result took
+//!  gifts.rs       arguments that a launch may consume, and reading.rs: who reads bytes that the engine thinks idle
 //!  candidates.rs  memory that a result may lie in
 //!  stand_in.rs    copies that are donated in place of arrays that only lend their memory
 //!  nested.rs      programs that host callbacks run
@@ -63,6 +64,7 @@ pub mod extensions;
 pub mod ffi;
 pub mod flight;
 pub mod getters;
+pub mod gifts;
 pub mod host;
 pub mod idle;
 pub mod lane;
@@ -74,6 +76,7 @@ pub mod pinned_host;
 pub mod plugin;
 pub mod profiler;
 pub mod python;
+pub mod reading;
 pub mod references;
 pub mod results;
 pub mod room;

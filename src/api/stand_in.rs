@@ -10,6 +10,8 @@
 //! still looks at. Left alone, the engine copies such an argument into memory of its own, and the result lies there,
 //! outside of the arena and its limit. A stand-in is the same copy, in the arena.
 //!
+//! Neither may it write into an array that a program from a host callback reads, which the engine does not know.
+//!
 //! The engine keeps the last word where it would not take the memory over: an argument that somebody holds the address
 //! of (trap T11), that the caller forbade to consume, or that comes twice (its error, trap T13). A program that we could
 //! not read says too late what it consumes.
@@ -19,9 +21,11 @@ use std::ptr;
 use super::{
     buffer::Buffer,
     entry::Outcome,
+    gifts::lent,
     lane::{Destination, Lane},
     loaded::{Donations, Loaded},
     origins::ORIGINS,
+    reading::Reading,
     storage::Access,
 };
 use crate::{device::strided, engine::Raw, memory::Maker, report::snapshot::OriginKind, sys};
@@ -74,26 +78,69 @@ pub unsafe fn prepare(
 /// As [`prepare`].
 #[cold]
 unsafe fn stand_in(lane: &mut Lane<'_>, loaded: &Loaded, argument: usize, buffer: &Buffer) -> Outcome {
-    let client = &loaded.client;
-    let Some(device) = lane.device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(()) };
-    let Some(arena) = &device.arena else { return Ok(()) };
     if buffer.state().is_referenced() {
         return Ok(());
     }
-    let Some(reading) = buffer.read()? else { return Ok(()) };
+    // SAFETY: the caller's promise; the array is whole from the start, because its owner lends it as it is.
+    unsafe { copy(lane, loaded, argument, buffer, || Ok(buffer.read()?)).map(drop) }
+}
+
+/// Makes a stand-in for an argument that a program from a host callback reads: that is over after who knows how long, and may wait
+/// for whoever would wait for it. The caller gave the array away all the same, so it ends as one that was consumed.
+///
+/// # Errors
+/// As [`prepare`]; FAILED_PRECONDITION where it cannot be copied.
+///
+/// # Safety
+/// As [`prepare`].
+#[cold]
+pub unsafe fn for_lent(
+    lane: &mut Lane<'_>,
+    loaded: &Loaded,
+    argument: usize,
+    arguments: &[*mut sys::PJRT_Buffer],
+    buffer: &Buffer,
+) -> Outcome {
+    // The engine refuses to be given what it is passed twice.
+    if arguments.iter().filter(|&&other| other == arguments[argument]).count() > 1 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise; the array is whole, because a program reads it already.
+    let made = unsafe { copy(lane, loaded, argument, buffer, || buffer.lend().map(Some))? };
+    if made { Ok(()) } else { Err(lent().into()) }
+}
+
+/// Copies an argument, if it lies in the device's own memory and `read` finds it; whether it did.
+///
+/// # Errors
+/// As [`prepare`], or those of `read`.
+///
+/// # Safety
+/// As [`prepare`]; the array must be whole.
+unsafe fn copy<'a>(
+    lane: &mut Lane<'_>,
+    loaded: &Loaded,
+    argument: usize,
+    buffer: &'a Buffer,
+    read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
+) -> Outcome<bool> {
+    let client = &loaded.client;
+    let Some(device) = lane.device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(false) };
+    let Some(arena) = &device.arena else { return Ok(false) };
+    // Room first: it may have to be waited for, which nobody does who reads.
     let maker = Maker { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: lane.run };
     let held = client.allocate(arena, &buffer.shape, maker).map_err(|shortage| client.exhausted(arena, shortage))?;
-    // SAFETY: the array is whole from the start, because its owner lends it as it is, and does not go while it is read;
-    // the block is ours alone and as large. It is aligned, holds the array, and is freed only after the view.
+    let Some(reading) = read()? else { return Ok(false) };
+    // SAFETY: the array is whole, as the caller says, and neither changes nor goes while it is read; the block is ours alone and as
+    // large. It is aligned, holds the array, and is freed only after the view.
     let view = unsafe {
         strided::copy(
             ptr::with_exposed_provenance(reading.address()),
             ptr::with_exposed_provenance_mut(held.address()),
             buffer.shape.size,
         );
-        let shape = &buffer.shape;
-        client.view(device.memory, held.address(), shape)?
+        client.view(device.memory, held.address(), &buffer.shape)?
     };
     lane.stand_ins.push(StandIn { argument, place: Destination { held, view: Raw(view), shell: None, before: None } });
-    Ok(())
+    Ok(true)
 }

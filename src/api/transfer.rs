@@ -122,18 +122,17 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         }
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Client_FulfillAliasBuffer")? };
-        let handle = buffer.take_up()?;
-        // SAFETY: the handle is alive while the buffer is taken up.
-        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
         if outcome.is_ok() {
-            match buffer.donate() {
+            match giving.consumed() {
                 // The alias counts as much.
                 Storage::Engine(counted) => drop(counted),
                 // The alias shares the memory now, for how long the engine does not say: it stays until the client ends.
                 other => std::mem::forget(other),
             }
         }
-        buffer.land();
         Ok(outcome.map(drop)?)
     }
 }
@@ -143,20 +142,18 @@ impl Entry for sys::PJRT_Buffer_Bitcast_Args {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_Bitcast")? };
         let client = Arc::clone(&buffer.client);
-        let handle = buffer.take_up()?;
-        // SAFETY: the handle is alive while the buffer is taken up.
-        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
-        let outcome = match outcome {
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        match outcome {
             // The source's memory goes on in the result, which looks at it as another type.
             // SAFETY: the result was just made and is ours.
             Ok(args) => unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
-                result.state().storage = buffer.donate();
+                result.state().storage = giving.consumed();
                 self.out_buffer = result.into_raw();
             }),
             Err(error) => Err(error.into()),
-        };
-        buffer.land();
-        outcome
+        }
     }
 }
 
@@ -165,22 +162,20 @@ impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_DonateWithControlDependency")? };
         let client = Arc::clone(&buffer.client);
-        let handle = buffer.take_up()?;
-        // SAFETY: the handle is alive while the buffer is taken up.
-        let outcome = unsafe { client.engine.call(Self { buffer: handle, ..*self }) };
-        let outcome = match outcome {
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        match outcome {
             Ok(args) => {
                 self.callback_data = args.callback_data;
                 self.dependency_ready_callback = args.dependency_ready_callback;
                 // SAFETY: the result was just made and is ours.
                 unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
-                    result.state().storage = buffer.donate();
+                    result.state().storage = giving.consumed();
                     self.out_buffer = result.into_raw();
                 })
             }
             Err(error) => Err(error.into()),
-        };
-        buffer.land();
-        outcome
+        }
     }
 }

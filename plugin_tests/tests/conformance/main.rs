@@ -24,6 +24,7 @@ mod misuse;
 mod on_demand;
 mod out_of_memory;
 mod profiler;
+mod readers;
 mod replicas;
 mod reports;
 mod settings;

@@ -9,7 +9,7 @@ mod custody;
 #[allow(missing_docs, reason = "see the types that it stands for")]
 mod sync;
 
-use custody::{Custody, Life, User};
+use custody::{Custody, Life, Reader, User};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const CONTENTS: u32 = 42;
@@ -45,6 +45,45 @@ impl World {
         self.write(to, self.read(from));
         self.write(from, RUBBISH);
         self.custody.release(|place| *place = to);
+        true
+    }
+
+    /// What a copy of ours does; whether it was made, and not left to the engine.
+    fn copy(&self, reader: Reader) -> bool {
+        let place = {
+            let mut state = self.custody.lock();
+            if state.life() != Life::Live || !state.begin_copy(reader) {
+                return false;
+            }
+            **state
+        };
+        assert_eq!(self.read(place), CONTENTS);
+        assert_eq!(self.read(place), CONTENTS);
+        drop(self.custody.end_copy(reader));
+        true
+    }
+
+    /// What a launch does that is given the bytes: it writes to them at once where it `consumes` them. Whether it was launched, and
+    /// not given something else.
+    fn launch(&self, consumes: bool) -> bool {
+        let place = {
+            let Some(mut state) = self.custody.lock_to_take() else { return false };
+            if state.life() != Life::Live {
+                state.end_taking();
+                return false;
+            }
+            state.begin_use(User::Run);
+            **state
+        };
+        if consumes {
+            self.write(place, RUBBISH);
+        }
+        let mut state = self.custody.lock();
+        state.end_taking();
+        state.end_use(User::Run);
+        if consumes {
+            state.donate();
+        }
         true
     }
 
@@ -146,5 +185,91 @@ fn two_movers_never_have_the_same_bytes() {
         assert!(moved >= 1);
         assert_eq!(**world.custody.lock(), moved % 2);
         assert_eq!(world.read(moved % 2), CONTENTS);
+    });
+}
+
+#[test]
+fn a_launch_never_writes_bytes_that_are_copied() {
+    loom::model(|| {
+        let world = World::new();
+        let copier = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.copy(Reader::Copy))
+        };
+        assert!(world.launch(true), "it waits for copies, and for nothing else");
+        copier.join().expect("no panic");
+        assert!(!world.copy(Reader::Copy), "the bytes are the program's");
+    });
+}
+
+#[test]
+fn a_launch_that_consumed_nothing_leaves_the_bytes_to_copies() {
+    loom::model(|| {
+        let world = World::new();
+        let launch = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || assert!(world.launch(false)))
+        };
+        world.copy(Reader::Copy);
+        launch.join().expect("no panic");
+        assert!(world.copy(Reader::Copy));
+    });
+}
+
+#[test]
+fn a_launch_never_waits_for_a_loan_nor_writes_to_what_is_lent() {
+    loom::model(|| {
+        let world = World::new();
+        let launch = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.launch(true))
+        };
+        let lent = world.copy(Reader::Program);
+        let launched = launch.join().expect("no panic");
+        assert!(lent || launched, "neither has them");
+    });
+}
+
+#[test]
+fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_each_other() {
+    // One of them is copied meanwhile, so that there is something to wait for.
+    loom::model(|| {
+        let worlds = [World::new(), World::new()];
+        assert!(worlds[0].custody.lock().begin_copy(Reader::Copy));
+        let take = |worlds: [&Arc<World>; 2]| {
+            for world in worlds {
+                assert!(world.custody.lock_to_take().is_some());
+            }
+        };
+        let other = {
+            let [one, two] = worlds.clone();
+            thread::spawn(move || take([&two, &one]))
+        };
+        let copier = {
+            let world = Arc::clone(&worlds[0]);
+            thread::spawn(move || drop(world.custody.end_copy(Reader::Copy)))
+        };
+        let [one, two] = &worlds;
+        take([one, two]);
+        other.join().expect("no panic");
+        copier.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
+    loom::model(|| {
+        let world = World::new();
+        assert!(world.custody.lock().begin_copy(Reader::Copy));
+        let launch = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || assert!(world.launch(true)))
+        };
+        drop(world.custody.end_copy(Reader::Copy));
+        let moved = world.relocate();
+        launch.join().expect("no panic");
+        let place = **world.custody.lock();
+        assert_eq!(place, usize::from(moved));
+        assert_eq!(world.read(place), RUBBISH, "the program wrote there");
     });
 }

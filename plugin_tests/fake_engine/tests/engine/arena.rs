@@ -1,6 +1,6 @@
 //! pjrt-arena on the fake engine: the order of its own copies, and what the engine makes in `pinned_host`.
 
-use std::{thread, time::Instant};
+use std::{sync::Barrier, thread, time::Instant};
 
 use plugin_tests::{
     Buffer, Client, Code, ElementType, Failure, HostArray, Memory, Program, Semantics, Transfer, alias, event::HANG,
@@ -126,6 +126,41 @@ fn a_program_overwrites_an_array_after_a_copy_of_it_is_made_on_another_gpu_and_n
         assert!(waited < 4, "every call has waited for its copy");
         let counters = plugin().json("pjrt_arena_counters");
         assert_eq!(counters["devices"][1]["engine_bytes"], 0, "the copies are ours");
+    });
+}
+
+/// Whichever comes first: the copy shows what was there before the program, or there is none.
+#[test]
+fn a_program_overwrites_an_array_that_another_thread_copies_at_this_moment() {
+    on_the_arena!([("FAKE_CUDA_LATENCY_US", "100")], || {
+        let client = client();
+        let [gpu, _] = memories(&client);
+        let donate = client.compile(&Program::donate()).unwrap();
+        let together = Barrier::new(2);
+        let mut copies = 0;
+        for round in 0..300 {
+            let x = client.put(&ramp(0.0), &DIMS).unwrap();
+            x.ready().wait().unwrap();
+            let (y, copy) = thread::scope(|scope| {
+                let copy = scope.spawn(|| {
+                    together.wait();
+                    // Sooner and later than the other.
+                    (0..round % 50 * 20).for_each(|_| std::hint::spin_loop());
+                    x.copy_to_memory(gpu)
+                });
+                together.wait();
+                (donate.run1(&[&x]).unwrap(), copy.join().unwrap())
+            });
+            match copy.and_then(|copy| copy.read::<f32>()) {
+                Ok(values) => {
+                    assert_eq!(values, ramp(0.0), "round {round}");
+                    copies += 1;
+                }
+                Err(failure) => failure.expect(Code::INVALID_ARGUMENT, &["deleted or donated"]),
+            }
+            assert_eq!(y.read::<f32>().unwrap(), ramp(1.0), "round {round}");
+        }
+        assert!(copies > 0, "every copy came too late");
     });
 }
 
