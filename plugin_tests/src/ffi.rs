@@ -106,10 +106,15 @@ pub type Handler = unsafe extern "C" fn(*mut CallFrame) -> *mut c_void;
 impl CallFrame {
     /// Answers the engine's question for the FFI version; false when this call is an execution.
     pub fn answer_metadata(&mut self) -> bool {
+        self.answer_with(2)
+    }
+
+    /// As [`Self::answer_metadata`], with version 0.`minor`.
+    pub fn answer_with(&mut self, minor: i32) -> bool {
         // SAFETY: an FFI call carries either no extension or the metadata one.
         let Some(extension) = (unsafe { self.extension_start.as_mut() }) else { return false };
         // SAFETY: the engine owns the metadata and waits for the answer.
-        unsafe { ((*extension.metadata).version.major, (*extension.metadata).version.minor) = (0, 2) };
+        unsafe { ((*extension.metadata).version.major, (*extension.metadata).version.minor) = (0, minor) };
         true
     }
 

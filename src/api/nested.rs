@@ -15,6 +15,10 @@
 //! so nobody else ever sees a buffer of that client. What cannot be viewed there (elements of less than a byte, tokens,
 //! memories other than the device's default) is refused in one sentence.
 //!
+//! The user's client does not know that its arrays are read, so they are lent (`reading.rs`): one that is deleted meanwhile
+//! goes afterwards, and another program that is donated one gets a copy. One that is donated to the program itself is only
+//! read as well, and deleted at the end.
+//!
 //! An argument that is itself the result of a program queued behind the waiting one never comes, here or elsewhere.
 
 use std::{ptr, sync::Arc};
@@ -33,6 +37,7 @@ use super::{
     lane::{Lane, abandon},
     loaded::{Donations, Loaded},
     plugin,
+    reading::Reading,
     shape::Shape,
     state::{Client, Device},
     storage::Storage,
@@ -204,15 +209,6 @@ impl Drop for Guests {
     }
 }
 
-/// Arguments in use until the run is over.
-struct InUse<'a>(Vec<&'a Buffer>);
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|buffer| buffer.land());
-    }
-}
-
 fn unable(what: &str) -> Failure {
     Error::unimplemented(format!(
         "a host callback runs a program on the device of the program that waits for it, and {what}: run it on JAX's own \
@@ -251,10 +247,10 @@ pub unsafe fn execute(
 
     let mut lanes: SmallVec<[Lane<'_>; 1]> = SmallVec::new();
     let mut guests = Guests { engine, handles: Vec::new() };
-    let mut held = InUse(Vec::new());
+    let mut loans = Vec::new();
     // SAFETY: the caller's promise.
     let outcome = unsafe {
-        run(args, options, loaded, &other, twin, &mut lanes, &mut guests, &mut held).and_then(|(events, outputs)| {
+        run(args, options, loaded, &other, twin, &mut lanes, &mut guests, &mut loans).and_then(|(events, outputs)| {
             // The other client's outputs go with its views: what lies in a destination has a view of the user's.
             guests.handles.extend(outputs.iter().flatten());
             let mut results = Vec::new();
@@ -268,7 +264,7 @@ pub unsafe fn execute(
     // SAFETY: what no result took was never shown to a program of the user's client.
     unsafe { abandon(client, &mut lanes) };
     let (events, results) = outcome?;
-    drop(held);
+    drop(loans);
     // SAFETY: the caller's arguments, and one list of places for each device.
     unsafe {
         consume(args, &*options, loaded)?;
@@ -335,7 +331,7 @@ unsafe fn run<'a>(
     twin: *mut sys::PJRT_LoadedExecutable,
     lanes: &mut SmallVec<[Lane<'a>; 1]>,
     guests: &mut Guests,
-    held: &mut InUse<'_>,
+    loans: &mut Vec<Reading<'_>>,
 ) -> Outcome<Ran> {
     let client = &loaded.client;
     let (engine, program) = (client.engine, &*loaded.program);
@@ -361,14 +357,13 @@ unsafe fn run<'a>(
             let mut handles = Vec::with_capacity(args.num_args + program.plan.destinations.len());
             for &argument in slice(*args.argument_lists.add(index), args.num_args) {
                 let buffer = Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")?;
-                let own = buffer.take_up()?;
-                held.0.push(buffer);
                 if !client.viewable.contains(buffer.shape.element_type) || buffer.memory.0 != device.memory.0 {
                     return Err(unable(&format!("an argument has the element type {}", buffer.shape.element_type.0)));
                 }
-                wait_for(engine, own)?;
-                let address = if buffer.shape.size == 0 { views::ALIGNMENT } else { views::address(engine, own)? };
-                let view = constant(engine, other.handle.0, memory.0, address, buffer)?;
+                wait_for(buffer)?;
+                let loan = buffer.lend()?;
+                let view = constant(engine, other.handle.0, memory.0, loan.address(), buffer)?;
+                loans.push(loan);
                 guests.handles.push(view);
                 handles.push(view);
             }
@@ -413,17 +408,21 @@ unsafe fn run<'a>(
 /// Waits until an argument is defined.
 ///
 /// # Errors
-/// The error that it holds.
+/// INVALID_ARGUMENT if it was deleted or donated, or the error that it holds.
 ///
 /// # Safety
-/// `buffer` must be alive.
-unsafe fn wait_for(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Outcome {
-    // SAFETY: the caller's promise; the event is ours.
-    let event = unsafe {
-        let ready = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer, ..Default::default() })?;
-        engine.own_event(ready.event)
+/// The client must be alive.
+unsafe fn wait_for(buffer: &Buffer) -> Outcome {
+    let engine = buffer.client.engine;
+    let handle = buffer.take_up()?;
+    // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
+    let outcome = unsafe {
+        engine
+            .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })
+            .and_then(|ready| engine.own_event(ready.event).map_or(Ok(()), |event| event.wait()))
     };
-    Ok(event.map_or(Ok(()), |event| event.wait())?)
+    buffer.land();
+    Ok(outcome?)
 }
 
 /// A view that programs only read: donated, it is copied.

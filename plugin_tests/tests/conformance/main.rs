@@ -19,6 +19,7 @@ mod executable;
 mod execute;
 mod ffi;
 mod idle;
+mod lent;
 mod lifetime;
 mod misuse;
 mod on_demand;
