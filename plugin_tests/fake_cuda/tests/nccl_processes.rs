@@ -45,7 +45,10 @@ struct UniqueId([u8; 128]);
 /// Runs `body` in two processes; both must end well.
 fn in_two_processes(test: &str, body: impl FnOnce(&Job)) {
     if let (Ok(process), Ok(folder)) = (env::var("NCCL_PROCESS"), env::var("NCCL_FOLDER")) {
-        return body(&Job { process: process.parse().expect("a number"), folder: folder.into() });
+        let job = Job { process: process.parse().expect("a number"), folder: folder.into() };
+        body(&job);
+        job.end();
+        return;
     }
     let folder = env::temp_dir().join(format!("nccl-{}-{test}", process::id()));
     fs::create_dir_all(&folder).expect("a folder");
@@ -78,6 +81,14 @@ fn in_two_processes(test: &str, body: impl FnOnce(&Job)) {
 }
 
 impl Job {
+    /// This process has done its part. The first one stays until the other has too: the hub is in it.
+    fn end(&self) {
+        fs::write(self.folder.join(format!("end-{}", self.process)), "").expect("a file");
+        while self.process == 0 && !self.folder.join("end-1").exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// What process 0 has said under this name.
     fn told<const N: usize>(&self, name: &str, say: impl FnOnce() -> [u8; N]) -> [u8; N] {
         let (file, unready) = (self.folder.join(name), self.folder.join(format!("{name}.part")));
@@ -299,6 +310,7 @@ fn a_process_that_ends_is_not_waited_for() {
         if job.process == 1 {
             // One of its ranks calls, but not the other: the process never brings anything.
             ok(all_reduce(&ranks[0], 2, SUM));
+            job.end();
             process::exit(0);
         }
         ranks.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
