@@ -13,7 +13,7 @@ use crate::error::Result;
 /// Lets what the library that `inside` belongs to builds from here on stay until the process is gone.
 ///
 /// # Errors
-/// As [`imports::redirect`]. The library works on as before.
+/// `NOT_FOUND` or `INTERNAL` where its import table does not allow it. The library works on as before.
 ///
 /// # Safety
 /// `inside` must be the address of a function of a library that is never unloaded, and no other thread may be resolving its imports.
