@@ -31,13 +31,34 @@ impl Buffer {
     /// `handle` must be a live buffer of the client's engine that nobody else destroys.
     pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
         // SAFETY: the caller's promise.
-        unsafe {
-            let (shape, place @ (_, memory)) = describe(client, handle)?;
-            // Nobody could foresee it.
-            let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
-            let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
-            Ok(Self::admitted(client, handle, (shape, place), admission))
+        unsafe { Self::adopt_result(client, handle, None, true) }
+    }
+
+    /// As [`Buffer::adopt`], of a result, which lies in the memory that the program binds it to, whatever the engine says. One without
+    /// memory counts as nothing.
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_result(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        bound: Option<Raw<sys::PJRT_Memory>>,
+        has_memory: bool,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
+        let memory = bound.unwrap_or(memory);
+        if !has_memory {
+            let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
+            return Ok(Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(nothing)));
         }
+        // Nobody could foresee it.
+        let charge = client.pinned(memory.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+        let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
+        Ok(Self::admitted(client, handle, (shape, (device, memory)), admission))
     }
 
     /// As [`Buffer::adopt`], of a buffer that there was found room for before it was made.

@@ -186,12 +186,12 @@ impl Client {
         address: usize,
         shape: &Shape,
     ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-        let (client, dims) = (self.handle.0, &shape.dims);
+        let place = (self.handle.0, memory.0);
         // SAFETY: the caller's promise.
         unsafe {
             match self.sight {
-                Sight::Host => view(self.engine, client, memory.0, address, shape.element_type, dims),
-                Sight::Device => view_on_device(self.engine, (client, memory.0), address, shape.element_type, dims, 0),
+                Sight::Host => view(self.engine, place, address, shape.array()),
+                Sight::Device => view_on_device(self.engine, place, address, shape.array(), 0),
             }
         }
     }
@@ -216,7 +216,7 @@ impl Client {
         unsafe {
             let stream = stream_of(site.device.handle.0)?;
             carrier.order(stream)?;
-            Ok(view_on_device(self.engine, place, address, shape.element_type, &shape.dims, stream)?)
+            Ok(view_on_device(self.engine, place, address, shape.array(), stream)?)
         }
     }
 }

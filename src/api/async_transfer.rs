@@ -32,7 +32,7 @@ use crate::{
     device::strided,
     engine::{
         Args, Raw,
-        views::{self, Sight},
+        views::{self, Array, Sight},
     },
     error::{Error, Result},
     memory::Maker,
@@ -236,7 +236,9 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 let kind = spec.raw.element_type;
                 // SAFETY: the scalar is aligned, as large as any element, and lives for ever. Nobody writes to it: the
                 // view is never shown to a program.
-                let view = unsafe { views::view(client.engine, client.handle.0, site.memory.0, address, kind, &[])? };
+                let view = unsafe {
+                    views::view(client.engine, (client.handle.0, site.memory.0), address, Array::new(kind, &[]))?
+                };
                 manager.ready = Raw(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));

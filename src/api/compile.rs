@@ -3,6 +3,7 @@
 use std::{borrow::Cow, ptr, sync::Arc};
 
 use super::{
+    bound::unbind,
     entry::{Entry, Outcome, required, slice},
     executable::optimized,
     loaded::{Donations, Home, Loaded, Plan, Program},
@@ -13,7 +14,7 @@ use crate::{
     config::Rewrite,
     engine::{Engine, Raw, views::Viewable},
     error::Error,
-    program::{self, Donation, Placement, Policy, Reject, options, options::Partitioner},
+    program::{self, Donation, Placement, Policy, Reject, Unbound, options, options::Partitioner},
     sys,
 };
 
@@ -70,7 +71,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     let policy = Policy {
         skip_sub_byte: !client.viewable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
-        place_memory_kinds: client.devices.iter().all(|device| device.pinned.is_some()),
+        place_pinned_host: client.devices.iter().all(|device| device.pinned.is_some()),
     };
     let rewritten = program::add_destinations(code, &policy).map_err(|reject| reject.to_string())?;
     let parameters = rewritten.parameters();
@@ -106,9 +107,15 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         left_alone,
         host_callbacks: rewritten.signature.host_callbacks,
         needs_no_context: !rewritten.signature.custom_calls,
+        bound: Vec::new(),
         user_options: given.to_vec(),
     };
     Ok(Prepared { code: rewritten.bytes, options, plan })
+}
+
+/// The caller's program with other bytes, which have to live as long.
+fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
+    sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..given }
 }
 
 /// Gives back, when it is dropped, what compiling has left in the engine's pools beyond what programs may have.
@@ -138,17 +145,15 @@ unsafe fn compile<T>(
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
     };
+    let Unbound { bytes: code, results: bound } = unbind(Some(client), format, code);
+    let given = with_code(given, &code);
+    let code = &*code;
     // What the engine's autotuner took and freed, once it has compiled.
     let _shed = Shed(client);
     let planned = match prepare(client, format, code, options) {
         Ok(prepared) if prepared.plan.left_alone.is_none() => {
-            let rewritten = sys::PJRT_Program {
-                code: prepared.code.as_ptr().cast_mut().cast(),
-                code_size: prepared.code.len(),
-                ..given
-            };
-            match compile(&rewritten, &prepared.options) {
-                Ok(executable) => match done(executable, prepared.plan)? {
+            match compile(&with_code(given, &prepared.code), &prepared.options) {
+                Ok(executable) => match done(executable, Plan { bound: bound.clone(), ..prepared.plan })? {
                     Ok(executable) => return Ok(executable),
                     Err(reason) => Err(reason),
                 },
@@ -167,7 +172,7 @@ unsafe fn compile<T>(
         host_callbacks: program::has_host_callbacks(code),
         ..Plan::unmodified(reason)
     });
-    match done(executable, plan)? {
+    match done(executable, Plan { bound, ..plan })? {
         Ok(executable) => Ok(executable),
         Err(reason) => Err(Error::internal(reason).into()),
     }
@@ -253,15 +258,19 @@ impl Entry for sys::PJRT_Compile_Args {
             let options = polished(engine, options);
             // SAFETY: the caller's promise; the options live until the call returns.
             unsafe {
+                let given = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
+                let format = slice(given.format.cast::<u8>(), given.format_size);
+                let code = unbind(None, format, slice(given.code.cast::<u8>(), given.code_size));
+                let unbound = with_code(given, &code.bytes);
                 let args = engine.call(Self {
+                    program: &raw const unbound,
                     compile_options: options.as_ptr().cast(),
                     compile_options_size: options.len(),
                     ..*self
                 })?;
-                let program = required(self.program.cast_mut(), "PJRT_Compile", "program")?;
-                let host_callbacks =
-                    program::has_host_callbacks(slice((*program).code.cast::<u8>(), (*program).code_size));
+                let host_callbacks = program::has_host_callbacks(&code.bytes);
                 let plan = Plan { host_callbacks, ..Plan::unmodified("compiled without a client") };
+                let plan = Plan { bound: code.results, ..plan };
                 let program = Program::new(engine, None, args.executable, plan)?;
                 state::EXECUTABLES.insert(args.executable, Arc::new(program));
                 self.executable = args.executable;

@@ -1,7 +1,7 @@
 //! Copies between devices and memories.
 //!
 //! ```text
-//!  host memory   the source is at rest, in an arena or in an outsider's memory: copied by us, into an arena
+//!  host memory   the source is at rest, in an arena, in an outsider's memory or dense in the engine's: copied by us, into an arena
 //!  a GPU         the source is at rest, in an arena, or is brought there by a stream of ours: copied by us, on our stream, and
 //!                ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU to what another
 //!                one has pinned the engine copies
@@ -10,7 +10,9 @@
 //!
 //! An array that a launch under way is given is the engine's to copy as well: it knows whether its program comes first.
 //!
-//! Nobody who calls waits for a program or a copy.
+//! Nobody who calls waits for a program or a copy, but for one of an array in a layout of its own (`copy/own_layout.rs`).
+
+mod own_layout;
 
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ use super::{
     flight::Cargo,
     host::destination,
     state::Site,
+    storage::Storage,
 };
 use crate::{
     device::Carrier,
@@ -83,6 +86,32 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc
     }
 }
 
+/// A copy of `buffer` in the memory, or where that is NULL on the device, of `to`, unless it is left to the engine.
+///
+/// # Errors
+/// As [`copy_by_us`] and [`own_layout::copy`].
+///
+/// # Safety
+/// The client must be alive, and device and memory its own.
+unsafe fn copy_here(
+    buffer: &Arc<Buffer>,
+    to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+) -> Outcome<Option<Arc<Buffer>>> {
+    let client = &buffer.client;
+    let site = destination(client, to.0, to.1);
+    let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(copy) = own_layout::copy(buffer, site, memory)? {
+            return Ok(Some(copy));
+        }
+        match site {
+            Some(site) => copy_by_us(buffer, site),
+            None => Ok(None),
+        }
+    }
+}
+
 /// Copies bytes that are there, at once.
 ///
 /// # Errors
@@ -91,14 +120,19 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc
 /// # Safety
 /// As [`copy_by_us`].
 unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+    let (is_known, is_engine_s) = {
+        let storage = &buffer.state().storage;
+        (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
+    };
     // SAFETY: the caller's promise.
-    if buffer.state().storage.dense_address().is_none() || unsafe { !is_ready(buffer)? } {
+    if !(is_known || is_engine_s && buffer.is_dense()?) || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
     // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
     // in use while room is sought, so that it may move to make some.
     let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    let Some(reading) = buffer.read()? else { return Ok(None) };
+    let reading = if is_engine_s { buffer.read_engine()? } else { buffer.read()? };
+    let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive. Both hold the array; the source neither changes, moves nor goes while it is read, the copy is
     // ours alone.
@@ -241,13 +275,8 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
         let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
         let to = required(self.dst_device, NAME, "dst_device")?;
         let place = (to, std::ptr::null_mut());
-        let home = destination(&buffer.client, place.0, place.1);
         // SAFETY: the client is alive while its buffers are used.
-        let ours = match home {
-            // SAFETY: as above.
-            Some(site) => unsafe { copy_by_us(&buffer, site)? },
-            None => None,
-        };
+        let ours = unsafe { copy_here(&buffer, place)? };
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.
@@ -267,11 +296,8 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
         let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
         let to = required(self.dst_memory, NAME, "dst_memory")?;
         let place = (std::ptr::null_mut(), to);
-        let ours = match destination(&buffer.client, place.0, place.1) {
-            // SAFETY: the client is alive while its buffers are used.
-            Some(site) => unsafe { copy_by_us(&buffer, site)? },
-            None => None,
-        };
+        // SAFETY: the client is alive while its buffers are used.
+        let ours = unsafe { copy_here(&buffer, place)? };
         self.dst_buffer = match ours {
             Some(copy) => copy,
             // SAFETY: as above.

@@ -16,6 +16,7 @@ use std::{
 
 use super::{
     admission::Shared,
+    bound::HostMemories,
     device_memory::DeviceMemory,
     entry::{Outcome, slice, text},
     pinned_host::{self, PinnedHost},
@@ -211,13 +212,15 @@ pub unsafe fn dress(
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(handles.len());
     for (number, (&device, &memory)) in numbers.iter().zip(handles.iter().zip(&own)) {
+        // SAFETY: the device is alive.
+        let host = unsafe { HostMemories::find(engine, device)? };
         let mut pinned = None;
         let arena = match memories.next() {
             None => None,
             Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) => {
                 if let Some((backing, budget)) = of_the_host
-                    // SAFETY: the client and the device are alive.
-                    && let Some(memory) = unsafe { pinned_host::find(engine, handle, device)? }
+                    // SAFETY: the client is alive.
+                    && let Some(memory) = unsafe { pinned_host::viewable(engine, handle, &host) }
                 {
                     let name = format!("{platform}:{number} {}", pinned_host::KIND);
                     pinned = Some(PinnedHost::new(memory, name, (&settings, &budget), backing)?);
@@ -243,6 +246,7 @@ pub unsafe fn dress(
             engine_bytes: Arc::default(),
             foreign_bytes: Arc::default(),
             pinned,
+            host,
         });
     }
     let decided = limit.map(|limit_bytes| Decided { limit_bytes, scratch_bytes, engine: engine.path() });

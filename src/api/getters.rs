@@ -9,7 +9,10 @@ use super::{
     shape::Layout,
     storage::Storage,
 };
-use crate::sys;
+use crate::{
+    engine::{Engine, EngineError},
+    sys,
+};
 
 impl Entry for sys::PJRT_Buffer_ElementType_Args {
     unsafe fn run(&mut self) -> Outcome {
@@ -69,21 +72,37 @@ impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
         let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_GetMemoryLayout")? };
-        let layout = buffer.shape.layout.get_or_try_init(|| ask(buffer))?;
-        self.layout = layout.as_c();
+        self.layout = layout(buffer)?.as_c();
         Ok(())
     }
+}
+
+/// How the array is laid out. The engine is asked once for all arrays of the shape.
+///
+/// # Errors
+/// As [`Buffer::hold`], or the engine's.
+pub fn layout(buffer: &Buffer) -> Outcome<&Layout> {
+    buffer.shape.layout.get_or_try_init(|| ask(buffer))
 }
 
 /// Asks the engine how the array is laid out.
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
     let hold = buffer.hold()?;
-    // SAFETY: the handle is alive while it is held, and with it what the answer points to.
+    // SAFETY: the handle is alive while it is held.
+    Ok(unsafe { layout_of(buffer.client.engine, hold.handle())? })
+}
+
+/// How the array in a buffer of the engine is laid out.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> Result<Layout, EngineError> {
+    // SAFETY: the caller's promise; what the answer points to lives as long as the handle.
     unsafe {
-        let args = buffer
-            .client
-            .engine
-            .call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: hold.handle(), ..Default::default() })?;
+        let args = engine.call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: handle, ..Default::default() })?;
         let tiled = args.layout.__bindgen_anon_1.tiled;
         let tile_dim_sizes = slice(tiled.tile_dim_sizes, tiled.num_tiles).to_vec();
         Ok(Layout {
@@ -96,7 +115,7 @@ fn ask(buffer: &Buffer) -> Outcome<Layout> {
 
 impl Layout {
     /// The layout as the C API shows it; the arrays live as long as `self`.
-    fn as_c(&self) -> sys::PJRT_Buffer_MemoryLayout {
+    pub fn as_c(&self) -> sys::PJRT_Buffer_MemoryLayout {
         let tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
             struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
             minor_to_major: self.minor_to_major.as_ptr(),

@@ -13,6 +13,7 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    bound::OutputKinds,
     counters::{Executions, Miss, Tally},
     entry::{Outcome, slice, text},
     nested::Twins,
@@ -20,12 +21,13 @@ use super::{
     pinned_host::KIND,
     shape::{Shape, dense_size},
     spares::{Nest, Spares},
-    state::Client,
+    state::{Client, Device},
 };
 use crate::{
     config::Compact,
     engine::{Engine, EngineError, Raw, views::Sight},
     memory::{OriginId, Strategy},
+    program::HostMemory,
     sys,
     units::Bytes,
 };
@@ -68,6 +70,10 @@ pub struct Plan {
     /// It has no custom call, so that nothing in it can look into an execute context. Not in plans of old caches.
     #[serde(default)]
     pub needs_no_context: bool,
+    /// For each result the memory of the host that it is bound to, where the engine tells memories not apart; empty if none is. Not in
+    /// plans of old caches.
+    #[serde(default)]
+    pub bound: Vec<Option<HostMemory>>,
     /// The compile options as the user gave them, if the program was rewritten.
     pub user_options: Vec<u8>,
 }
@@ -87,7 +93,8 @@ impl Plan {
             Home::Argument(argument) => *argument < arguments,
             Home::Anywhere(_) => true,
         };
-        donated && self.destinations.iter().all(|&result| result < results) && self.homes.iter().all(home)
+        let bound = self.bound.is_empty() || self.bound.len() == results;
+        donated && bound && self.destinations.iter().all(|&result| result < results) && self.homes.iter().all(home)
     }
 
     /// The plan for a program that runs as it came.
@@ -100,6 +107,7 @@ impl Plan {
             left_alone: Some(reason.into()),
             host_callbacks: false,
             needs_no_context: false,
+            bound: Vec::new(),
             user_options: Vec::new(),
         }
     }
@@ -148,6 +156,8 @@ pub struct Program {
     pub origins: OnceCell<Origins>,
     /// Whether a later run was seen to differ from it.
     pub differs: AtomicBool,
+    /// The memories of its results as the user should see them, where some are bound.
+    pub output_kinds: OnceCell<OutputKinds>,
     /// The optimised program as the user should see it, by format.
     pub optimized: OnceCell<(String, Vec<u8>)>,
 }
@@ -196,6 +206,7 @@ impl Program {
             executions: Executions::default(),
             origins: OnceCell::new(),
             differs: AtomicBool::new(false),
+            output_kinds: OnceCell::new(),
             optimized: OnceCell::new(),
         })
     }
@@ -205,6 +216,11 @@ impl Program {
         if !self.plan.is_within(self.results.len()) {
             // Of a damaged cache: what is made here is.
             return Some("the plan names results or arguments that the program has not".to_owned());
+        }
+        let lacking = |bound: &&HostMemory| client.devices.iter().any(|device| device.host.of(**bound).is_none());
+        if let Some(bound) = self.plan.bound.iter().flatten().find(lacking) {
+            // The executable would say one thing and its results another, which jaxlib ends the process for.
+            return Some(format!("a result is bound to {}, which the engine has not", bound.name()));
         }
         if self.plan.left_alone.is_some() {
             return None;
@@ -222,6 +238,11 @@ impl Program {
             .iter()
             .find(unfit)
             .map(|&result| format!("the engine copies arrays of element type {}", self.results[result].element_type.0))
+    }
+
+    /// The memory of the host that a result is bound to, on `device`.
+    pub fn bound(&self, result: usize, device: &Device) -> Option<Raw<sys::PJRT_Memory>> {
+        self.plan.bound.get(result).copied().flatten().and_then(|memory| device.host.of(memory))
     }
 
     /// Whether a result lies in `pinned_host` memory.

@@ -22,6 +22,7 @@
 //!  candidates.rs  memory that a result may lie in
 //!  stand_in.rs    copies that are donated in place of arrays that only lend their memory
 //!  nested.rs      programs that host callbacks run
+//!  bound.rs       results that a program binds to memories of the host
 //!  spares.rs      destinations ready to be used again
 //!  idle.rs        gives memory back that nobody uses any more
 //!  snapshot.rs    the arenas of the process at one instant; track.rs: between two instants
@@ -41,6 +42,7 @@ pub mod admission;
 pub mod adoption;
 pub mod arrival;
 pub mod async_transfer;
+pub mod bound;
 pub mod buffer;
 pub mod callbacks;
 pub mod candidates;

@@ -21,6 +21,8 @@
 //!
 //! An argument that is itself the result of a program queued behind the waiting one never comes, here or elsewhere.
 
+mod results;
+
 use std::{ptr, sync::Arc};
 
 use parking_lot::Mutex;
@@ -31,21 +33,17 @@ use super::{
     callbacks::{self, CallbackRun, Inside, Level},
     client::named_values,
     context::Context,
-    device_memory::Held,
     entry::{Failure, Outcome, slice},
     executable,
     lane::{Lane, abandon},
     loaded::{Donations, Loaded},
     plugin,
     reading::Reading,
-    shape::Shape,
-    state::{Client, Device},
-    storage::Storage,
+    state::Client,
 };
 use crate::{
     engine::{Engine, EngineEvent, Raw, views},
     error::Error,
-    memory::Maker,
     sys,
 };
 
@@ -255,7 +253,7 @@ pub unsafe fn execute(
             guests.handles.extend(outputs.iter().flatten());
             let mut results = Vec::new();
             for (lane, outputs) in lanes.iter_mut().zip(&outputs) {
-                results.push(take_results(loaded, lane, outputs)?);
+                results.push(results::take_results(loaded, lane, outputs)?);
             }
             Ok((events, results))
         })
@@ -281,39 +279,6 @@ pub unsafe fn execute(
         }
     }
     Ok(())
-}
-
-/// The results of one device, in the arena.
-///
-/// # Errors
-/// RESOURCE_EXHAUSTED for one that lies elsewhere, or the engine's.
-///
-/// # Safety
-/// The outputs must be alive, and their program over.
-unsafe fn take_results(
-    loaded: &Loaded,
-    lane: &mut Lane<'_>,
-    outputs: &[*mut sys::PJRT_Buffer],
-) -> Outcome<Vec<Arc<Buffer>>> {
-    let client = &loaded.client;
-    let device = lane.device.ok_or_else(|| unable("its device is not addressable"))?;
-    let mut results = Vec::with_capacity(outputs.len());
-    for ((&output, shape), &origin) in outputs.iter().zip(&loaded.program.results).zip(&loaded.program.origin_ids) {
-        // SAFETY: the output is alive.
-        let address = unsafe { views::address(client.engine, output) }.unwrap_or(0);
-        let at = lane.destinations.iter().position(|place| shape.size > 0 && place.held.address() == address);
-        let (mut block, view) = match at.map(|at| lane.destinations.swap_remove(at)) {
-            Some(destination) => (destination.held, destination.view.0),
-            // SAFETY: the output holds a whole array of that shape.
-            None => unsafe { copied(loaded, device, shape, Maker { origin, run: lane.run }, address)? },
-        };
-        block.made_by(origin, None);
-        let (shape, storage) = (Arc::clone(shape), Storage::Arena(block));
-        let result = Buffer::new(Arc::clone(client), device.handle, device.memory, shape, view, storage);
-        result.mark_whole();
-        results.push(result);
-    }
-    Ok(results)
 }
 
 type Ran = (SmallVec<[Option<EngineEvent>; 1]>, Vec<Vec<*mut sys::PJRT_Buffer>>);
@@ -357,8 +322,11 @@ unsafe fn run<'a>(
             let mut handles = Vec::with_capacity(args.num_args + program.plan.destinations.len());
             for &argument in slice(*args.argument_lists.add(index), args.num_args) {
                 let buffer = Buffer::borrow(argument, "PJRT_LoadedExecutable_Execute")?;
-                if !client.viewable.contains(buffer.shape.element_type) || buffer.memory.0 != device.memory.0 {
+                if !client.viewable.contains(buffer.shape.element_type) {
                     return Err(unable(&format!("an argument has the element type {}", buffer.shape.element_type.0)));
+                }
+                if buffer.device.0 != device.handle.0 {
+                    return Err(unable("an argument lies on another device"));
                 }
                 wait_for(buffer)?;
                 let loan = buffer.lend()?;
@@ -374,7 +342,7 @@ unsafe fn run<'a>(
             prepared?;
             for (&address, &result) in addresses.iter().zip(&program.plan.destinations) {
                 let shape = &program.results[result];
-                let view = views::view(engine, other.handle.0, memory.0, address, shape.element_type, &shape.dims)?;
+                let view = views::view(engine, (other.handle.0, memory.0), address, shape.array())?;
                 guests.handles.push(view);
                 handles.push(view);
             }
@@ -412,7 +380,7 @@ unsafe fn run<'a>(
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn wait_for(buffer: &Buffer) -> Outcome {
+pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
     let engine = buffer.client.engine;
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
@@ -452,38 +420,6 @@ unsafe fn constant(
         args
     };
     Ok(args.buffer)
-}
-
-/// A result that the engine put elsewhere, in the arena.
-///
-/// # Safety
-/// `address` must have as many bytes as the shape says.
-unsafe fn copied(
-    loaded: &Loaded,
-    device: &Device,
-    shape: &Shape,
-    maker: Maker,
-    address: usize,
-) -> Outcome<(Held, *mut sys::PJRT_Buffer)> {
-    let client = &loaded.client;
-    let arena = device.arena.as_ref().ok_or_else(|| Error::internal("a device without an arena"))?;
-    let block = client.allocate_or_tell(arena, shape, maker)?;
-    // SAFETY: the block is new and large enough; the view is of it.
-    unsafe {
-        if shape.size > 0 {
-            let to = ptr::with_exposed_provenance_mut::<u8>(block.address());
-            ptr::copy_nonoverlapping(ptr::with_exposed_provenance::<u8>(address), to, shape.size);
-        }
-        let view = views::view(
-            client.engine,
-            client.handle.0,
-            device.memory.0,
-            block.address(),
-            shape.element_type,
-            &shape.dims,
-        )?;
-        Ok((block, view))
-    }
 }
 
 /// Deletes the arguments that the program was given for good.

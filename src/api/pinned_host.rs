@@ -41,24 +41,25 @@ use std::sync::{
 
 use super::{
     admission::ROUNDS,
+    bound::HostMemories,
     device_memory::DeviceMemory,
-    entry::text,
     state::{Client, Device},
 };
 use crate::{
     config::Compact,
-    engine::{Engine, EngineError, Raw, views},
+    engine::{Engine, Raw, views},
     error::{Code, Error, Result},
     memory::{
         Arena, Strategy,
         budget::{Budget, Charge},
     },
+    program::HostMemory,
     sys,
     units::Bytes,
 };
 
 /// The kind of memory that this module is about, as PJRT names it.
-pub const KIND: &str = "pinned_host";
+pub const KIND: &str = HostMemory::Pinned.name();
 
 /// A device's `pinned_host` memory.
 pub struct PinnedHost {
@@ -171,27 +172,16 @@ impl Client {
     }
 }
 
-/// The device's `pinned_host` memory, if the engine has one and takes views of it as they are.
-///
-/// # Errors
-/// The engine's.
+/// The `pinned_host` memory among a device's, if the engine takes views of it as they are.
 ///
 /// # Safety
-/// The client and the device must be alive.
-pub unsafe fn find(
+/// The client must be alive.
+pub unsafe fn viewable(
     engine: &'static Engine,
     client: Raw<sys::PJRT_Client>,
-    device: *mut sys::PJRT_Device,
-) -> Result<Option<Raw<sys::PJRT_Memory>>, EngineError> {
-    // SAFETY: the caller's promise; what the getters point to lives as long as the device.
-    unsafe {
-        let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() })?;
-        for &memory in super::entry::slice(args.memories, args.num_memories) {
-            let kind = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() })?;
-            if text(kind.kind, kind.kind_size) == KIND {
-                return Ok(views::takes_views_as_they_are(engine, client.0, memory).then_some(Raw(memory)));
-            }
-        }
-    }
-    Ok(None)
+    memories: &HostMemories,
+) -> Option<Raw<sys::PJRT_Memory>> {
+    let memory = memories.of(HostMemory::Pinned)?;
+    // SAFETY: the caller's promise; the memory lives as long as the client.
+    unsafe { views::takes_views_as_they_are(engine, client.0, memory.0) }.then_some(memory)
 }

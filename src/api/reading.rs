@@ -7,11 +7,14 @@ use super::{
     buffer::{Buffer, GONE},
     custody::{Life, Reader},
     entry::Outcome,
+    getters::layout,
+    shape::{Shape, dense_size},
     storage::Storage,
 };
 use crate::{
     engine::views,
     error::{Error, Result},
+    units::Bytes,
 };
 
 /// Keeps a buffer's bytes as they are while they are read.
@@ -50,6 +53,30 @@ impl Buffer {
     /// As [`Buffer::take_up`].
     pub fn read_block(&self) -> Result<Option<Reading<'_>>> {
         self.read_at(Storage::address)
+    }
+
+    /// As [`Self::read`], of bytes that the engine holds in memory of this process, where the array [is dense](Self::is_dense).
+    ///
+    /// # Errors
+    /// As [`Buffer::take_up`], or the engine's.
+    pub fn read_engine(&self) -> Outcome<Option<Reading<'_>>> {
+        let nowhere_yet = |storage: &Storage| matches!(storage, Storage::Engine(_)).then_some(views::ALIGNMENT);
+        let Some(mut reading) = self.read_at(nowhere_yet)? else { return Ok(None) };
+        if self.shape.size > 0 {
+            let handle = self.state().handle();
+            // SAFETY: the handle is alive while the bytes are read.
+            reading.address = unsafe { views::address(self.client.engine, handle.0)? };
+        }
+        Ok(Some(reading))
+    }
+
+    /// Whether the array lies in the default layout, without gaps, as far as the engine says.
+    ///
+    /// # Errors
+    /// As [`Buffer::hold`], or the engine's.
+    pub fn is_dense(&self) -> Outcome<bool> {
+        let Shape { element_type, dims, size, .. } = &*self.shape;
+        Ok(dense_size(*element_type, dims) == Some(Bytes::new(*size as u64)) && layout(self)?.is_default())
     }
 
     fn read_at(&self, address: impl FnOnce(&Storage) -> Option<usize>) -> Result<Option<Reading<'_>>> {

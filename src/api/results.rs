@@ -7,10 +7,7 @@
 //!  candidates               c1    c0    c2          destinations and consumed arguments; who is left over is freed
 //! ```
 
-use std::{
-    ptr,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use smallvec::SmallVec;
 
@@ -20,10 +17,11 @@ use super::{
     counters::Miss,
     custody::Writing,
     entry::Outcome,
+    getters::layout_of,
     lane::Lane,
     loaded::{Home, Loaded, Origin, Origins, Program},
     plugin,
-    storage::{Counted, Storage},
+    storage::Storage,
 };
 use crate::{config::EngineKind, engine::views, sys};
 
@@ -85,13 +83,22 @@ pub unsafe fn results(
         if held.is_none() && has_memory {
             count_miss(program, index, candidates);
         }
+        let bound = lane.device.and_then(|device| program.bound(index, device));
         let result = match (held, lane.device) {
             (Some(mut held), Some(device)) => {
                 let candidate = &mut candidates[at.unwrap_or(0)];
                 let run = matches!(candidate.origin, Origin::Argument(_)).then_some(lane.run);
                 held.made_by(program.origin_ids[index], run);
+                if run.is_some() {
+                    // XLA goes by the size where it chooses among donated arguments, so the result may lie there in a layout of its
+                    // own, which whoever moves or copies it has to know.
+                    // SAFETY: the output is alive.
+                    shape.layout.get_or_try_init(|| unsafe { layout_of(client.engine, output) })?;
+                }
+                let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
                 // Another result may lie there than before, if the engine changed its mind.
-                if let Some(shell) = candidate.shell.take().filter(|shell| Arc::ptr_eq(&shell.shape, shape)) {
+                let fits = |shell: &Arc<Buffer>| Arc::ptr_eq(&shell.shape, shape) && shell.memory.0 == memory.0;
+                if let Some(shell) = candidate.shell.take().filter(fits) {
                     shell.revive(output, held, writing);
                     wrapped.push(shell);
                     continue;
@@ -100,18 +107,11 @@ pub unsafe fn results(
                     Origin::Destination(number) => loaded.nest(lane.slot, number),
                     Origin::Argument(_) => None,
                 };
-                let memory = device.memory_of(held.home());
                 let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
                 Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
             }
             // SAFETY: the output is alive and ours.
-            _ if has_memory => unsafe { Buffer::adopt(client, output)? },
-            (_, device) => {
-                let handle = device.map_or(ptr::null_mut(), |device| device.handle.0);
-                let nothing = Counted::new(client.engine_bytes(handle, ptr::null_mut()), 0);
-                // SAFETY: as above.
-                unsafe { Buffer::adopt_counted(client, output, nothing)? }
-            }
+            _ => unsafe { Buffer::adopt_result(client, output, bound, has_memory)? },
         };
         result.is_result_of(writing);
         wrapped.push(result);

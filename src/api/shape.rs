@@ -3,9 +3,10 @@
 use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
 
-use crate::{sys, units::Bytes};
+use crate::{engine::views::Array, sys, units::Bytes};
 
 /// The tiled layout of an array, as the engine told it.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Dimension numbers, the fastest-varying first.
     pub minor_to_major: Vec<i64>,
@@ -13,6 +14,13 @@ pub struct Layout {
     pub tile_dims: Vec<i64>,
     /// How many sizes each tile has.
     pub tile_dim_sizes: Vec<usize>,
+}
+
+impl Layout {
+    /// Whether the elements follow one another in the order of the last dimension, then of the one before it, and so on.
+    pub fn is_default(&self) -> bool {
+        self.tile_dim_sizes.is_empty() && (0_i64..).zip(self.minor_to_major.iter().rev()).all(|(dim, &at)| dim == at)
+    }
 }
 
 /// What an array is, whatever memory it lies in.
@@ -31,6 +39,17 @@ impl Shape {
     /// A shape of `size` bytes.
     pub fn new(element_type: sys::PJRT_Buffer_Type, dims: &[i64], size: usize) -> Self {
         Self { element_type, dims: SmallVec::from_slice(dims), size, layout: OnceCell::new() }
+    }
+
+    /// The layout, if it is known not to be the default one. That of what lies in an arena is known, if it is another.
+    pub fn own_layout(&self) -> Option<&Layout> {
+        self.layout.get().filter(|layout| !layout.is_default())
+    }
+
+    /// What a view of it shows.
+    pub fn array(&self) -> Array<'_> {
+        let minor_to_major = self.own_layout().map(|layout| &*layout.minor_to_major);
+        Array { minor_to_major, ..Array::new(self.element_type, &self.dims) }
     }
 }
 
@@ -69,4 +88,23 @@ pub fn element_bytes(element_type: sys::PJRT_Buffer_Type) -> Option<u8> {
         sys::PJRT_Buffer_Type_C128 => 16,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_layout_is_known() {
+        let layout = |minor_to_major: &[i64], tile_dims: &[i64]| Layout {
+            minor_to_major: minor_to_major.to_vec(),
+            tile_dims: tile_dims.to_vec(),
+            tile_dim_sizes: if tile_dims.is_empty() { Vec::new() } else { vec![tile_dims.len()] },
+        };
+        assert!(
+            layout(&[], &[]).is_default() && layout(&[0], &[]).is_default() && layout(&[2, 1, 0], &[]).is_default()
+        );
+        assert!(!layout(&[0, 1], &[]).is_default() && !layout(&[2, 0, 1], &[]).is_default());
+        assert!(!layout(&[1, 0], &[8, 128]).is_default(), "in tiles");
+    }
 }

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::{
+    bound::HostMemories,
     counters::Counters,
     device_memory::DeviceMemory,
     entry::Outcome,
@@ -50,6 +51,8 @@ pub struct Device {
     pub foreign_bytes: Arc<AtomicI64>,
     /// The host's memory that the device reads and writes by itself; `None` where that stays with the engine.
     pub pinned: Option<PinnedHost>,
+    /// The engine's memories of the host that results can be bound to.
+    pub host: HostMemories,
 }
 
 /// A memory that arrays of ours lie in: a device's own, or its part of the host's.

@@ -154,6 +154,7 @@ fill! {
         PJRT_Client_Load PJRT_Client_Load_Args
         PJRT_Buffer_Bitcast PJRT_Buffer_Bitcast_Args
         PJRT_Error_ForEachPayload PJRT_Error_ForEachPayload_Args
+        PJRT_Executable_OutputMemoryKinds PJRT_Executable_OutputMemoryKinds_Args
         PJRT_Executable_ParameterMemoryKinds PJRT_Executable_ParameterMemoryKinds_Args
         PJRT_Device_ClearMemoryStats PJRT_Device_ClearMemoryStats_Args
     }
@@ -194,7 +195,6 @@ fill! {
         PJRT_Executable_NumOutputs PJRT_Executable_NumOutputs_Args
         PJRT_Executable_SizeOfGeneratedCodeInBytes PJRT_Executable_SizeOfGeneratedCodeInBytes_Args
         PJRT_Executable_GetCostAnalysis PJRT_Executable_GetCostAnalysis_Args
-        PJRT_Executable_OutputMemoryKinds PJRT_Executable_OutputMemoryKinds_Args
         PJRT_LoadedExecutable_AddressableDevices PJRT_LoadedExecutable_AddressableDevices_Args
         PJRT_LoadedExecutable_Delete PJRT_LoadedExecutable_Delete_Args
         PJRT_LoadedExecutable_IsDeleted PJRT_LoadedExecutable_IsDeleted_Args

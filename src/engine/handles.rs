@@ -176,6 +176,7 @@ impl Drop for EngineEvent {
 }
 
 /// A handle of the engine with nothing of ours around it, that may travel between threads.
+#[repr(transparent)]
 pub struct Raw<T>(pub *mut T);
 
 // Not derived: the derive would ask the same of `T`, which is only a name.

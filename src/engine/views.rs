@@ -61,6 +61,40 @@ pub enum Sight {
 /// engine calls the callback without looking whether there is one.
 unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
 
+/// What an array that is viewed is.
+#[derive(Clone, Copy, Debug)]
+pub struct Array<'a> {
+    /// Its element type.
+    pub element_type: sys::PJRT_Buffer_Type,
+    /// Sizes of the dimensions, the slowest-varying first.
+    pub dims: &'a [i64],
+    /// Dimension numbers, the fastest-varying first, where that is not the last one, then the one before it, and so on.
+    pub minor_to_major: Option<&'a [i64]>,
+}
+
+impl<'a> Array<'a> {
+    /// One in the default layout.
+    pub fn new(element_type: sys::PJRT_Buffer_Type, dims: &'a [i64]) -> Self {
+        Self { element_type, dims, minor_to_major: None }
+    }
+}
+
+/// The layout without tiles in this order of dimensions, which has to outlive it.
+fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
+    let mut layout = sys::PJRT_Buffer_MemoryLayout {
+        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
+        type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
+        ..Default::default()
+    };
+    layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
+        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
+        minor_to_major: minor_to_major.as_ptr(),
+        minor_to_major_size: minor_to_major.len(),
+        ..Default::default()
+    };
+    layout
+}
+
 /// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for this
 /// purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were started
 /// before.
@@ -74,31 +108,20 @@ pub unsafe fn view_on_device(
     engine: &'static Engine,
     (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
     address: usize,
-    element_type: sys::PJRT_Buffer_Type,
-    dims: &[i64],
+    array: Array<'_>,
     stream: isize,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
     // Without a layout an engine before 0.114 makes a shape that has none, and fails later.
-    let order: SmallVec<[i64; 8]> = (0..dims.len() as i64).rev().collect();
-    let mut layout = sys::PJRT_Buffer_MemoryLayout {
-        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
-        type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
-        ..Default::default()
-    };
-    layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
-        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
-        minor_to_major: order.as_ptr(),
-        minor_to_major_size: order.len(),
-        ..Default::default()
-    };
+    let default: SmallVec<[i64; 8]> = (0..array.dims.len() as i64).rev().collect();
+    let mut layout = untiled(array.minor_to_major.unwrap_or(&default));
     // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {
         engine.call(sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
             client,
             device_buffer_ptr: ptr::with_exposed_provenance_mut(address),
-            dims: dims.as_ptr(),
-            num_dims: dims.len(),
-            element_type,
+            dims: array.dims.as_ptr(),
+            num_dims: array.dims.len(),
+            element_type: array.element_type,
             layout: &raw mut layout,
             on_delete_callback: Some(nobody_listens),
             stream,
@@ -122,7 +145,7 @@ pub unsafe fn takes_views_as_they_are(
     static SOMETHING: [u64; 32] = [0; 32];
     let here = SOMETHING.as_ptr().expose_provenance();
     // SAFETY: the memory is there for ever, the view holds one element of it, and nobody is shown the view.
-    let view = unsafe { view_on_device(engine, (client, memory), here, sys::PJRT_Buffer_Type_U8, &[1], 0) };
+    let view = unsafe { view_on_device(engine, (client, memory), here, Array::new(sys::PJRT_Buffer_Type_U8, &[1]), 0) };
     let view = match view {
         Ok(view) => view,
         Err(error) => {
@@ -147,22 +170,22 @@ pub unsafe fn takes_views_as_they_are(
 /// wrote into it, is destroyed and the programs that use them are done. The handles must be alive.
 pub unsafe fn view(
     engine: &'static Engine,
-    client: *mut sys::PJRT_Client,
-    memory: *mut sys::PJRT_Memory,
+    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
     address: usize,
-    element_type: sys::PJRT_Buffer_Type,
-    dims: &[i64],
+    array: Array<'_>,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    // SAFETY: `dims` outlives the call; the rest is the caller's promise.
+    let mut layout = array.minor_to_major.map(untiled);
+    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {
         engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
             client,
             data: ptr::with_exposed_provenance(address),
-            type_: element_type,
-            dims: dims.as_ptr(),
-            num_dims: dims.len(),
+            type_: array.element_type,
+            dims: array.dims.as_ptr(),
+            num_dims: array.dims.len(),
             host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
             memory,
+            device_layout: layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
             ..Default::default()
         })?
     };
@@ -224,7 +247,9 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
             continue;
         }
         // SAFETY: the scratch is aligned, larger than any element, and outlives the view.
-        let Ok(buffer) = (unsafe { view(engine, client.0, memory, here, element_type, &[1]) }) else { continue };
+        let Ok(buffer) = (unsafe { view(engine, (client.0, memory), here, Array::new(element_type, &[1])) }) else {
+            continue;
+        };
         // SAFETY: the buffer was just made, nothing uses it, and this is its end.
         let aliased = unsafe { address(engine, buffer) }.is_ok_and(|there| there == here);
         // SAFETY: as above.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  PJRT_Client_Compile(artifact, options)
+//!      memories::without_annotations(artifact)    on a processor: nothing is said to lie elsewhere
 //!      rewrite::add_destinations(artifact)   main(a, b) -> (c, d)  becomes  main(a, b, C, D) -> (c @ C, d @ D)
 //!      options::add_parameters(options)      the per-parameter lists grow with it
 //!              |
@@ -23,6 +24,7 @@
 
 mod bytecode;
 pub mod hlo;
+mod memories;
 pub mod options;
 pub mod rewrite;
 mod sharding;
@@ -33,6 +35,7 @@ mod wire;
 
 use std::fmt;
 
+pub use memories::{HostMemory, Unbound, without_annotations};
 pub use rewrite::{Placement, Policy, Rewritten, Skip, add_destinations};
 pub use signature::{Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect};
 pub use vhlo::{ElementType, ValueType};

@@ -40,9 +40,8 @@ pub struct Policy {
     /// Ties destinations to results whose sharding the Shardy partitioner chooses. Only for programs that are compiled
     /// with `use_shardy_partitioner`: XLA's older partitioner aborts on such groups.
     pub tie_unspecified_shardings: bool,
-    /// Gives destinations to results that are bound to the kinds of memory `device` and `pinned_host` too: those of the second
-    /// must then lie in such memory.
-    pub place_memory_kinds: bool,
+    /// Gives destinations to results that are bound to `pinned_host` too, which must then lie in such memory.
+    pub place_pinned_host: bool,
 }
 
 /// Why a result has no destination.
@@ -159,7 +158,6 @@ struct Plan {
     destinations: Vec<Destination>,
 }
 
-/// Decides where each result lands.
 /// Where more results have a donor's type than there are donors, none of them takes a destination: XLA matches donors
 /// after partitioning, by the shape on one device, and only it knows which of the results has that. Taking one away could
 /// take the donor's own (JAX's `testBufferDonationWithOutputShardingInference`).
@@ -180,6 +178,7 @@ fn spare_candidates<'a>(
     }
 }
 
+/// Decides where each result lands.
 fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<Plan, Reject> {
     let tables = &file.tables;
     let can_tie = policy.tie_unspecified_shardings
@@ -243,9 +242,9 @@ fn fit(value_type: &ValueType, known: &Known, policy: &Policy) -> Result<(), Ski
         return Err(Skip::Layout);
     }
     match known.memory_kind {
-        MemoryKind::Device => Ok(()),
-        MemoryKind::PinnedHost(..) | MemoryKind::Named(..) if policy.place_memory_kinds => Ok(()),
-        MemoryKind::PinnedHost(..) | MemoryKind::Named(..) | MemoryKind::Other => Err(Skip::MemoryKind),
+        MemoryKind::Device | MemoryKind::Named(..) => Ok(()),
+        MemoryKind::PinnedHost(..) if policy.place_pinned_host => Ok(()),
+        MemoryKind::PinnedHost(..) | MemoryKind::UnpinnedHost | MemoryKind::Other => Err(Skip::MemoryKind),
     }
 }
 
@@ -494,7 +493,7 @@ mod tests {
         let file = Artifact::parse(&bytes).unwrap();
         let mut program = Program::find(&file).unwrap();
         change(&mut program);
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: true };
+        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: true };
         plan(&file, &program, &policy).unwrap().placements
     }
 
@@ -548,13 +547,14 @@ mod tests {
 
     #[test]
     fn a_result_is_fit_by_its_type_and_its_attributes() {
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: false };
+        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false };
         let key = (AttrId(0), AttrId(0));
         let tensor = |dimensions: &[i64], element| ValueType::Tensor { dimensions: dimensions.to_vec(), element };
         let (f32, s4) = (Some(vhlo::ElementType::F32), Some(vhlo::ElementType::S4));
         let plain = Known::default();
         let pinned = Known { memory_kind: MemoryKind::PinnedHost(key.0, key.1), ..plain };
         let named = Known { memory_kind: MemoryKind::Named(key.0, key.1), ..plain };
+        let unpinned = Known { memory_kind: MemoryKind::UnpinnedHost, ..plain };
         let elsewhere = Known { memory_kind: MemoryKind::Other, ..plain };
         for (value_type, known, expected) in [
             (tensor(&[2, 0], f32), plain, Ok(())),
@@ -565,12 +565,13 @@ mod tests {
             (tensor(&[2], s4), plain, Err(Skip::SubByte)),
             (tensor(&[2], f32), Known { has_own_layout: true, ..plain }, Err(Skip::Layout)),
             (tensor(&[2], f32), pinned, Err(Skip::MemoryKind)),
-            (tensor(&[2], f32), named, Err(Skip::MemoryKind)),
+            (tensor(&[2], f32), named, Ok(())),
+            (tensor(&[2], f32), unpinned, Err(Skip::MemoryKind)),
             (tensor(&[2], f32), elsewhere, Err(Skip::MemoryKind)),
         ] {
             assert_eq!(fit(&value_type, &known, &policy), expected, "{value_type} {known:?}");
         }
-        let all = Policy { skip_sub_byte: false, place_memory_kinds: true, ..policy };
+        let all = Policy { skip_sub_byte: false, place_pinned_host: true, ..policy };
         assert_eq!(fit(&tensor(&[2], s4), &pinned, &all), Ok(()));
         assert_eq!(fit(&tensor(&[2], s4), &named, &all), Ok(()));
         assert_eq!(fit(&tensor(&[2], f32), &elsewhere, &all), Err(Skip::MemoryKind));
@@ -600,7 +601,7 @@ mod tests {
         put_section(&mut ir, container::id::IR, &region);
         let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
 
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_memory_kinds: false };
+        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false };
         let (one, other) = (add_destinations(&bytes, &policy).unwrap(), add_destinations(&inline, &policy).unwrap());
         assert!(one.destinations > 0);
         assert_eq!(one.placements, other.placements);

@@ -95,6 +95,8 @@ pub(super) enum MemoryKind {
     Device,
     /// To `pinned_host`, by this key and value.
     PinnedHost(AttrId, AttrId),
+    /// To `unpinned_host`.
+    UnpinnedHost,
     /// To another one.
     Other,
     /// To the device's own, in words; by this key and value.
@@ -110,7 +112,7 @@ impl MemoryKind {
     /// The attribute that says so.
     pub(super) fn attribute(self) -> Option<(AttrId, AttrId)> {
         match self {
-            Self::Device | Self::Other => None,
+            Self::Device | Self::UnpinnedHost | Self::Other => None,
             Self::PinnedHost(key, value) | Self::Named(key, value) => Some((key, value)),
         }
     }
@@ -323,6 +325,7 @@ fn known(tables: &Tables<'_>, seen: &mut HashMap<AttrId, Known>, id: Option<Attr
             b"mhlo.memory_kind" => {
                 found.memory_kind = match vhlo::attribute(tables, value)? {
                     Attribute::String(b"pinned_host") => MemoryKind::PinnedHost(key, value),
+                    Attribute::String(b"unpinned_host") => MemoryKind::UnpinnedHost,
                     Attribute::String(b"device") => MemoryKind::Named(key, value),
                     _ => MemoryKind::Other,
                 }
@@ -371,7 +374,7 @@ mod tests {
             std::fs::read(path).unwrap()
         };
         let policy =
-            crate::program::Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_memory_kinds: true };
+            crate::program::Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: true };
         for (name, pinned) in [("0506_pinned_out", true), ("0507_pinned_in", false)] {
             let bytes = artifact(name);
             let rewritten = crate::program::add_destinations(&bytes, &policy).unwrap();

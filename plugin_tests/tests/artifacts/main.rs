@@ -38,16 +38,13 @@ use serde_json::Value as Json;
 const DEVICES: i64 = 4;
 
 /// What the library is asked to do on this engine.
-const POLICY: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_memory_kinds: false };
+const POLICY: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false };
 
 /// What the engine lacks, and the artifacts that therefore end in the same error on both clients. Any other must run.
-const LACKING: [(&str, &[&str]); 2] = [
-    (
-        "xla_ffi_python_cpu_callback",
-        &["0316_callback_pure", "0317_debug_print", "0318_ordered_effect", "0319_io_callback"],
-    ),
-    ("annotate_device_placement", &["0506_pinned_out", "0509_unpinned_out"]),
-];
+const LACKING: [(&str, &[&str]); 1] = [(
+    "xla_ffi_python_cpu_callback",
+    &["0316_callback_pure", "0317_debug_print", "0318_ordered_effect", "0319_io_callback"],
+)];
 
 /// The same library twice in one process.
 struct Clients {

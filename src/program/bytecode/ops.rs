@@ -28,7 +28,7 @@ pub(in crate::program) mod mask {
 pub(in crate::program) const BLOCK_HAS_USE_LISTS: u8 = 0x20;
 
 /// Regions within regions; deeper programs are left alone. XLA's own limits are reached long before.
-const DEEPEST: usize = 200;
+pub(in crate::program) const DEEPEST: usize = 200;
 
 /// Takes what a walk passes.
 pub(in crate::program) trait Sink {
