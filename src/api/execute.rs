@@ -57,7 +57,8 @@ struct Passengers<'a> {
 }
 
 impl Passengers<'_> {
-    /// Takes up the arguments of the device with this number and adds their handles. `kept` are the numbers of those that the caller forbade to consume.
+    /// Takes up the arguments of the device with this number and adds their handles. `kept` are the numbers of those that the caller
+    /// forbade to consume.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for one that was deleted or donated, or as [`Gifts::take_up`].
@@ -368,9 +369,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 
 /// The place of the device among the program's that the argument list with this number runs on, and the device.
 fn device(loaded: &Loaded, index: usize, asked_for: *mut sys::PJRT_Device) -> (usize, Option<&Device>) {
-    let slot =
-        if asked_for.is_null() { Some(index) } else { loaded.devices.iter().position(|device| device.0 == asked_for) };
-    let handle = if asked_for.is_null() { loaded.devices.get(index).map(|device| device.0) } else { Some(asked_for) };
+    let (slot, handle) = if asked_for.is_null() {
+        (Some(index), loaded.devices.get(index).map(|device| device.0))
+    } else {
+        (loaded.devices.iter().position(|device| device.0 == asked_for), Some(asked_for))
+    };
     (slot.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
 }
 

@@ -295,7 +295,7 @@ impl Traffic {
     pub fn tend(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
             self.land_some(engine, |flights| {
-                let done = flights.iter().take_while(|flight| flight.done.load(Ordering::SeqCst)).count();
+                let done = flights.iter().take_while(|flight| !flight.is_under_way()).count();
                 let all = self.bell.done.load(Ordering::Relaxed);
                 if all > done as isize { all_done(flights) } else { flights.drain(..done).collect() }
             });
@@ -322,8 +322,7 @@ impl Traffic {
             if std::mem::replace(newest, back) != back {
                 return;
             }
-            let done: SmallVec<_> =
-                flights.iter().filter(|flight| flight.done.load(Ordering::SeqCst)).cloned().collect();
+            let done: SmallVec<_> = flights.iter().filter(|flight| !flight.is_under_way()).cloned().collect();
             self.bell.begin(done.len());
             done
         };
@@ -342,13 +341,13 @@ impl Traffic {
         }
         let arriving: SmallVec<[Arc<Flight>; 4]> = {
             let flights = self.flights.lock();
-            flights.iter().filter(|flight| !flight.done.load(Ordering::SeqCst)).cloned().collect()
+            flights.iter().filter(|flight| flight.is_under_way()).cloned().collect()
         };
         let deadline = Instant::now() + MOMENT;
         for flight in arriving {
             // No lock is held while the engine is asked.
             if flight.results_ready.as_ref().is_some_and(EngineEvent::is_ready) {
-                while !flight.done.load(Ordering::SeqCst) && Instant::now() < deadline {
+                while flight.is_under_way() && Instant::now() < deadline {
                     thread::yield_now();
                 }
             }
@@ -387,7 +386,7 @@ impl Traffic {
             // unload the flight. Nothing comes home after this, so what that finds has no handles.
             let handles = flight.cargo.lock().handles();
             destroy(handles);
-            if flight.done.load(Ordering::SeqCst) {
+            if !flight.is_under_way() {
                 flight.unload();
             }
         }

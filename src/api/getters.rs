@@ -6,7 +6,7 @@ use super::{
     buffer::Buffer,
     custody::Life,
     entry::{Entry, Outcome, slice},
-    shape::Layout,
+    shape::{Layout, Shape},
     storage::Storage,
 };
 use crate::{
@@ -110,6 +110,20 @@ pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) 
             tile_dims: slice(tiled.tile_dims, tile_dim_sizes.iter().sum()).to_vec(),
             tile_dim_sizes,
         })
+    }
+}
+
+/// Notes how a result of the engine is laid out, unless that is known. An engine that does not say has the default layout.
+///
+/// # Safety
+/// `handle` must be alive, and hold an array of the shape.
+pub unsafe fn note_layout(engine: &'static Engine, handle: *mut sys::PJRT_Buffer, shape: &Shape) {
+    if shape.layout.get().is_none()
+        // SAFETY: the caller's promise.
+        && let Ok(layout) = unsafe { layout_of(engine, handle) }
+    {
+        // Somebody else may have been first; there is one answer.
+        _ = shape.layout.set(layout);
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     counters::Miss,
     custody::Writing,
     entry::Outcome,
-    getters::layout_of,
+    getters::note_layout,
     lane::Lane,
     loaded::{Home, Loaded, Origin, Origins, Program},
     plugin,
@@ -93,7 +93,7 @@ pub unsafe fn results(
                     // XLA goes by the size where it chooses among donated arguments, so the result may lie there in a layout of its
                     // own, which whoever moves or copies it has to know.
                     // SAFETY: the output is alive.
-                    shape.layout.get_or_try_init(|| unsafe { layout_of(client.engine, output) })?;
+                    unsafe { note_layout(client.engine, output, shape) };
                 }
                 let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
                 // Another result may lie there than before, if the engine changed its mind.

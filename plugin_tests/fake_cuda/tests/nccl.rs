@@ -10,83 +10,18 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use common::{nccl::*, *};
 
-const F32: c_int = 7;
 const I32: c_int = 2;
-const SUM: c_int = 0;
 const INVALID_ARGUMENT: u32 = 4;
 const INVALID_USAGE: u32 = 5;
-
-/// A rank: its side of the communicator, with a stream and two buffers of its GPU.
-#[derive(Clone, Copy)]
-struct Rank {
-    gpu: c_int,
-    side: u64,
-    stream: usize,
-    send: u64,
-    receive: u64,
-}
 
 /// As many GPUs, of one communicator.
 fn ranks(count: usize) -> (Session, Vec<Rank>) {
     let session = start(&[("gpus", &count.to_string())]);
     let mut sides = vec![0u64; count];
     ok(cu!(ncclCommInitAll(sides.as_mut_ptr() => *mut u64, count as c_int => c_int, std::ptr::null() => *const c_int)));
-    let rank = |(gpu, side)| {
-        enter(gpu);
-        Rank { gpu, side, stream: stream(), send: allocate(4096), receive: allocate(4096) }
-    };
-    let ranks = (0..).zip(sides).map(rank).collect();
-    (session, ranks)
-}
-
-fn put<T: Copy>(rank: &Rank, values: &[T]) {
-    enter(rank.gpu);
-    let bytes = size_of_val(values);
-    ok(cu!(cuMemcpyHtoDAsync_v2(rank.send => u64, values.as_ptr() => *const T, bytes => usize, rank.stream => usize)));
-}
-
-fn got(rank: &Rank, count: usize) -> Vec<f32> {
-    enter(rank.gpu);
-    let bytes = read(rank.receive, count as u64 * 4, rank.stream);
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-fn all_reduce_of(rank: &Rank, count: usize, element: c_int, reduction: c_int) -> u32 {
-    cu!(ncclAllReduce(
-        rank.send => u64, rank.receive => u64, count => usize, element => c_int, reduction => c_int, rank.side => u64,
-        rank.stream => usize
-    ))
-}
-
-fn all_reduce(rank: &Rank, count: usize) -> u32 {
-    all_reduce_of(rank, count, F32, SUM)
-}
-
-fn send(rank: &Rank, count: usize, peer: c_int) -> u32 {
-    cu!(ncclSend(
-        rank.send => u64, count => usize, F32 => c_int, peer => c_int, rank.side => u64, rank.stream => usize
-    ))
-}
-
-fn receive(rank: &Rank, count: usize, peer: c_int) -> u32 {
-    cu!(ncclRecv(
-        rank.receive => u64, count => usize, F32 => c_int, peer => c_int, rank.side => u64, rank.stream => usize
-    ))
-}
-
-fn group(body: impl FnOnce()) -> u32 {
-    ok(cu!(ncclGroupStart()));
-    body();
-    cu!(ncclGroupEnd())
-}
-
-/// Gives rank `r` the values 10r, 10r + 1, and so on.
-fn fill_ranks(all: &[Rank], count: usize) {
-    for (rank, base) in all.iter().zip((0..).step_by(10)) {
-        put(rank, &(0..count).map(|index| (base + index) as f32).collect::<Vec<_>>());
-    }
+    (session, (0..).zip(sides).map(|(gpu, side)| Rank::new(gpu as usize, gpu, side)).collect())
 }
 
 #[test]
@@ -364,30 +299,23 @@ fn last_error(side: u64) -> *const c_char {
 #[test]
 fn ranks_find_each_other_by_an_id_from_threads_or_in_a_group() {
     let session = start(&[("gpus", "2")]);
-    let mut id = [0u8; 128];
-    type Id = [u8; 128];
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct UniqueId(Id);
-    ok(cu!(ncclGetUniqueId(&raw mut id => *mut Id)));
-    let join = move |rank: c_int, id: Id| {
+    let mut id = unique_id();
+    let enter_and_join = move |rank: c_int, id: Id| {
         enter(rank);
         let mut side = 0;
-        let code =
-            cu!(ncclCommInitRank(&raw mut side => *mut u64, 2 => c_int, UniqueId(id) => UniqueId, rank => c_int));
-        (code, side)
+        (join(id, rank, 2, &mut side), side)
     };
     let (tell, told) = mpsc::channel();
     let sides = thread::scope(|scope| {
         let waits = scope.spawn(move || {
-            let (code, side) = join(0, id);
+            let (code, side) = enter_and_join(0, id);
             ok(code);
             tell.send(()).expect("the test waits");
             side
         });
         thread::sleep(Duration::from_millis(20));
         assert!(told.try_recv().is_err(), "rank 0 did not wait for rank 1");
-        let (code, side) = join(1, id);
+        let (code, side) = enter_and_join(1, id);
         ok(code);
         [waits.join().expect("no panic"), side]
     });
@@ -398,14 +326,14 @@ fn ranks_find_each_other_by_an_id_from_threads_or_in_a_group() {
         ok(cu!(ncclCommCuDevice(side => u64, &raw mut device => *mut c_int)));
         assert_eq!((count, number, device), (2, rank, rank));
     }
-    ok(cu!(ncclGetUniqueId(&raw mut id => *mut Id)));
-    ok(group(|| (0..2).for_each(|rank| ok(join(rank, id).0))));
+    id = unique_id();
+    ok(group(|| (0..2).for_each(|rank| ok(enter_and_join(rank, id).0))));
     no_violations();
     // Two ranks on one GPU.
-    ok(cu!(ncclGetUniqueId(&raw mut id => *mut Id)));
+    id = unique_id();
     let code = group(|| {
-        ok(join(0, id).0);
-        assert_eq!(join(0, id).0, INVALID_USAGE);
+        ok(enter_and_join(0, id).0);
+        assert_eq!(enter_and_join(0, id).0, INVALID_USAGE);
     });
     assert_eq!(code, INVALID_USAGE);
     found(&["rank 0 on GPU 0 cannot join rank 0 on GPU 0"]);
@@ -413,7 +341,7 @@ fn ranks_find_each_other_by_an_id_from_threads_or_in_a_group() {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a port").port();
     id[24..26].copy_from_slice(&port.to_le_bytes());
     id[0] ^= 1;
-    assert_eq!(join(0, id).0, 2);
+    assert_eq!(enter_and_join(0, id).0, 2);
     no_violations();
     drop(session);
 }

@@ -14,10 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use common::{nccl::*, *};
 
-const F32: c_int = 7;
-const SUM: c_int = 0;
 const AVERAGE: c_int = 4;
 const REMOTE_ERROR: u32 = 6;
 
@@ -26,21 +24,6 @@ struct Job {
     process: usize,
     folder: PathBuf,
 }
-
-/// A rank: its side of the communicator, with a stream and two buffers of its GPU.
-#[derive(Clone, Copy)]
-struct Rank {
-    number: usize,
-    gpu: c_int,
-    side: u64,
-    stream: usize,
-    send: u64,
-    receive: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct UniqueId([u8; 128]);
 
 /// Runs `body` in two processes; both must end well.
 fn in_two_processes(test: &str, body: impl FnOnce(&Job)) {
@@ -105,69 +88,16 @@ impl Job {
 
     /// This process's ranks of a communicator over all: two GPUs each.
     fn ranks(&self) -> Vec<Rank> {
-        let id = self.told("id", || {
-            let mut id = [0; 128];
-            ok(cu!(ncclGetUniqueId(&raw mut id => *mut [u8; 128])));
-            id
-        });
+        let id = self.told("id", unique_id);
         let mut sides = [0u64; 2];
         ok(group(|| {
             for (gpu, side) in (0..).zip(&mut sides) {
                 enter(gpu);
-                let rank = 2 * self.process as c_int + gpu;
-                let join = cu!(ncclCommInitRank(side => *mut u64, 4 => c_int, UniqueId(id) => UniqueId, rank => c_int));
-                ok(join);
+                ok(join(id, 2 * self.process as c_int + gpu, 4, side));
             }
         }));
-        (0..).zip(sides).map(|(gpu, side)| rank_of(2 * self.process + gpu as usize, gpu, side)).collect()
+        (0..).zip(sides).map(|(gpu, side)| Rank::new(2 * self.process + gpu as usize, gpu, side)).collect()
     }
-}
-
-fn rank_of(number: usize, gpu: c_int, side: u64) -> Rank {
-    enter(gpu);
-    Rank { number, gpu, side, stream: stream(), send: allocate(4096), receive: allocate(4096) }
-}
-
-fn group(body: impl FnOnce()) -> u32 {
-    ok(cu!(ncclGroupStart()));
-    body();
-    cu!(ncclGroupEnd())
-}
-
-/// Each rank sends ten times its number, and one, two ... more.
-fn fill_ranks(ranks: &[Rank], count: usize) {
-    for rank in ranks {
-        enter(rank.gpu);
-        let values: Vec<f32> = (0..count).map(|index| (10 * rank.number + index) as f32).collect();
-        ok(cu!(cuMemcpyHtoDAsync_v2(
-            rank.send => u64, values.as_ptr() => *const f32, 4 * count => usize, rank.stream => usize
-        )));
-    }
-}
-
-fn got(rank: &Rank, count: usize) -> Vec<f32> {
-    enter(rank.gpu);
-    let bytes = read(rank.receive, count as u64 * 4, rank.stream);
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-fn all_reduce(rank: &Rank, count: usize, by: c_int) -> u32 {
-    cu!(ncclAllReduce(
-        rank.send => u64, rank.receive => u64, count => usize, F32 => c_int, by => c_int, rank.side => u64,
-        rank.stream => usize
-    ))
-}
-
-fn send(rank: &Rank, count: usize, peer: usize) -> u32 {
-    cu!(ncclSend(
-        rank.send => u64, count => usize, F32 => c_int, peer as c_int => c_int, rank.side => u64, rank.stream => usize
-    ))
-}
-
-fn receive(rank: &Rank, count: usize, peer: usize) -> u32 {
-    cu!(ncclRecv(
-        rank.receive => u64, count => usize, F32 => c_int, peer as c_int => c_int, rank.side => u64, rank.stream => usize
-    ))
 }
 
 fn error_of(rank: &Rank) -> u32 {
@@ -188,8 +118,8 @@ fn each_collective_gives_what_nccl_says() {
         };
         let value = |rank: usize, index: usize| (10 * rank + index) as f32;
         let sum = |index| (0..4).map(|rank| value(rank, index)).sum::<f32>();
-        each(&|rank| all_reduce(rank, 3, SUM), 3, &|_| (0..3).map(sum).collect());
-        each(&|rank| all_reduce(rank, 3, AVERAGE), 3, &|_| (0..3).map(|index| sum(index) / 4.0).collect());
+        each(&|rank| all_reduce(rank, 3), 3, &|_| (0..3).map(sum).collect());
+        each(&|rank| all_reduce_of(rank, 3, F32, AVERAGE), 3, &|_| (0..3).map(|index| sum(index) / 4.0).collect());
         each(
             &|rank| {
                 cu!(ncclAllGather(
@@ -232,8 +162,8 @@ fn each_collective_gives_what_nccl_says() {
         fill_ranks(&ranks, 2);
         ok(group(|| {
             for rank in &ranks {
-                ok(send(rank, 2, (rank.number + 1) % 4));
-                ok(receive(rank, 2, (rank.number + 3) % 4));
+                ok(send(rank, 2, (rank.number as c_int + 1) % 4));
+                ok(receive(rank, 2, (rank.number as c_int + 3) % 4));
             }
         }));
         for rank in &ranks {
@@ -243,7 +173,7 @@ fn each_collective_gives_what_nccl_says() {
         // In place, and once more after all of that.
         fill_ranks(&ranks, 2);
         let in_place: Vec<_> = ranks.iter().map(|rank| Rank { receive: rank.send, ..*rank }).collect();
-        in_place.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
+        in_place.iter().for_each(|rank| ok(all_reduce(rank, 2)));
         in_place.iter().for_each(|rank| assert_eq!(got(rank, 2), [sum(0), sum(1)]));
         ranks.iter().for_each(|rank| ok(cu!(ncclCommDestroy(rank.side => u64))));
         no_violations();
@@ -289,7 +219,7 @@ fn processes_that_ask_for_other_things_are_told() {
         let _session = start(&[("gpus", "2")]);
         let ranks = job.ranks();
         fill_ranks(&ranks, 8);
-        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2 + job.process, SUM)));
+        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2 + job.process)));
         ranks.iter().for_each(|rank| {
             enter(rank.gpu);
             synchronize(rank.stream);
@@ -305,15 +235,15 @@ fn a_process_that_ends_is_not_waited_for() {
         let _session = start(&[("gpus", "2")]);
         let ranks = job.ranks();
         fill_ranks(&ranks, 2);
-        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
+        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2)));
         ranks.iter().for_each(|rank| assert_eq!(got(rank, 1), [60.0]));
         if job.process == 1 {
             // One of its ranks calls, but not the other: the process never brings anything.
-            ok(all_reduce(&ranks[0], 2, SUM));
+            ok(all_reduce(&ranks[0], 2));
             job.end();
             process::exit(0);
         }
-        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
+        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2)));
         thread::sleep(Duration::from_millis(100));
         enter(0);
         // As with NCCL, the streams wait until somebody aborts.
@@ -334,7 +264,7 @@ fn one_that_aborts_lets_the_others_know() {
         let ranks = job.ranks();
         fill_ranks(&ranks, 2);
         if job.process == 1 {
-            ranks.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
+            ranks.iter().for_each(|rank| ok(all_reduce(rank, 2)));
             thread::sleep(Duration::from_millis(100));
             ranks.iter().for_each(|rank| ok(cu!(ncclCommAbort(rank.side => u64))));
             // Process 0 is to learn it from here, not from the end.
@@ -342,7 +272,7 @@ fn one_that_aborts_lets_the_others_know() {
             return no_violations();
         }
         thread::sleep(Duration::from_millis(200));
-        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2, SUM)));
+        ranks.iter().for_each(|rank| ok(all_reduce(rank, 2)));
         ranks.iter().for_each(|rank| {
             enter(rank.gpu);
             synchronize(rank.stream);

@@ -10,7 +10,7 @@ use std::{ptr, sync::Arc};
 use super::unable;
 use crate::{
     api::{
-        buffer::Buffer, device_memory::Held, entry::Outcome, getters::layout_of, lane::Lane, loaded::Loaded,
+        buffer::Buffer, device_memory::Held, entry::Outcome, getters::note_layout, lane::Lane, loaded::Loaded,
         shape::Shape, state::Device, storage::Storage,
     },
     engine::views,
@@ -46,7 +46,7 @@ pub(super) unsafe fn take_results(
             Some(destination) => (destination.held, destination.view.0),
             // SAFETY: the output is alive, and holds a whole array of that shape.
             None => unsafe {
-                shape.layout.get_or_try_init(|| layout_of(client.engine, output))?;
+                note_layout(client.engine, output, shape);
                 copied(loaded, device, shape, Maker { origin, run: lane.run }, address)?
             },
         };

@@ -1,6 +1,8 @@
 //! The driver as a program has it: functions found by name, here with panics in place of statuses where none is looked for.
 #![allow(missing_docs, dead_code, unused_imports)]
 
+pub mod nccl;
+
 use std::{
     ffi::{c_int, c_uint, c_void},
     mem, ptr,
