@@ -1,6 +1,9 @@
 """Results of programs in memories of the host: what a training offloads to, and where JAX's own CPU says that it lies."""
 
+import contextlib
 import gc
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +179,29 @@ def test_programs_that_callbacks_run():
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
     result = jax.jit(lambda x: jax.pure_callback(on_the_host, shape, x))(jax.device_put(X, own))
     np.testing.assert_array_equal(np.asarray(result), X * 3)
+
+
+def test_a_copy_to_the_device_is_whole_though_the_array_is_donated_meanwhile():
+    own, there = in_kind("device"), in_kind("pinned_host")
+    make = jax.jit(lambda: jnp.full((8 << 20,), 3, jnp.float32), out_shardings=there)
+    overwrite = jax.jit(lambda x: x * 0 + 7, donate_argnums=0, in_shardings=there, out_shardings=there)
+    copies = []
+
+    def copy(x):
+        # Who comes after the donation is told so.
+        with contextlib.suppress(RuntimeError):
+            copies.append(jax.device_put(x, own))
+
+    for attempt in range(20):
+        x = jax.block_until_ready(make())
+        copying = threading.Thread(target=copy, args=(x,))
+        copying.start()
+        time.sleep(attempt % 5 / 1000)
+        jax.block_until_ready(overwrite(x))
+        copying.join()
+    assert copies
+    for made in copies:
+        assert set(np.unique(np.asarray(made))) == {3}
 
 
 def test_without_rewriting_too():

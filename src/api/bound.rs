@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     config::EngineKind,
-    engine::{Engine, EngineError, Raw},
+    engine::{Engine, Raw},
     program::{self, HostMemory, Unbound},
     sys,
 };
@@ -34,20 +34,20 @@ pub struct HostMemories {
 }
 
 impl HostMemories {
-    /// Those of `device`.
-    ///
-    /// # Errors
-    /// The engine's.
+    /// Those of `device`; none, where the engine does not say.
     ///
     /// # Safety
     /// The device must be alive.
-    pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Result<Self, EngineError> {
+    pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Self {
         let mut found = Self::default();
         // SAFETY: the caller's promise; what the getters point to lives as long as the device.
         unsafe {
-            let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() })?;
-            for &memory in slice(args.memories, args.num_memories) {
-                let kind = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() })?;
+            let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() });
+            let memories = args.map_or(&[][..], |args| slice(args.memories, args.num_memories));
+            for &memory in memories {
+                let Ok(kind) = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() }) else {
+                    continue;
+                };
                 match text(kind.kind, kind.kind_size) {
                     kind if kind == HostMemory::Pinned.name() => found.pinned = Some(Raw(memory)),
                     kind if kind == HostMemory::Unpinned.name() => found.unpinned = Some(Raw(memory)),
@@ -55,7 +55,7 @@ impl HostMemories {
                 }
             }
         }
-        Ok(found)
+        found
     }
 
     /// The one that a result is bound to.

@@ -124,12 +124,14 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
     };
+    // What has another layout than the default one was copied before.
+    let is_dense = is_known
+        || is_engine_s && buffer.client.viewable.contains(buffer.shape.element_type) && buffer.shape.is_without_gaps();
     // SAFETY: the caller's promise.
-    if !(is_known || is_engine_s && buffer.is_dense()?) || unsafe { !is_ready(buffer)? } {
+    if !is_dense || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
-    // A view is dense in the default layout; whatever the engine laid out otherwise is its own to copy. The source is not
-    // in use while room is sought, so that it may move to make some.
+    // The source is not in use while room is sought, so that it may move to make some.
     let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     let reading = if is_engine_s { buffer.read_engine()? } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };

@@ -442,3 +442,46 @@ impl Drop for Loaded {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_names_only_what_the_program_has() {
+        let fits = |change: &dyn Fn(&mut Plan)| {
+            let mut plan = Plan::unmodified("a reason");
+            plan.arguments = Some(2);
+            plan.donations = Donations::Only(vec![0, 1]);
+            plan.homes = vec![Home::Destination(0), Home::Argument(1), Home::Anywhere("a reason".to_owned())];
+            plan.destinations = vec![0];
+            plan.bound = vec![None, None, Some(HostMemory::Pinned)];
+            change(&mut plan);
+            plan.is_within(3)
+        };
+        assert!(fits(&|_| {}) && fits(&|plan| plan.bound.clear()));
+        let damages: [&dyn Fn(&mut Plan); 7] = [
+            &|plan| plan.donations = Donations::Only(vec![1, 0]),
+            &|plan| plan.donations = Donations::Only(vec![2]),
+            &|plan| plan.homes[0] = Home::Destination(1),
+            &|plan| plan.homes[1] = Home::Argument(2),
+            &|plan| plan.destinations[0] = 3,
+            &|plan| plan.bound.push(None),
+            &|plan| plan.bound.truncate(2),
+        ];
+        for (number, damage) in damages.iter().enumerate() {
+            assert!(!fits(damage), "damage {number}");
+        }
+    }
+
+    #[test]
+    fn plans_of_caches_from_before_results_were_bound_are_read() {
+        let mut plan = Plan::unmodified("a reason");
+        plan.bound = vec![Some(HostMemory::Unpinned), None];
+        let written = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
+        let old = written.replace("\"bound\":[\"Unpinned\",null],", "");
+        assert_ne!(old, written);
+        assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan });
+    }
+}

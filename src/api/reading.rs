@@ -7,14 +7,11 @@ use super::{
     buffer::{Buffer, GONE},
     custody::{Life, Reader},
     entry::Outcome,
-    getters::layout,
-    shape::{Shape, dense_size},
     storage::Storage,
 };
 use crate::{
     engine::views,
     error::{Error, Result},
-    units::Bytes,
 };
 
 /// Keeps a buffer's bytes as they are while they are read.
@@ -55,7 +52,7 @@ impl Buffer {
         self.read_at(Storage::address)
     }
 
-    /// As [`Self::read`], of bytes that the engine holds in memory of this process, where the array [is dense](Self::is_dense).
+    /// As [`Self::read`], of bytes that the engine holds in memory of this process, of an array that lies dense in the default layout there.
     ///
     /// # Errors
     /// As [`Buffer::take_up`], or the engine's.
@@ -68,15 +65,6 @@ impl Buffer {
             reading.address = unsafe { views::address(self.client.engine, handle.0)? };
         }
         Ok(Some(reading))
-    }
-
-    /// Whether the array lies in the default layout, without gaps, as far as the engine says.
-    ///
-    /// # Errors
-    /// As [`Buffer::hold`], or the engine's.
-    pub fn is_dense(&self) -> Outcome<bool> {
-        let Shape { element_type, dims, size, .. } = &*self.shape;
-        Ok(dense_size(*element_type, dims) == Some(Bytes::new(*size as u64)) && layout(self)?.is_default())
     }
 
     fn read_at(&self, address: impl FnOnce(&Storage) -> Option<usize>) -> Result<Option<Reading<'_>>> {

@@ -41,6 +41,11 @@ impl Shape {
         Self { element_type, dims: SmallVec::from_slice(dims), size, layout: OnceCell::new() }
     }
 
+    /// Whether it takes as many bytes as its elements, each of one byte or more.
+    pub fn is_without_gaps(&self) -> bool {
+        dense_size(self.element_type, &self.dims) == Some(Bytes::new(self.size as u64))
+    }
+
     /// The layout, if it is known not to be the default one. That of what lies in an arena is known, if it is another.
     pub fn own_layout(&self) -> Option<&Layout> {
         self.layout.get().filter(|layout| !layout.is_default())

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// A copy at `site`, or, with none, in the engine's `memory`; `None` if the array lies in the default layout, so that anybody may
-/// copy it, or if it is an error, which the engine's copy has too.
+/// copy it, if its elements are packed, which only the engine can do, or if it is an error, which the engine's copy has too.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, UNIMPLEMENTED where the engine does not take the layout, or the
@@ -42,13 +42,13 @@ pub unsafe fn copy(
     memory: Raw<sys::PJRT_Memory>,
 ) -> Outcome<Option<Arc<Buffer>>> {
     let client = &buffer.client;
-    if client.sight != Sight::Host {
+    if client.sight != Sight::Host || !buffer.shape.is_without_gaps() {
         return Ok(None);
     }
     // That of what lies in an arena is known, if it is another than the default one.
     let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
-    let own = if in_arena { buffer.shape.own_layout() } else { Some(layout(buffer)?).filter(|own| !own.is_default()) };
-    let Some(own) = own else { return Ok(None) };
+    let told = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
+    let Some(own) = told.filter(|layout| !layout.is_default()) else { return Ok(None) };
     // SAFETY: the caller's promise.
     if unsafe { wait_for(buffer) }.is_err() {
         return Ok(None);
