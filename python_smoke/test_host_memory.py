@@ -86,6 +86,19 @@ def eventually_settled():
     return last
 
 
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_what_is_donated_does_not_stay_where_it_was(kind):
+    # Where the argument's sharding names no memory JAX lets it alias the result, and to XLA:CPU all memory is one.
+    away = jax.jit(lambda x: (x, x.sum()), donate_argnums=0, out_shardings=(in_kind(kind), None))
+    base = eventually_settled()
+    x = jax.device_put(X, arena_device())
+    offloaded, total = jax.block_until_ready(away(x))
+    assert x.is_deleted() and offloaded.sharding.memory_kind == kind
+    assert float(total) == X.sum()
+    eventually(lambda: (bytes_in_use(), engine_bytes()), (base[0] + total.nbytes, base[1] + X.nbytes))
+    np.testing.assert_array_equal(np.asarray(offloaded), X)
+
+
 def test_results_in_device_memory_have_destinations_beside_those_that_do_not():
     own, there = in_kind("device"), in_kind("pinned_host")
     program = jax.jit(lambda x: (jax.device_put(x * 3, there), x + 3), out_shardings=(there, own))

@@ -11,7 +11,7 @@ use super::{
     state::{self, Client},
 };
 use crate::{
-    config::Rewrite,
+    config::{EngineKind, Rewrite},
     engine::{Engine, Raw, views::Viewable},
     error::Error,
     program::{self, Donation, Placement, Policy, Reject, Unbound, options, options::Partitioner},
@@ -71,12 +71,14 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     let policy = Policy {
         skip_sub_byte: !client.viewable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
+        one_memory: plugin::kind() == Some(EngineKind::Cpu),
         place_pinned_host: client.devices.iter().all(|device| device.pinned.is_some()),
     };
     let rewritten = program::add_destinations(code, &policy).map_err(|reject| reject.to_string())?;
     let parameters = rewritten.parameters();
+    let released: Vec<usize> = rewritten.released.iter().map(|parameter| parameter.0).collect();
     let donations = (rewritten.signature.parameters.iter().enumerate())
-        .filter(|(_, parameter)| parameter.donation != Donation::Kept)
+        .filter(|(index, parameter)| parameter.donation != Donation::Kept && !released.contains(index))
         .map(|(index, _)| index)
         .collect();
     let mut destinations: Vec<(usize, usize)> = Vec::new();
@@ -108,6 +110,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         host_callbacks: rewritten.signature.host_callbacks,
         needs_no_context: !rewritten.signature.custom_calls,
         bound: Vec::new(),
+        released,
         user_options: given.to_vec(),
     };
     Ok(Prepared { code: rewritten.bytes, options, plan })
@@ -151,7 +154,7 @@ unsafe fn compile<T>(
     // What the engine's autotuner took and freed, once it has compiled.
     let _shed = Shed(client);
     let planned = match prepare(client, format, code, options) {
-        Ok(prepared) if prepared.plan.left_alone.is_none() => {
+        Ok(prepared) if matches!(prepared.code, Cow::Owned(_)) => {
             match compile(&with_code(given, &prepared.code), &prepared.options) {
                 Ok(executable) => match done(executable, Plan { bound: bound.clone(), ..prepared.plan })? {
                     Ok(executable) => return Ok(executable),

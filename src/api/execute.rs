@@ -363,6 +363,15 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
                 unsafe { *self.device_complete_events.add(index) = raw };
             }
         }
+        // Given away, but read only: gone when the program has read them.
+        for index in 0..if plan.released.is_empty() { 0 } else { self.num_devices } {
+            for &argument in plan.released.iter().filter(|&&argument| !kept.contains(&(argument as i64))) {
+                // SAFETY: the caller's arguments are buffers of ours, alive during the call.
+                let deleted = unsafe { Buffer::borrow(list(index)[argument], NAME)? }.delete();
+                // The results are the caller's already.
+                _ = deleted.inspect_err(|failure| log::warn!("a donated array stays: {failure:?}"));
+            }
+        }
         Ok(())
     }
 }

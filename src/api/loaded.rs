@@ -74,6 +74,10 @@ pub struct Plan {
     /// plans of old caches.
     #[serde(default)]
     pub bound: Vec<Option<HostMemory>>,
+    /// Donated arguments that the program only reads, in ascending order: they lie in another memory than the result that they
+    /// would have given theirs. Not in plans of old caches.
+    #[serde(default)]
+    pub released: Vec<usize>,
     /// The compile options as the user gave them, if the program was rewritten.
     pub user_options: Vec<u8>,
 }
@@ -82,12 +86,12 @@ impl Plan {
     /// Whether all numbers are of arguments and of `results` that the program has, and arguments come in their order.
     fn is_within(&self, results: usize) -> bool {
         let arguments = self.arguments.unwrap_or(0);
+        let are_arguments =
+            |list: &[usize]| list.is_sorted_by(|one, other| one < other) && list.iter().all(|&at| at < arguments);
         let donated = match &self.donations {
-            Donations::Only(list) => {
-                list.is_sorted_by(|one, other| one < other) && list.iter().all(|&at| at < arguments)
-            }
+            Donations::Only(list) => are_arguments(list),
             Donations::Unknown => true,
-        };
+        } && are_arguments(&self.released);
         let home = |home: &Home| match home {
             Home::Destination(number) => *number < self.destinations.len(),
             Home::Argument(argument) => *argument < arguments,
@@ -108,6 +112,7 @@ impl Plan {
             host_callbacks: false,
             needs_no_context: false,
             bound: Vec::new(),
+            released: Vec::new(),
             user_options: Vec::new(),
         }
     }
@@ -456,11 +461,13 @@ mod tests {
             plan.homes = vec![Home::Destination(0), Home::Argument(1), Home::Anywhere("a reason".to_owned())];
             plan.destinations = vec![0];
             plan.bound = vec![None, None, Some(HostMemory::Pinned)];
+            plan.released = vec![1];
             change(&mut plan);
             plan.is_within(3)
         };
         assert!(fits(&|_| {}) && fits(&|plan| plan.bound.clear()));
-        let damages: [&dyn Fn(&mut Plan); 7] = [
+        let damages: [&dyn Fn(&mut Plan); 8] = [
+            &|plan| plan.released.push(2),
             &|plan| plan.donations = Donations::Only(vec![1, 0]),
             &|plan| plan.donations = Donations::Only(vec![2]),
             &|plan| plan.homes[0] = Home::Destination(1),

@@ -437,7 +437,9 @@ unsafe fn consume(
     for index in 0..args.num_devices {
         // SAFETY: the caller's lists.
         let arguments = unsafe { slice(*args.argument_lists.add(index), args.num_args) };
-        for &number in donated.iter().filter(|&&number| !kept.contains(&(number as i64))) {
+        for &number in
+            donated.iter().chain(&loaded.program.plan.released).filter(|&&number| !kept.contains(&(number as i64)))
+        {
             // SAFETY: the arguments are buffers of ours.
             unsafe { Buffer::borrow(arguments[number], "PJRT_LoadedExecutable_Execute")? }.delete()?;
         }

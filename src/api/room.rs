@@ -6,7 +6,8 @@
 //!  2 wait      for blocks that their owners let go, only if that alone makes room
 //!    reclaim   what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what programs under
 //!              way have of it, when they end
-//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on)
+//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, where there is a hole and no memory for it,
+//!              pack: the arrays share fewer pieces of memory then, and the others go where the hole is
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 2
 //!  5 error     with the numbers, what could not move, who holds the memory, and what would help (`exhausted.rs`)
 //! ```
@@ -274,6 +275,7 @@ impl Client {
         self.traffic.waiting(self.engine, || {
             let patience = self.patience();
             let mut rounds = 0..ROUNDS;
+            let mut packed = false;
             loop {
                 let arrivals = self.traffic.arrivals();
                 // Other threads may have made new ones since.
@@ -306,8 +308,9 @@ impl Client {
                 if !self.compacts() || over {
                     return Err(shortage);
                 }
+                let goal = if refused(&shortage) && !std::mem::replace(&mut packed, true) { Goal::Pack } else { goal };
                 let hindrance = match compaction::carry_out(self, memory, goal) {
-                    // Otherwise another thread was faster, or a move failed.
+                    // Otherwise another thread was faster, a move failed, or all is packed and there is no memory all the same.
                     Ok(opened) => match take(opened) {
                         Ok(found) => return Ok(found),
                         Err(_) => continue,

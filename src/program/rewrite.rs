@@ -21,14 +21,14 @@ use std::{borrow::Cow, collections::HashMap};
 use super::{
     Reject,
     bytecode::{
-        Additions, Artifact, AttrId, Cursor, DialectId, PropertyId, TypeId, ValueId, container,
+        Additions, Artifact, AttrId, Cursor, DialectId, PropertyId, Tables, TypeId, ValueId, container,
         ops::{self, BLOCK_HAS_USE_LISTS, Regions, Sink, UseLists, mask},
         writer::{flagged, put_list, put_section, put_signed, put_varint, sum, varints},
     },
     sharding::{SDY, Shardings},
-    signature::{Donation, Known, MemoryKind, ParameterIndex, Program, ResultIndex, Signature},
+    signature::{ALIASING, Donation, Known, MemoryKind, ParameterIndex, Program, ResultIndex, Signature},
     tie::Ties,
-    vhlo::{self, VHLO, ValueType, attribute_code, type_code},
+    vhlo::{self, Attribute, VHLO, ValueType, attribute_code, type_code},
 };
 
 /// What the engine is able to do with destinations.
@@ -42,6 +42,9 @@ pub struct Policy {
     pub tie_unspecified_shardings: bool,
     /// Gives destinations to results that are bound to `pinned_host` too, which must then lie in such memory.
     pub place_pinned_host: bool,
+    /// To the engine all memory is one: it would put a result that is bound to the host's into a donated array of the device, and the
+    /// other way round. Such a donation is taken out, and the array is the caller's to delete when the program has been started.
+    pub one_memory: bool,
 }
 
 /// Why a result has no destination.
@@ -102,6 +105,9 @@ pub struct Rewritten<'a> {
     pub placements: Vec<Placement>,
     /// Parameters added behind the user's: as many as there are [`Placement::Destination`]s.
     pub destinations: usize,
+    /// Donated parameters that the program only reads now, in ascending order: they lie in another memory than the result that they
+    /// would alias.
+    pub released: Vec<ParameterIndex>,
 }
 
 impl Rewritten<'_> {
@@ -122,13 +128,14 @@ pub fn add_destinations<'a>(artifact: &'a [u8], policy: &Policy) -> Result<Rewri
     let file = Artifact::parse(artifact)?;
     let program = Program::find(&file)?;
     let plan = plan(&file, &program, policy)?;
-    let bytes =
-        if plan.destinations.is_empty() { Cow::Borrowed(artifact) } else { Cow::Owned(emit(&file, &program, &plan)?) };
+    let is_changed = !(plan.destinations.is_empty() && plan.released.is_empty());
+    let bytes = if is_changed { Cow::Owned(emit(&file, &program, &plan)?) } else { Cow::Borrowed(artifact) };
     Ok(Rewritten {
         bytes,
         signature: program.signature(&file.tables),
         placements: plan.placements,
         destinations: plan.destinations.len(),
+        released: plan.released,
     })
 }
 
@@ -156,6 +163,7 @@ type Fits<'a> = (&'a ValueType, bool);
 struct Plan {
     placements: Vec<Placement>,
     destinations: Vec<Destination>,
+    released: Vec<ParameterIndex>,
 }
 
 /// Where more results have a donor's type than there are donors, none of them takes a destination: XLA matches donors
@@ -186,11 +194,18 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
         && tables.find_op(SDY, b"mesh").is_some()
         && tables.dialect(vhlo::BUILTIN).is_some();
     let mut aliased_by = vec![None; program.results.len()];
+    let mut released = Vec::new();
     // Donors wait for a result of their type; how many of each type still do.
     let mut donors: HashMap<Fits<'_>, usize> = HashMap::new();
     for (at, (parameter, known)) in program.known_parameters().enumerate() {
         match parameter.donation {
             Donation::Kept => {}
+            Donation::Aliases(ResultIndex(result))
+                if policy.one_memory
+                    && known.memory_kind.is_host() != program.results[result].1.memory_kind.is_host() =>
+            {
+                released.push(ParameterIndex(at));
+            }
             Donation::Aliases(ResultIndex(result)) => aliased_by[result] = Some(ParameterIndex(at)),
             Donation::Donor => {
                 *donors.entry((&parameter.value_type, known.memory_kind.is_pinned_host())).or_default() += 1;
@@ -201,7 +216,7 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
         spare_candidates(program, policy, &aliased_by, &mut donors);
     }
     let mut shardings = Shardings::default();
-    let mut plan = Plan { placements: Vec::with_capacity(program.results.len()), destinations: Vec::new() };
+    let mut plan = Plan { placements: Vec::with_capacity(program.results.len()), destinations: Vec::new(), released };
     for (at, (value_type, known)) in program.results.iter().enumerate() {
         let placement = if let Some(parameter) = aliased_by[at] {
             Placement::AliasedBy(parameter)
@@ -248,7 +263,7 @@ fn fit(value_type: &ValueType, known: &Known, policy: &Policy) -> Result<(), Ski
     }
 }
 
-/// The file with the destinations of `plan`.
+/// The file with the destinations of `plan`, and without the donations that it releases.
 fn emit(file: &Artifact<'_>, program: &Program<'_>, plan: &Plan) -> Result<Vec<u8>, Reject> {
     let mut added = Additions::new(&file.tables);
     let properties = new_properties(file, program, plan, &mut added)?;
@@ -272,12 +287,15 @@ fn new_properties(
 ) -> Result<PropertyId, Reject> {
     let vhlo = file.tables.dialect(VHLO).ok_or(Reject::new("no VHLO dialect"))?;
     let si32 = added.r#type(vhlo, varints([type_code::SI32]));
-    let name = added.string(b"tf.aliasing_output");
+    let name = added.string(ALIASING);
     let aliasing = added.attribute(vhlo, varints([attribute_code::STRING, name.0]));
     let mut dictionaries = program.parameter_dictionaries.clone();
     if dictionaries.is_empty() {
         let empty = added.attribute(vhlo, varints([attribute_code::DICTIONARY, 0]));
         dictionaries.resize(program.parameter_types.len(), empty);
+    }
+    for &ParameterIndex(parameter) in &plan.released {
+        dictionaries[parameter] = not_aliasing(&file.tables, added, vhlo, dictionaries[parameter])?;
     }
     for destination in &plan.destinations {
         dictionaries.push(dictionary(added, vhlo, si32, aliasing, destination));
@@ -299,6 +317,30 @@ fn new_properties(
     Ok(added.property(varints(ids.map(|id| id.0))))
 }
 
+/// The attributes of a parameter without the name of the result that it aliases.
+fn not_aliasing(
+    tables: &Tables<'_>,
+    added: &mut Additions<'_, '_>,
+    vhlo: DialectId,
+    id: AttrId,
+) -> Result<AttrId, Reject> {
+    let Attribute::Dictionary(mut items) = vhlo::attribute(tables, id)? else {
+        return Err(Reject::new("attributes of a parameter are not a dictionary"));
+    };
+    // Of a key that cannot be read nothing was known before either.
+    items.retain(|&(key, _)| vhlo::attribute(tables, key) != Ok(Attribute::String(ALIASING)));
+    Ok(put_dictionary(added, vhlo, &items))
+}
+
+fn put_dictionary(added: &mut Additions<'_, '_>, vhlo: DialectId, items: &[(AttrId, AttrId)]) -> AttrId {
+    let mut bytes = varints([attribute_code::DICTIONARY, items.len() as u64]);
+    for &(key, value) in items {
+        put_varint(&mut bytes, key.0);
+        put_varint(&mut bytes, value.0);
+    }
+    added.attribute(vhlo, bytes)
+}
+
 /// The attributes of a destination: what it aliases, and its result's sharding, layout and kind of memory. In order of the keys.
 fn dictionary(
     added: &mut Additions<'_, '_>,
@@ -314,12 +356,7 @@ fn dictionary(
     let kind = known.memory_kind.attribute();
     let items = [known.layout_mode, kind, known.mhlo_sharding, known.sdy_sharding, Some((aliasing, value))];
     let items: Vec<(AttrId, AttrId)> = items.into_iter().flatten().collect();
-    let mut bytes = varints([attribute_code::DICTIONARY, items.len() as u64]);
-    for (key, value) in items {
-        put_varint(&mut bytes, key.0);
-        put_varint(&mut bytes, value.0);
-    }
-    added.attribute(vhlo, bytes)
+    put_dictionary(added, vhlo, &items)
 }
 
 /// Copies operations, with operands renumbered.
@@ -452,7 +489,7 @@ fn body(
     match block.use_lists {
         Some(lists) if sink.use_lists == UseLists::Keep => {
             sink.out.push(BLOCK_HAS_USE_LISTS);
-            if block.arguments.len() == 1 {
+            if block.arguments.len() == 1 && new_arguments > 0 {
                 // The only value of its range had neither count nor index; now it is one of several.
                 sink.out.extend(varints([1, 0]));
             }
@@ -493,7 +530,12 @@ mod tests {
         let file = Artifact::parse(&bytes).unwrap();
         let mut program = Program::find(&file).unwrap();
         change(&mut program);
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: true };
+        let policy = Policy {
+            skip_sub_byte: true,
+            tie_unspecified_shardings: false,
+            place_pinned_host: true,
+            one_memory: false,
+        };
         plan(&file, &program, &policy).unwrap().placements
     }
 
@@ -536,6 +578,41 @@ mod tests {
     }
 
     #[test]
+    fn a_donation_into_another_memory_is_released() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin_tests/data/artifacts/0445_shard_donate_resh.mlir");
+        let bytes = std::fs::read(path).unwrap();
+        let file = Artifact::parse(&bytes).unwrap();
+        let key = AttrId(0);
+        let planned = |one_memory, memory_kind| {
+            let mut program = Program::find(&file).unwrap();
+            program.results[0].1.memory_kind = memory_kind;
+            let policy =
+                Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false, one_memory };
+            let plan = plan(&file, &program, &policy).unwrap();
+            // What comes out has lost the alias, or has it still, and the destination of the other result.
+            let emitted = emit(&file, &program, &plan).unwrap();
+            let emitted = Artifact::parse(&emitted).unwrap();
+            let donations: Vec<_> =
+                Program::find(&emitted).unwrap().parameters().map(|parameter| parameter.donation).collect();
+            let first = if plan.released.is_empty() { Donation::Aliases(ResultIndex(0)) } else { Donation::Kept };
+            assert_eq!(donations, [first, Donation::Aliases(ResultIndex(1))], "{memory_kind:?}");
+            (plan.placements[0], plan.released)
+        };
+        let aliased = (Placement::AliasedBy(ParameterIndex(0)), Vec::new());
+        for elsewhere in [MemoryKind::PinnedHost(key, key), MemoryKind::UnpinnedHost] {
+            assert_eq!(planned(false, elsewhere), aliased);
+            assert_eq!(
+                planned(true, elsewhere),
+                (Placement::Skipped(Skip::MemoryKind), vec![ParameterIndex(0)]),
+                "{elsewhere:?}"
+            );
+        }
+        for here in [MemoryKind::Device, MemoryKind::Named(key, key), MemoryKind::Other] {
+            assert_eq!(planned(true, here), aliased, "{here:?}");
+        }
+    }
+
+    #[test]
     fn a_donor_bound_to_another_memory_waits_in_vain() {
         let key = AttrId(0);
         let placed = placed("0434_shard_donate_unspec", |program| {
@@ -547,7 +624,12 @@ mod tests {
 
     #[test]
     fn a_result_is_fit_by_its_type_and_its_attributes() {
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false };
+        let policy = Policy {
+            skip_sub_byte: true,
+            tie_unspecified_shardings: false,
+            place_pinned_host: false,
+            one_memory: false,
+        };
         let key = (AttrId(0), AttrId(0));
         let tensor = |dimensions: &[i64], element| ValueType::Tensor { dimensions: dimensions.to_vec(), element };
         let (f32, s4) = (Some(vhlo::ElementType::F32), Some(vhlo::ElementType::S4));
@@ -601,7 +683,12 @@ mod tests {
         put_section(&mut ir, container::id::IR, &region);
         let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
 
-        let policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false };
+        let policy = Policy {
+            skip_sub_byte: true,
+            tie_unspecified_shardings: true,
+            place_pinned_host: false,
+            one_memory: false,
+        };
         let (one, other) = (add_destinations(&bytes, &policy).unwrap(), add_destinations(&inline, &policy).unwrap());
         assert!(one.destinations > 0);
         assert_eq!(one.placements, other.placements);

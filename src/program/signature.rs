@@ -109,6 +109,11 @@ impl MemoryKind {
         matches!(self, Self::PinnedHost(..))
     }
 
+    /// Whether it is a memory of the host.
+    pub(super) fn is_host(self) -> bool {
+        matches!(self, Self::PinnedHost(..) | Self::UnpinnedHost)
+    }
+
     /// The attribute that says so.
     pub(super) fn attribute(self) -> Option<(AttrId, AttrId)> {
         match self {
@@ -295,6 +300,9 @@ fn function_properties(tables: &Tables<'_>, id: Option<PropertyId>) -> Result<Fu
     Ok(properties)
 }
 
+/// The attribute of a parameter that names the result that it aliases.
+pub(super) const ALIASING: &[u8] = b"tf.aliasing_output";
+
 fn dictionaries(tables: &Tables<'_>, id: AttrId, values: usize) -> Result<Vec<AttrId>, Reject> {
     match vhlo::attribute(tables, id)? {
         Attribute::Array(list) if list.is_empty() || list.len() == values => Ok(list),
@@ -317,7 +325,7 @@ fn known(tables: &Tables<'_>, seen: &mut HashMap<AttrId, Known>, id: Option<Attr
             return Err(Reject::new("a dictionary key is not a string"));
         };
         match name {
-            b"tf.aliasing_output" => match vhlo::attribute(tables, value)? {
+            ALIASING => match vhlo::attribute(tables, value)? {
                 Attribute::Integer(result) => found.aliasing_output = Some(result),
                 _ => return Err(Reject::new("tf.aliasing_output is not an integer")),
             },
@@ -373,8 +381,12 @@ mod tests {
             let path = format!("{}/plugin_tests/data/artifacts/{name}.mlir", env!("CARGO_MANIFEST_DIR"));
             std::fs::read(path).unwrap()
         };
-        let policy =
-            crate::program::Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: true };
+        let policy = crate::program::Policy {
+            skip_sub_byte: true,
+            tie_unspecified_shardings: false,
+            place_pinned_host: true,
+            one_memory: false,
+        };
         for (name, pinned) in [("0506_pinned_out", true), ("0507_pinned_in", false)] {
             let bytes = artifact(name);
             let rewritten = crate::program::add_destinations(&bytes, &policy).unwrap();

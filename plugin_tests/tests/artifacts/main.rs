@@ -38,7 +38,8 @@ use serde_json::Value as Json;
 const DEVICES: i64 = 4;
 
 /// What the library is asked to do on this engine.
-const POLICY: Policy = Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false };
+const POLICY: Policy =
+    Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false, one_memory: true };
 
 /// What the engine lacks, and the artifacts that therefore end in the same error on both clients. Any other must run.
 const LACKING: [(&str, &[&str]); 1] = [(

@@ -258,3 +258,31 @@ fn an_exception_of_the_engine_is_an_error_and_nothing_is_lost() {
         assert_eq!(others[7].read::<f32>().unwrap(), one);
     });
 }
+
+/// A GPU's memory comes in pieces of 2 MiB, and what the engine has of it may leave none for a hole that is large enough.
+#[test]
+fn arrays_are_packed_where_a_hole_has_no_memory() {
+    on_the_arena!([("PJRT_ARENA_LIMIT", "12MiB"), ("PJRT_ARENA_STRATEGY", "tpu")], || {
+        let client = client();
+        let [device, _] = memories(&client);
+        let put = |kib: usize, value: f32| put(&client, device, &vec![value; kib * 256]);
+        // Five pieces, with a kept array in the middle of each.
+        let mut between = vec![put(512, 0.0)];
+        let mut kept = Vec::new();
+        for number in 1..=5_u8 {
+            kept.push(put(1024, number.into()));
+            between.push(put(if number == 5 { 512 } else { 1024 }, 0.0));
+        }
+        drop(between);
+        // The engine's own: the sixth piece would pass the limit now.
+        let engines = Buffer::uninitialized_in(&client, device, ElementType::S4, &[3 * MIB / 2]).unwrap();
+        let wanted = put(1280, 6.0);
+        kept.push(wanted);
+        for (value, array) in (1_u8..).zip(&kept) {
+            assert!(array.read::<f32>().unwrap().iter().all(|&element| element == f32::from(value)), "array {value}");
+        }
+        let stats = client.device().stats().unwrap();
+        assert_eq!(stats.bytes_in_use, 6 * MIB + MIB / 4);
+        drop(engines);
+    });
+}
