@@ -364,7 +364,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             }
         }
         // Given away, but read only: gone when the program has read them.
-        for index in 0..if plan.released.is_empty() { 0 } else { self.num_devices } {
+        let devices = if plan.released.is_empty() { 0 } else { self.num_devices };
+        for index in 0..devices {
             for &argument in plan.released.iter().filter(|&&argument| !kept.contains(&(argument as i64))) {
                 // SAFETY: the caller's arguments are buffers of ours, alive during the call.
                 let deleted = unsafe { Buffer::borrow(list(index)[argument], NAME)? }.delete();
