@@ -133,7 +133,8 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
     }
     // The source is not in use while room is sought, so that it may move to make some.
     let arrival = Arrival::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    let reading = if is_engine_s { buffer.read_engine()? } else { buffer.read()? };
+    // SAFETY: the caller's promise.
+    let reading = if is_engine_s { unsafe { buffer.read_engine()? } } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive. Both hold the array; the source neither changes, moves nor goes while it is read, the copy is

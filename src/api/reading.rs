@@ -12,6 +12,7 @@ use super::{
 use crate::{
     engine::views,
     error::{Error, Result},
+    sys,
 };
 
 /// Keeps a buffer's bytes as they are while they are read.
@@ -25,6 +26,21 @@ impl Reading<'_> {
     /// Where the array lies.
     pub fn address(&self) -> usize {
         self.address
+    }
+
+    /// The same, at the address that the engine says; an array without bytes lies anywhere.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// The client must be alive, and `handle` the buffer's.
+    unsafe fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
+        if self.buffer.shape.size > 0 {
+            // SAFETY: the caller's promise.
+            self.address = unsafe { views::address(self.buffer.client.engine, handle)? };
+        }
+        Ok(self)
     }
 }
 
@@ -52,19 +68,25 @@ impl Buffer {
         self.read_at(Storage::address)
     }
 
-    /// As [`Self::read`], of bytes that the engine holds in memory of this process, of an array that lies dense in the default layout there.
+    /// As [`Self::read`], of bytes that the engine holds in memory of this process, of an array that lies dense in the default layout
+    /// there.
     ///
     /// # Errors
     /// As [`Buffer::take_up`], or the engine's.
-    pub fn read_engine(&self) -> Outcome<Option<Reading<'_>>> {
-        let nowhere_yet = |storage: &Storage| matches!(storage, Storage::Engine(_)).then_some(views::ALIGNMENT);
-        let Some(mut reading) = self.read_at(nowhere_yet)? else { return Ok(None) };
-        if self.shape.size > 0 {
-            let handle = self.state().handle();
-            // SAFETY: the handle is alive while the bytes are read.
-            reading.address = unsafe { views::address(self.client.engine, handle.0)? };
-        }
-        Ok(Some(reading))
+    ///
+    /// # Safety
+    /// The client must be alive.
+    pub unsafe fn read_engine(&self) -> Outcome<Option<Reading<'_>>> {
+        let (handle, reading) = {
+            let mut state = self.state();
+            let handle = self.live_handle(&state)?;
+            if !matches!(state.storage, Storage::Engine(_)) || !state.begin_copy(Reader::Copy) {
+                return Ok(None);
+            }
+            (handle, Reading { buffer: self, reader: Reader::Copy, address: views::ALIGNMENT })
+        };
+        // SAFETY: the handle is alive while the bytes are read; the rest is the caller's promise.
+        unsafe { reading.located(handle) }.map(Some)
     }
 
     fn read_at(&self, address: impl FnOnce(&Storage) -> Option<usize>) -> Result<Option<Reading<'_>>> {
@@ -84,7 +106,7 @@ impl Buffer {
     /// # Safety
     /// The client must be alive.
     pub unsafe fn lend(&self) -> Outcome<Reading<'_>> {
-        let (handle, mut loan) = {
+        let (handle, loan) = {
             let mut state = self.state();
             let handle = self.live_handle(&state)?;
             if !state.begin_copy(Reader::Program) {
@@ -92,11 +114,8 @@ impl Buffer {
             }
             (handle, Reading { buffer: self, reader: Reader::Program, address: views::ALIGNMENT })
         };
-        if self.shape.size > 0 {
-            // SAFETY: the handle is alive while the bytes are read.
-            loan.address = unsafe { views::address(self.client.engine, handle)? };
-        }
-        Ok(loan)
+        // SAFETY: the handle is alive while the bytes are read; the rest is the caller's promise.
+        unsafe { loan.located(handle) }
     }
 
     fn end_reading(&self, reader: Reader) {
