@@ -34,6 +34,7 @@ pub const DISCARDED: u8 = 0xdd;
 #[derive(Clone, Debug)]
 pub struct FakeBacking {
     granularity: Bytes,
+    in_advance: Option<Bytes>,
     state: Arc<Mutex<State>>,
 }
 
@@ -60,6 +61,11 @@ impl FakeBacking {
         Self::holding(capacity, granularity, None)
     }
 
+    /// The same, where an arena is to take no more in advance.
+    pub fn with_most_in_advance(self, bytes: Bytes) -> Self {
+        Self { in_advance: Some(bytes), ..self }
+    }
+
     /// [`Self::new`] that holds bytes as well; each reserved region takes as much of the host's memory.
     pub fn with_bytes(capacity: Bytes, granularity: Bytes) -> Self {
         Self::holding(capacity, granularity, Some(BTreeMap::new()))
@@ -80,7 +86,7 @@ impl FakeBacking {
             moved: Bytes::ZERO,
             discarded: Bytes::ZERO,
         };
-        Self { granularity, state: Arc::new(Mutex::new(state)) }
+        Self { granularity, in_advance: None, state: Arc::new(Mutex::new(state)) }
     }
 
     /// Lets the `n`th reservation from now on fail; zero is the next one.
@@ -276,6 +282,10 @@ impl Backing for FakeBacking {
 
     fn granularity(&self) -> Bytes {
         self.granularity
+    }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        self.in_advance
     }
 }
 

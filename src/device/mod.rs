@@ -122,6 +122,19 @@ pub trait ScratchPool: Send + Sync + fmt::Debug {
     /// The device's reason.
     fn trim(&self, keep: Bytes) -> Result<Bytes>;
 
+    /// What the pool holds and no program uses, as far as its users have given it back: [`Self::trim`] may bring some of it only after
+    /// [`Self::synchronize`].
+    ///
+    /// # Errors
+    /// The device's reason.
+    fn unused(&self) -> Result<Bytes>;
+
+    /// Waits for all that was put on the device so far: then the pool knows what is free.
+    ///
+    /// # Errors
+    /// The device's reason.
+    fn synchronize(&self) -> Result<()>;
+
     /// What the device has free, for anybody.
     ///
     /// # Errors

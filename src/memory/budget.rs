@@ -228,6 +228,11 @@ impl Budget {
         (self.open.load(Ordering::SeqCst) >= bytes.get()).then_some(entered)
     }
 
+    /// Whether no execution is on its way in.
+    pub fn is_quiet(&self) -> bool {
+        self.entering.load(Ordering::SeqCst) == 0
+    }
+
     /// Takes back what is granted, but for what `trim` says that the engine's pool still has after it has given back what it
     /// can; returns how much. Nothing while an execution is entering. The lock is held while `trim` runs.
     pub fn shrink(&self, trim: impl FnOnce() -> Bytes) -> Bytes {

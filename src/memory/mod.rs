@@ -119,6 +119,9 @@ pub trait Backing: Send + Sync + fmt::Debug {
 
     /// The unit of regions: a power of two, 256 bytes or more.
     fn granularity(&self) -> Bytes;
+
+    /// How much more than an arena needs it may take at once, to grow less often; `None` is as much as it likes.
+    fn most_in_advance(&self) -> Option<Bytes>;
 }
 
 /// Releases a region where nobody can be told of a failure: it is logged, and the region counts as gone.

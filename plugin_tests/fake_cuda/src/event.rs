@@ -106,7 +106,7 @@ pub fn synchronize(driver: &mut Driver, handle: usize) -> Answer {
     let Some(record) = find(driver, handle)?.record.clone() else { return Ok(()) };
     driver.wait_for(&[record.point]);
     driver.observe(&record.clock);
-    driver.release_idle_pools();
+    driver.has_waited_for(&[record.point]);
     driver.healthy(current)
 }
 

@@ -6,8 +6,10 @@
 //! ```
 //!
 //! What is wholly free goes back to the GPU when the host waits for something and more than the release threshold is
-//! reserved, and by a trim: but only what the host has seen to be free. NVIDIA's driver may know earlier, by luck; this one
-//! depends on the order of calls alone. Its segments are larger.
+//! reserved, and by a trim: but only what was freed in a stream that the host has synchronised since. A function of the host in the
+//! stream, or a stream that came after it, says nothing to a pool: NVIDIA promises no more for `cuMemPoolTrimTo` ("completion ...
+//! observed on the host, e.g. by a synchronize", and it was measured for pytorch/executorch pull request 22312). The driver may know earlier, by luck;
+//! this one depends on the order of calls alone. Its segments are larger.
 
 use std::collections::BTreeMap;
 
@@ -95,10 +97,12 @@ impl State {
         holes.into_iter().filter(|hole| hole.bytes >= bytes).min_by_key(|hole| (hole.bytes, hole.address))
     }
 
-    /// Gives segments back that the host has seen to be free, until at most `keep` bytes are reserved.
+    /// Gives segments back that are free by what the host has waited for, until at most `keep` bytes are reserved.
     fn release_down_to(&mut self, gpu: usize, keep: u64) {
         let idle = |blocks: &BTreeMap<u64, Block>| {
-            blocks.values().all(|block| block.used == 0 && block.freed.iter().all(|&point| self.host.has_seen(point)))
+            blocks
+                .values()
+                .all(|block| block.used == 0 && block.freed.iter().all(|&point| self.waited_for.has_seen(point)))
         };
         let idle: Vec<_> = self
             .segments(gpu)

@@ -73,6 +73,8 @@ pub struct State {
     pub nccl: Collectives,
     /// What the host has seen.
     pub host: Clock,
+    /// What a call has waited for that synchronises: to pools nothing else has ended.
+    pub waited_for: Clock,
     /// Who used which bytes.
     pub races: Races,
     last: u64,

@@ -176,6 +176,12 @@ impl State {
         self.host.join(clock);
     }
 
+    /// A call that synchronises has waited for these points: pools may give back what was freed until then.
+    pub fn has_waited_for(&mut self, points: &[Point]) {
+        points.iter().for_each(|&point| self.waited_for.see(point));
+        self.release_idle_pools();
+    }
+
     /// An access of the host itself.
     pub fn host_access(&mut self, place: &Place, write: bool) {
         let point = self.host.tick(HOST);
@@ -221,7 +227,7 @@ impl Waits for Driver {
         let tails: Vec<_> = lines.into_iter().map(|line| self.tail(line)).collect();
         self.wait_for(&tails);
         self.observe(&seen);
-        self.release_idle_pools();
+        self.has_waited_for(&tails);
     }
 }
 
@@ -259,7 +265,7 @@ pub fn synchronize(driver: &mut Driver, handle: usize) -> Answer {
     let (tail, clock, gpu) = (driver.tail(line), driver.streams[&line].clock.clone(), driver.streams[&line].gpu);
     driver.wait_for(&[tail]);
     driver.observe(&clock);
-    driver.release_idle_pools();
+    driver.has_waited_for(&[tail]);
     driver.healthy(gpu)
 }
 

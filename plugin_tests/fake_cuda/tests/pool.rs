@@ -55,7 +55,7 @@ fn memory_above_the_threshold_goes_back_when_the_host_waits() {
 }
 
 #[test]
-fn a_trim_gives_back_what_the_host_has_seen_to_be_free() {
+fn a_trim_gives_back_what_a_call_has_waited_for() {
     let _session = start(&[]);
     ok(set(THRESHOLD, u64::MAX));
     let stream = stream();
@@ -69,6 +69,41 @@ fn a_trim_gives_back_what_the_host_has_seen_to_be_free() {
     assert_eq!(attribute(RESERVED), 4 * MIB);
     trim(0);
     assert_eq!([RESERVED, USED].map(attribute), [2 * MIB, 2 * MIB]);
+    no_violations();
+}
+
+#[test]
+fn no_pool_hears_of_an_end_by_a_function_of_the_host_or_another_stream() {
+    let _session = start(&[]);
+    ok(set(THRESHOLD, u64::MAX));
+    let (one, other) = (stream(), stream());
+    let trim = || ok(cu!(cuMemPoolTrimTo(pool() => usize, 0 => usize)));
+    let freed = || {
+        let block = allocate_async(2 * MIB, one).expect("room");
+        ok(free_async(block, one));
+        // As XLA learns of an end: a stream that comes after, and a function in it.
+        wait(other, record(one));
+        let (told, hears) = std::sync::mpsc::channel();
+        host_function(other, move || told.send(()).expect("a listener"));
+        hears.recv().expect("the end");
+        trim();
+        assert_eq!(attribute(RESERVED), 2 * MIB);
+    };
+    freed();
+    synchronize(other);
+    trim();
+    assert_eq!(attribute(RESERVED), 2 * MIB, "nobody has waited for the stream itself");
+    synchronize(one);
+    trim();
+    assert_eq!(attribute(RESERVED), 0);
+    freed();
+    ok(cu!(cuCtxSynchronize()));
+    trim();
+    assert_eq!(attribute(RESERVED), 0);
+    freed();
+    ok(cu!(cuEventSynchronize(record(one) => usize)));
+    trim();
+    assert_eq!(attribute(RESERVED), 0);
     no_violations();
 }
 

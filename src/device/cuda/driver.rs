@@ -196,6 +196,7 @@ functions! {
         primary_context_release: cuDevicePrimaryCtxRelease_v2(device: CUdevice);
         context_push: cuCtxPushCurrent_v2(context: CUcontext);
         context_pop: cuCtxPopCurrent_v2(context: *mut CUcontext);
+        context_synchronize: cuCtxSynchronize();
 
         mem_granularity: cuMemGetAllocationGranularity(
             bytes: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags

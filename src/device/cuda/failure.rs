@@ -111,9 +111,25 @@ impl Failure {
         self.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Whether the driver is shut down already, as at the end of a process: what it held is gone with it.
+    /// Whether what the driver held is gone, and nothing can be given back to it: it is shut down already, as at the end of a process,
+    /// or a kernel has failed, after which each call in the process answers so (CUDA's reference of `CUresult`: "the process must
+    /// be terminated and relaunched"). Who launched the kernel is told; each piece of memory need not be.
     pub(super) fn is_over(&self) -> bool {
-        self.is(CUresult::CUDA_ERROR_DEINITIALIZED)
+        [
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        ]
+        .into_iter()
+        .any(|code| self.is(code))
     }
 
     fn words(&self) -> String {

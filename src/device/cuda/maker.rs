@@ -111,17 +111,37 @@ impl Maker {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };
-            let dropped = if !is_refusal(&failure) {
-                None
-            } else if self.remote.swap(false, Ordering::Relaxed) {
-                Some("RDMA")
-            } else if self.exportable.swap(false, Ordering::Relaxed) {
-                Some("export to other processes")
-            } else {
-                None
-            };
-            let Some(dropped) = dropped else { return Err(failure) };
-            log::info!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
+            if !is_refusal(&failure) || !self.ask_for_less(&failure) {
+                return Err(failure);
+            }
+        }
+    }
+
+    /// Drops one of the properties from now on, because of `failure`; whether there was one left.
+    fn ask_for_less(&self, failure: &Failure) -> bool {
+        let dropped = if self.remote.swap(false, Ordering::Relaxed) {
+            "RDMA"
+        } else if self.exportable.swap(false, Ordering::Relaxed) {
+            "export to other processes"
+        } else {
+            return false;
+        };
+        log::info!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
+        true
+    }
+
+    /// Makes one unit of memory usable, by `make`, to see with which properties that goes: drivers make and map memory that they then
+    /// refuse to open (pytorch/pytorch issue 192330: with RDMA, `cuMemSetAccess` gives 999).
+    ///
+    /// # Errors
+    /// The driver's, if it goes with none of them. A lack of memory says nothing, so it is none.
+    pub(super) fn prove<T>(&self, make: impl Fn() -> Result<T, Failure>) -> Result<(), Failure> {
+        loop {
+            match make() {
+                Err(failure) if failure.is_out_of_memory() => return Ok(()),
+                Err(failure) if self.ask_for_less(&failure) => {}
+                done => return done.map(drop),
+            }
         }
     }
 

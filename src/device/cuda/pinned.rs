@@ -15,6 +15,9 @@ use crate::{
     units::{Address, Bytes},
 };
 
+/// What an arena may pin before anybody asks for it: nobody else can have it, and pinning a GiB takes a tenth of a second and more.
+const IN_ADVANCE: Bytes = Bytes::gib(1);
+
 /// Pinned memory of the host as a device for an arena; every GPU of the process may use it. Clones are the same one.
 ///
 /// This process reads and writes it by its addresses, so its own copies are the processor's; a GPU's copies to and from it are those
@@ -64,6 +67,10 @@ impl Backing for PinnedBacking {
 
     fn granularity(&self) -> Bytes {
         self.page
+    }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        Some(IN_ADVANCE)
     }
 }
 

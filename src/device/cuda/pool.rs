@@ -7,6 +7,10 @@
 //!
 //! It belongs to the device, not to a context: whoever in the process allocates with `cudaMallocAsync` is counted too. At each
 //! synchronisation the driver gives back what is reserved beyond the *release threshold* and not used.
+//!
+//! What was freed in a stream goes back only once a call of the host has synchronised with that (CUDA's reference of
+//! `cuMemPoolTrimTo`; measured for pytorch/executorch pull request 22312). XLA learns of ends by functions of the host in a stream, and the
+//! streams are its own, so nobody may have done that when the memory is needed: we do it for all of the device's.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -101,6 +105,16 @@ impl EnginePool {
         Ok(unsafe { self.device.context().driver().pool_trim(self.handle, keep) }?)
     }
 
+    /// Waits for all that was put on the device so far, in whatever stream.
+    ///
+    /// # Errors
+    /// The driver's reason: another thread may be capturing a stream, which nobody can wait for.
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.device.context().enter()?;
+        // SAFETY: the context is current.
+        Ok(unsafe { self.device.context().driver().context_synchronize() }?)
+    }
+
     fn attribute(&self, which: CUmemPool_attribute) -> Result<Bytes> {
         let mut value = 0_u64;
         let out: *mut c_void = (&raw mut value).cast();
@@ -133,8 +147,9 @@ impl KeptPool {
 
 impl Drop for KeptPool {
     fn drop(&mut self) {
+        let synchronized = self.pool.synchronize();
         let done = self.pool.set_release_threshold(self.before).and_then(|()| self.pool.trim_to(Bytes::ZERO));
-        if let Err(error) = done {
+        if let Err(error) = synchronized.and(done) {
             // At the end of a process the driver has ended before.
             log::debug!("the pool of GPU {} stays as it is: {error}", self.pool.device.ordinal());
         }
@@ -164,6 +179,14 @@ impl ScratchPool for FixedShare {
         Ok(self.bytes)
     }
 
+    fn unused(&self) -> Result<Bytes> {
+        Ok(Bytes::ZERO)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn free_on_device(&self) -> Result<Bytes> {
         Ok(self.device.memory_info()?.free)
     }
@@ -177,6 +200,15 @@ impl ScratchPool for KeptPool {
     fn trim(&self, keep: Bytes) -> Result<Bytes> {
         self.pool.trim_to(keep)?;
         self.reserved()
+    }
+
+    fn unused(&self) -> Result<Bytes> {
+        let PoolUsage { used, reserved, .. } = self.pool.usage()?;
+        Ok(reserved.saturating_sub(used))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.pool.synchronize()
     }
 
     fn free_on_device(&self) -> Result<Bytes> {

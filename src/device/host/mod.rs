@@ -137,6 +137,10 @@ impl Backing for HostBacking {
     fn granularity(&self) -> Bytes {
         self.page
     }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        None
+    }
 }
 
 fn to_len(bytes: Bytes) -> Option<usize> {

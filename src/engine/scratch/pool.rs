@@ -275,6 +275,10 @@ impl Backing for Noted {
     fn granularity(&self) -> Bytes {
         self.backing.granularity()
     }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        self.backing.most_in_advance()
+    }
 }
 
 #[cfg(test)]
@@ -318,6 +322,10 @@ mod tests {
 
         fn granularity(&self) -> Bytes {
             Bytes::new(4096)
+        }
+
+        fn most_in_advance(&self) -> Option<Bytes> {
+            None
         }
     }
 

@@ -57,6 +57,10 @@ impl Backing for Watched {
     fn granularity(&self) -> Bytes {
         self.device.granularity()
     }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        self.device.most_in_advance()
+    }
 }
 
 /// Names an open scope.

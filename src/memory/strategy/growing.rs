@@ -1,7 +1,8 @@
 //! Regions on demand: the pool doubles when it must grow, and empty regions go back.
 //!
 //! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
-//! request, at most what the limit leaves. Where the device refuses, the part above the request is halved until
+//! request, at most what the limit leaves, and of a device where memory is dear ([`Backing::most_in_advance`]) not much more than the
+//! request. Where the device refuses, the part above the request is halved until
 //! the request alone is refused too. Then, or where the limit is in the way, all empty regions go back first.
 //!
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
@@ -148,7 +149,8 @@ impl Growing {
         if need > self.room() {
             return Err(short(None));
         }
-        let mut surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need);
+        let most = backing.most_in_advance().unwrap_or(Bytes::MAX);
+        let mut surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need).min(most);
         loop {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {

@@ -112,6 +112,26 @@ fn growing_doubles_within_the_limit_and_gives_back() {
 }
 
 #[test]
+fn growing_takes_no_more_in_advance_than_the_device_allows() {
+    let device = FakeBacking::new(Bytes::gib(64), PAGE).with_most_in_advance(Bytes::mib(8));
+    let arena =
+        Arena::new("fake:0".into(), Strategy::Growing, Bytes::gib(1), Box::new(device.clone())).expect("an arena");
+    let pools: Vec<_> = (0..50)
+        .map(|_| {
+            take(&arena, Bytes::mib(1));
+            arena.stats().pool_bytes.get() >> 20
+        })
+        .fold(Vec::new(), |mut pools, pool| {
+            pools.extend((pools.last() != Some(&pool)).then_some(pool));
+            pools
+        });
+    assert_eq!(pools, [2, 4, 8, 16, 25, 34, 43, 52]);
+    // What is asked for is had all the same.
+    take(&arena, Bytes::mib(500));
+    assert_eq!(arena.stats().pool_bytes, Bytes::mib(52 + 508));
+}
+
+#[test]
 fn growing_stays_warm_once_a_loop_shows_and_trim_starts_over() {
     let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));
     let round = || {

@@ -4,7 +4,10 @@ use fake_cuda::control;
 
 use super::*;
 use crate::{
-    device::cuda::{EnginePool, PinnedBacking},
+    device::{
+        ScratchPool,
+        cuda::{EnginePool, KeptPool, PinnedBacking},
+    },
     error::Code,
     memory::budget::Budget,
 };
@@ -91,6 +94,27 @@ fn chunks_shrink_with_the_limit() {
     // A unit of some later GPU's, and no limit to speak of.
     assert_eq!(chunk_for(Bytes::mib(24), LARGEST + LARGEST), LARGEST + LARGEST);
     assert_eq!(chunk_for(Bytes::ZERO, Bytes::new(256)), Bytes::new(256));
+}
+
+#[test]
+fn memory_is_asked_for_with_less_where_it_cannot_be_opened() {
+    // As under WSL2, where memory for RDMA is made and mapped, and not opened then. This driver offers export alone.
+    for (failures, mapped) in [(1, true), (2, false)] {
+        let rig = Rig::new(&[]);
+        for nth in 1..=failures {
+            control::configure("fail", &format!("cuMemSetAccess:{nth}:999")).expect("a call to fail");
+        }
+        let free = rig.free();
+        let backing = CudaBacking::new(rig.gpu.clone(), Bytes::mib(24)).expect("memory, mapped or not");
+        assert_eq!(rig.free(), free, "what was tried is gone");
+        assert_eq!(backing.granularity() == Bytes::mib(2), mapped, "{failures}");
+        let (region, content) = filled(&backing, 24 << 20, 1);
+        assert!(read(&rig.gpu, region.address, 24 << 20) == content);
+        backing.release(region).expect("a release");
+    }
+    // A lack of memory says nothing about what the driver can.
+    let rig = Rig::new(&[("fail", "cuMemCreate:1")]);
+    assert_eq!(rig.chunked().granularity(), Bytes::mib(2));
 }
 
 #[test]
@@ -294,6 +318,24 @@ fn the_engines_pool_is_seen_and_trimmed() {
     assert_eq!(pool.usage().map(|now| now.reserved), Ok(usage.reserved));
     pool.trim_to(Bytes::ZERO).expect("a trim");
     assert_eq!(pool.usage().map(|now| now.reserved), Ok(Bytes::ZERO));
+}
+
+#[test]
+fn the_engines_pool_gives_back_what_nobody_has_waited_for_once_we_have() {
+    let rig = Rig::new(&[]);
+    let pool = EnginePool::of(&rig.gpu).expect("an answer").expect("a pool");
+    let kept = KeptPool::new(pool, Bytes::MAX).expect("a threshold");
+    let stream = engine_stream(&rig.gpu);
+    let mut address = 0_u64;
+    {
+        let _current = rig.gpu.context().enter().expect("a context");
+        assert_eq!(cu!(cuMemAllocAsync(&raw mut address => *mut u64, 6 << 20 => usize, stream => usize)), 0);
+        assert_eq!(kept.unused(), Ok(Bytes::ZERO));
+        assert_eq!(cu!(cuMemFreeAsync(address => u64, stream => usize)), 0);
+    }
+    assert_eq!((kept.unused(), kept.trim(Bytes::ZERO)), (Ok(Bytes::mib(6)), Ok(Bytes::mib(6))));
+    kept.synchronize().expect("a device that ends");
+    assert_eq!((kept.trim(Bytes::ZERO), kept.unused()), (Ok(Bytes::ZERO), Ok(Bytes::ZERO)));
 }
 
 #[test]
