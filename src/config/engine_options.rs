@@ -70,9 +70,10 @@ pub(super) const ASYNC_DISPATCH: &str = "PJRT_GPU_ENABLE_ASYNC_DISPATCH";
 /// XLA's flag for what becomes of recorded CUDA graphs when addresses change.
 pub(super) const UPDATE_MODE: &str = "xla_gpu_command_buffer_update_mode";
 
-/// Its values under which an engine wants all arrays to come from an allocator of its own, and fails programs that are given
-/// others ("No raw allocation found", PJRT 0.112, `gpu_executable.cc`).
-const NEVER_UPDATE: [&str; 2] = ["NEVER_UPDATE", "CAPTURE_CMD_NEVER_UPDATE"];
+/// Its one value that leaves the engine's memory where it is. Under the others all arrays have to come from an allocator of the engine's
+/// own, which fails programs that are given others ("No raw allocation found", PJRT 0.112, `gpu_executable.cc`), or scratch comes from one
+/// beside its pool, which nobody limits (PJRT 0.114, `GetStreamExecutorGpuDeviceAllocator`).
+const ALWAYS_UPDATE: &str = "ALWAYS_UPDATE";
 
 /// Options that XLA's engines know (PJRT 0.112, `pjrt_c_api_gpu_internal.cc`), apart from those for memory.
 const KNOWN: [&str; 11] = [
@@ -168,11 +169,11 @@ impl Settings {
     /// What takes away what memory of ours on a GPU rests on: the order of the queue, and arrays at addresses of our choice.
     fn refuse_unsafe_gpu_client(&self) -> Result<()> {
         if let Some(mode) = self.gpu_update_mode.as_deref()
-            && NEVER_UPDATE.contains(&mode.to_ascii_uppercase().as_str())
+            && !mode.eq_ignore_ascii_case(ALWAYS_UPDATE)
         {
             return Err(Error::invalid_argument(format!(
-                "XLA_FLAGS --{UPDATE_MODE}={mode} is not valid with pjrt-arena: programs under it take arrays of the engine's own \
-                 allocator only; allowed: ALWAYS_UPDATE, or unset"
+                "XLA_FLAGS --{UPDATE_MODE}={mode} is not valid with pjrt-arena: under it programs take arrays or scratch of an allocator \
+                 of the engine's own; allowed: {ALWAYS_UPDATE}, or unset"
             )));
         }
         if let Some("1") = self.gpu_async_dispatch.as_deref() {

@@ -113,7 +113,9 @@ fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
         let settings = Settings::read(&environment(&[]), &given).unwrap();
         assert_eq!(settings.engine_options(Some(EngineKind::Cuda), None).is_ok(), allowed);
     }
-    for (mode, allowed) in [("never_update", false), ("CAPTURE_CMD_NEVER_UPDATE", false), ("ALWAYS_UPDATE", true)] {
+    for (mode, allowed) in
+        [("never_update", false), ("SKIP_TEMP", false), ("ALWAYS_UPDATE", true), ("always_update", true)]
+    {
         let flags = format!("--xla_y=1 --xla_gpu_command_buffer_update_mode={mode}");
         let options = read(&[("XLA_FLAGS", &flags)], &[]).unwrap().engine_options(Some(EngineKind::Cuda), None);
         assert_eq!(options.is_ok(), allowed, "{mode}");
