@@ -4,18 +4,24 @@
     plan.py       the parts, in the order of their worth: who measures what, on which backend, and how long that takes
     backends.py   JAX's own allocators and the arena's strategies, as environments of a process
     runner.py     a fresh process for each measurement, with a time limit; results are on disk after each
-    child.py      that process: one measurement, one JSON object
+    child.py      that process: one measurement, one JSON object; leash.py ends it with the runner
+    progress.py   in that process: what it has so far is on disk, and where it hangs is in its log
+    logs.py       what is kept of a log
     sizes.py      how large everything is: for a GPU, for a rehearsal on a CPU, for a test
-    tables.py     Markdown for people
+    tables.py     Markdown for people; tables_memory.py has the parts about memory, form.py how numbers look
 
 What a process can be asked, by module:
 
-    machine.py    versions, driver, GPUs; how the engine behaves with views (capability flags)
-    checks.py     programs whose results are known
-    models.py     a transformer, a convolution net and an MLP in plain JAX; steps.py measures their training steps
-    room.py       fragmented memory: what still fits, how much is usable, how fast it is compacted
-    transfers.py  from and to the host; how much of a copy a step hides
-    small.py      dispatch, many live arrays, many small kernels
+    driver_facts.py  what the design rests on, of the driver alone; libcuda.py calls it
+    machine.py       versions, driver, GPUs; how the engine behaves with views (capability flags)
+    checks.py        programs whose results are known
+    models.py        a transformer, a convolution net and an MLP in plain JAX; steps.py measures their training steps
+    room.py          fragmented memory: what still fits, how much is usable, how fast it is compacted
+    pressure.py      arrays and scratch up to the limit, and up to the device's last bytes
+    start.py         the first array, a trim, the end
+    beside_torch.py  PyTorch in the same process
+    transfers.py     from and to the host; how much of a copy a step hides
+    small.py         dispatch, many live arrays, many small kernels and what their graphs take
 
-A measurement that fails, or takes too long, is a row that says so, and the run goes on.
+A measurement that fails, or takes too long, is a row that says so, and the run goes on. `for_tests` has some that do.
 """

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-#: Variables of the caller that would change what is measured. Where libraries lie, and what others need, is kept.
+#: Variables of the caller that would change what is measured: types, precision, what is compiled and where it runs.
+#: Where libraries and compiled programs lie, how much is told, and what others need, is kept.
 FOREIGN = ("PJRT_", "JAX_", "XLA_", "TF_CPP_")
 KEPT = (
     "PJRT_ARENA_LIBRARY_PATH",
     "PJRT_ARENA_CUDA_DRIVER",
     "PJRT_ARENA_HEADROOM",
     "PJRT_ARENA_GPU_SCRATCH",
+    "PJRT_ARENA_LOG",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES",
 )
 
 #: Tells a process what it has to run on.
@@ -36,11 +42,11 @@ class Backend:
     #: PJRT_ARENA_ENGINE: the platform's installed engine, or a path.
     engine: str = ""
 
-    def environment(self, limit: int | None, share: float | None, flags: str) -> dict[str, str]:
+    def environment(self, limit: int | str | None, share: float | None, flags: str) -> dict[str, str]:
         """The variables of a process that uses it.
 
         Args:
-          limit: bytes of memory it may take, for the arena.
+          limit: bytes of memory it may take, for the arena, or a share as the arena's setting has it.
           share: the same as a share of the device's memory, for XLA.
           flags: XLA_FLAGS.
         """
@@ -57,6 +63,8 @@ class Backend:
             }
             if limit is not None:
                 kept["PJRT_ARENA_LIMIT"] = str(limit)
+            # What was decided at the start, and all that was unusual.
+            kept.setdefault("PJRT_ARENA_LOG", "info")
             return kept
         # "cpu" second, as on the arena: callbacks want it.
         kept["JAX_PLATFORMS"] = "cpu" if self.platform == "cpu" else f"{self.platform},cpu"
@@ -65,6 +73,11 @@ class Backend:
             if share is not None:
                 kept["XLA_CLIENT_MEM_FRACTION"] = f"{share:.6f}"
         return kept
+
+
+def alone(platform: str) -> Backend:
+    """A process that asks the driver, without JAX."""
+    return Backend("driver", "the driver", False, platform, "")
 
 
 def backends(platform: str, engine: str = "") -> dict[str, Backend]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gpu import progress
 from gpu.clock import out_of_memory
 from gpu.sizes import MIB, Sizes
+
+#: Seconds that one check may take. The first on a GPU loads libraries of some hundred megabytes.
+LONGEST = 60
 
 CHECKS: dict[str, Callable[[], None]] = {}
 #: Those that only the arena promises.
@@ -294,17 +298,19 @@ ARENA |= {"statistics", "compaction_and_reports", "results_lie_in_the_arena"}
 
 
 def run(sizes: Sizes, ours: bool, names: list[str] | None = None) -> dict[str, Any]:
-    """Runs the checks that hold for this backend; what failed has its reason."""
+    """Runs the checks that hold for this backend; what failed has its reason. One that hangs ends the process."""
     chosen = names or [
         name for name in CHECKS if (ours or name not in ARENA) and (device().platform == "gpu" or name not in GPU)
     ]
-    failed = []
-    for name in chosen:
-        # A crash is known by the last of these lines.
-        print(f"check {name}", file=sys.stderr, flush=True)
-        try:
-            CHECKS[name]()
-        except Exception as error:
-            said = " ".join(str(error).split())[:300]
-            failed.append({"name": name, "error": f"{type(error).__name__}: {said}"})
-    return {"passed": len(chosen) - len(failed), "of": len(chosen), "failed": failed}
+    answer: dict[str, Any] = {"passed": 0, "of": len(chosen), "failed": [], "seconds": {}}
+    for number, name in enumerate(chosen):
+        with progress.step(name, chosen[number + 1 :], answer, LONGEST):
+            start = time.perf_counter()
+            try:
+                CHECKS[name]()
+                answer["passed"] += 1
+            except Exception as error:
+                said = " ".join(str(error).split())[:300]
+                answer["failed"].append({"name": name, "error": f"{type(error).__name__}: {said}"})
+            answer["seconds"][name] = round(time.perf_counter() - start, 3)
+    return answer

@@ -6,6 +6,12 @@ exception goes there too, as a text, and makes the status 1; a crash leaves no f
 
 from __future__ import annotations
 
+# Before anything that takes time, and before anything that takes the GPU.
+from gpu import leash
+
+if __name__ == "__main__":
+    leash.hold()
+
 import importlib
 import json
 import os
@@ -13,6 +19,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from gpu import progress
 from gpu.backends import PLATFORM_VARIABLE
 from gpu.sizes import SIZES
 
@@ -40,16 +47,20 @@ def main(what: str, values: str, target: str) -> int:
     module, function = what.rsplit(".", 1)
     given = json.loads(values)
     status = 0
+    progress.begin(Path(target))
     try:
         sizes = SIZES[given.pop("size")]
         answer = getattr(importlib.import_module(module), function)(sizes, **given)
         if "jax" in sys.modules:
             _right_device()
+    except progress.Skip as why:
+        answer = {"skipped": str(why)}
     except BaseException as error:  # SystemExit of a library as well: it is what became of the measurement
         traceback.print_exc()
         said = next(iter(str(error).splitlines()), "")
         answer, status = {"error": f"{type(error).__name__}: {said}"[:600]}, 1
-    Path(target).write_text(json.dumps(answer))
+    # The last that is done here: from this file's time on, the process ends.
+    progress.write(Path(target), answer)
     return status
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gpu.clock import out_of_memory
+from gpu.libcuda import free_bytes
 from gpu.plan import LIMIT_VARIABLE
-from gpu.sizes import MIB, Sizes
+from gpu.sizes import MIB, Sizes, chunk_of
 
 #: Of the memory: what the one array takes that fragmented memory has no hole for.
 WANTED = 0.8
@@ -40,8 +41,8 @@ def fragmented(sizes: Sizes) -> dict[str, Any]:
     return answer | {"intact": True}
 
 
-_fill = jax.jit(lambda value, count: jnp.full(count, value, jnp.float32), static_argnums=1)
-_holds = jax.jit(lambda array, value: (array == value).all())
+filled = jax.jit(lambda value, count: jnp.full(count, value, jnp.float32), static_argnums=1)
+holds = jax.jit(lambda array, value: (array == value).all())
 
 
 def share(sizes: Sizes, seeds: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def share(sizes: Sizes, seeds: int) -> dict[str, Any]:
     # 24 sizes over 13 octaves: the largest are most of the bytes, the smallest most of the holes.
     counts = sorted({max(64, int(sizes.largest / 4 * 2 ** (-13 * step / 23))) for step in range(24)})
     for count in counts:
-        assert bool(_holds(_fill(1.0, count), 1.0))
+        assert bool(holds(filled(1.0, count), 1.0))
     rounds = []
     for seed in range(seeds):
         gc.collect()
@@ -67,7 +68,7 @@ def _until_refused(random: np.random.Generator, counts: list[int], limit: int) -
         count = int(random.choice(counts))
         try:
             # Waiting keeps what is in use the same on every backend.
-            live.append((float(turn % 997), _fill(float(turn % 997), count).block_until_ready()))
+            live.append((float(turn % 997), filled(float(turn % 997), count).block_until_ready()))
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -78,37 +79,45 @@ def _until_refused(random: np.random.Generator, counts: list[int], limit: int) -
         kept = 4 * sum(array.size for _, array in live) <= limit
     used = 4 * sum(array.size for _, array in live)
     room = 0
-    # For what the check computes: scratch as large as an array, on a GPU in the driver's pieces of 2 MiB, of which arrays that
-    # cannot move at that moment may spoil two.
+    # For what the check computes: scratch as large as an array, on a GPU in the driver's pieces of 2 MiB, of which
+    # arrays that cannot move at that moment may spoil two.
     while live and room < 4 * counts[-1] + 4 * MIB:
         room += 4 * live.pop()[1].size
     for value, array in live[:: max(1, len(live) // 50)]:
-        assert bool(_holds(array, value)), "an array has other contents"
+        assert bool(holds(array, value)), "an array has other contents"
     answer = {"share": used / limit, "limit_kept": kept, "allocations": turn}
     return answer | ({"refused_bytes": 4 * count, "free_bytes": limit - used} if kept else {})
 
 
-def compaction(sizes: Sizes, odd: bool) -> dict[str, Any]:
+def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]:
     """`memory.compact()` where every second array was let go: bytes, seconds, and that all arrays are what they were.
 
-    Arrays of whole 2 MiB can be moved by mapping their memory elsewhere, where a device does that; `odd` ones have to
-    be copied.
+    Arrays of whole chunks can be moved by mapping their memory elsewhere, where a device does that; `odd` ones have to
+    be copied. `trimmed`: the holes have no memory when it begins, so that chunks go there with the arrays. Nothing
+    counts them, but a copy would need memory of the device for what it writes, and an exchange needs none.
     """
     from jax_plugins.arena import memory
 
     limit = jax.devices()[0].memory_stats()["bytes_limit"]
-    piece = max(2 * MIB, limit // 384 // (2 * MIB) * 2 * MIB)
+    unit = chunk_of(limit)
+    piece = max(unit, limit // 384 // unit * unit)
     count = (piece - (44 << 10 if odd else 0)) // 4
     arrays = []
     for turn in range(int(0.9 * limit) // piece):
-        arrays.append((float(turn), _fill(float(turn), count)))
+        arrays.append((float(turn), filled(float(turn), count)))
     jax.block_until_ready([array for _, array in arrays])
     del arrays[::2]
     gc.collect()
-    before = memory.stats()[0]
+    given_back = sum(trim.bytes_returned for trim in memory.trim()) if trimmed else None
+    before, free = memory.stats()[0], free_bytes()
     (done,) = memory.compact()[:1]
-    after = memory.stats()[0]
-    assert all(bool(_holds(array, value)) for value, array in arrays), "an array has other contents"
+    after, free_then = memory.stats()[0], free_bytes()
+    assert all(bool(holds(array, value)) for value, array in arrays), "an array has other contents"
+    made = max(0, free - free_then) if free is not None and free_then is not None else None
+    if trimmed and made is not None:
+        assert given_back, "a trim gives nothing back"
+        assert done.bytes_moved > 0, "nothing was moved"
+        assert made <= done.bytes_moved // 2, f"{made} bytes of memory were made for {done.bytes_moved} that were moved"
     return {
         "limit": limit,
         "array_bytes": 4 * count,
@@ -119,10 +128,12 @@ def compaction(sizes: Sizes, odd: bool) -> dict[str, Any]:
         "bytes_per_second": done.bytes_moved / done.seconds if done.seconds else None,
         "largest_free_before": done.largest_free_before,
         "largest_free_after": done.largest_free_after,
-        # Whatever the library counts of it, copies and remapped memory apart where it tells them apart.
+        "given_back": given_back,
+        # Of the device's memory, while arrays moved.
+        "made_bytes": made,
         "counters": {
             name: after[name] - value
             for name, value in before.items()
-            if isinstance(value, int) and ("moved" in name or "remap" in name) and after[name] != value
+            if isinstance(value, int) and "moved" in name and after[name] != value
         },
     }

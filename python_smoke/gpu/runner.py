@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,47 +16,79 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu import leash, logs, progress
 from gpu.plan import LIMIT_VARIABLE, Job
 
 #: What XLA's allocator takes by itself, as a share of the device's memory.
 XLA_SHARE = 0.75
-#: How often a job may take as long as it was expected to, and what is added for a machine that starts slowly.
-PATIENCE, START = 4, 30
-SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
+#: How many processes go on behind one that hung or crashed.
+RESTS = 3
+#: What is added to a job's time for a machine that starts slowly.
+START = 30
+# XLA and the arena ask by trying: a call that a driver refuses is no error of memory.
+SANITIZER = (
+    "compute-sanitizer",
+    *("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9", "--print-limit", "20"),
+)
 
 
 class Runner:
     """A run: what was asked for, what is left of the time, what came of it so far.
 
     A record is a dict: part, measure, backend, values, flags, round, limit; `status` (done, failed, timeout, skipped);
-    `seconds`; `result` where it is done; `error` where it is not.
+    `seconds`, and `end_seconds` from the answer to the end of the process; `result` where it is done, or as far as it
+    went; `error` where it is not; `log`, the end of what was written, and `warned`, what the arena warned of; `again`
+    where only time was missing; `rest_of` where it goes on behind another.
     """
 
     def __init__(
-        self, size: str, scale: float, budget: float, saved: Callable[[list[dict[str, Any]]], None], flags: str = ""
+        self,
+        size: str,
+        scale: float,
+        patience: float,
+        budget: float,
+        saved: Callable[[list[dict[str, Any]]], None],
+        flags: str = "",
     ) -> None:
         self._size = size
         #: XLA_FLAGS of every process, beside the job's own.
         self._flags = flags
         #: What an expected time is multiplied with for this size.
         self._scale = scale
+        #: How often a job may take as long as it was expected to.
+        self._patience = patience
         self._end = time.monotonic() + budget
         self._saved = saved
-        #: How long the jobs of each measure took, at most.
-        self._took: dict[str, float] = {}
+        #: How long jobs took that did the same, at most.
+        self._took: dict[tuple[str, ...], float] = {}
         self.records: list[dict[str, Any]] = []
 
     def run(self, jobs: list[Job], before: list[dict[str, Any]]) -> None:
-        """Goes through `jobs`; records of an earlier run are kept where no job takes their place."""
-        keys = {_named(job) for job in jobs}
-        self.records = [record for record in before if record["key"] not in keys]
+        """Goes through `jobs`; each takes the place of what an earlier run has of it, when it has something to show."""
+        self.records = list(before)
         for number, job in enumerate(jobs, 1):
-            record = self._one(job)
-            self.records.append({"key": _named(job), **record})
-            self._saved(self.records)
-            said = record.get("error", f"{record['seconds']:.1f} s")
-            place = f"{job.part} {number}/{len(jobs)}"
-            print(f"[{place}] {job.measure} on {job.backend.name}: {record['status']}, {said}", flush=True)
+            rest: Job | None = job
+            for turn in range(1 + RESTS):
+                if rest is None:
+                    break
+                now, rest = rest, None
+                record = {"key": now.name, **({"rest_of": job.name} if turn else {}), **self._one(now)}
+                if left := record.pop("left", None):
+                    # One that hangs or crashes takes nothing from those behind it: they run in the next process.
+                    rest = dataclasses.replace(now, values={**now.values, "names": left})
+                self._keep(record)
+                self._saved(self.records)
+                said = record.get("error", f"{record['seconds']:.1f} s")
+                place = f"{job.part} {number}/{len(jobs)}"
+                print(f"[{place}] {job.measure} on {job.backend.name}: {record['status']}, {said}", flush=True)
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """Adds a record, in the place of those of the same job, unless they say more."""
+        key = record["key"]
+        if record["status"] == "skipped" and any(old["key"] == key and "result" in old for old in self.records):
+            return
+        self.records = [old for old in self.records if key not in (old["key"], old.get("rest_of"))]
+        self.records.append(record)
 
     def _one(self, job: Job) -> dict[str, Any]:
         limit = self._limit(job)
@@ -68,15 +101,10 @@ class Runner:
             "round": job.round,
             "limit": limit,
         }
-        expected = self._took.get(job.measure, job.seconds * self._scale)
+        expected = self._took.get(_work(job), job.seconds * self._scale)
         left = self._end - time.monotonic()
-        why = None
-        if expected > left:
-            why = f"it takes about {expected:.0f} s, and {max(0, left):.0f} s of the budget are left"
-        elif job.sanitized and (job.backend.platform == "cpu" or shutil.which(SANITIZER[0]) is None):
-            why = "it is for GPUs" if job.backend.platform == "cpu" else f"{SANITIZER[0]} is not installed"
-        share = None
-        if limit is not None and not job.backend.ours:
+        why, share = self._reason(job), None
+        if isinstance(limit, int) and not job.backend.ours:
             total = self._total()
             if total is None:
                 why = "the device's memory is not known: part a failed"
@@ -84,18 +112,31 @@ class Runner:
                 share = min(0.9, limit / total)
         if why:
             return record | {"status": "skipped", "seconds": 0.0, "error": why}
-        patience = min(PATIENCE * job.seconds * self._scale + START, left)
+        if expected > left:
+            why = f"it takes about {expected:.0f} s, and {max(0, left):.0f} s of the budget are left"
+            return record | {"status": "skipped", "seconds": 0.0, "error": why, "again": True}
+        patience = self._patience * job.seconds * self._scale + START
         environment = job.backend.environment(limit, share, f"{self._flags} {job.flags}".strip())
-        if limit is not None:
+        if isinstance(limit, int):
             environment[LIMIT_VARIABLE] = str(limit)
-        answer = self._in_a_process(job, environment, patience)
-        self._took[job.measure] = max(answer["seconds"], self._took.get(job.measure, 0))
+        answer = self._in_a_process(job, environment, min(patience, left))
+        if answer["status"] == "timeout" and left < patience:
+            answer = {key: value for key, value in answer.items() if key != "left"} | {"again": True}
+        self._took[_work(job)] = max(answer["seconds"], self._took.get(_work(job), 0))
         return record | answer
 
-    def _limit(self, job: Job) -> int | None:
+    def _reason(self, job: Job) -> str | None:
+        """Why it cannot run here."""
+        if job.backend.platform == "cpu" and job.for_gpus:
+            return "it is for GPUs"
+        if job.sanitized and shutil.which(SANITIZER[0]) is None:
+            return f"{SANITIZER[0]} is not installed"
+        return None
+
+    def _limit(self, job: Job) -> int | str | None:
         """The job's limit; where JAX's own allocator did the same, the very bytes that it had."""
-        if job.limit is None:
-            return None
+        if not isinstance(job.limit, int):
+            return job.limit
         for record in self.records:
             if record["part"] == job.part and not record["backend"].startswith("arena"):
                 if had := (record.get("result") or {}).get("limit"):
@@ -116,51 +157,77 @@ class Runner:
             target, log = Path(folder, "result.json"), Path(folder, "log")
             values = json.dumps({"size": self._size, **job.values})
             command = [sys.executable, "-m", "gpu.child", job.measure, values, str(target)]
+            environment[progress.SECONDS_VARIABLE] = str(patience)
+            environment[leash.PARENT_VARIABLE] = str(os.getpid())
             if job.sanitized:
-                command = [*SANITIZER, *command]
+                # The child holds on to the sanitizer then, which knows nothing of that itself.
+                command = [sys.executable, "-m", "gpu.leash", *SANITIZER, *command]
             start = time.monotonic()
             with log.open("wb") as output:
+                # A group of its own, so that all of it can be ended; no session, so that who ends ours ends it too.
                 process = subprocess.Popen(
                     command,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    process_group=0,
                 )
                 try:
                     status: int | None = process.wait(patience)
                 except subprocess.TimeoutExpired:
                     status = None
                 finally:
+                    ended = time.time()
                     _end(process)
             seconds = round(time.monotonic() - start, 2)
-            text = log.read_text(errors="replace")
-            answer = json.loads(target.read_text()) if target.is_file() else {}
-        late = ", its result was there" if answer and "error" not in answer else ""
-        if status is None:
-            error = f"ended after {seconds:.0f} s{late}; {_last(text)}"
-            return {"status": "timeout", "seconds": seconds, "error": error}
-        errors = re.search(r"ERROR SUMMARY: (\d+) error", text) if job.sanitized else None
-        if errors:
-            answer["sanitizer_errors"] = int(errors[1])
-        if errors and answer["sanitizer_errors"]:
-            answer["sanitizer"] = text[:20_000]
-        elif status != 0:
-            ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            error = answer.get("error") or f"{ended}{late}; {_last(text)}"
-            return {"status": "failed", "seconds": seconds, "error": error, "log": text[-4000:]}
-        return {"status": "done", "seconds": seconds, "result": answer}
+            answer = _result(status, seconds, log.read_text(errors="replace"), target, job.sanitized)
+            if target.is_file() and status is not None:
+                # By the file's time: beside it, waiting looks 20 times a second.
+                answer["end_seconds"] = round(max(0.0, ended - target.stat().st_mtime), 3)
+            return answer
 
 
-def _named(job: Job) -> str:
-    return "|".join(map(str, job.key))
+def _result(status: int | None, seconds: float, text: str, target: Path, sanitized: bool) -> dict[str, Any]:
+    """What became of a process: `status` is its own, `None` where it was ended because its time was up."""
+    answer = json.loads(target.read_text()) if target.is_file() else {}
+    record: dict[str, Any] = {"status": "done", "seconds": seconds, "log": logs.kept(text, status == 0)}
+    if warned := logs.warnings(text):
+        record["warned"] = warned
+    if said := answer.get("skipped"):
+        return record | {"status": "skipped", "error": said}
+    where = ""
+    so_far = progress.partial(target)
+    if not answer and so_far.is_file():
+        told = json.loads(so_far.read_text())
+        where = f" in `{told['at']}`"
+        record |= {"result": told["answer"] | {"ended_at": told["at"]}, "left": told["left"]}
+    late = ""
+    if answer and "error" not in answer:
+        late = ", its result was there"
+        record["result"] = answer
+    # Our own watch ends a process with 1; after the answer it does not watch.
+    if status is None or (status == 1 and not answer and progress.TIME_IS_UP in text):
+        return record | {"status": "timeout", "error": f"ended after {seconds:.0f} s{where}{late}; {_words(text)}"}
+    errors = re.search(r"ERROR SUMMARY: (\d+) error", text) if sanitized else None
+    if errors:
+        answer["sanitizer_errors"] = int(errors[1])
+    if errors and answer["sanitizer_errors"]:
+        answer["sanitizer"] = text[:20_000]
+    elif status != 0:
+        ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return record | {"status": "failed", "error": answer.get("error") or f"{ended}{where}{late}; {_words(text)}"}
+    return record | {"result": answer}
 
 
-def _last(text: str) -> str:
-    """The last line that says something."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"last line: {lines[-1][:300]}" if lines else "it printed nothing"
+def _words(text: str) -> str:
+    """The last line, but for the stacks that are written last where a process hangs or crashes."""
+    return logs.last(re.split(rf"^{re.escape(progress.TIME_IS_UP)}|^Fatal Python error", text, flags=re.M)[0])
+
+
+def _work(job: Job) -> tuple[str, ...]:
+    """What takes about the same time: on any backend, in any round."""
+    return job.measure, repr(sorted(job.values.items())), job.flags, str(job.sanitized)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

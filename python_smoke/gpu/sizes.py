@@ -7,6 +7,11 @@ from dataclasses import dataclass
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
+def chunk_of(limit: int) -> int:
+    """The unit in which memory behind a limit comes and goes (`device/cuda/backing.rs`): a 256th, of 2 to 32 MiB."""
+    return 1 << (min(32 * MIB, max(2 * MIB, limit // 256)).bit_length() - 1)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """One size. Lengths are elements, the rest is said."""
@@ -31,11 +36,15 @@ class Sizes:
     product: int
     #: Arrays that are copied from and to the host, in bytes.
     copies: tuple[int, ...]
+    #: One array that is put on the device, and how many smaller ones without a pause, in bytes.
+    large_put: int
+    many_puts: tuple[int, int]
     #: Live arrays at once, and calls of a tiny program.
     arrays: int
     calls: int
-    #: Small kernels in one step.
+    #: Small kernels in one step, and steps that may add nothing to the device's memory.
     kernels: int
+    graph_steps: int
 
 
 SIZES = {
@@ -53,9 +62,12 @@ SIZES = {
             largest=512 * MIB,
             product=8192,
             copies=(64 * MIB, GIB),
+            large_put=4 * GIB,
+            many_puts=(512, 4 * MIB),
             arrays=100_000,
             calls=4000,
             kernels=300,
+            graph_steps=1000,
         ),
         Sizes(
             "small",
@@ -68,10 +80,13 @@ SIZES = {
             compacted=GIB,
             largest=16 * MIB,
             product=512,
-            copies=(16 * MIB, 128 * MIB),
+            copies=(16 * MIB, 64 * MIB),
+            large_put=256 * MIB,
+            many_puts=(64, MIB),
             arrays=20_000,
             calls=2000,
             kernels=100,
+            graph_steps=40,
         ),
         Sizes(
             "tiny",
@@ -85,9 +100,12 @@ SIZES = {
             largest=2 * MIB,
             product=256,
             copies=(MIB,),
+            large_put=4 * MIB,
+            many_puts=(16, 64 * KIB),
             arrays=500,
             calls=50,
             kernels=10,
+            graph_steps=40,
         ),
     )
 }

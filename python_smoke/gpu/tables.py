@@ -1,57 +1,40 @@
-"""Markdown of a run, for people: a paragraph on the machine, a table for each part, and what failed, in full."""
+"""Markdown of a run, for people: a paragraph on the machine, a table for each part, what failed, what was warned of."""
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+from gpu import tables_memory
 from gpu.clock import spread
+from gpu.form import MARK, Record, named, rate, seconds, size, table
 from gpu.plan import NO_COMMAND_BUFFERS, PARTS
 
-Record = dict[str, Any]
 TITLES = {"transformer": "transformer", "convolution": "convolution net", "mlp": "MLP"}
-
-
-def seconds(value: float) -> str:
-    """Three digits and a unit: 3.42 us, 66.1 ms, 1.20 s."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size or unit == "us":
-            return f"{_three(value / size)} {unit}"
-    raise AssertionError("the last unit takes all")
-
-
-def size(value: float) -> str:
-    """Bytes in the largest unit that keeps them at one or above."""
-    for unit, bytes_ in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= bytes_:
-            return f"{_three(value / bytes_)} {unit}"
-    return f"{value:.0f} B"
-
-
-def rate(bytes_: float, time: float) -> str:
-    """Bytes per second, in 10^9."""
-    return f"{_three(bytes_ / time / 1e9)} GB/s" if time else "at once"
-
-
-def _three(value: float) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+#: Warnings that are written of one part.
+MOST_WARNINGS = 12
 
 
 def markdown(report: dict[str, Any]) -> str:
     """All of it."""
     names, records = report["settings"]["backends"], report["records"]
+    order = collections.defaultdict(int, {name: number for number, name in enumerate(names)})
     text = [f"# pjrt-arena on {_device(report)}", _setup(report)]
     for part, title in PARTS.items():
+        # In the order of the columns, whichever ran last.
         chosen = [record for record in records if record["part"] == part]
+        chosen.sort(key=lambda record: order[record["backend"]])
         if chosen:
             text.append(f"## {title}")
-            done = [record for record in chosen if record["status"] == "done"]
+            # What ended early may have a part of its answer.
+            done = [record for record in chosen if "result" in record]
             try:
                 text += [_TABLES[part](done, names)] if done else []
             except Exception as error:  # the numbers are in the JSON file, and other parts are to come
                 text.append(f"This table could not be made: {type(error).__name__}: {error}")
-            text += _undone(chosen, names)
+            text += [*_undone(chosen, names), *_warned(chosen, names)]
     return "\n\n".join(text) + "\n"
 
 
@@ -90,17 +73,23 @@ def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
+def _warned(records: list[Record], names: dict[str, str]) -> list[str]:
+    """What the arena warned of, each line once."""
+    alike: dict[str, list[str]] = {}
+    for record in records:
+        for line in record.get("warned", ()):
+            alike.setdefault(f"{_what(record)}: {line}", []).append(names.get(record["backend"], record["backend"]))
+    lines = [f"-{MARK} {', '.join(dict.fromkeys(backends))}, {said}" for said, backends in alike.items()]
+    if (more := len(lines) - MOST_WARNINGS) > 0:
+        lines[MOST_WARNINGS:] = [f"-{MARK} and {more} more in the JSON file"]
+    return ["\n".join(lines)] if lines else []
+
+
 def _what(record: Record) -> str:
     more = [f"round {record['round']}"] if record["round"] > 1 else []
-    more += [f"{name} {value}" for name, value in record["values"].items() if name == "odd"]
+    more += [f"{name} {value}" for name, value in record["values"].items() if name in ("odd", "trimmed")]
     more += [f"`{record['flags']}`"] if record["flags"] else []
     return " ".join([f"`{record['measure'].removeprefix('gpu.')}`", *more])
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    """A table whose columns but the first are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _machine(records: list[Record], names: dict[str, str]) -> str:
@@ -113,7 +102,7 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
             limit = (told["memory_stats"] or {}).get("bytes_limit")
             rows.append(
                 [
-                    names[record["backend"]],
+                    named(record, names),
                     f"{told['devices']} x {told['kind']}",
                     api,
                     size(limit) if limit else "none",
@@ -129,8 +118,8 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
                 f"{said[told['let_go_while_busy']]}; a donated view's result lies in place: "
                 f"{', '.join(said[each] for each in told['in_place'])}; results right: {said[told['results_right']]}."
             )
-    table = _table(["", "devices", "C API", "limit", "start", "version"], rows) if rows else ""
-    return "\n\n".join(part for part in (table, *text) if part)
+    told = table(["", "devices", "C API", "limit", "start", "version"], rows) if rows else ""
+    return "\n\n".join(part for part in (told, *text) if part)
 
 
 def _checks(records: list[Record], names: dict[str, str]) -> str:
@@ -138,23 +127,10 @@ def _checks(records: list[Record], names: dict[str, str]) -> str:
     for record in records:
         told = record["result"]
         failed = "; ".join(f"{each['name']}: {each['error']}" for each in told["failed"])
-        rows.append([names[record["backend"]], f"{told['passed']} of {told['of']}", failed.replace("|", "\\|")])
-    return _table(["", "passed", "failed"], rows)
-
-
-def _fragmented(records: list[Record], names: dict[str, str]) -> str:
-    rows = [
-        [
-            names[record["backend"]],
-            size(record["result"]["limit"]),
-            str(record["result"]["kept"]),
-            size(record["result"]["wanted"]),
-            "served" if record["result"]["served"] else "RESOURCE_EXHAUSTED",
-            "intact" if record["result"]["intact"] else "damaged",
-        ]
-        for record in records
-    ]
-    return _table(["", "limit", "small results kept", "wanted in one piece", "and", "data"], rows)
+        ended = [f"ended in {told['ended_at']}"] if "ended_at" in told else []
+        failed = "; ".join([*([failed] if failed else []), *ended])
+        rows.append([named(record, names), f"{told['passed']} of {told['of']}", failed.replace("|", "\\|")])
+    return table(["", "passed", "failed"], rows)
 
 
 def _steps(records: list[Record], names: dict[str, str]) -> str:
@@ -167,7 +143,7 @@ def _steps(records: list[Record], names: dict[str, str]) -> str:
             told = record["result"][model]
             if "error" in told:
                 who = failed.setdefault(f"{title}: {told['error']}", [])
-                who.extend({names[record["backend"]]} - {*who})
+                who.extend({named(record, names)} - {*who})
             else:
                 rounds[record["backend"]].append(told["seconds"]["median"])
         best = min((statistics.median(times) for times in rounds.values() if times), default=None)
@@ -189,65 +165,45 @@ def _steps(records: list[Record], names: dict[str, str]) -> str:
     scatter_said = "half the distance of their quartiles, " if most > 1 else ""
     note = f"Median of {count} round(s), {scatter_said}and the ratio to the best."
     lines = ["\n".join(f"- {', '.join(who)}, {what}" for what, who in failed.items())] if failed else []
-    return "\n\n".join([_table(["", *(names[name] for name in columns)], rows), note, *lines])
-
-
-def _share(records: list[Record], names: dict[str, str]) -> str:
-    rows = []
-    for record in records:
-        told = record["result"]
-        shares = [each["share"] for each in told["rounds"]]
-        worst = min(told["rounds"], key=lambda each: each["share"])
-        refused = "none: the limit is not kept"
-        if worst["limit_kept"]:
-            refused = f"{size(worst['refused_bytes'])} with {size(worst['free_bytes'])} free"
-        rows.append(
-            [
-                names[record["backend"]],
-                size(told["limit"]),
-                f"{100 * told['share']:.1f} %",
-                f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %",
-                refused,
-            ]
-        )
-    return _table(["", "limit", "in use when one is refused", "over the rounds", "refused in the worst"], rows)
-
-
-def _compaction(records: list[Record], names: dict[str, str]) -> str:
-    rows = []
-    for record in records:
-        told = record["result"]
-        remapped = sum(count for name, count in told["counters"].items() if "remap" in name and "bytes" in name)
-        rows.append(
-            [
-                f"{names[record['backend']]}, arrays of {size(told['array_bytes'])}"
-                + ("" if record["values"]["odd"] else ", whole pages"),
-                size(told["limit"]),
-                f"{size(told['bytes'])} in {told['buffers']}" + (f", {size(remapped)} remapped" if remapped else ""),
-                seconds(told["seconds"]),
-                rate(told["bytes"], told["seconds"]),
-                f"{size(told['largest_free_before'])} to {size(told['largest_free_after'])}",
-            ]
-        )
-    return _table(["", "limit", "moved", "time", "rate", "largest hole"], rows)
+    warned = {record["backend"] for record in records if record.get("warned")}
+    head = ["", *(names[name] + (MARK if name in warned else "") for name in columns)]
+    return "\n\n".join([table(head, rows), note, *lines])
 
 
 def _transfers(records: list[Record], names: dict[str, str]) -> str:
-    rows = []
-    for record in records:
+    both = [record for record in records if record["measure"] == "gpu.transfers.both"]
+    puts = [record for record in records if record["measure"] == "gpu.transfers.puts"]
+    made, rows = [], []
+    for record in both:
         told, cells = record["result"], []
         for row in told["rows"]:
             cells += [rate(row["bytes"], row[way]["median"]) for way in ("put", "get")]
-        rows.append([names[record["backend"]], *cells, f"{100 * told['prefetch']['hidden']:.0f} %"])
-    sizes = [size(row["bytes"]) for row in records[0]["result"]["rows"]]
-    head = [f"{way} {each}" for each in sizes for way in ("device_put", "device_get")]
-    return _table(["", *head, "of a copy hidden by a step"], rows)
+        rows.append([named(record, names), *cells, f"{100 * told['prefetch']['hidden']:.0f} %"])
+    if both:
+        sizes = [size(row["bytes"]) for row in both[0]["result"]["rows"]]
+        head = [f"{way} {each}" for each in sizes for way in ("device_put", "device_get")]
+        made.append(table(["", *head, "of a copy hidden by a step"], rows))
+    rows = []
+    for record in puts:
+        large, many = record["result"]["large"], record["result"]["many"]
+        all_bytes = many["count"] * many["bytes"]
+        rows.append(
+            [
+                named(record, names),
+                f"{rate(large['bytes'], large['seconds']['median'])} of {size(large['bytes'])}",
+                f"{rate(all_bytes, many['seconds']['median'])} of {many['count']} x {size(many['bytes'])}",
+                seconds(many["call"]["median"]),
+            ]
+        )
+    if puts:
+        made.append(table(["", "device_put of one array", "of many without a pause", "a call of these"], rows))
+    return "\n\n".join(made)
 
 
 def _small(records: list[Record], names: dict[str, str]) -> str:
     rows = [
         [
-            names[record["backend"]],
+            named(record, names),
             seconds(record["result"]["dispatch"]["one"]["median"]),
             seconds(record["result"]["dispatch"]["thirty_two"]["median"]),
             f"{record['result']['live']['bytes_per_array']:.0f} B",
@@ -255,19 +211,22 @@ def _small(records: list[Record], names: dict[str, str]) -> str:
         ]
         for record in records
     ]
-    return _table(["", "tiny jitted add", "add of 32 arrays", "host memory for a live array", "arrays"], rows)
+    return table(["", "tiny jitted add", "add of 32 arrays", "host memory for a live array", "arrays"], rows)
 
 
 def _kernels(records: list[Record], names: dict[str, str]) -> str:
-    rows = [
-        [
-            names[record["backend"]] + (", without command buffers" if record["flags"] == NO_COMMAND_BUFFERS else ""),
-            str(record["result"]["kernels"]),
-            seconds(record["result"]["seconds"]["median"]),
-        ]
-        for record in records
-    ]
-    return _table(["", "products in a step", "step"], rows)
+    steps, lost = [], []
+    for record in records:
+        told = record["result"]
+        if record["measure"] == "gpu.small.many_kernels":
+            without = ", without command buffers" if record["flags"] == NO_COMMAND_BUFFERS else ""
+            steps.append([named(record, names) + without, str(told["kernels"]), seconds(told["seconds"]["median"])])
+        else:
+            seen = (told["free_before"], told["free_after"])
+            free = ["not known" if each is None else size(each) for each in seen]
+            lost.append([named(record, names), f"{told['steps']:,}", str(told["places"]), *free])
+    heads = ["", "products in a step", "step"], ["", "steps", "places of results", "free on the device before", "after"]
+    return "\n\n".join(table(head, rows) for head, rows in zip(heads, (steps, lost), strict=True) if rows)
 
 
 def _sanitizer(records: list[Record], names: dict[str, str]) -> str:
@@ -276,23 +235,27 @@ def _sanitizer(records: list[Record], names: dict[str, str]) -> str:
         told = record["result"]
         rows.append(
             [
-                names[record["backend"]],
+                named(record, names),
                 str(told.get("sanitizer_errors", "?")),
                 f"{told.get('passed', '?')} of {told.get('of', '?')}",
             ]
         )
-    return _table(["", "errors", "checks passed"], rows)
+    return table(["", "errors", "checks passed"], rows)
 
 
 _TABLES: dict[str, Callable[[list[Record], dict[str, str]], str]] = {
     "a": _machine,
     "b": _checks,
-    "c": _fragmented,
+    "c": tables_memory.fragmented,
     "d": _steps,
-    "e": _share,
-    "f": _compaction,
+    "e": tables_memory.share,
+    "f": tables_memory.compaction,
     "g": _transfers,
     "h": _small,
     "i": _kernels,
     "j": _sanitizer,
+    "k": tables_memory.facts,
+    "l": tables_memory.pressure,
+    "m": tables_memory.ends,
+    "n": tables_memory.beside_torch,
 }

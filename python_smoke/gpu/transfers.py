@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpu.clock import chain, timed
+from gpu.clock import chain, spread, timed
 from gpu.sizes import Sizes
 
 
@@ -68,6 +69,30 @@ def prefetch(sizes: Sizes) -> dict[str, Any]:
         "step_seconds": step,
         "both_seconds": together,
         "hidden": max(0.0, min(1.0, hidden)),
+    }
+
+
+def puts(sizes: Sizes) -> dict[str, Any]:
+    """`device_put` of one large array, and of many without a pause: seconds until they are there, and of the calls."""
+    host = _host(sizes.large_put)
+    large = timed(lambda: jax.device_put(host).block_until_ready(), min(3, sizes.readings), warm=1)
+    assert float(jax.device_put(host)[0]) == float(host[0])
+    count, size = sizes.many_puts
+    hosts = [_host(size, turn) for turn in range(count)]
+    called = []
+
+    def all_of_them():
+        start = time.perf_counter()
+        arrays = [jax.device_put(each) for each in hosts]
+        called.append((time.perf_counter() - start) / count)
+        return jax.block_until_ready(arrays)
+
+    together = timed(all_of_them, sizes.readings)
+    for turn, array in enumerate(all_of_them()):
+        assert float(array[0]) == float(hosts[turn][0]) and float(array[1]) == turn + 1, f"array {turn} is another"
+    return {
+        "large": {"bytes": host.nbytes, "seconds": large},
+        "many": {"count": count, "bytes": size, "seconds": together, "call": spread(called[2:])},
     }
 
 

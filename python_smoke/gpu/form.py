@@ -1,0 +1,45 @@
+"""How numbers and tables are written for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Record = dict[str, Any]
+#: Behind the name of a row of which the arena warned.
+MARK = " (!)"
+
+
+def named(record: Record, names: dict[str, str]) -> str:
+    """Who a row is of."""
+    return names.get(record["backend"], record["backend"]) + (MARK if record.get("warned") else "")
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit: 3.42 us, 66.1 ms, 1.20 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size or unit == "us":
+            return f"{_three(value / size)} {unit}"
+    raise AssertionError("the last unit takes all")
+
+
+def size(value: float) -> str:
+    """Bytes in the largest unit that keeps them at one or above."""
+    for unit, bytes_ in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= bytes_:
+            return f"{_three(value / bytes_)} {unit}"
+    return f"{value:.0f} B"
+
+
+def rate(bytes_: float, time: float) -> str:
+    """Bytes per second, in 10^9."""
+    return f"{_three(bytes_ / time / 1e9)} GB/s" if time else "at once"
+
+
+def _three(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns but the first are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
