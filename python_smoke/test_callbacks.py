@@ -280,13 +280,14 @@ def test_on_every_device_at_once():
 def test_shard_map_and_sharded_jit():
     mesh = Mesh(np.array(DEVICES), "i")
     spec = PartitionSpec("i")
-    a = np.arange(8 * BIG, dtype=np.float32).reshape(8, BIG)
+    # Of at most 1: the sine of a large product says how that was rounded, which each library does in its own way.
+    a = np.linspace(0, 1, 8 * BIG, dtype=np.float32).reshape(8, BIG)
     x = jax.device_put(a, NamedSharding(mesh, spec))
     mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(host_sin(x), "i"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec()))
     np.testing.assert_allclose(np.asarray(mapped(x)), np.sin(a).reshape(4, 2, BIG).sum(0), rtol=1e-4, atol=1e-4)
     # One device runs the callback for all.
     whole = jax.jit(lambda x: host_sin(x @ x.T), out_shardings=NamedSharding(mesh, spec))
-    np.testing.assert_allclose(np.asarray(whole(x)), np.sin(a @ a.T), atol=2e-1)
+    np.testing.assert_allclose(np.asarray(whole(x)), np.sin(a @ a.T), rtol=1e-3, atol=1e-3)
 
 
 def test_an_error_on_one_of_several_devices():
