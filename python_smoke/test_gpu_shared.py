@@ -128,6 +128,47 @@ print(json.dumps([len(arrays), kept_by_pool]))
     assert count == 28 and kept >= 200, "the pool kept what was freed, as it does for programs"
 
 
+@fake_gpu.not_interpreted
+def test_scratch_that_grows_is_held_once():
+    """Each program takes more than the one before; the pool cannot join what these had, and would hold all of it."""
+    (held, scratch), _ = told(
+        """
+def after(mib):
+    v = jnp.ones((mib * MIB // 4,), jnp.float32)
+    step = jax.jit(lambda v: jnp.sort(jnp.sin(v))[::-1].cumsum()[:8]).lower(v).compile()
+    step(v).block_until_ready()
+    scratch = step.memory_analysis().temp_size_in_bytes // MIB
+    del v
+    memory.trim()
+    return before - free_mib(), scratch
+warm = jax.device_put(np.ones(1024, np.float32)).block_until_ready()
+memory.trim()
+before = free_mib()
+print(json.dumps(list(zip(*[after(mib) for mib in (16, 24, 32, 40)]))))
+""",
+        PJRT_ARENA_STRATEGY="growing",
+    )
+    assert scratch[0] >= 32 and list(scratch) == sorted(set(scratch)), scratch
+    assert all(now <= most + 8 for now, most in zip(held, scratch)), (held, scratch)
+
+
+def test_the_autotuner_has_what_arrays_do_not_use():
+    """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it has compiled anything."""
+    (programs, free), _ = told(
+        """
+from jax_plugins import arena
+x = jax.device_put(np.arange(MIB, dtype=np.float32))
+assert float(jax.jit(lambda x: x[7] * 2)(x)) == 14.0
+print(json.dumps([arena.counters()["programs"], free_mib()]))
+""",
+        PJRT_ARENA_LIMIT="500MiB",
+        PJRT_ARENA_HEADROOM="1MiB",
+        FAKE_ENGINE_AUTOTUNE="100",
+    )
+    assert programs["rewritten"] >= 1 and not programs["left_alone"], programs
+    assert free >= 100, "what it took and freed is the device's again"
+
+
 def test_the_pool_keeps_nothing_after_the_client():
     """And nothing beyond what programs may have after something was compiled: the autotuner has been there."""
     (before, compiled, after), _ = told(

@@ -14,18 +14,29 @@
 //!
 //! A block is freed once its owner let go, nothing in flight uses it and nobody outside holds its address.
 
+pub mod adoption;
+pub mod custody;
+pub mod getters;
+pub mod reading;
+pub mod references;
+pub mod shape;
+pub mod storage;
+mod wrapped;
+
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use super::{
+use self::{
     custody::{Custody, Life, State, User, Writing},
-    device_memory::Held,
-    entry::{Outcome, required},
     shape::Shape,
-    spares::{Nest, Spare},
-    state::Client,
     storage::{Access, Foreign, Storage},
+};
+use super::{
+    arena::device_memory::Held,
+    entry::{Outcome, required},
+    execute::spares::{Nest, Spare},
+    state::Client,
 };
 use crate::{
     engine::{EngineError, Raw, views},

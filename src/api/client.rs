@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    devices,
+    arena::{devices, idle},
     entry::{Entry, Outcome, required, slice, text},
-    idle, plugin, state,
+    plugin, state,
 };
 use crate::{
     config::{Environment, OptionValue, Scratch, Settings},

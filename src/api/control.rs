@@ -7,6 +7,8 @@ mod engine;
 mod ffi;
 mod memory;
 mod report;
+pub mod snapshot;
+mod track;
 
 use std::{
     ffi::{c_char, c_int},
@@ -18,12 +20,10 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    counters::Tally,
-    device_memory::DeviceMemory,
-    devices,
+    arena::{device_memory::DeviceMemory, devices, pinned_host::KIND},
     entry::panicked,
-    pinned_host::KIND,
     plugin,
+    programs::counters::Tally,
     state::{self, Visit},
 };
 use crate::{

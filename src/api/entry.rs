@@ -27,6 +27,16 @@ pub enum Failure {
     Engine(EngineError),
 }
 
+impl Failure {
+    /// Whether it says that memory, or another bounded resource, is exhausted.
+    pub fn is_exhausted(&self) -> bool {
+        match self {
+            Self::Own(error) => error.code == Code::ResourceExhausted,
+            Self::Engine(error) => error.is_exhausted(),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Own(error)

@@ -11,8 +11,8 @@ use once_cell::sync::OnceCell;
 
 use super::{
     buffer::Buffer,
-    context::Context,
     entry::{Entry, Outcome, entry, required},
+    execute::context::Context,
     profiler,
     state::EXECUTABLES,
     table::PADDING,

@@ -35,13 +35,13 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::{
-    buffer::Buffer,
-    context::Context,
-    custody::User,
-    device_memory::Held,
-    patience::{Patience, UnderWay},
-    room::Scratch,
-    spares::Homecomer,
+    arena::{
+        device_memory::Held,
+        patience::{Patience, UnderWay},
+        room::Scratch,
+    },
+    buffer::{Buffer, custody::User},
+    execute::{context::Context, spares::Homecomer},
 };
 use crate::{
     engine::{

@@ -13,21 +13,19 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::{
-    bound::HostMemories,
-    counters::Counters,
-    device_memory::DeviceMemory,
+    arena::{device_memory::DeviceMemory, idle::Keeper, pinned_host::PinnedHost},
     entry::Outcome,
+    execute::{nested::Beside, spares::AllSpares},
     flight::Traffic,
-    idle::Keeper,
-    loaded::{Loaded, Program},
-    nested::Beside,
-    pinned_host::PinnedHost,
     plugin,
-    spares::AllSpares,
+    programs::{
+        bound::HostMemories,
+        counters::Counters,
+        loaded::{Loaded, Program},
+    },
 };
 use crate::{
-    config::EngineKind,
-    config::{Compact, Settings, ZeroCopy},
+    config::{Compact, EngineKind, Settings, ZeroCopy},
     engine::{
         Engine, Raw,
         tail::Queue,

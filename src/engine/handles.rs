@@ -60,6 +60,19 @@ impl EngineError {
         }
     }
 
+    /// Whether it says that memory, or another bounded resource, is exhausted.
+    pub fn is_exhausted(&self) -> bool {
+        match self {
+            Self::Own(error) => error.code == Code::ResourceExhausted,
+            Self::Engine { engine, error } => {
+                let args = sys::PJRT_Error_GetCode_Args { error: *error, ..Default::default() };
+                // SAFETY: the error is alive.
+                let code = unsafe { engine.call(args) }.map(|args| args.code);
+                code.is_ok_and(|code| code.0 == Code::ResourceExhausted as u32)
+            }
+        }
+    }
+
     /// Hands the error object over to whoever will destroy it.
     ///
     /// # Errors

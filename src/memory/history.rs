@@ -10,7 +10,7 @@
 //! it as it fills. With a capacity of zero nothing is noted and no clock is read.
 //!
 //! Each event says enough to be undone: [`Past`] begins with the blocks of now and goes back event by event. A result that
-//! reuses a kept destination that is live (`api/spares.rs`) does not ask the arena, so it makes no event.
+//! reuses a kept destination that is live (`api/execute/spares.rs`) does not ask the arena, so it makes no event.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -10,6 +10,7 @@
 //!    buffer view transfer   arrays: where their bytes are and when
 //!    execute run            launches; what a kernel does
 //!    nodes                  the other processes of a job
+//!    autotune               what compiling takes
 //!    gpu milestone memory   streams, points in them, shared memory
 //!    bfc                    a fixed share of the GPU, as XLA's allocator of that name
 //!         |                                  |
@@ -28,6 +29,7 @@
 //! | `FAKE_ENGINE_PINNED_RESULTS` | results in `pinned_host`, as `PROGRAM:NUMBER`, with commas between |
 //! | `FAKE_ENGINE_PLATFORM` | which plugin is played: `cuda` (the default) or `rocm` |
 //! | `FAKE_ENGINE_THROWS` | a text: the first execution throws a C++ exception with it, as libraries inside of XLA may |
+//! | `FAKE_ENGINE_AUTOTUNE` | how many MiB of each GPU are taken and freed for each compilation; none unless it says so |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
@@ -53,6 +55,7 @@
 mod abi;
 mod alias;
 mod async_transfer;
+mod autotune;
 mod bfc;
 mod buffer;
 mod client;

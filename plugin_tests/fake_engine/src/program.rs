@@ -16,6 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use prost::Message;
 
 use crate::{
+    autotune,
     client::{self, Client, PINNED_HOST},
     cpu::{self, Raw},
     entry::{Entry, list, required, text},
@@ -335,6 +336,7 @@ unsafe fn optimized(executable: *mut sys::PJRT_Executable) -> Result<proto::Prog
 impl Entry for sys::PJRT_Client_Compile_Args {
     unsafe fn run(&mut self) -> Result {
         let client = client::client(self.client)?;
+        autotune::try_out(&client)?;
         // SAFETY: the caller's struct, handed on; the executable is the caller's then, that is ours.
         unsafe {
             let options = list(self.compile_options.cast::<u8>(), self.compile_options_size).into();

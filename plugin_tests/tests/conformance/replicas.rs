@@ -41,12 +41,13 @@ fn t13_a_launch_that_one_device_refuses_ends_after_the_programs_of_the_others() 
     let gate = Gate::closed();
     let ticket = |device| client.put_on(device, &[gate.ticket()], &[]).unwrap();
     let (a, b, t) = (put(first, 1f32), put(first, 2.0), ticket(first));
-    // Donated twice, which the engine finds on this device alone.
-    let (twice, u) = (put(second, 3.0), ticket(second));
+    // Too short, which the engine finds on this device alone.
+    let (short, u) = (client.put_on(second, &[3f32; LARGE / 2], &[LARGE as i64 / 2]).unwrap(), ticket(second));
+    let c = put(second, 4.0);
     let held = first.stats().unwrap().bytes_in_use;
     let run = elsewhere(move || {
-        let refused = program.execute(&[&[&a, &b, &t], &[&twice, &twice, &u]], RunOptions::default());
-        (refused.map(drop), [a.is_deleted(), b.is_deleted(), twice.is_deleted()])
+        let refused = program.execute(&[&[&a, &b, &t], &[&c, &short, &u]], RunOptions::default());
+        (refused.map(drop), [a.is_deleted(), b.is_deleted(), short.is_deleted()])
     });
     gate.wait_reached();
     thread::sleep(Duration::from_millis(50));
@@ -55,7 +56,7 @@ fn t13_a_launch_that_one_device_refuses_ends_after_the_programs_of_the_others() 
     assert!(first.stats().unwrap().bytes_in_use >= held);
     gate.open();
     let (refused, deleted) = run.wait();
-    refused.unwrap_err().expect(Code::INVALID_ARGUMENT, &["Attempt to donate the same buffer twice in Execute()"]);
+    refused.unwrap_err().expect(Code::INVALID_ARGUMENT, &["expected parameter"]);
     assert_eq!(
         deleted,
         [true, true, false],
@@ -63,6 +64,29 @@ fn t13_a_launch_that_one_device_refuses_ends_after_the_programs_of_the_others() 
     );
     let again = client.put_on(first, &ramp(0.0), &DIMS).unwrap();
     assert_eq!(again.read::<f32>().unwrap(), ramp(0.0));
+}
+
+#[test]
+fn t13_arena_what_one_device_is_given_twice_is_refused_before_any_has_begun() {
+    let (client, devices) = two();
+    let put = |device| client.put_on(device, &ramp(1.0), &DIMS).unwrap();
+    let [a, b, c] = [devices[0], devices[0], devices[1]].map(put);
+    for (program, donated) in [(Program::donate_both(), 1), (Program::donate_first(), 0), (Program::donate_second(), 1)]
+    {
+        let program = client.compile(&program.replicated(2)).unwrap();
+        let refused = program.execute(&[&[&a, &b], &[&c, &c]], RunOptions::default()).map(drop).unwrap_err();
+        let words = format!(
+            "argument {donated} of device 1 is donated, but it is argument {} of the same call too",
+            1 - donated
+        );
+        refused.expect(Code::INVALID_ARGUMENT, &[&words]);
+        assert!(![&a, &b, &c].iter().any(|array| array.is_deleted()), "nothing is consumed");
+        // What is not to be consumed may be passed twice.
+        let kept = RunOptions { keep: &[0, 1], ..RunOptions::default() };
+        let run = program.execute(&[&[&a, &b], &[&c, &c]], kept).unwrap();
+        let twice: Vec<f32> = ramp(1.0).iter().map(|value| 2.0 * value).collect();
+        assert!(run.outputs.iter().all(|results| results[0].read::<f32>().unwrap() == twice));
+    }
 }
 
 #[test]

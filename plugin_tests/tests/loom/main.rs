@@ -3,7 +3,7 @@
 //! The file under test is the library's own, compiled against the model checker's locks. The bytes are two cells, of
 //! which one is the buffer's place at a time; the checker reports any access that races with the mover's.
 
-#[path = "../../../src/api/custody.rs"]
+#[path = "../../../src/api/buffer/custody.rs"]
 #[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
 mod custody;
 #[allow(missing_docs, reason = "see the types that it stands for")]

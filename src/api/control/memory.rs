@@ -9,15 +9,11 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{
-        admission::Shared,
-        compaction,
-        device_memory::DeviceMemory,
-        state::{self, Client},
-    },
+    super::state::{self, Client},
     give, tell,
 };
 use crate::{
+    api::arena::{admission::Shared, compaction, device_memory::DeviceMemory},
     engine::scratch,
     error::{Error, Result},
     memory::{

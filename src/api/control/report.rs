@@ -9,14 +9,13 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    super::{
-        device_memory::DeviceMemory,
-        snapshot::{self, Settled},
-        state, track,
-    },
-    give, tell,
+    super::state,
+    give,
+    snapshot::{self, Settled},
+    tell, track,
 };
 use crate::{
+    api::arena::device_memory::DeviceMemory,
     config,
     memory::{Moment, history::holdings},
     units::Bytes,

@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 use super::lowering::Lowering;
 use crate::{
-    api::callbacks::Inside,
+    api::execute::callbacks::Inside,
     engine::ffi::{Handler, metadata_of},
     error::{Code, Error, Result},
     sys,

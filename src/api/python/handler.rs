@@ -10,14 +10,14 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Object, PYTHON, TAKEN, arrays,
-    arrays::Misfit,
+    Object, PYTHON, TAKEN,
+    arrays::{self, Misfit},
     gil::{Gil, Raised},
 };
 use crate::{
     api::{
-        callbacks::{CALLABLES, Inside},
         entry::{panicked, slice},
+        execute::callbacks::{CALLABLES, Inside},
     },
     engine::ffi::metadata_of,
     sys::{self, CStruct},

@@ -1,0 +1,189 @@
+//! Buffers that the engine makes for us to wrap: views of outsiders' memory, uninitialised and error buffers, aliases.
+
+use std::{ffi::c_void, ptr, sync::Arc};
+
+use super::{
+    Buffer,
+    shape::{Shape, dense_size},
+    storage::{Access, Storage},
+};
+use crate::{
+    api::{
+        arena::admission::Admission,
+        entry::{Entry, Outcome, slice},
+        plugin, state,
+        transfer::{
+            arrival::Arrival,
+            host::{destination, is_default_layout},
+        },
+    },
+    config::EngineKind,
+    error::Error,
+    report::snapshot::OriginKind,
+    sys,
+};
+
+/// Told of the end of a view whose maker does not want to know: engines call the callback without looking whether there
+/// is one, and end the process.
+unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
+
+impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.memory.is_null() && self.device.is_null() {
+            return Err(Error::invalid_argument(
+                "PJRT_Client_CreateViewOfDeviceBuffer requires either a device or a memory",
+            )
+            .into());
+        }
+        // SAFETY: the caller's promise, handed on as it is.
+        unsafe {
+            let args = client
+                .engine
+                .call(Self { on_delete_callback: self.on_delete_callback.or(Some(nobody_listens)), ..*self })?;
+            let at = self.device_buffer_ptr.expose_provenance();
+            // Another platform's memory is not this process's to read.
+            let readable = plugin::kind() == Some(EngineKind::Cpu)
+                && is_default_layout(self.layout)
+                && client.viewable.contains(self.element_type);
+            self.buffer =
+                Buffer::adopt_foreign(&client, args.buffer, Access::ReadOnly, readable.then_some(at))?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.memory.is_null() && self.device.is_null() {
+            return Err(Error::invalid_argument(
+                "PJRT_Client_CreateUninitializedBuffer requires either a device or a memory",
+            )
+            .into());
+        }
+        // SAFETY: the caller's arrays are as long as it says, its layout NULL or valid.
+        let (dims, plain) =
+            unsafe { (slice(self.shape_dims, self.shape_num_dims), is_default_layout(self.shape_layout)) };
+        let home = destination(&client, self.device, self.memory)
+            .filter(|_| plain && client.viewable.contains(self.shape_element_type))
+            .zip(dense_size(self.shape_element_type, dims));
+        // SAFETY: the client is alive; otherwise the caller's promise, handed on as it is.
+        self.buffer = unsafe {
+            match home {
+                Some((site, size)) => {
+                    let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
+                    // Whatever the bytes are, they are what was asked for.
+                    Arrival::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
+                }
+                None => {
+                    let place = (self.device, self.memory);
+                    let admitted = client.admit_shape(place, self.shape_element_type, dims)?;
+                    let args = client.engine.call(*self)?;
+                    Buffer::adopt_admitted(&client, args.buffer, admitted)?
+                }
+            }
+        }
+        .into_raw();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        // SAFETY: the caller's promise, handed on as it is.
+        unsafe {
+            let args = client.engine.call(*self)?;
+            self.buffer = Buffer::adopt(&client, args.buffer)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
+        unsafe {
+            let dims = slice(self.shape_dims, self.shape_num_dims);
+            // It stands for the memory of what it will show, and takes none itself.
+            let admitted = match client.pinned(self.memory) {
+                Some(_) => client.admit_shape((ptr::null_mut(), self.memory), self.shape_element_type, dims)?,
+                None => Admission::Unlimited,
+            };
+            let args = client.engine.call(*self)?;
+            self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
+            self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
+        }
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let client = state::client(self.client)?;
+        if self.buffer.is_null() {
+            // SAFETY: the caller's promise; the alias is to hold an error.
+            unsafe { client.engine.call(*self)? };
+            return Ok(());
+        }
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Client_FulfillAliasBuffer")? };
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        if outcome.is_ok() {
+            match giving.consumed() {
+                // The alias counts as much.
+                Storage::Engine(counted) => drop(counted),
+                // The alias shares the memory now, for how long the engine does not say: it stays until the client ends.
+                other => std::mem::forget(other),
+            }
+        }
+        Ok(outcome.map(drop)?)
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_Bitcast_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_Bitcast")? };
+        let client = Arc::clone(&buffer.client);
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        match outcome {
+            // The source's memory goes on in the result, which looks at it as another type.
+            // SAFETY: the result was just made and is ours.
+            Ok(args) => unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
+                result.state().storage = giving.consumed();
+                self.out_buffer = result.into_raw();
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // SAFETY: the caller's handle is alive.
+        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_DonateWithControlDependency")? };
+        let client = Arc::clone(&buffer.client);
+        let giving = buffer.give()?;
+        // SAFETY: the handle is alive while the buffer is being given.
+        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        match outcome {
+            Ok(args) => {
+                self.callback_data = args.callback_data;
+                self.dependency_ready_callback = args.dependency_ready_callback;
+                // SAFETY: the result was just made and is ours.
+                unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
+                    result.state().storage = giving.consumed();
+                    self.out_buffer = result.into_raw();
+                })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

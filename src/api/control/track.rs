@@ -1,0 +1,130 @@
+//! What memory did between two instants: `pjrt_arena_track_begin` and `pjrt_arena_track_end`.
+//!
+//! Any number of tracks may be open, from any threads; each watches every device there was when it began. Who held the
+//! memory at the peak is found afterwards, by undoing the events since; a history too short for that says so.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        arena::{device_memory::DeviceMemory, origins::ORIGINS},
+        state,
+    },
+    memory::{
+        BlockState, ScopeId, Scoped,
+        history::{Holding, Past, holdings},
+    },
+    units::Bytes,
+};
+
+/// Tracks at once: a caller that never ends its own gets no more.
+const MOST: usize = 1024;
+
+/// Holders that are named.
+const HOLDERS: usize = 20;
+
+enum Track {
+    Open(Vec<(Weak<DeviceMemory>, ScopeId)>),
+    /// Ended, and not yet read in full.
+    Ended(String),
+}
+
+struct Tracks {
+    next: u64,
+    all: BTreeMap<u64, Track>,
+}
+
+static TRACKS: Mutex<Tracks> = Mutex::new(Tracks { next: 1, all: BTreeMap::new() });
+
+/// Begins one; its number, or 0 if there are too many.
+pub fn begin() -> u64 {
+    let clients = state::visits();
+    clients.iter().for_each(|client| client.settle());
+    let memories = clients.iter().flat_map(|client| client.arenas());
+    let mut tracks = TRACKS.lock();
+    if tracks.all.len() >= MOST {
+        tracks.all.retain(|_, track| matches!(track, Track::Open(_)));
+        if tracks.all.len() >= MOST {
+            return 0;
+        }
+    }
+    let scopes = memories.map(|memory| (Arc::downgrade(memory), memory.open_scope())).collect();
+    let number = tracks.next;
+    tracks.next += 1;
+    tracks.all.insert(number, Track::Open(scopes));
+    number
+}
+
+/// Ends the track, if it is open, and says what it saw; the same again until [`forget`].
+pub fn end(number: u64) -> String {
+    let taken = TRACKS.lock().all.remove(&number);
+    let text = match taken {
+        None => return json!({ "error": format!("no track has the number {number}") }).to_string(),
+        Some(Track::Ended(text)) => text,
+        Some(Track::Open(scopes)) => {
+            state::visits().iter().for_each(|client| client.settle());
+            let seen = scopes.iter().filter_map(|(memory, scope)| {
+                let memory = memory.upgrade()?;
+                Some(told(&memory, memory.end_scope(*scope)?))
+            });
+            Value::from(seen.collect::<Vec<_>>()).to_string()
+        }
+    };
+    TRACKS.lock().all.insert(number, Track::Ended(text.clone()));
+    text
+}
+
+/// Forgets what an ended track saw.
+pub fn forget(number: u64) {
+    TRACKS.lock().all.remove(&number);
+}
+
+fn told(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
+    memory.complete(&mut scoped.blocks);
+    let holders = scoped.after_peak.as_ref().map(|events| {
+        let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
+        events.iter().rev().for_each(|event| past.undo(event));
+        let in_use = past.blocks.values().filter(|block| block.state != BlockState::Retired);
+        named(&holdings(in_use.map(|block| (block.maker, block.bytes))), None)
+    });
+    json!({
+        "device": memory.name(),
+        "start_bytes": scoped.start.get(),
+        "end_bytes": scoped.end.get(),
+        "peak_bytes": scoped.peak.get(),
+        "peak_holders": holders,
+        "peak_holders_unknown": scoped.after_peak.is_none().then_some(
+            "the history does not go back to the peak; PJRT_ARENA_HISTORY makes it longer"
+        ),
+    })
+}
+
+/// Holders as JSON, the largest first, the small ones together; with their oldest block's age, if `now` is said.
+pub fn named(holders: &[Holding], now: Option<u64>) -> Value {
+    let (large, small) = holders.split_at(holders.len().min(HOLDERS));
+    let age = |holder: &Holding| {
+        let (now, born) = (now?, holder.oldest.nanos()?);
+        Some(now.saturating_sub(born) as f64 / 1e9)
+    };
+    let mut list: Vec<Value> = large
+        .iter()
+        .map(|holder| {
+            let label = ORIGINS.label(holder.origin);
+            let (bytes, blocks) = (holder.bytes.get(), holder.blocks);
+            json!({ "origin": label, "bytes": bytes, "blocks": blocks, "oldest_seconds": age(holder) })
+        })
+        .collect();
+    if !small.is_empty() {
+        let bytes: Bytes = small.iter().map(|holder| holder.bytes).sum();
+        let blocks: u64 = small.iter().map(|holder| holder.blocks).sum();
+        let label = format!("{} others", small.len());
+        list.push(json!({ "origin": label, "bytes": bytes.get(), "blocks": blocks, "oldest_seconds": null }));
+    }
+    Value::from(list)
+}
