@@ -47,6 +47,9 @@ not_interpreted = pytest.mark.skipif(
     bool(CUDA), reason="behind XLA's own engine kernels are interpreted, which takes minutes for this one"
 )
 
+#: Of tests of what the played engine is told to do by variables of its own.
+with_the_played_engine = pytest.mark.skipif(bool(CUDA), reason="XLA's own engine cannot be told to do this")
+
 #: The libraries of NVIDIA's that the driver stands in for.
 LIBRARIES = (
     "libcuda.so.1",

@@ -152,6 +152,7 @@ print(json.dumps(list(zip(*[after(mib) for mib in (16, 24, 32, 40)]))))
     assert all(now <= most + 8 for now, most in zip(held, scratch)), (held, scratch)
 
 
+@fake_gpu.with_the_played_engine
 def test_the_autotuner_has_what_arrays_do_not_use():
     """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it has compiled anything."""
     (programs, free), _ = told(
