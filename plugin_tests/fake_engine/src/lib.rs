@@ -30,6 +30,7 @@
 //! | `FAKE_ENGINE_PLATFORM` | which plugin is played: `cuda` (the default) or `rocm` |
 //! | `FAKE_ENGINE_THROWS` | a text: the first execution throws a C++ exception with it, as libraries inside of XLA may |
 //! | `FAKE_ENGINE_AUTOTUNE` | how many MiB of each GPU are taken and freed for each compilation; none unless it says so |
+//! | `FAKE_ENGINE_SILENT` | set, no array's dimensions are told |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
 //! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,

@@ -14,6 +14,9 @@ use crate::{
 /// The version that is played.
 const MINOR: i32 = 89;
 
+/// With this variable no array's dimensions are told.
+const SILENT: &str = "FAKE_ENGINE_SILENT";
+
 /// Words of zero behind the table: frameworks probe for newer functions by NULL without looking at the size first.
 const PADDING: usize = 64;
 
@@ -57,6 +60,9 @@ fn build(cpu: &cpu::Cpu) -> Table {
     };
     fill(&mut api);
     throws::arm(&mut api);
+    if std::env::var_os(SILENT).is_some() {
+        api.PJRT_Buffer_Dimensions = Some(refuse);
+    }
     Table { api, padding: [0; PADDING] }
 }
 

@@ -286,3 +286,24 @@ fn arrays_are_packed_where_a_hole_has_no_memory() {
         drop(engines);
     });
 }
+
+#[test]
+fn a_result_that_the_engine_cannot_describe_is_what_the_program_says() {
+    // The program may write it at this moment: nothing of it may be given to others.
+    on_the_arena!([SLOW, ("PJRT_ARENA_REWRITE", "off"), ("FAKE_ENGINE_SILENT", "1")], || {
+        let client = client();
+        let program = client.compile(&Program::add_one()).unwrap();
+        for start in [0.0, 5.0] {
+            let x = client.put(&ramp(start), &DIMS).unwrap();
+            let y = program.run1(&[&x]).unwrap();
+            drop(x);
+            assert_eq!((y.dims(), y.element_type()), (DIMS.to_vec(), ElementType::F32));
+            assert_eq!(y.read::<f32>().unwrap(), ramp(start + 1.0));
+        }
+        let start = Instant::now();
+        while client.stats().unwrap().bytes_in_use != 0 {
+            assert!(start.elapsed() < HANG / 4, "arrays of programs that are done are gone");
+            thread::yield_now();
+        }
+    });
+}
