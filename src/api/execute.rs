@@ -21,7 +21,7 @@ pub mod callbacks;
 mod candidates;
 pub mod context;
 mod gifts;
-pub mod lane;
+mod lane;
 pub mod nested;
 mod passengers;
 mod results;
