@@ -16,18 +16,18 @@
 //! before 4 leaves all arguments as they were, unless the engine itself consumed them. Nothing fails from 4 on. Nothing is ever run
 //! twice.
 
-mod call;
+pub mod call;
 pub mod callbacks;
-mod candidates;
+pub mod candidates;
 pub mod context;
-mod gifts;
-mod lane;
+pub mod gifts;
+pub mod lane;
 pub mod nested;
-mod passengers;
-mod results;
-mod settle;
+pub mod passengers;
+pub mod results;
+pub mod settle;
 pub mod spares;
-mod stand_in;
+pub mod stand_in;
 
 use std::{mem::MaybeUninit, ptr};
 
