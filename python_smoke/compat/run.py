@@ -24,7 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from engines import ENGINES, Engine, by_name  # noqa: E402
 from venvs import QUIET, Unavailable, install, install_engine, pip, virtual_environment  # noqa: E402
