@@ -94,9 +94,10 @@ asan: setup ## the conformance tests, a short stress among them, under AddressSa
 	  --target x86_64-unknown-linux-gnu -- $(TESTS)
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
-# ONLY=0.7.2:3.11,0.12 for some of them.
+# ONLY=0.7.2:3.11,0.12 for some of them; ENGINE=0.115,0.81 or ENGINE=all for the engines of python_smoke/engines.py.
 compat: wheel ## a table: which checks pass with which JAX version and Python
-	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)")
+	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)") \
+	  $(if $(filter command environment,$(origin ENGINE)),--engine "$(ENGINE)")
 
 # Not part of make test either: it fetches the clients, and protoc for one of them.
 clients: target/debug/libpjrt_arena.so ## other PJRT clients: pypjrt's conformance checker, the crate pjrt

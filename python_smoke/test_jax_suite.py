@@ -1,12 +1,15 @@
 """The script that runs JAX's tests, on a folder of tests that do everything a test can do to its runner."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 import pytest
+
+from engines import ENGINES
 
 SUITE = Path(__file__).parent / "jax_suite"
 
@@ -17,6 +20,11 @@ FILES = {
         def test_is_skipped(): pytest.skip("not here")
         @pytest.mark.xfail
         def test_fails_as_expected(): assert 0
+    """,
+    "pallas/kernel_test.py": """
+        import pytest
+        def test_the_tree_is_not_on_the_path():
+            with pytest.raises(ImportError): import only_in_the_tree
     """,
     "bad_test.py": """
         def test_fails(): assert 1 == 2, "the sum is 37"
@@ -50,16 +58,16 @@ FILES = {
 }
 
 
-def suite(*arguments):
-    return subprocess.run(
-        [sys.executable, str(SUITE), *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def suite(*arguments, **variables):
+    command = [sys.executable, str(SUITE), *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tests = tmp_path_factory.mktemp("jax") / "tests"
-    tests.mkdir()
+    (tests / "pallas").mkdir(parents=True)
+    (tests.parent / "only_in_the_tree.py").touch()
     for name, text in FILES.items():
         lines = text.strip("\n").splitlines()
         indent = len(lines[0]) - len(lines[0].lstrip())
@@ -89,6 +97,36 @@ def test_every_end_of_a_test_is_told_apart(ran):
     }
     assert outcomes(results, "bad_test.py") == {"test_fails": "failed", "test_passes": "passed"}
     assert "the sum is 37" in results["files"]["bad_test.py"]["tests"]["tests/bad_test.py::test_fails"]["msg"]
+
+
+def test_all_has_the_files_of_pallas_and_the_installed_jax(ran):
+    _, results, out = ran
+    assert set(results["files"]) == set(FILES)
+    kept = results["files"]["pallas/kernel_test.py"]
+    assert {name: test["o"] for name, test in kept["tests"].items()} == {
+        "tests/pallas/kernel_test.py::test_the_tree_is_not_on_the_path": "passed"
+    }, (out.with_name("out.json.d") / "pallas_kernel_test.py.log").read_text()
+
+
+def test_what_was_run_is_told(ran):
+    said = ran[1]["about"]
+    assert {"jax", "pjrt-arena", "lammps-jax-pjrt-cpu", "fastatomstruct-xla-cpu", "xla-cpu-pjrt"} <= set(said["versions"])
+    assert said["backend"] == "cpu" and said["engines"] == []
+
+
+@pytest.mark.arena
+def test_the_engine_that_the_arena_took_is_told(folder):
+    """A second pytest on the arena, in which one test starts JAX."""
+    (folder / "starts_test.py").write_text("def test_starts():\n    import jax\n    jax.devices()\n")
+    out = folder.parent / "arena.json"
+    try:
+        run = suite("run", "--tests", folder, "--backend", "arena", "--out", out, "--files", "starts_test")
+    finally:
+        (folder / "starts_test.py").unlink()
+    assert run.returncode == 0, run.stdout + run.stderr
+    (engine,) = json.loads(out.read_text())["about"]["engines"]
+    assert any(engine.startswith(known.distribution) for known in ENGINES) and Path(engine.split()[-1]).is_file(), engine
+    assert f"engine of pjrt-arena: {engine}" in run.stdout
 
 
 def test_a_file_goes_on_after_crashes_and_stalls(ran):
@@ -154,4 +192,32 @@ def test_a_wrong_backend_or_folder_is_refused(folder, tmp_path):
         options = {"--tests": folder, "--backend": "cpu", "--out": tmp_path / "out.json", option: value}
         run = suite("run", *(word for pair in options.items() for word in pair))
         assert run.returncode != 0 and word in run.stderr
+    run = suite("run", "--tests", folder, "--out", tmp_path / "out.json", "--files", "good_test", "pallas/no_test")
+    assert run.returncode != 0 and "pallas/no_test.py" in run.stderr and "good_test.py" not in run.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_an_environment_that_cannot_be_made_is_refused(folder, tmp_path):
+    (tmp_path / "file").touch()
+    for place, options, words in [
+        ("new", ("--python", "3.99"), ("no Python 3.99", "python3.99 on PATH", "3.99.*/bin/python")),
+        ("new", ("--python", "/no/such/python"), ("/no/such/python",)),
+        ("new", ("--python", "/bin/false"), ("/bin/false makes no virtual environment",)),
+        ("new", ("--engine", "0.1"), ("'0.1'", "lammps-jax-pjrt-cpu (0.115)", "xla-cpu-pjrt (0.81)")),
+        ("new", ("--tests", folder), ("hypothesis_test_util.py", str(folder.parent))),
+        ("", (), (f"{tmp_path} is there, and is no virtual environment",)),
+    ]:
+        run = suite("env", tmp_path / place, "--jax", "0.11.2", *options)
+        assert run.returncode == 1, run.stdout + run.stderr
+        assert run.stderr.startswith("jax_suite: ") and all(word in run.stderr for word in words), run.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_an_environment_without_wheels_is_refused(tmp_path):
+    """An index that has nothing; the environment is there then, and found again."""
+    for _ in range(2):
+        run = suite("env", tmp_path / "new", "--jax", "0.11.2", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE="/dev/null")
+        assert run.returncode == 1 and "jax==0.11.2" in run.stderr, run.stderr
+        assert run.stderr.startswith(f"jax_suite: pip of Python {sys.version.split()[0]}: "), run.stderr
+    run = suite("env", tmp_path / "new", "--jax", "0.11.2", "--python", "3.99")
+    assert run.returncode == 1 and "environment of Python 3." in run.stderr and "not 3.99" in run.stderr, run.stderr
