@@ -2,6 +2,8 @@
 
 use std::{
     ffi::c_void,
+    fs::File,
+    io::Read as _,
     mem,
     path::{Path, PathBuf},
     ptr,
@@ -38,6 +40,20 @@ unsafe impl Send for Engine {}
 // SAFETY: as above.
 unsafe impl Sync for Engine {}
 
+/// That a library is for another processor, if its file says so (System V ABI, ELF header: `e_machine`).
+fn built_for_another(path: &Path) -> Option<String> {
+    let mut head = [0; 20];
+    File::open(path).ok()?.read_exact(&mut head).ok()?;
+    let machine = match (head.starts_with(b"\x7fELF"), u16::from_le_bytes([head[18], head[19]])) {
+        (false, _) => return None,
+        (true, 62) => "x86_64",
+        (true, 183) => "aarch64",
+        (true, _) => "another processor",
+    };
+    let own = std::env::consts::ARCH;
+    (machine != own).then(|| format!("it is built for {machine}, and this process runs on {own}"))
+}
+
 impl Engine {
     /// Loads the plugin at `path` and checks that its table is one that we can call.
     ///
@@ -50,6 +66,8 @@ impl Engine {
         // plugin, and that is what they are for.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
             let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            // The loader passes over such a file and says that there is none.
+            let why = built_for_another(path).unwrap_or(why);
             Error::not_found(format!("the engine {shown} cannot be loaded: {why}"))
         })?;
         // SAFETY: the type is the one that the PJRT C API gives to this symbol.

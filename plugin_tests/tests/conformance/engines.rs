@@ -88,6 +88,19 @@ fn c33_arena_an_engine_of_an_ancient_minor_version_is_refused() {
 }
 
 #[test]
+fn c33_arena_an_engine_for_another_processor_is_said_to_be() {
+    let library = make_engine("another_processor", 0, 81);
+    let mut bytes = fs::read(&library).unwrap();
+    let machine: u16 = if cfg!(target_arch = "x86_64") { 183 } else { 62 };
+    bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+    fs::write(&library, bytes).unwrap();
+    in_child!(&[("PJRT_ARENA_ENGINE", &library)], || {
+        let name = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
+        names(&sentence(), &["another_processor", &format!("it is built for {name}"), std::env::consts::ARCH]);
+    });
+}
+
+#[test]
 fn c33_arena_the_engine_is_found_by_path() {
     in_child!(&[("PJRT_ARENA_ENGINE", engine_path().to_str().unwrap())], || {
         assert_eq!(plugin().path(), library_path());

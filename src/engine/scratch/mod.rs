@@ -1,7 +1,7 @@
 //! Warm memory for what the engine allocates itself: programs' scratch, and results without a destination.
 //!
 //! ```text
-//!  engine:  posix_memalign(64, n), aligned_alloc(64, n)           free(p), realloc(p, n)
+//!  engine:  posix_memalign(64, n) or aligned_alloc(64, n)         free(p), realloc(p, n)
 //!                |  n >= 1 MiB       |  else                           |
 //!                v                   v                                 v
 //!              pool                malloc              p inside of the pool's region ? pool : malloc
@@ -79,13 +79,10 @@ pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: B
     unsafe {
         imports::redirect(inside, &[(c"free", free as *const c_void), (c"realloc", realloc as *const c_void)])?;
         if POOL.set(pool).is_ok() {
-            imports::redirect(
-                inside,
-                &[
-                    (c"posix_memalign", posix_memalign as *const c_void),
-                    (c"aligned_alloc", aligned_alloc as *const c_void),
-                ],
-            )?;
+            // XLA calls one or the other, by its version: that of PJRT 0.115 does not import `aligned_alloc`.
+            let posix = imports::redirect(inside, &[(c"posix_memalign", posix_memalign as *const c_void)]);
+            let c = imports::redirect(inside, &[(c"aligned_alloc", aligned_alloc as *const c_void)]);
+            posix.or(c)?;
         }
     }
     Ok(())
