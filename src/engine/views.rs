@@ -18,7 +18,7 @@ use std::{ffi::c_void, ptr};
 
 use smallvec::SmallVec;
 
-use super::{Engine, EngineError, handles::Raw};
+use super::{Args, Engine, EngineError, handles::Raw};
 use crate::sys;
 
 /// Alignment in bytes that every address given to [`view`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
@@ -175,28 +175,90 @@ pub unsafe fn takes_views_as_they_are(
 /// wrote into it, is destroyed and the programs that use them are done. The handles must be alive.
 pub unsafe fn view(
     engine: &'static Engine,
-    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
     address: usize,
     array: Array<'_>,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    let mut layout = array.minor_to_major.map(untiled);
+    // SAFETY: the caller's promise.
+    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kMutableZeroCopy) }
+}
+
+/// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when this returns.
+///
+/// # Errors
+/// The engine's, for instance for a shape it refuses.
+///
+/// # Safety
+/// `address` must hold the array, and the handles be alive.
+pub unsafe fn copy(
+    engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall) }
+}
+
+/// A buffer of bytes of the host, which lie as the array says.
+///
+/// By the C API, bytes without strides lie in the order of the dimensions, whatever layout the device is to have. XLA:CPU goes by that
+/// since some version between 0.106 and 0.115, and before it took the bytes as they were. What all of them agree on is an array in the
+/// default layout: so its dimensions are given in the order in which they lie, and a bitcast, which came in between (0.98), names them
+/// as they are. Strides are of no use: where they match the layout, 0.115 copies.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The handles must be alive, and `address` hold the array for as long as the semantics say.
+unsafe fn from_host(
+    engine: &'static Engine,
+    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+    semantics: sys::PJRT_HostBufferSemantics,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    let order = array.minor_to_major;
+    let has_bitcast = || engine.slot(sys::PJRT_Buffer_Bitcast_Args::SLOT).is_some();
+    let as_they_lie: Option<SmallVec<[i64; 6]>> =
+        order.filter(|_| has_bitcast()).map(|order| order.iter().rev().map(|&dim| array.dims[dim as usize]).collect());
+    let dims = as_they_lie.as_deref().unwrap_or(array.dims);
+    let mut layout = order.map(untiled);
+    let wanted = layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {
         engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
             client,
             data: ptr::with_exposed_provenance(address),
             type_: array.element_type,
-            dims: array.dims.as_ptr(),
-            num_dims: array.dims.len(),
-            host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
+            dims: dims.as_ptr(),
+            num_dims: dims.len(),
+            host_buffer_semantics: semantics,
             memory,
-            device_layout: layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
+            device_layout: if as_they_lie.is_some() { ptr::null_mut() } else { wanted },
             ..Default::default()
         })?
     };
-    // SAFETY: the event is ours. Nobody waits for it: completion of the programs says when memory is free again.
+    // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the completion of the
+    // programs says when memory is free again.
     drop(unsafe { engine.own_event(args.done_with_host_buffer) });
-    Ok(args.buffer)
+    if as_they_lie.is_none() {
+        return Ok(args.buffer);
+    }
+    // SAFETY: the buffer was just made, and this is its end; dimensions and layout outlive the call.
+    unsafe {
+        let named = engine.call(sys::PJRT_Buffer_Bitcast_Args {
+            buffer: args.buffer,
+            element_type: array.element_type,
+            dims: array.dims.as_ptr(),
+            num_dims: array.dims.len(),
+            device_layout: wanted,
+            ..Default::default()
+        });
+        destroy(engine, args.buffer);
+        Ok(named?.out_buffer)
+    }
 }
 
 /// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (trap T3).
