@@ -10,7 +10,7 @@ use super::{
 use crate::{
     api::{
         entry::{Entry, Outcome, required, slice},
-        plugin,
+        partitioners, plugin,
         state::{self, Client},
     },
     config::{EngineKind, Rewrite},
@@ -152,7 +152,8 @@ unsafe fn compile<T>(
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
     };
-    let Unbound { bytes: code, results: bound } = unbind(Some(client), format, code);
+    let resolved = partitioners::resolve(format, code, options)?;
+    let Unbound { bytes: code, results: bound } = unbind(Some(client), format, &resolved);
     let given = with_code(given, &code);
     let code = &*code;
     // What the engine's autotuner took and freed, once it has compiled.
