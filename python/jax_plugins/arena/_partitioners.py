@@ -368,10 +368,15 @@ def _opaque(arguments: list[Any], results: list[Any]) -> bytes:
 class _Run:
     """One program on its way through jaxlib's XLA."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], *, to_the_end: bool) -> None:
         self.calls = calls
         #: What went wrong first, and with which call.
         self.failure: tuple[Call, Exception] | None = None
+        self._to_the_end = to_the_end
+
+    def over(self) -> bool:
+        """Whether all is known."""
+        return not self._to_the_end and all(call.split is not None for call in self.calls)
 
     def fail(self, call: Call, error: Exception) -> None:
         self.failure = self.failure or (call, error)
@@ -409,10 +414,13 @@ def _infer(shapes: Any, shardings: Any, result: Any, config: Any) -> Any:
 def _partition(shapes: Any, shardings: Any, result: Any, result_sharding: Any, config: Any) -> Any:
     run, call = _find(config)
     try:
-        return call.partition(shapes, shardings, result, result_sharding)
+        answer = call.partition(shapes, shardings, result, result_sharding)
     except Exception as error:
         run.fail(call, error)
         raise
+    if run.over():
+        raise RuntimeError("the rest of the compilation is not wanted")
+    return answer
 
 
 @functools.cache
@@ -455,7 +463,7 @@ class _Resolver:
                 return None
             calls = [call for _, call in found if call is not None]
             try:
-                self._probe(stablehlo.deserialize_portable_artifact(context, program), calls, options)
+                self._probe(stablehlo.deserialize_portable_artifact(context, program), calls, options, len(calls) < len(found))
             except Refused:
                 if not all(call.optional for call in calls):
                     raise
@@ -513,12 +521,12 @@ class _Resolver:
                     return BatchCall(op, name, int(dimensions))
         return None
 
-    def _probe(self, module: Any, calls: list[Call], options: bytes) -> None:
-        """Has jaxlib's XLA choose shardings and ask for code."""
+    def _probe(self, module: Any, calls: list[Call], options: bytes, asks: bool) -> None:
+        """Has jaxlib's XLA choose shardings and ask for code; to the end, where the program itself `asks` for shardings."""
         from jaxlib import xla_client
         from jaxlib.mlir import ir
 
-        run = _Run(calls)
+        run = _Run(calls, to_the_end=asks)
         with _lock:
             number = next(_numbers)
             _runs[number] = run
@@ -536,15 +544,11 @@ class _Resolver:
             compile_options.device_assignment = xla_client.DeviceAssignment.create(
                 _device_grid(build.num_replicas, build.num_partitions)
             )
-            overrides = list(compile_options.env_option_overrides)
-            whole = (module, xla_client.DeviceList(tuple(client.devices()[:devices])), compile_options)
-            # It ends behind the partitioner, with an error. What is asked of it has been asked then.
-            compile_options.env_option_overrides = [*overrides, ("xla_enable_hlo_passes_only", _yes(build.debug_options))]
-            error = _compile(client, *whole)
-            if run.failure is None and any(call.split is None and not call.optional for call in calls):
-                # Without use, or there is a reason, which the whole way shows.
-                compile_options.env_option_overrides = overrides
-                error = _compile(client, *whole)
+            error = None
+            try:
+                client.compile_and_load(module, xla_client.DeviceList(tuple(client.devices()[:devices])), compile_options)
+            except Exception as raised:  # also whatever jaxlib's XLA has not, which the engine may have
+                error = raised
         finally:
             with _lock:
                 del _runs[number]
@@ -557,19 +561,6 @@ class _Resolver:
             raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {error}")
         if error is not None:
             _log.debug("jaxlib's XLA did not compile the program: %s", error)
-
-
-def _compile(client: Any, module: Any, devices: Any, options: Any) -> Exception | None:
-    try:
-        client.compile_and_load(module, devices, options)
-    except Exception as error:  # also whatever jaxlib's XLA has not, which the engine may have
-        return error
-    return None
-
-
-def _yes(debug_options: Any) -> Any:
-    """What switches `xla_enable_hlo_passes_only` on: jaxlib 0.10 takes a text."""
-    return "true" if isinstance(debug_options.xla_enable_hlo_passes_only, str) else True
 
 
 def _device_grid(replicas: int, partitions: int) -> Any:
