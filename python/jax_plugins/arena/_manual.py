@@ -28,7 +28,7 @@ PREFIX = "pjrt_arena_partition"
 class Writer:
     """Changes one program."""
 
-    def __init__(self, module: Any, version: str, shardy: bool) -> None:
+    def __init__(self, module: Any, version: str, *, shardy: bool) -> None:
         self._module = module
         self._version = version
         self._shardy = shardy
@@ -36,7 +36,7 @@ class Writer:
         self._numbers = itertools.count()
         self._channels = itertools.count(_highest_channel(module) + 1)
         self._meshes = list(_meshes(module))
-        self._names = {str(op.attributes["sym_name"]) for op in module.body if "sym_name" in op.attributes}
+        self._names = [ir.StringAttr(op.attributes["sym_name"]).value for op in module.body]
 
     def replace(self, op: Any, split: Split) -> None:
         """Puts what `split` says into the call's place.
@@ -47,7 +47,8 @@ class Writer:
         operands, results = list(op.operands), list(op.results)
         seen = split.seen if len(split.seen) == len(results) else []
         arguments = [self._local(value.type, sharding) for value, sharding in zip(operands, split.arguments, strict=True)]
-        given = [self._local(value.type, sharding) for value, sharding in zip(results, split.results)]
+        # A call without results may have one for its effects, which nothing uses.
+        given = [self._local(value.type, sharding) for value, sharding in zip(results, split.results, strict=False)]
         wrap = self._in_manual_computation if self._shardy else self._between_custom_calls
         write = wrap(operands, results, split, seen)
         if split.program is None:
@@ -56,7 +57,7 @@ class Writer:
             body = self._brought_in(split.program, arguments, given)
         with ir.InsertionPoint(op), op.operation.location:
             values = write(arguments, given, body)
-        for old, new in zip(results, values):
+        for old, new in zip(results, values, strict=False):
             old.replace_all_uses_with(new)
         op.operation.erase()
 
@@ -89,7 +90,7 @@ class Writer:
             with ir.InsertionPoint(block):
                 values = body(list(block.arguments))
                 sdy.ReturnOp(values if split.results else [])
-            return [self._constrained(value, sharding) for value, sharding in zip(manual.results, seen or manual.results)]
+            return [self._constrained(value, sharding) for value, sharding in zip(manual.results, seen or manual.results, strict=True)]
 
         return write
 
@@ -122,7 +123,7 @@ class Writer:
                 local.append(_annotation("SPMDFullToShardShape", annotated, kind, manual))
             values = body(local)
             whole = []
-            for value, result, sharding in zip(values, results, split.results):
+            for value, result, sharding in zip(values, results, split.results, strict=False):
                 annotated = _annotation("Sharding", value, value.type, manual)
                 full = _annotation("SPMDShardToFullShape", annotated, result.type, str(sharding))
                 whole.append(_annotation("Sharding", full, result.type, str(seen[len(whole)])) if seen else full)
@@ -141,7 +142,7 @@ class Writer:
         main = None
         for op in list(body.body):
             name = ir.StringAttr(op.attributes["sym_name"]).value
-            if op.operation.name == "sdy.mesh" and any(name == mesh.name for mesh in self._meshes):
+            if op.operation.name == "sdy.mesh" and self._has(op):
                 continue
             ir.SymbolTable.replace_all_symbol_uses(name, f"{prefix}_{name}", body.operation)
             op.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
@@ -161,12 +162,19 @@ class Writer:
         for op in functions:
             op.operation.detach_from_parent()
             self._module.body.append(op)
-        return lambda values: list(func.CallOp(given, ir.FlatSymbolRefAttr(ir.FlatSymbolRefAttr.get(f"{prefix}_main")), values).results)
+        callee = ir.FlatSymbolRefAttr.get(f"{prefix}_main")
+        return lambda values: list(func.CallOp(given, callee, values).results)
+
+    def _has(self, mesh: Any) -> bool:
+        """Whether the program declares this mesh under this name."""
+        both = ("sym_name", "mesh")
+        declared = (op for op in self._module.body if op.operation.name == "sdy.mesh")
+        return any(all(op.attributes[key] == mesh.attributes[key] for key in both) for op in declared)
 
     def _free_prefix(self) -> str:
-        while any(name.strip('"').startswith(prefix := f"{PREFIX}_{next(self._numbers)}") for name in self._names):
-            pass
-        return prefix if self._names else f"{PREFIX}_{next(self._numbers)}"
+        """What no name of the program begins with."""
+        prefixes = (f"{PREFIX}_{number}" for number in self._numbers)
+        return next(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in self._names))
 
     def _renumber(self, body: Any) -> None:
         """Gives collectives channels that the program does not use yet."""

@@ -14,18 +14,16 @@ where two uses of one function got different shardings, the first ones hold for 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import itertools
 import logging
-import threading
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena import _shardings
+from jax_plugins.arena._partitioner_calls import BatchCall, Call, CallbackCall, Partitioner, Refused, UserCall, packed, replicated, shapes_of
 from jax_plugins.arena._shardings import Inexpressible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
 
     from jax_plugins.arena._library import Library
 
@@ -33,333 +31,12 @@ _log = logging.getLogger(__name__)
 
 #: The name under which jaxlib's XLA meets the calls. Its configuration says which run and which call of the program it is.
 PROBE = "pjrt_arena_partitioned_call"
-#: What jaxlib's XLA gets for the code of a call that runs nowhere.
-OPAQUE = "pjrt_arena_code_of_one_device"
 
 INSPECT_SHARDING = "InspectSharding"
 PARTITIONED_CALLBACK = "xla_ffi_partitioned_python_cpu_callback"
 
 #: absl's codes.
-_INVALID_ARGUMENT, _UNIMPLEMENTED, _INTERNAL = 3, 12, 13
-
-
-class Refused(Exception):
-    """The program cannot be compiled: an absl code, and a sentence that names the custom call."""
-
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
-# ---- The partitioner's functions, as jaxlib registers them ----------------------------------------------------------
-
-
-class _String(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-
-    @classmethod
-    def of(cls, data: bytes, kept: list[Any]) -> _String:
-        kept.append(ctypes.create_string_buffer(data, len(data)))
-        return cls(ctypes.addressof(kept[-1]), len(data))
-
-    def read(self) -> bytes:
-        return ctypes.string_at(self.data, self.size) if self.size else b""
-
-
-class _Value(ctypes.Structure):
-    _fields_ = [("shape", _String), ("has_sharding", ctypes.c_bool), ("sharding", _String)]
-
-
-class _Header(ctypes.Structure):
-    _fields_ = [
-        ("api_version", ctypes.c_int64),
-        ("data", ctypes.c_void_p),
-        ("cleanup", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("has_error", ctypes.c_bool),
-        ("code", ctypes.c_int),
-        ("message", _String),
-    ]
-
-
-class _Partition(ctypes.Structure):
-    _fields_ = [
-        ("header", _Header),
-        ("num_args", ctypes.c_size_t),
-        ("args", ctypes.POINTER(_Value)),
-        ("result", _Value),
-        ("backend_config", _String),
-        ("program", _String),
-        ("args_sharding", ctypes.POINTER(_String)),
-        ("result_sharding", _String),
-    ]
-
-
-class _Infer(ctypes.Structure):
-    _fields_ = [
-        ("header", _Header),
-        ("num_args", ctypes.c_size_t),
-        ("args", ctypes.POINTER(_Value)),
-        ("result_shape", _String),
-        ("backend_config", _String),
-        ("has_result_sharding", ctypes.c_bool),
-        ("result_sharding", _String),
-    ]
-
-
-class _Propagate(ctypes.Structure):
-    _fields_ = [
-        ("header", _Header),
-        ("backend_config", _String),
-        ("result_shape", _String),
-        ("result_sharding", _String),
-    ]
-
-
-def _function(args: type[ctypes.Structure]) -> Any:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(args))
-
-
-class _Callbacks(ctypes.Structure):
-    """``JAX_CustomCallPartitioner_Callbacks``."""
-
-    _fields_ = [
-        ("version", ctypes.c_int64),
-        ("private_data", ctypes.c_void_p),
-        ("dtor", ctypes.c_void_p),
-        ("partition", _function(_Partition)),
-        ("infer_sharding", _function(_Infer)),
-        ("propagate_user_sharding", _function(_Propagate)),
-        ("can_side_effecting_have_replicated_sharding", ctypes.c_bool),
-    ]
-
-
-class _Partitioner:
-    """A framework's partitioner of one custom call."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-        self._callbacks = _Callbacks.from_address(address)
-
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any, config: bytes) -> tuple[bytes, list[Any], Any]:
-        kept: list[Any] = []
-        call = _Partition(num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept))
-        call.result = _value(result, result_sharding, kept)
-        return self._ask(
-            self._callbacks.partition,
-            call,
-            lambda: (
-                call.program.read(),
-                [_read_sharding(call.args_sharding[index]) for index in range(len(args))],
-                _read_sharding(call.result_sharding),
-            ),
-        )
-
-    def infer(self, args: Any, shardings: Any, result: Any, config: bytes) -> Any:
-        kept: list[Any] = []
-        call = _Infer(num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept))
-        call.result_shape = _String.of(result.to_serialized_proto(), kept)
-        return self._ask(
-            self._callbacks.infer_sharding,
-            call,
-            lambda: _read_sharding(call.result_sharding) if call.has_result_sharding else None,
-        )
-
-    def propagate(self, sharding: Any, result: Any, config: bytes) -> Any:
-        kept: list[Any] = []
-        call = _Propagate(backend_config=_String.of(config, kept))
-        call.result_shape = _String.of(result.to_serialized_proto(), kept)
-        call.result_sharding = _String.of(sharding.to_proto().SerializeToString(), kept)
-        return self._ask(self._callbacks.propagate_user_sharding, call, lambda: _read_sharding(call.result_sharding))
-
-    def _ask(self, function: Any, call: Any, read: Callable[[], Any]) -> Any:
-        function(self._address, ctypes.byref(call))
-        try:
-            if call.header.has_error:
-                raise Refused(call.header.code, call.header.message.read().decode(errors="replace"))
-            return read()
-        finally:
-            if call.header.cleanup:
-                call.header.cleanup(call.header.data)
-
-
-def _value(shape: Any, sharding: Any, kept: list[Any]) -> _Value:
-    value = _Value(shape=_String.of(shape.to_serialized_proto(), kept), has_sharding=sharding is not None)
-    if sharding is not None:
-        value.sharding = _String.of(sharding.to_proto().SerializeToString(), kept)
-    return value
-
-
-def _values(shapes: Any, shardings: Any, kept: list[Any]) -> Any:
-    values = [_value(shape, sharding, kept) for shape, sharding in zip(shapes, shardings, strict=True)]
-    kept.append((_Value * len(values))(*values))
-    return ctypes.cast(kept[-1], ctypes.POINTER(_Value))
-
-
-def _read_sharding(text: _String) -> Any:
-    from jaxlib import xla_client
-
-    proto = xla_client.OpSharding()
-    proto.ParseFromString(text.read())
-    return xla_client.HloSharding.from_proto(proto)
-
-
-# ---- The calls of one program ---------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Split:
-    """How one call is split."""
-
-    #: The sharding that each argument has to have, and that each result gets.
-    arguments: list[Any]
-    results: list[Any]
-    #: The sharding of each result as the rest of the program sees it, where it was asked for.
-    seen: list[Any]
-    #: The code of one device, as MLIR; None where it is the call itself.
-    program: bytes | None
-
-
-class Call:
-    """A custom call with a partitioner, as it stands in a program."""
-
-    #: Whether the program means the same when each device runs the whole call.
-    optional = False
-    #: Whether jaxlib's XLA sees one number as the result, because there is none.
-    silent = False
-
-    def __init__(self, op: Any, name: str) -> None:
-        self.name = name
-        config = op.attributes["backend_config"] if "backend_config" in op.attributes else None
-        self.config = config.value_bytes if hasattr(config, "value_bytes") else b""
-        self.split: Split | None = None
-
-    def propagate(self, sharding: Any, result: Any) -> Any:
-        del result
-        return sharding
-
-    def infer(self, args: Any, shardings: Any, result: Any) -> Any:
-        raise NotImplementedError
-
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any) -> tuple[bytes, list[Any], Any]:
-        raise NotImplementedError
-
-
-class UserCall(Call):
-    """One that a framework registered functions for."""
-
-    def __init__(self, op: Any, name: str, partitioner: _Partitioner) -> None:
-        super().__init__(op, name)
-        self._partitioner = partitioner
-
-    def propagate(self, sharding: Any, result: Any) -> Any:
-        return self._partitioner.propagate(sharding, result, self.config)
-
-    def infer(self, args: Any, shardings: Any, result: Any) -> Any:
-        return self._partitioner.infer(args, shardings, result, self.config)
-
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any) -> tuple[bytes, list[Any], Any]:
-        program, wanted, given = self._partitioner.partition(args, shardings, result, result_sharding, self.config)
-        self.split = self.split or Split(wanted, _elements(result, given), _elements(result, result_sharding), program)
-        return program, wanted, given
-
-
-class BatchCall(Call):
-    """One whose leading dimensions, ``num_batch_dims`` of them, are independent of each other."""
-
-    optional = True
-
-    def __init__(self, op: Any, name: str, dimensions: int) -> None:
-        super().__init__(op, name)
-        self._dimensions = dimensions
-
-    def infer(self, args: Any, shardings: Any, result: Any) -> Any:
-        batch = self._batch(args, shardings)
-        return _packed(result, [_shardings.over_leading(batch, len(shape.dimensions())) for shape in _shapes(result)])
-
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any) -> tuple[bytes, list[Any], Any]:
-        batch = self._batch(args, shardings)
-        wanted = [_shardings.over_leading(batch, len(shape.dimensions())) for shape in args]
-        given = [_shardings.over_leading(batch, len(shape.dimensions())) for shape in _shapes(result)]
-        if self.split is None:
-            self.split = Split(wanted, given, _elements(result, result_sharding), None)
-        tiled = (_tiles(args, wanted), _tiles(_shapes(result), given))
-        return _opaque(*tiled), wanted, _packed(result, given)
-
-    def _batch(self, args: Any, shardings: Any) -> Any:
-        """The sharding of the leading dimensions: that of the argument that is cut into most pieces."""
-        candidates = [
-            _shardings.of_leading(sharding, len(shape.dimensions()), self._dimensions)
-            for shape, sharding in zip(args, shardings, strict=True)
-        ]
-        return max(candidates, key=_shardings.pieces, default=None)
-
-
-class CallbackCall(Call):
-    """A host callback that each device makes with what it has of the arguments."""
-
-    silent = True
-    optional = True
-
-    def infer(self, args: Any, shardings: Any, result: Any) -> Any:
-        del args, shardings, result
-        return _replicated()
-
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any) -> tuple[bytes, list[Any], Any]:
-        del result_sharding
-        wanted = [_replicated() if sharding is None else sharding for sharding in shardings]
-        self.split = self.split or Split(wanted, [], [], None)
-        return _opaque(_tiles(args, wanted), [result]), wanted, _replicated()
-
-
-def _replicated() -> Any:
-    from jaxlib import xla_client
-
-    return xla_client.HloSharding.replicate()
-
-
-def _shapes(shape: Any) -> list[Any]:
-    return list(shape.tuple_shapes()) if shape.is_tuple() else [shape]
-
-
-def _elements(shape: Any, sharding: Any) -> list[Any]:
-    """A sharding for each result."""
-    if sharding is None:
-        return []
-    return list(sharding.tuple_elements()) if shape.is_tuple() else [sharding]
-
-
-def _packed(shape: Any, shardings: list[Any]) -> Any:
-    from jaxlib import xla_client
-
-    return xla_client.HloSharding.tuple_sharding(shape, shardings) if shape.is_tuple() else shardings[0]
-
-
-def _tiles(shapes: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    return [sharding.tile(shape) for shape, sharding in zip(shapes, shardings, strict=True)]
-
-
-def _opaque(arguments: list[Any], results: list[Any]) -> bytes:
-    """A program of these shapes."""
-    from jax.interpreters import mlir
-
-    with mlir.make_ir_context():
-
-        def types(shapes: list[Any]) -> list[str]:
-            element = [mlir.dtype_to_ir_type(shape.numpy_dtype()) for shape in shapes]
-            dims = ["".join(f"{size}x" for size in shape.dimensions()) for shape in shapes]
-            return [f"tensor<{sizes}{kind}>" for sizes, kind in zip(dims, element, strict=True)]
-
-        taken, given = types(arguments), types(results)
-        named = ", ".join(f"%a{index}: {kind}" for index, kind in enumerate(taken))
-        operands = ", ".join(f"%a{index}" for index in range(len(taken)))
-        values = ", ".join(f"%r#{index}" for index in range(len(given)))
-        module = mlir.ir.Module.parse(
-            f"func.func @main({named}) -> ({', '.join(given)}) {{\n"
-            f"  %r:{len(given)} = stablehlo.custom_call @{OPAQUE}({operands})"
-            f" : ({', '.join(taken)}) -> ({', '.join(given)})\n"
-            f"  return {values} : {', '.join(given)}\n}}"
-        )
-        return mlir.module_to_bytecode(module)
+_UNIMPLEMENTED, _INTERNAL = 12, 13
 
 
 # ---- What jaxlib's XLA calls ----------------------------------------------------------------------------------------
@@ -374,17 +51,16 @@ class _Run:
         self.failure: tuple[Call, Exception] | None = None
         self._to_the_end = to_the_end
 
-    def over(self) -> bool:
-        """Whether all is known."""
-        return not self._to_the_end and all(call.split is not None for call in self.calls)
-
     def fail(self, call: Call, error: Exception) -> None:
         self.failure = self.failure or (call, error)
+
+    def over(self) -> bool:
+        """Whether all is known."""
+        return not self._to_the_end and all(call.split is not None or call.left for call in self.calls)
 
 
 _runs: dict[int, _Run] = {}
 _numbers = itertools.count()
-_lock = threading.Lock()
 
 
 def _find(config: Any) -> tuple[_Run, Call]:
@@ -408,7 +84,7 @@ def _infer(shapes: Any, shardings: Any, result: Any, config: Any) -> Any:
             return inferred
     except Exception as error:  # XLA would end the process
         run.fail(call, error)
-    return _packed(result, [_replicated() for _ in _shapes(result)])
+    return packed(result, [replicated() for _ in shapes_of(result)])
 
 
 def _partition(shapes: Any, shardings: Any, result: Any, result_sharding: Any, config: Any) -> Any:
@@ -454,65 +130,73 @@ class _Resolver:
           Refused: a partitioner says no, or what it says cannot be written.
         """
         from jax.interpreters import mlir
-        from jaxlib.mlir.dialects import stablehlo
 
-        with mlir.make_ir_context() as context, mlir.ir.Location.unknown():
-            module = stablehlo.deserialize_portable_artifact(context, program)
+        with mlir.make_ir_context(), mlir.ir.Location.unknown():
+            module = _parsed(program)
             found = list(self._calls(module))
+            needed = [call for _, call in found if call is None or not call.optional]
             if not found:
                 return None
-            calls = [call for _, call in found if call is not None]
             try:
-                self._probe(stablehlo.deserialize_portable_artifact(context, program), calls, options, len(calls) < len(found))
-            except Refused:
-                if not all(call.optional for call in calls):
+                return self._resolved(program, module, found, options)
+            except Exception as error:
+                if needed:
                     raise
-                _log.debug("custom calls are left to the engine", exc_info=True)
+                _log.debug("custom calls are left to the engine, which runs each on all of its argument: %s", error)
                 return None
-            from jax_plugins.arena import _manual
 
-            writer = _manual.Writer(module, _version(program), _uses_shardy(options))
-            for op, call in found:
-                if call is None:
-                    op.operation.erase()
-                elif call.split is not None:
-                    try:
-                        writer.replace(op, call.split)
-                    except Inexpressible as reason:
-                        if not call.optional:
-                            raise Refused(_UNIMPLEMENTED, f"custom call {call.name}: {reason}") from None
-                        _log.debug("custom call %s is left to the engine: %s", call.name, reason)
-            module.operation.verify()
-            return stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+    def _resolved(self, program: bytes, module: Any, found: list[tuple[Any, Call | None]], options: bytes) -> bytes:
+        from jaxlib import xla_client
+        from jaxlib.mlir.dialects import stablehlo
 
-    def _calls(self, module: Any) -> Any:
+        from jax_plugins.arena import _manual
+
+        given = xla_client.CompileOptions.ParseFromString(options)
+        shardy = given.executable_build_options.use_shardy_partitioner
+        calls = [call for _, call in found if call is not None]
+        # The older partitioner may find a call to be one device's wherever it is used.
+        run = _Run(calls, to_the_end=len(calls) < len(found) or not shardy)
+        self._probe(program, run, given)
+        writer = _manual.Writer(module, _version(program), shardy=shardy)
+        for op, call in found:
+            if call is None:
+                op.operation.erase()
+            elif call.split is not None and not call.left:
+                try:
+                    writer.replace(op, call.split)
+                except Inexpressible as reason:
+                    if not call.optional:
+                        raise Refused(_UNIMPLEMENTED, f"custom call {call.name}: {reason}") from None
+                    _log.debug("custom call %s is left to the engine: %s", call.name, reason)
+        module.operation.verify()
+        return stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+
+    def _calls(self, module: Any) -> Iterator[tuple[Any, Call | None]]:
         """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that only asks."""
         from jaxlib.mlir import ir
 
-        ops: list[Any] = []
-
-        def visit(op: Any) -> Any:
-            if op.name == "stablehlo.custom_call":
-                ops.append(op.opview)
-            # Inside of a manual computation each device has its code already, but may still ask.
-            return ir.WalkResult.ADVANCE
-
-        module.operation.walk(visit)
+        ops = _operations(module, "stablehlo.custom_call")
+        manual = _functions_of_one_device(module)
         for op in ops:
             name = ir.StringAttr(op.attributes["call_target_name"]).value
             if name == INSPECT_SHARDING:
                 yield op, None
-            elif not _is_manual(op) and not _has_tokens(op) and (call := self._call(op, name)) is not None:
-                yield op, call
+            elif (call := self._call(op, name)) is not None:
+                if not _is_manual(op, manual):
+                    yield op, call
+                elif isinstance(call, UserCall):
+                    raise Refused(_UNIMPLEMENTED, f"custom call {name} stands in a program of which some axes are one device's already")
 
     def _call(self, op: Any, name: str) -> Call | None:
         from jaxlib.mlir import ir
 
+        if any("token" in str(value.type) for value in (*op.operands, *op.results)):
+            return None
         if name == PARTITIONED_CALLBACK:
-            return CallbackCall(op, name) if not op.results or _only_empty(op) else None
+            return CallbackCall(op, name) if all(str(value.type) == "tuple<>" for value in op.results) else None
         kind, address = self._library.partitioner(name)
         if kind == "callbacks":
-            return UserCall(op, name, _Partitioner(address))
+            return UserCall(op, name, Partitioner(address))
         if kind == "batch" and "mhlo.frontend_attributes" in op.attributes:
             attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
             if "num_batch_dims" in attributes:
@@ -521,70 +205,91 @@ class _Resolver:
                     return BatchCall(op, name, int(dimensions))
         return None
 
-    def _probe(self, module: Any, calls: list[Call], options: bytes, asks: bool) -> None:
-        """Has jaxlib's XLA choose shardings and ask for code; to the end, where the program itself `asks` for shardings."""
+    def _probe(self, program: bytes, run: _Run, options: Any) -> None:
+        """Has jaxlib's XLA choose shardings and ask for code."""
         from jaxlib import xla_client
-        from jaxlib.mlir import ir
 
-        run = _Run(calls, to_the_end=asks)
-        with _lock:
-            number = next(_numbers)
-            _runs[number] = run
+        _register()
+        module = _parsed(program)
+        number = next(_numbers)
+        probed = [op for op, call in self._calls(module) if call is not None]
+        for index, (op, call) in enumerate(zip(probed, run.calls, strict=True)):
+            _rename(op, call, f"{number}:{index}")
+        build = options.executable_build_options
+        devices = build.num_replicas * build.num_partitions
+        options.device_assignment = xla_client.DeviceAssignment.create(_device_grid(build.num_replicas, build.num_partitions))
+        client = _client(devices)
+        over = None
+        _runs[number] = run
         try:
-            _register()
-            index = 0
-            for op, call in list(self._calls(module)):
-                if call is not None:
-                    _rename(op, call, f"{number}:{index}")
-                    index += 1
-            compile_options = xla_client.CompileOptions.ParseFromString(options)
-            build = compile_options.executable_build_options
-            devices = build.num_replicas * build.num_partitions
-            client = _client(devices)
-            compile_options.device_assignment = xla_client.DeviceAssignment.create(
-                _device_grid(build.num_replicas, build.num_partitions)
-            )
-            error = None
-            try:
-                client.compile_and_load(module, xla_client.DeviceList(tuple(client.devices()[:devices])), compile_options)
-            except Exception as raised:  # also whatever jaxlib's XLA has not, which the engine may have
-                error = raised
+            client.compile_and_load(module, xla_client.DeviceList(tuple(client.devices()[:devices])), options)
+        except Exception as error:  # also whatever jaxlib's XLA has not, which the engine may have
+            over = error
         finally:
-            with _lock:
-                del _runs[number]
+            del _runs[number]
         if run.failure is not None:
             call, reason = run.failure
             code = reason.code if isinstance(reason, Refused) else _INTERNAL
             raise Refused(code, f"the partitioner of custom call {call.name}: {reason}") from reason
-        unknown = [call for call in calls if call.split is None and not call.optional]
-        if error is not None and unknown:
-            raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {error}")
-        if error is not None:
-            _log.debug("jaxlib's XLA did not compile the program: %s", error)
+        unknown = [call for call in run.calls if call.split is None and not call.left and not call.optional]
+        if over is not None and unknown:
+            # Without an error, nothing uses the call.
+            raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}")
+        if over is not None:
+            _log.debug("jaxlib's XLA ended the compilation: %s", over)
+
+
+def _parsed(program: bytes) -> Any:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    return stablehlo.deserialize_portable_artifact(ir.Context.current, program)
+
+
+def _operations(module: Any, name: str) -> list[Any]:
+    """All of this name, in the order of the program."""
+    from jaxlib.mlir import ir
+
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == name:
+            found.append(op.opview)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _functions_of_one_device(module: Any) -> set[str]:
+    """The functions that are called from the code of one device."""
+    from jaxlib.mlir import ir
+
+    calls = [(op, ir.FlatSymbolRefAttr(op.attributes["callee"]).value) for op in _operations(module, "func.call")]
+    found: set[str] = set()
+    while more := {callee for op, callee in calls if callee not in found and _is_manual(op, found)}:
+        found |= more
+    return found
+
+
+def _is_manual(op: Any, functions: set[str]) -> bool:
+    """Whether it stands in the code of one device: in a manual computation, or in one of these functions."""
+    from jaxlib.mlir import ir
+
+    above = op.operation.parent
+    while above is not None:
+        if above.name == "sdy.manual_computation":
+            return True
+        if above.name == "func.func" and ir.StringAttr(above.attributes["sym_name"]).value in functions:
+            return True
+        above = above.operation.parent
+    return "mhlo.sharding" in op.attributes and "manual" in str(op.attributes["mhlo.sharding"])
 
 
 def _device_grid(replicas: int, partitions: int) -> Any:
     import numpy as np
 
     return np.arange(replicas * partitions).reshape(replicas, partitions)
-
-
-def _is_manual(op: Any) -> bool:
-    """Whether it stands in the code of one device."""
-    above = op.operation.parent
-    while above is not None:
-        if above.name == "sdy.manual_computation":
-            return True
-        above = above.operation.parent
-    return False
-
-
-def _has_tokens(op: Any) -> bool:
-    return any("token" in str(value.type) for value in (*op.operands, *op.results))
-
-
-def _only_empty(op: Any) -> bool:
-    return all(str(value.type) == "tuple<>" for value in op.results)
 
 
 def _rename(op: Any, call: Call, config: str) -> None:
@@ -614,12 +319,6 @@ def _rename(op: Any, call: Call, config: str) -> None:
 def _version(program: bytes) -> str:
     """The version of StableHLO that the program was written for: `ML.R`, a number of one byte, `StableHLO_vX.Y.Z`."""
     return program[5 : program.index(b"\0", 5)].decode().removeprefix("StableHLO_v")
-
-
-def _uses_shardy(options: bytes) -> bool:
-    from jaxlib import xla_client
-
-    return xla_client.CompileOptions.ParseFromString(options).executable_build_options.use_shardy_partitioner
 
 
 # ---- The library's side ---------------------------------------------------------------------------------------------

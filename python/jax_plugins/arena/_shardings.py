@@ -132,6 +132,13 @@ def _merged(factors: list[Axis]) -> list[Axis]:
     return merged
 
 
+def is_manual(sharding: Any) -> bool:
+    """Whether an array with it is one device's already, in some axes at least."""
+    if sharding.is_manual():
+        return True
+    return sharding.is_tiled() and any("MANUAL" in str(kind) for kind in sharding.subgroup_types())
+
+
 # ---- Shardings of leading dimensions --------------------------------------------------------------------------------
 
 
