@@ -93,7 +93,9 @@ impl Entry for sys::PJRT_Register_Custom_Partitioner_Args {
         let name = unsafe { slice(self.name.cast::<u8>(), self.name_size) };
         if self.callbacks.is_null() {
             let name = String::from_utf8_lossy(name);
-            return Err(Error::invalid_argument(format!("the partitioner of custom call {name}: callbacks is NULL")).into());
+            return Err(
+                Error::invalid_argument(format!("the partitioner of custom call {name}: callbacks is NULL")).into()
+            );
         }
         register(name, Partitioner::Callbacks(Raw(self.callbacks)))
     }

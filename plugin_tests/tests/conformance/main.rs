@@ -24,6 +24,7 @@ mod lifetime;
 mod misuse;
 mod on_demand;
 mod out_of_memory;
+mod partitioners;
 mod profiler;
 mod readers;
 mod replicas;
