@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness import run_jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_plugins.arena
@@ -296,6 +296,18 @@ def test_a_sharding_can_be_asked_for(shardy):
     assert [sharding.spec for sharding in seen] == [P("x", "y")]
 
 
+def test_an_error_of_who_asks_for_a_sharding_is_the_callers(shardy):
+    def ask(sharding):
+        raise ValueError("seen enough")
+
+    def f(x):
+        jax.debug.inspect_array_sharding(x * 2, callback=ask)
+        return x
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="InspectSharding(.|\n)*seen enough"):
+        jax.jit(f)(put(HOST, "x", over=mesh(4)))
+
+
 def test_each_device_makes_a_callback_with_its_part(shardy):
     if not hasattr(jax.debug, "callback") or "partitioned" not in jax.debug.callback.__code__.co_varnames:
         pytest.skip("this JAX has no partitioned callbacks")
@@ -428,4 +440,3 @@ def test_shardings_that_are_more_than_cuts_are_told():
 
     with pytest.raises(_shardings.Inexpressible, match="manual"):
         _shardings.tiles(xla_client.HloSharding.manual(), 2, 4)
-    assert PartitionSpec is P

@@ -48,8 +48,8 @@ enum Partitioner {
 /// By the custom call's name. The functions stay as long as the process: a program may be compiled at any time.
 static PARTITIONERS: Mutex<BTreeMap<Vec<u8>, Partitioner>> = Mutex::new(BTreeMap::new());
 
-/// `give(reply, code, bytes, size)`: what a [`Resolve`] has to say. `code` is -1 for another program, 0 for the same one, and
-/// otherwise an error's code; the bytes are then its message.
+/// `give(reply, code, bytes, size)`: what a [`Resolve`] has to say. `code` is 0 for the same program, -1 for another one, -2
+/// for one that should be tried first, and otherwise an error's code; the bytes are then its message.
 type Give = unsafe extern "C" fn(*mut c_void, c_int, *const u8, usize);
 
 /// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns.
@@ -142,18 +142,27 @@ pub unsafe extern "C" fn pjrt_arena_install_partitioners(resolve: Resolve) {
     let _ = RESOLVE.set(resolve);
 }
 
-/// The program with the code of one device in the place of each custom call that has a partitioner.
+/// A program with the code of one device in the place of each custom call that has a partitioner.
+pub struct Resolved<'a> {
+    /// The program.
+    pub code: Cow<'a, [u8]>,
+    /// Whether the program as it came computes the same, on more memory: the engine may refuse this one.
+    pub optional: bool,
+}
+
+/// Resolves the custom calls of a program that have a partitioner.
 ///
 /// # Errors
 /// What a partitioner says, or why one cannot be asked.
-pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Cow<'a, [u8]>> {
-    let Some(&resolve) = RESOLVE.get() else { return Ok(Cow::Borrowed(code)) };
+pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Resolved<'a>> {
+    let same = Resolved { code: Cow::Borrowed(code), optional: false };
+    let Some(&resolve) = RESOLVE.get() else { return Ok(same) };
     let named = || {
         let known = PARTITIONERS.lock();
         program::names_one(code, |text| BUILT_IN.contains(&text) || known.contains_key(text))
     };
     if format != b"mlir" || !named() {
-        return Ok(Cow::Borrowed(code));
+        return Ok(same);
     }
     let mut reply: Option<(c_int, Vec<u8>)> = None;
     // SAFETY: the function is what was installed; `give` is called before it returns, when the slices and `reply` live.
@@ -161,8 +170,8 @@ pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Cow
         resolve(code.as_ptr(), code.len(), options.as_ptr(), options.len(), take, (&raw mut reply).cast());
     }
     match reply {
-        Some((0, _)) => Ok(Cow::Borrowed(code)),
-        Some((-1, program)) => Ok(Cow::Owned(program)),
+        Some((0, _)) => Ok(same),
+        Some((code @ (-1 | -2), program)) => Ok(Resolved { code: Cow::Owned(program), optional: code == -2 }),
         Some((code, message)) => {
             let message = String::from_utf8_lossy(&message).into_owned();
             Err(Error::new(code_of(code), message).into())

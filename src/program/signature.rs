@@ -384,6 +384,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn programs_for_several_partitions_are_asked_for_names() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin_tests/data/programs");
+        let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+        let names = |artifact: &[u8], wanted: &str| names_one(artifact, |text| text == wanted.as_bytes());
+        assert!(names(&read("sharded.mlir"), "main"));
+        assert!(!names(&read("sharded.mlir"), "mai"), "whole strings only");
+        assert!(!names(&read("add_one.mlir"), "main"), "one partition");
+        assert!(!names(b"", "main") && !names(b"main", "main"));
+    }
+
+    #[test]
     fn a_destination_is_bound_to_the_memory_of_its_result() {
         let artifact = |name: &str| {
             let path = format!("{}/plugin_tests/data/artifacts/{name}.mlir", env!("CARGO_MANIFEST_DIR"));

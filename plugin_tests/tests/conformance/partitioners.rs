@@ -67,6 +67,9 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 static CODE: AtomicI32 = AtomicI32::new(0);
 /// Answers nothing at all.
 const SILENT: i32 = i32::MIN;
+/// Answer -1 and -2, with a program that no engine takes.
+const NONSENSE: i32 = -11;
+const PREFERRED_NONSENSE: i32 = -12;
 
 unsafe extern "C" fn resolve(
     program: *const u8,
@@ -85,6 +88,7 @@ unsafe extern "C" fn resolve(
     let (code, answer) = match CODE.load(Ordering::Relaxed) {
         SILENT => return,
         -1 => (-1, other.code()),
+        code @ (NONSENSE | PREFERRED_NONSENSE) => (code % 10, &b"nonsense"[..]),
         code => (code, &b"cut it yourself"[..]),
     };
     // SAFETY: `reply` came with the function, and the bytes live during the call.
@@ -112,6 +116,8 @@ fn c20_arena_programs_that_name_a_partitioned_call_are_resolved() {
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
         let other = compiled(-1).unwrap();
         assert!(other.contains("add_one") && other != own, "{other}");
+        compiled(NONSENSE).unwrap_err();
+        assert_eq!(compiled(PREFERRED_NONSENSE).unwrap(), own, "the program as it came would do");
         compiled(3).unwrap_err().expect(Code::INVALID_ARGUMENT, &["cut it yourself"]);
         compiled(12).unwrap_err().expect(Code::UNIMPLEMENTED, &["cut it yourself"]);
         compiled(99).unwrap_err().expect(Code::INTERNAL, &["cut it yourself"]);

@@ -33,7 +33,13 @@ _log = logging.getLogger(__name__)
 PROBE = "pjrt_arena_partitioned_call"
 
 INSPECT_SHARDING = "InspectSharding"
+#: What jaxlib says when the function that asked for a sharding raises.
+_INSPECTION_FAILED = "Error calling inspect_sharding"
 PARTITIONED_CALLBACK = "xla_ffi_partitioned_python_cpu_callback"
+
+#: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or its own where
+#: the engine refuses ours.
+SAME, OTHER, PREFERRED = 0, -1, -2
 
 #: absl's codes.
 _UNIMPLEMENTED, _INTERNAL = 12, 13
@@ -123,8 +129,8 @@ class _Resolver:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def __call__(self, program: bytes, options: bytes) -> bytes | None:
-        """The program with all calls resolved that have a partitioner; None to leave it as it is.
+    def __call__(self, program: bytes, options: bytes) -> tuple[int, bytes]:
+        """What the library is to do, `SAME`, `OTHER` or `PREFERRED`, and the program with all calls resolved that have a partitioner.
 
         Raises:
           Refused: a partitioner says no, or what it says cannot be written.
@@ -132,18 +138,23 @@ class _Resolver:
         from jax.interpreters import mlir
 
         with mlir.make_ir_context(), mlir.ir.Location.unknown():
-            module = _parsed(program)
-            found = list(self._calls(module))
-            needed = [call for _, call in found if call is None or not call.optional]
-            if not found:
-                return None
             try:
-                return self._resolved(program, module, found, options)
+                module = _parsed(program)
             except Exception as error:
-                if needed:
+                _log.debug("a program that cannot be read goes to the engine as it came: %s", error)
+                return SAME, b""
+            found = list(self._calls(module))
+            if not found:
+                return SAME, b""
+            optional = all(call is not None and call.optional for _, call in found)
+            try:
+                resolved = self._resolved(program, module, found, options)
+            except Exception as error:
+                if not optional:
                     raise
                 _log.debug("custom calls are left to the engine, which runs each on all of its argument: %s", error)
-                return None
+                return SAME, b""
+            return PREFERRED if optional else OTHER, resolved
 
     def _resolved(self, program: bytes, module: Any, found: list[tuple[Any, Call | None]], options: bytes) -> bytes:
         from jaxlib import xla_client
@@ -236,6 +247,8 @@ class _Resolver:
         if over is not None and unknown:
             # Without an error, nothing uses the call.
             raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}")
+        if over is not None and _INSPECTION_FAILED in str(over):
+            raise Refused(_INTERNAL, f"custom call {INSPECT_SHARDING}: {over}")
         if over is not None:
             _log.debug("jaxlib's XLA ended the compilation: %s", over)
 
@@ -341,11 +354,8 @@ def install(library: Library) -> None:
     resolver = _Resolver(library)
 
     def resolve(program: int, size: int, options: int, options_size: int, give: int, reply: int) -> None:
-        code, answer = 0, b""
         try:
-            resolved = resolver(ctypes.string_at(program, size), ctypes.string_at(options, options_size))
-            if resolved is not None:
-                code, answer = -1, resolved
+            code, answer = resolver(ctypes.string_at(program, size), ctypes.string_at(options, options_size))
         except Refused as refused:
             code, answer = refused.code, str(refused).encode()
         except BaseException as error:  # nothing may leave a callback
