@@ -37,6 +37,8 @@ INSPECT_SHARDING = "InspectSharding"
 _INSPECTION_FAILED = "Error calling inspect_sharding"
 PARTITIONED_CALLBACK = "xla_ffi_partitioned_python_cpu_callback"
 
+_IN_MANUAL_AXES = "stands in a computation that is manual in some axes; it is split where all axes are automatic"
+
 #: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or its own where
 #: the engine refuses ours.
 SAME, OTHER, PREFERRED = 0, -1, -2
@@ -196,7 +198,7 @@ class _Resolver:
                 if not _is_manual(op, manual):
                     yield op, call
                 elif isinstance(call, UserCall):
-                    raise Refused(_UNIMPLEMENTED, f"custom call {name} stands in a program of which some axes are one device's already")
+                    raise Refused(_UNIMPLEMENTED, f"custom call {name} {_IN_MANUAL_AXES}")
 
     def _call(self, op: Any, name: str) -> Call | None:
         from jaxlib.mlir import ir
