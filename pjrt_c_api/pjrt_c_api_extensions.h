@@ -460,6 +460,32 @@ struct PJRT_ExecutableMetadata_Extension {
 };
 PJRT_TABLE(PJRT_ExecutableMetadata_Extension, destroy_serialized_metadata)
 
+// ---- Custom_Partitioner (type 2): who splits a custom call over devices -----------------------------------------
+#define PJRT_API_CUSTOM_PARTITIONER_EXTENSION_VERSION 0
+
+// A framework's functions; only Python calls them here (python/jax_plugins/arena/_partitioners.py), and has their types.
+typedef struct JAX_CustomCallPartitioner_Callbacks JAX_CustomCallPartitioner_Callbacks;
+struct PJRT_Register_Custom_Partitioner_Args {
+  size_t struct_size;
+  const char *name; size_t name_size;
+  JAX_CustomCallPartitioner_Callbacks *callbacks;  // the plugin's from now on
+};
+PJRT_FN(PJRT_Register_Custom_Partitioner, callbacks)
+
+// The leading dimensions of such a call, as many as its attribute num_batch_dims says, are independent of each other.
+struct PJRT_Register_Batch_Partitionable_Args {
+  size_t struct_size;
+  const char *name; size_t name_size;
+};
+PJRT_FN(PJRT_Register_Batch_Partitionable, name_size)
+
+struct PJRT_Custom_Partitioner_Extension {
+  PJRT_Extension_Base base;
+  PJRT_Register_Custom_Partitioner *register_custom_partitioner;
+  PJRT_Register_Batch_Partitionable *register_batch_partitionable;
+};
+PJRT_TABLE(PJRT_Custom_Partitioner_Extension, register_batch_partitionable)
+
 // ---- Profiler (type 1): a table of the API, and a mark on the args of calls -------------------------------------
 #define PJRT_API_PROFILER_EXTENSION_VERSION 1
 

@@ -26,8 +26,10 @@ Without --all the files of `sample.txt` are run: 47 files, of the large ones a p
 name, so that every run has the same tests. JAX_NUM_GENERATED_CASES is 1 unless set. A crash or a stall ends one test:
 it is marked `crash` or `timeout`, and the file goes on after it.
 
-state_test and a few others need `jax/_src/hypothesis_test_util.py`, which the wheel lacks: `env` copies it from the
-tree into the installed package. Without it they count as errors of collection on every backend.
+state_test, Pallas' tests and a few others need `jax/_src/hypothesis_test_util.py` and the like, which the wheel lacks:
+`env` copies them from the tree into the installed package. Without them these files count as errors of collection on
+every backend. The tree's pytest settings hold, and make errors of warnings: where the tree is older than the installed
+JAX, PYTEST_ADDOPTS="-W ignore::DeprecationWarning" takes that back.
 
 OUT.json has all outcomes, the versions and the variables; OUT.json.d has what pytest printed. All subcommands end with
 status 1 when something is not as it should be: `env` when something is not to be had, `run` when a test failed, crashed
@@ -184,7 +186,8 @@ def about(backend: Backend) -> dict:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "PJRT_", "XLA_"))}
+    prefixes = ("JAX_", "PJRT_", "PYTEST_ADDOPTS", "XLA_")
+    variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     return {"backend": backend.name, "versions": versions, "variables": variables | backend.variables(), "engines": []}
 
 

@@ -13,7 +13,7 @@ use super::{
     buffer::Buffer,
     entry::{Entry, Outcome, entry, required},
     execute::context::Context,
-    profiler,
+    partitioners, profiler,
     state::EXECUTABLES,
     table::PADDING,
 };
@@ -116,6 +116,10 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     // SAFETY: the copies are ours and begin with the base.
     if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Profiler) {
         chain.push(profiler::extension());
+    }
+    // SAFETY: as above.
+    if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Custom_Partitioner) {
+        chain.push(partitioners::extension());
     }
     // A second table would find the same engine.
     let _ = ORIGINALS.set(originals);

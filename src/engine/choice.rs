@@ -14,7 +14,7 @@
 use std::fmt;
 
 use super::{
-    discover::{EngineChoice, Why},
+    discover::EngineChoice,
     trial::{Spoken, Trial},
 };
 use crate::{
@@ -50,6 +50,7 @@ impl Choice {
     pub fn lines(&self) -> Vec<String> {
         let line = |(index, candidate): (usize, &Candidate)| {
             let said = match &candidate.trial {
+                Some(Trial::Fails(error)) => format!(", {}", about(error, &candidate.choice)),
                 Some(trial) => format!(", {trial}"),
                 None => String::new(),
             };
@@ -95,22 +96,29 @@ pub fn choose(candidates: Vec<EngineChoice>, trial: impl Fn(&EngineChoice) -> Tr
 
 /// Why none of `candidates` is taken.
 fn none_serves(candidates: &[Candidate]) -> Error {
-    let failure = |candidate: &Candidate| match &candidate.trial {
-        Some(Trial::Fails(error)) => Some((error.clone(), candidate.choice.why.clone())),
+    let failures = candidates.iter().filter_map(|candidate| match &candidate.trial {
+        Some(Trial::Fails(error)) => Some((error, &candidate.choice)),
         _ => None,
-    };
-    let failures: Vec<(Error, Why)> = candidates.iter().filter_map(failure).collect();
-    match failures.as_slice() {
-        [(error, why)] => {
+    });
+    match failures.collect::<Vec<_>>().as_slice() {
+        [(error, choice)] => {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
-            Error::new(error.code, format!("{} ({why}; {allowed})", error.message))
+            Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
         }
         all => {
-            let each: Vec<String> = all.iter().map(|(error, why)| format!("{} ({why})", error.message)).collect();
+            let each = |(error, choice): &(&Error, &EngineChoice)| {
+                format!("{} ({}): {}", choice.path.display(), choice.why, about(error, choice))
+            };
+            let each: Vec<String> = all.iter().map(each).collect();
             let none = format!("none of the {} engines that are installed can serve", all.len());
             Error::new(Code::FailedPrecondition, format!("{none}: {}", each.join("; ")))
         }
     }
+}
+
+/// What went wrong with an engine, behind its path: without the path.
+fn about(error: &Error, choice: &EngineChoice) -> String {
+    error.message.replacen(&format!("the engine {} ", choice.path.display()), "it ", 1)
 }
 
 impl fmt::Display for Trial {
@@ -161,7 +169,10 @@ fn xla_month(minor: i32) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Source, engine::discover::Place};
+    use crate::{
+        config::Source,
+        engine::discover::{Place, Why},
+    };
     use std::path::PathBuf;
 
     fn wheel(wheel: &'static str, kind: EngineKind) -> EngineChoice {
@@ -205,12 +216,12 @@ mod tests {
 
     #[test]
     fn where_none_serves_each_says_why() {
-        let error = among(&[fails("first"), fails("second")]).unwrap_err();
+        let error = among(&[fails("first"), fails("the engine /b.so has second")]).unwrap_err();
         assert_eq!(error.code, Code::FailedPrecondition);
         assert_eq!(
             error.message,
-            "none of the 2 engines that are installed can serve: first (wheel a 1 in Python's search path); \
-             second (wheel b 1 in Python's search path)"
+            "none of the 2 engines that are installed can serve: /a.so (wheel a 1 in Python's search path): first; \
+             /b.so (wheel b 1 in Python's search path): it has second"
         );
         let one = among(&[fails("alone")]).unwrap_err();
         assert!(one.message.starts_with("alone (wheel a 1 in Python's search path; allowed: "), "{one}");

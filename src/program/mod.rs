@@ -37,7 +37,9 @@ use std::fmt;
 
 pub use memories::{HostMemory, Unbound, without_annotations};
 pub use rewrite::{Placement, Policy, Rewritten, Skip, add_destinations};
-pub use signature::{Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect};
+pub use signature::{
+    Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect, names_one,
+};
 pub use vhlo::{ElementType, ValueType};
 
 /// Why some bytes were left as they are: a fixed reason and, where one helps, the number that was found.

@@ -83,6 +83,14 @@ pub fn has_host_callbacks(program: &[u8]) -> bool {
     false
 }
 
+/// Whether the artifact is for several partitions and one of its strings, such as a custom call's target, is among those that
+/// are asked for. No for what cannot be read. Linear in the artifact.
+pub fn names_one(artifact: &[u8], asked: impl Fn(&[u8]) -> bool) -> bool {
+    let Ok(artifact) = Artifact::parse(artifact) else { return false };
+    artifact.tables.strings().iter().any(|text| asked(text))
+        && Program::find(&artifact).is_ok_and(|program| program.signature(&artifact.tables).partitions > 1)
+}
+
 fn has_custom_calls(text: &[u8]) -> bool {
     text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
 }
@@ -374,6 +382,17 @@ fn module_counts(tables: &Tables<'_>, id: Option<AttrId>) -> Result<(u64, u64), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_for_several_partitions_are_asked_for_names() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin_tests/data/programs");
+        let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+        let names = |artifact: &[u8], wanted: &str| names_one(artifact, |text| text == wanted.as_bytes());
+        assert!(names(&read("sharded.mlir"), "main"));
+        assert!(!names(&read("sharded.mlir"), "mai"), "whole strings only");
+        assert!(!names(&read("add_one.mlir"), "main"), "one partition");
+        assert!(!names(b"", "main") && !names(b"main", "main"));
+    }
 
     #[test]
     fn a_destination_is_bound_to_the_memory_of_its_result() {

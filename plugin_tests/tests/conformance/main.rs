@@ -25,6 +25,7 @@ mod misuse;
 mod newer;
 mod on_demand;
 mod out_of_memory;
+mod partitioners;
 mod profiler;
 mod readers;
 mod replicas;

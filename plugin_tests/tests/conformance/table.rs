@@ -12,6 +12,10 @@ const NEWEST_MINOR: i32 = 114;
 const LAYOUTS_EXTENSION: u32 = 4;
 /// Type id of the Profiler extension, which is ours where the engine has none.
 pub const PROFILER_EXTENSION: u32 = 1;
+/// Type id of the Custom_Partitioner extension, likewise.
+pub const CUSTOM_PARTITIONER_EXTENSION: u32 = 2;
+/// What is ours where the engine has none.
+const OURS: [u32; 2] = [PROFILER_EXTENSION, CUSTOM_PARTITIONER_EXTENSION];
 
 #[test]
 fn c01_version_is_one_that_jax_accepts() {
@@ -145,14 +149,14 @@ fn c34_arena_extensions_are_the_engines_or_fewer() {
 }
 
 /// The chain of `ours` has each type once, from the engine's chain, and none that the library does not know; and a
-/// profiler in any case.
+/// profiler and partitioners in any case.
 pub fn extensions_are_known_ones_of_the_engine(ours: &Plugin, engine: &Plugin) {
     let kinds = |plugin: &Plugin| plugin.extensions().into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
     let (ours, theirs) = (kinds(ours), kinds(engine));
     let unique: BTreeSet<u32> = ours.iter().copied().collect();
     assert_eq!(unique.len(), ours.len(), "no type twice: {ours:?}");
-    assert!(unique.contains(&PROFILER_EXTENSION), "{ours:?}");
-    let known = |kind: &u32| theirs.contains(kind) || *kind == PROFILER_EXTENSION;
+    assert!(OURS.iter().all(|kind| unique.contains(kind)), "{ours:?}");
+    let known = |kind: &u32| theirs.contains(kind) || OURS.contains(kind);
     assert!(unique.iter().all(known), "{ours:?} of {theirs:?}");
     // An extension that nobody knows might take our buffers for the engine's.
     assert!(unique.iter().all(|&kind| kind <= 24 && kind != 11), "only known types: {ours:?}");
@@ -168,7 +172,7 @@ pub fn extensions_are_copies(ours: &Plugin, engine: &Plugin) {
     let theirs = engine.extensions();
     for (kind, node) in ours.extensions() {
         let Some((_, original)) = theirs.iter().find(|(found, _)| *found == kind) else {
-            assert_eq!(kind, PROFILER_EXTENSION);
+            assert!(OURS.contains(&kind), "type {kind}");
             continue;
         };
         // SAFETY: chain nodes live as long as their libraries.

@@ -181,6 +181,18 @@ class Library:
         """See `_callbacks.install`; the sentence on why not, empty when it worked."""
         return self._text("pjrt_arena_install_python_callbacks", (ctypes.c_void_p, ctypes.addressof(table)))
 
+    def partitioner(self, name: str) -> tuple[str, int]:
+        """What was registered for splitting this custom call: ``callbacks`` and their address, ``batch``, or nothing."""
+        types = (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+        address = ctypes.c_void_p()
+        encoded = name.encode()
+        kind = self._function("pjrt_arena_partitioner", *types, returns=ctypes.c_int)(encoded, len(encoded), address)
+        return ("", "callbacks", "batch")[kind], address.value or 0
+
+    def install_partitioners(self, resolve: Any) -> None:
+        """See `_partitioners.install`; the function has to stay for ever."""
+        self._function("pjrt_arena_install_partitioners", ctypes.c_void_p, returns=None)(ctypes.cast(resolve, ctypes.c_void_p))
+
     def act(self, name: str) -> Any:
         """Calls a function that does something at every call and tells of it in JSON.
 

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     api::{
         entry::{Entry, Outcome, required, slice},
-        plugin,
+        partitioners, plugin,
         state::{self, Client},
     },
     config::{EngineKind, Rewrite},
@@ -135,7 +135,7 @@ impl Drop for Shed<'_> {
     }
 }
 
-/// Compiles with destinations if that can be, and as it came otherwise. `compile` calls the engine.
+/// Compiles with all custom calls resolved that have a partitioner. `compile` calls the engine.
 ///
 /// # Safety
 /// The pointers in `program` must be valid as the C API says.
@@ -152,6 +152,26 @@ unsafe fn compile<T>(
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
     };
+    let resolved = partitioners::resolve(format, code, options)?;
+    match compile_code(client, given, format, &resolved.code, options, &mut compile, &done) {
+        Err(failure) if resolved.optional => {
+            log::debug!("the engine refused the program with resolved custom calls: {failure:?}");
+            compile_code(client, given, format, code, options, &mut compile, &done)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Compiles with destinations if that can be, and as it came otherwise.
+fn compile_code<T>(
+    client: &Client,
+    given: sys::PJRT_Program,
+    format: &[u8],
+    code: &[u8],
+    options: &[u8],
+    mut compile: impl FnMut(&sys::PJRT_Program, &[u8]) -> Outcome<T>,
+    done: impl Fn(T, Plan) -> Outcome<Result<T, String>>,
+) -> Outcome<T> {
     let Unbound { bytes: code, results: bound } = unbind(Some(client), format, code);
     let given = with_code(given, &code);
     let code = &*code;
