@@ -4,15 +4,18 @@
 //!  PJRT FFI extension: register_handler, type_register --+
 //!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
 //!                                                              |
-//!      the engine takes its version, and it leaves no state    +-- as it is
-//!      newer, or the bundle may leave a state (lowering.rs)    +-- its trampoline (trampolines.rs)
-//!      newer than we know, or another major version            +-- refused
+//!      the engine takes its version, and its state, if any     +-- as it is
+//!      newer, or a state in another form, or jaxlib's own      +-- its trampoline (trampolines.rs), with a table of ours
+//!                                                              |   (tables.rs; states.rs, errors.rs)
+//!      newer than the engine and we know, or another major     +-- refused
 //! ```
 //!
 //! Everything here works before a client exists: registries belong to the engine's library, not to a client.
 //! Registering is rare; nothing of it is on the way of an execution but the trampoline.
 
-mod lowering;
+mod errors;
+mod states;
+mod tables;
 mod trampolines;
 
 use once_cell::sync::OnceCell;
@@ -29,7 +32,7 @@ use crate::{
     error::Error,
     sys,
 };
-use lowering::{Lowering, NEWEST};
+use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
 
 /// The handlers of a custom call's stages, as functions that may throw.
 pub type Bundle = sys::XLA_FFI_Handler_Bundle;
@@ -67,50 +70,69 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
         }
         return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
     };
-    let stateful = bundle.instantiate.is_some();
-    let fit = |handler: Option<Handler>| {
-        // SAFETY: the caller's promise.
-        handler.map(|handler| unsafe { fit(table, engine, handler, stateful) }).transpose()
-    };
-    let register = || {
-        let bundle = Bundle {
-            instantiate: fit(bundle.instantiate)?,
-            prepare: fit(bundle.prepare)?,
-            initialize: fit(bundle.initialize)?,
-            execute: fit(Some(execute))?,
-        };
-        // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
-        unsafe { table.register_handler(name, platform, bundle, traits) }
-    };
+    // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
+    let register = || unsafe { table.register_handler(name, platform, fit(table, engine, bundle)?, traits) };
     Ok(register().map_err(said)?)
 }
 
-/// The function by which the engine can call `handler`: itself, or its trampoline. The stages of a `stateful` bundle have
-/// trampolines even when the engine takes their version: not all that call themselves 0.2 agree on what a state is.
+/// The functions by which the engine can call the handlers of a bundle: themselves, or their trampolines. It is all or none
+/// of them, as one stage's state is for another.
 ///
 /// # Safety
 /// As for [`register_handler`].
-unsafe fn fit(table: &'static Table, engine: &Engine, handler: Handler, stateful: bool) -> Result<Handler, Error> {
-    // SAFETY: the caller's promise.
-    let told = unsafe { table.describe(handler)? }.api_version;
+unsafe fn fit(table: &'static Table, engine: &Engine, bundle: Bundle) -> Result<Bundle, Error> {
     let (major, minor) = table.version();
-    let newer = told.major_version != major || told.minor_version > minor;
-    if !newer && !stateful {
-        return Ok(handler);
+    let stateful = bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some();
+    let (mut known, mut newest, mut differs) = (true, (major, minor), false);
+    for handler in [bundle.instantiate, bundle.prepare, bundle.initialize, bundle.execute].into_iter().flatten() {
+        // SAFETY: the caller's promise.
+        let told = unsafe { table.describe(handler)? }.api_version;
+        let version = (told.major_version, told.minor_version);
+        // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it either.
+        differs |= in_jaxlib(handler) || stateful && version.1.min(minor) < STATES_CHANGED;
+        known &= version.0 == major && version.1 <= NEWEST;
+        newest = newest.max(version);
     }
-    match Lowering::get(table)? {
-        Some(lowering) if told.major_version == major && told.minor_version <= NEWEST => {
-            trampolines::assign(handler, told.minor_version, lowering)
+    let newer = newest > (major, minor);
+    let tables = Tables::get(table)?;
+    match tables {
+        Some(tables) if known && (newer || differs) => {
+            // SAFETY: the caller's promise.
+            let trampoline = |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) });
+            Ok(Bundle {
+                instantiate: trampoline(bundle.instantiate).transpose()?,
+                prepare: trampoline(bundle.prepare).transpose()?,
+                initialize: trampoline(bundle.initialize).transpose()?,
+                execute: trampoline(bundle.execute).transpose()?,
+            })
         }
-        _ if !newer => Ok(handler),
-        lowering => Err(Error::unimplemented(format!(
+        _ if !newer => Ok(bundle),
+        tables => Err(Error::unimplemented(format!(
             "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
-            told.major_version,
-            told.minor_version,
+            newest.0,
+            newest.1,
             engine.path().display(),
-            if lowering.is_some() { NEWEST } else { minor },
+            if tables.is_some() { NEWEST.max(minor) } else { minor },
         ))),
     }
+}
+
+/// The trampoline of `handler`, over the table for its kind.
+///
+/// # Safety
+/// As for [`register_handler`].
+unsafe fn assign(table: &Table, handler: Handler, tables: &'static Tables) -> Result<Handler, Error> {
+    // SAFETY: the caller's promise.
+    let minor = unsafe { table.describe(handler)? }.api_version.minor_version;
+    trampolines::assign(handler, Kind { minor, in_jaxlib: in_jaxlib(handler) }, tables)
+}
+
+/// Whether the handler is of jaxlib's own libraries, which are built with XLA's source, and not only its headers.
+fn in_jaxlib(handler: Handler) -> bool {
+    plugin::library_of(handler as *const std::ffi::c_void).is_some_and(|library| {
+        let folders = library.parent().into_iter().flat_map(std::path::Path::components);
+        folders.into_iter().any(|folder| folder.as_os_str() == "jaxlib")
+    })
 }
 
 /// Registers a type of handlers' states or user data under `id`, or under one that the engine chooses when it is 0;
@@ -130,7 +152,7 @@ pub unsafe fn register_type(name: &str, platform: &str, id: i64, deleter: Delete
     };
     // SAFETY: the caller's promise.
     let id = unsafe { table.register_type(name, id, deleter) }.map_err(said)?;
-    lowering::note_deleter(id, deleter);
+    states::note_deleter(id, deleter);
     Ok(id)
 }
 
@@ -152,7 +174,7 @@ impl Entry for sys::PJRT_FFI_Type_Register_Args {
         *self = unsafe { extensions::register_type(*self)? };
         // SAFETY: the engine has just read it.
         let info = unsafe { self.type_info.as_ref() };
-        lowering::note_deleter(self.type_id, info.and_then(|info| info.deleter));
+        states::note_deleter(self.type_id, info.and_then(|info| info.deleter));
         Ok(())
     }
 }
