@@ -4,8 +4,8 @@
 //!  PJRT FFI extension: register_handler, type_register --+
 //!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
 //!                                                              |
-//!      the engine takes its version, and its state, if any     +-- as it is
-//!      newer, or a state in another form, or jaxlib's own      +-- its trampoline (trampolines.rs), with a table of ours
+//!      the engine takes its version, and there is no state    +-- as it is
+//!      newer, or a state, or one of jaxlib's own              +-- its trampoline (trampolines.rs), with a table of ours
 //!                                                              |   (tables.rs; states.rs, errors.rs)
 //!      newer than the engine and we know, or another major     +-- refused
 //! ```
@@ -32,6 +32,7 @@ use crate::{
     error::Error,
     sys,
 };
+use states::Platform;
 use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
 
 /// The handlers of a custom call's stages, as functions that may throw.
@@ -71,7 +72,10 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
         return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
     };
     // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
-    let register = || unsafe { table.register_handler(name, platform, fit(table, engine, bundle)?, traits) };
+    let register = || unsafe {
+        let bundle = fit(table, engine, Platform::named(platform), bundle)?;
+        table.register_handler(name, platform, bundle, traits)
+    };
     Ok(register().map_err(said)?)
 }
 
@@ -80,7 +84,7 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
 ///
 /// # Safety
 /// As for [`register_handler`].
-unsafe fn fit(table: &'static Table, engine: &Engine, bundle: Bundle) -> Result<Bundle, Error> {
+unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle: Bundle) -> Result<Bundle, Error> {
     let (major, minor) = table.version();
     let stateful = bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some();
     let (mut known, mut newest, mut differs) = (true, (major, minor), false);
@@ -89,32 +93,38 @@ unsafe fn fit(table: &'static Table, engine: &Engine, bundle: Bundle) -> Result<
         let told = unsafe { table.describe(handler)? }.api_version;
         let version = (told.major_version, told.minor_version);
         // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it either.
-        differs |= in_jaxlib(handler) || stateful && version.1.min(minor) < STATES_CHANGED;
+        // On a CPU, a state of a later stage would be written to nowhere.
+        let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
+        differs |= states || in_jaxlib(handler);
         known &= version.0 == major && version.1 <= NEWEST;
         newest = newest.max(version);
     }
     let newer = newest > (major, minor);
-    let tables = Tables::get(table)?;
-    match tables {
-        Some(tables) if known && (newer || differs) => {
-            // SAFETY: the caller's promise.
-            let trampoline = |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) });
-            Ok(Bundle {
-                instantiate: trampoline(bundle.instantiate).transpose()?,
-                prepare: trampoline(bundle.prepare).transpose()?,
-                initialize: trampoline(bundle.initialize).transpose()?,
-                execute: trampoline(bundle.execute).transpose()?,
-            })
-        }
-        _ if !newer => Ok(bundle),
-        tables => Err(Error::unimplemented(format!(
-            "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
-            newest.0,
-            newest.1,
-            engine.path().display(),
-            if tables.is_some() { NEWEST.max(minor) } else { minor },
-        ))),
+    if !newer && !differs {
+        return Ok(bundle);
     }
+    let tables = Tables::get(table, platform)?;
+    if let Some(tables) = tables.filter(|_| known) {
+        // SAFETY: the caller's promise.
+        let trampoline =
+            |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) }).transpose();
+        return Ok(Bundle {
+            instantiate: trampoline(bundle.instantiate)?,
+            prepare: trampoline(bundle.prepare)?,
+            initialize: trampoline(bundle.initialize)?,
+            execute: trampoline(bundle.execute)?,
+        });
+    }
+    if !newer {
+        return Ok(bundle);
+    }
+    Err(Error::unimplemented(format!(
+        "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
+        newest.0,
+        newest.1,
+        engine.path().display(),
+        if tables.is_some() { NEWEST.max(minor) } else { minor },
+    )))
 }
 
 /// The trampoline of `handler`, over the table for its kind.

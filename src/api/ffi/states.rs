@@ -37,6 +37,8 @@ enum Engines {
 struct States {
     engine: &'static Table,
     engines: Engines,
+    /// The engine has a place for states of later stages than instantiate.
+    later_stages: bool,
 }
 
 /// There is one engine in the process, and so one of these.
@@ -57,6 +59,23 @@ struct Boxed {
     deleter: Deleter,
 }
 
+/// Where handlers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// "cpu" or "Host".
+    Cpu,
+    /// Any other.
+    Gpu,
+}
+
+impl Platform {
+    /// The one of that name, in any case.
+    pub fn named(name: &str) -> Self {
+        let cpu = ["cpu", "host"].iter().any(|cpu| name.eq_ignore_ascii_case(cpu));
+        if cpu { Self::Cpu } else { Self::Gpu }
+    }
+}
+
 /// What a handler asks of a state.
 #[derive(Clone, Copy)]
 struct Asked {
@@ -65,11 +84,11 @@ struct Asked {
     type_id: *const sys::XLA_FFI_TypeId,
 }
 
-/// Makes this engine the one that keeps states.
+/// Makes this engine, which computes on `platform`, the one that keeps states.
 ///
 /// # Errors
 /// The engine's, when it refuses the type of the boxes; UNIMPLEMENTED when it has no functions for states.
-pub fn over(engine: &'static Table) -> Result<()> {
+pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
     STATES.get_or_try_init(|| -> Result<States> {
         // SAFETY: boxes are what this deleter frees.
         unsafe { engine.register_type("pjrt_arena_boxed_state", BOX_TYPE, Some(free_box))? };
@@ -88,7 +107,9 @@ pub fn over(engine: &'static Table) -> Result<()> {
                 }
             }
         };
-        Ok(States { engine, engines })
+        // XLA:CPU has no place for them in any version, and writes to none all the same.
+        let later_stages = matches!(engines, Engines::New { .. }) && platform != Platform::Cpu;
+        Ok(States { engine, engines, later_stages })
     })?;
     Ok(())
 }
@@ -185,7 +206,7 @@ impl States {
                 &format!("a handler's struct for its state has {size} bytes; its version of XLA FFI has {least}"),
             ));
         }
-        if matches!(self.engines, Engines::Old { .. }) && stage != sys::XLA_FFI_ExecutionStage_INSTANTIATE {
+        if !self.later_stages && stage != sys::XLA_FFI_ExecutionStage_INSTANTIATE {
             let (major, minor) = self.engine.version();
             return Err(self.engine.error(
                 sys::XLA_FFI_Error_Code_UNIMPLEMENTED,

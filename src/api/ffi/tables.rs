@@ -13,7 +13,7 @@
 //! | the handler's version | calls | on an engine from before |
 //! |---|---|---|
 //! | 0.1, 0.2 | State_Set, State_Get with the old structs | |
-//! | from 0.3 on | the same with the new ones, which name a stage | it keeps a state of the first stage alone |
+//! | from 0.3 on | the same with the new ones, which name a stage | it keeps a state of the first stage alone, as CPUs' do in all versions |
 //! | from 0.4 on | Error_GetDetails | it knows the message, and not the code: INTERNAL |
 //! | from 0.4 on | FindExtension | there are no extensions |
 //! | from 0.5 on | CustomOptions_Get | nobody can give options: there are none |
@@ -27,7 +27,7 @@ use once_cell::sync::OnceCell;
 
 use super::{
     errors,
-    states::{self, BOX_TYPE},
+    states::{self, BOX_TYPE, Platform},
 };
 use crate::{
     engine::ffi::{Handler, Table},
@@ -71,19 +71,19 @@ pub struct Kind {
 }
 
 impl Tables {
-    /// The tables for handlers on this engine; `None` when its major version is not one that we know.
+    /// The tables for handlers on this engine, which computes on `platform`; `None` when its major version is not one that we know.
     ///
     /// # Errors
     /// The engine's, when it refuses the type of our boxes; UNIMPLEMENTED when it has no functions for states.
-    pub fn get(engine: &'static Table) -> Result<Option<&'static Self>> {
+    pub fn get(engine: &'static Table, platform: Platform) -> Result<Option<&'static Self>> {
         if engine.version().0 != sys::XLA_FFI_API_MAJOR as i32 {
             return Ok(None);
         }
-        TABLES.get_or_try_init(|| Self::over(engine)).map(Some)
+        TABLES.get_or_try_init(|| Self::over(engine, platform)).map(Some)
     }
 
-    fn over(engine: &'static Table) -> Result<Self> {
-        states::over(engine)?;
+    fn over(engine: &'static Table, platform: Platform) -> Result<Self> {
+        states::over(engine, platform)?;
         let minor = engine.version().1;
         let mut table = *engine.functions();
         table.base.struct_size = sys::XLA_FFI_Api_V05::STRUCT_SIZE;
