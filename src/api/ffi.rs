@@ -4,10 +4,10 @@
 //!  PJRT FFI extension: register_handler, type_register --+
 //!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
 //!                                                              |
-//!      the engine takes its version, and there is no state    +-- as it is
-//!      newer, or a state, or one of jaxlib's own              +-- its trampoline (trampolines.rs), with a table of ours
+//!      for a CPU; newer, or a state, or jaxlib's own           +-- its trampoline (trampolines.rs), with a table of ours
 //!                                                              |   (tables.rs; states.rs, errors.rs)
-//!      newer than the engine and we know, or another major     +-- refused
+//!      else, if the engine takes its version                   +-- as it is
+//!      newer than the engine and we know                       +-- refused
 //! ```
 //!
 //! Everything here works before a client exists: registries belong to the engine's library, not to a client.
@@ -79,8 +79,8 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
     Ok(register().map_err(said)?)
 }
 
-/// The functions by which the engine can call the handlers of a bundle: themselves, or their trampolines. It is all or none
-/// of them, as one stage's state is for another.
+/// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they have to
+/// be. It is all or none of them, as one stage's state is for another.
 ///
 /// # Safety
 /// As for [`register_handler`].
@@ -100,20 +100,25 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
         newest = newest.max(version);
     }
     let newer = newest > (major, minor);
-    if !newer && !differs {
+    let needed = newer || differs;
+    if !needed && platform != Platform::Cpu {
         return Ok(bundle);
     }
-    let tables = Tables::get(table, platform)?;
+    // A bundle that the engine can call by itself need not fail where there is no table or no trampoline for it.
+    let tables = Tables::get(table, platform).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
     if let Some(tables) = tables.filter(|_| known) {
         // SAFETY: the caller's promise.
         let trampoline =
             |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) }).transpose();
-        return Ok(Bundle {
-            instantiate: trampoline(bundle.instantiate)?,
-            prepare: trampoline(bundle.prepare)?,
-            initialize: trampoline(bundle.initialize)?,
-            execute: trampoline(bundle.execute)?,
-        });
+        let fitted = || {
+            Ok(Bundle {
+                instantiate: trampoline(bundle.instantiate)?,
+                prepare: trampoline(bundle.prepare)?,
+                initialize: trampoline(bundle.initialize)?,
+                execute: trampoline(bundle.execute)?,
+            })
+        };
+        return fitted().or_else(|none| if needed { Err(none) } else { Ok(bundle) });
     }
     if !newer {
         return Ok(bundle);

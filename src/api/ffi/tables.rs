@@ -141,6 +141,12 @@ impl Tables {
         }
         ptr::null_mut()
     }
+
+    /// The engine's error for a handler that threw.
+    #[cold]
+    pub fn failed(&self, message: &str) -> *mut sys::XLA_FFI_Error {
+        self.engine.error(sys::XLA_FFI_Error_Code_UNKNOWN, message)
+    }
 }
 
 /// The message by the engine's function; the code, which the engine cannot tell, as XLA's header has it by default.

@@ -1,11 +1,13 @@
-//! Functions that stand in for handlers which cannot have the engine's own table: one for each handler, made at compile time.
+//! Functions that stand in for handlers: one for each handler, made at compile time.
 //!
 //! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that is given
-//! another table gets a function of its own, out of an array of them:
+//! another table than the engine's gets a function of its own, out of an array of them:
 //!
 //! ```text
 //!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table for its kind
 //! ```
+//!
+//! What a handler throws becomes an error here, as an engine with a C++ runtime of its own cannot catch it.
 //!
 //! What a call costs on top of the handler's own: a few loads, a test, two stores of `frame.api` and two of a number of the
 //! thread's: a handler may call Python (jaxlib's buffer callbacks do), and what that asks of us, a program waits for. The
@@ -22,7 +24,10 @@ use rustc_hash::FxHashMap;
 use super::tables::{Kind, Tables};
 use crate::{
     api::execute::callbacks::Inside,
-    engine::ffi::{Handler, metadata_of},
+    engine::{
+        ffi::{Handler, metadata_of},
+        thrown,
+    },
     error::{Code, Error, Result},
     sys,
 };
@@ -62,7 +67,7 @@ pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<H
         taken.remove(&(handler as usize));
         return Err(Error::new(
             Code::ResourceExhausted,
-            format!("{LIMIT} handlers that need a table of their own are registered, which is as many as can be"),
+            format!("{LIMIT} handlers are registered, which is as many as can be given a table of another version"),
         ));
     }
     let slot = &SLOTS[index];
@@ -72,7 +77,7 @@ pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<H
     Ok(TRAMPOLINES[index / 32][index % 32])
 }
 
-/// The `I`th trampoline. A C++ exception of the handler's passes through it.
+/// The `I`th trampoline. A C++ exception of the handler's ends here.
 unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
     let slot = &SLOTS[I];
     // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.
@@ -83,9 +88,9 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         }
         let _inside = Inside::enter(0);
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
-        let error = handler(frame);
+        let outcome = thrown::call_handler(handler, frame);
         (*frame).api = engines;
-        error
+        outcome.unwrap_or_else(|exception| (*slot.tables.load(Ordering::Acquire)).failed(&exception.end_of_handler()))
     }
 }
 
