@@ -144,7 +144,7 @@ unsafe fn assign(table: &Table, handler: Handler, tables: &'static Tables) -> Re
 
 /// Whether the handler is of jaxlib's own libraries, which are built with XLA's source, and not only its headers.
 fn in_jaxlib(handler: Handler) -> bool {
-    plugin::library_of(handler as *const std::ffi::c_void).is_some_and(|library| {
+    plugin::library_of(handler as usize).is_some_and(|library| {
         let folders = library.parent().into_iter().flat_map(std::path::Path::components);
         folders.into_iter().any(|folder| folder.as_os_str() == "jaxlib")
     })

@@ -118,11 +118,11 @@ pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Re
 
 /// Where this library was loaded from.
 pub fn own_path() -> Option<PathBuf> {
-    library_of(own_path as *const std::ffi::c_void)
+    library_of(own_path as *const () as usize)
 }
 
-/// Where the library was loaded from that a function lies in.
-pub fn library_of(function: *const std::ffi::c_void) -> Option<PathBuf> {
+/// Where the library was loaded from that the function at that address lies in.
+pub fn library_of(function: usize) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
@@ -130,7 +130,7 @@ pub fn library_of(function: *const std::ffi::c_void) -> Option<PathBuf> {
         dli_saddr: std::ptr::null_mut(),
     };
     // SAFETY: any address may be asked for, `info` is a place to write to.
-    let found = unsafe { libc::dladdr(function, &raw mut info) };
+    let found = unsafe { libc::dladdr(std::ptr::without_provenance(function), &raw mut info) };
     if found == 0 || info.dli_fname.is_null() {
         return None;
     }
