@@ -4,14 +4,18 @@
 //   compile:  instantiate   may leave a state, which belongs to the executable
 //   run:      prepare, initialize, execute: one call frame each
 //
-// It is versioned apart from PJRT: 0.1 is jaxlib 0.6 to 0.8, 0.2 jaxlib 0.9, 0.3 jaxlib 0.10 and 0.11, 0.5 jaxlib 0.12.
-// Declared here is 0.3, and what differs for those who call or are called by the others:
+// It is versioned apart from PJRT: 0.1 is jaxlib 0.6 to 0.8.0, 0.2 jaxlib 0.8.1 and 0.9, 0.3 jaxlib 0.10 and 0.11.0, 0.4
+// jaxlib 0.11.2, 0.5 jaxlib 0.12. Declared here is 0.3, and what differs for those who call or are called by the others:
 //   0.2, 0.3  the arguments of State_Set and State_Get changed in place. State_Set has had three forms: 48 bytes that end
-//             with a deleter (0.1, and 0.2 as the XLA of November 2025 has it), 40 without it (jaxlib 0.9), and 48 with a
-//             stage in the middle (0.3). XLA 0.3 itself takes the form of 40 bytes too, but not the one with a deleter.
-//   0.5       Error_GetMessage may be asked for a code as well, behind what it had (and is called GetDetails); two
-//             functions came at the table's end; bundles have a fifth handler, `record`, which GPUs use; Extension_Base is
-//             called InternalExtension, ExecutionContext InvokeContext.
+//             with a deleter (0.1, and 0.2 as the XLA of November 2025 has it), 40 without it (jaxlib 0.8.1, 0.9), and 48
+//             with a stage in the middle (0.3). XLA from 0.3 on takes the form of 40 bytes too, but not the one with a
+//             deleter, which it takes for its own.
+//   0.4       Error_GetMessage may be asked for a code as well, behind what it had (and is called GetDetails); a function
+//             that looks for extensions came at the table's end; bundles have a fifth handler, `record`, which GPUs use,
+//             and there is a stage of that name; Extension_Base is called InternalExtension, ExecutionContext
+//             InvokeContext.
+//   0.5       a function for options of one execution came at the table's end.
+// XLA from 0.4 on takes the shorter structs of callers from before.
 //
 // Some sizes here end before the last field (XLA_FFI_CallFrame's, XLA_FFI_Type_Register_Args', XLA_FFI_Metadata's and
 // XLA_FFI_Future_Create_Args'). They are what XLA's headers say: both sides read the rest all the same.
@@ -98,6 +102,15 @@ struct XLA_FFI_Error_GetMessage_Args {
 };
 XLA_FFI_STRUCT(XLA_FFI_Error_GetMessage_Args, message)
 typedef void XLA_FFI_Error_GetMessage(XLA_FFI_Error_GetMessage_Args *args);
+
+// [0.4] In the slot of Error_GetMessage.
+struct XLA_FFI_Error_GetDetails_Args {
+  XLA_FFI_ARGS_HEAD;
+  XLA_FFI_Error *error;
+  const char *message;      // out
+  XLA_FFI_Error_Code errc;  // out
+};
+XLA_FFI_STRUCT(XLA_FFI_Error_GetDetails_Args, errc)
 
 struct XLA_FFI_Error_Destroy_Args {
   XLA_FFI_ARGS_HEAD;
@@ -211,6 +224,15 @@ struct XLA_FFI_ExecutionContext_Get_Args {
 };
 XLA_FFI_STRUCT(XLA_FFI_ExecutionContext_Get_Args, data)
 typedef XLA_FFI_Error *XLA_FFI_ExecutionContext_Get(XLA_FFI_ExecutionContext_Get_Args *args);
+
+// What computations are enqueued on, such as a CUstream; UNIMPLEMENTED on a CPU.
+struct XLA_FFI_Stream_Get_Args {
+  XLA_FFI_ARGS_HEAD;
+  XLA_FFI_ExecutionContext *ctx;
+  void *stream;  // out
+};
+XLA_FFI_STRUCT(XLA_FFI_Stream_Get_Args, stream)
+typedef XLA_FFI_Error *XLA_FFI_Stream_Get(XLA_FFI_Stream_Get_Args *args);
 
 // [0.3] Leaves a state for later stages; XLA calls its type's deleter.
 struct XLA_FFI_State_Set_Args {
@@ -372,7 +394,7 @@ struct XLA_FFI_Api {
   XLA_FFI_SLOT(XLA_FFI_Error_GetMessage);
   XLA_FFI_SLOT(XLA_FFI_Error_Destroy);
   XLA_FFI_SLOT(XLA_FFI_Handler_Register);
-  XLA_FFI_UNUSED_SLOT(XLA_FFI_Stream_Get);
+  XLA_FFI_SLOT(XLA_FFI_Stream_Get);
   XLA_FFI_SLOT(XLA_FFI_Type_Register);
   XLA_FFI_SLOT(XLA_FFI_ExecutionContext_Get);
   XLA_FFI_SLOT(XLA_FFI_State_Set);
@@ -391,7 +413,7 @@ XLA_FFI_STRUCT(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get)
 
 typedef struct XLA_FFI_Extension XLA_FFI_Extension;
 
-// [0.5] What the runtime attached to this execution under a number; NULL when there is nothing.
+// [0.4] What the runtime attached to this execution under a number; NULL when there is nothing.
 struct XLA_FFI_InvokeContext_FindExtension_Args {
   XLA_FFI_ARGS_HEAD;
   XLA_FFI_ExecutionContext *ctx;
@@ -401,12 +423,21 @@ struct XLA_FFI_InvokeContext_FindExtension_Args {
 XLA_FFI_STRUCT(XLA_FFI_InvokeContext_FindExtension_Args, extension)
 typedef XLA_FFI_Error *XLA_FFI_InvokeContext_FindExtension(XLA_FFI_InvokeContext_FindExtension_Args *args);
 
+// [0.5] The options that this execution was given; without any, a dictionary of size 0, whose lists may be NULL.
+struct XLA_FFI_CustomOptions_Get_Args {
+  XLA_FFI_ARGS_HEAD;
+  XLA_FFI_ExecutionContext *ctx;
+  const XLA_FFI_Attrs *attrs;  // out
+};
+XLA_FFI_STRUCT(XLA_FFI_CustomOptions_Get_Args, attrs)
+typedef XLA_FFI_Error *XLA_FFI_CustomOptions_Get(XLA_FFI_CustomOptions_Get_Args *args);
+
 // The table as handlers of 0.5 expect it. They look for the last function before they call it, but not for the one
 // before. XLA's name has no `_V05`.
 struct XLA_FFI_Api_V05 {
   XLA_FFI_Api base;
-  XLA_FFI_SLOT(XLA_FFI_InvokeContext_FindExtension);
-  XLA_FFI_UNUSED_SLOT(XLA_FFI_CustomOptions_Get);
+  XLA_FFI_SLOT(XLA_FFI_InvokeContext_FindExtension);  // [0.4]
+  XLA_FFI_SLOT(XLA_FFI_CustomOptions_Get);
 };
 XLA_FFI_STRUCT(XLA_FFI_Api_V05, XLA_FFI_CustomOptions_Get)
 

@@ -90,6 +90,23 @@ def test_an_error_in_a_buffer_callback_is_the_programs():
         on(arena_device(), jax.jit(call))
 
 
+def test_a_buffer_callback_is_told_that_there_is_no_stream():
+    """jaxlib up to 0.11.0 takes the error apart as its own Abseil lays it out, which need not be the engine's."""
+    said = []
+
+    def callback(context, out):
+        for _ in range(100):
+            with pytest.raises(Exception, match="XLA FFI GPU context is not available") as raised:
+                context.stream
+            said.append(str(raised.value))
+        np.asarray(out)[:] = 1
+
+    call = buffer_callback(callback, jax.ShapeDtypeStruct((8,), jnp.float32))
+    for device in (arena_device(), jax.devices("cpu")[0]):
+        assert np.array_equal(on(device, jax.jit(call)), np.ones(8, np.float32))
+    assert len(said) == 200 and len(set(said)) == 1, set(said)
+
+
 @needs_compiler
 def test_handlers_registered_after_the_backends_started(registered):
     x = np.arange(1000, dtype=np.float32)

@@ -7,7 +7,7 @@
 //! A handler says the version that it was made for and calls back in the way of that version, whatever the engine's.
 
 use std::{
-    ffi::{CString, c_char, c_void},
+    ffi::{CStr, CString, c_char, c_void},
     ptr,
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -70,6 +70,70 @@ unsafe fn scale(frame: Frame, factor: f32) {
     }
 }
 
+/// An error says what it was made with, asked in the way of version 0.`MINOR`.
+unsafe fn errors_can_be_read<const MINOR: i32>(api: &sys::XLA_FFI_Api) {
+    let mut create = sys::XLA_FFI_Error_Create_Args {
+        struct_size: sys::XLA_FFI_Error_Create_Args::STRUCT_SIZE,
+        message: c"a reason".as_ptr(),
+        errc: sys::XLA_FFI_Error_Code_NOT_FOUND,
+        ..Default::default()
+    };
+    // SAFETY: the engine's functions, or the arena's, for errors of the engine's.
+    unsafe {
+        let error = api.XLA_FFI_Error_Create.expect("all versions have it")(&raw mut create);
+        let mut details = sys::XLA_FFI_Error_GetDetails_Args { error, ..Default::default() };
+        details.struct_size = match MINOR {
+            ..4 => sys::XLA_FFI_Error_GetMessage_Args::STRUCT_SIZE,
+            _ => sys::XLA_FFI_Error_GetDetails_Args::STRUCT_SIZE,
+        };
+        api.XLA_FFI_Error_GetMessage.expect("all versions have it")((&raw mut details).cast());
+        assert_eq!(CStr::from_ptr(details.message), c"a reason");
+        // Engines from before 0.4 do not know the code.
+        let codes: &[_] = match MINOR {
+            ..4 => &[sys::XLA_FFI_Error_Code_OK],
+            _ => &[sys::XLA_FFI_Error_Code_NOT_FOUND, sys::XLA_FFI_Error_Code_INTERNAL],
+        };
+        assert!(codes.contains(&details.errc), "{:?} is none of {codes:?}", details.errc);
+        let struct_size = sys::XLA_FFI_Error_Destroy_Args::STRUCT_SIZE;
+        let mut destroy = sys::XLA_FFI_Error_Destroy_Args { struct_size, error, ..Default::default() };
+        api.XLA_FFI_Error_Destroy.expect("all versions have it")(&raw mut destroy);
+    }
+}
+
+/// The run has no extension, as a handler of 0.4 finds out.
+unsafe fn no_extension(frame: Frame) {
+    // SAFETY: the engine's frame, with a table of 0.4 or later.
+    unsafe {
+        let mut args = sys::XLA_FFI_InvokeContext_FindExtension_Args {
+            struct_size: sys::XLA_FFI_InvokeContext_FindExtension_Args::STRUCT_SIZE,
+            ctx: (*frame).ctx,
+            extension_type: 1,
+            extension: ptr::dangling(),
+            ..Default::default()
+        };
+        let find = (*(*frame).api.cast::<sys::XLA_FFI_Api_V05>()).XLA_FFI_InvokeContext_FindExtension;
+        let error = find.expect("0.4 has it")(&raw mut args);
+        assert!(error.is_null() && args.extension.is_null(), "there is no extension");
+    }
+}
+
+/// The run has no options, as a handler of 0.5 finds out.
+unsafe fn no_options(frame: Frame) {
+    // SAFETY: the engine's frame, with a table of 0.5.
+    unsafe {
+        let api = (*frame).api;
+        assert!((*api).struct_size >= sys::XLA_FFI_Api_V05::STRUCT_SIZE, "handlers look before they call");
+        let mut args = sys::XLA_FFI_CustomOptions_Get_Args {
+            struct_size: sys::XLA_FFI_CustomOptions_Get_Args::STRUCT_SIZE,
+            ctx: (*frame).ctx,
+            ..Default::default()
+        };
+        let get = (*api.cast::<sys::XLA_FFI_Api_V05>()).XLA_FFI_CustomOptions_Get;
+        let error = get.expect("0.5 has it")(&raw mut args);
+        assert!(error.is_null() && (*args.attrs).size == 0, "there are no options");
+    }
+}
+
 /// `y = 2 x`, by a handler of version 0.`MINOR`.
 ///
 /// # Safety
@@ -80,17 +144,12 @@ pub unsafe extern "C-unwind" fn double<const MINOR: i32>(frame: Frame) -> Error 
         if told(frame, MINOR, false) {
             return ptr::null_mut();
         }
+        errors_can_be_read::<MINOR>(&*(*frame).api);
+        if MINOR >= 4 {
+            no_extension(frame);
+        }
         if MINOR >= 5 {
-            let mut args = sys::XLA_FFI_InvokeContext_FindExtension_Args {
-                struct_size: sys::XLA_FFI_InvokeContext_FindExtension_Args::STRUCT_SIZE,
-                ctx: (*frame).ctx,
-                extension_type: 1,
-                extension: ptr::dangling(),
-                ..Default::default()
-            };
-            let find = (*(*frame).api.cast::<sys::XLA_FFI_Api_V05>()).XLA_FFI_InvokeContext_FindExtension;
-            let error = find.expect("0.5 has it")(&raw mut args);
-            assert!(error.is_null() && args.extension.is_null(), "there is no extension");
+            no_options(frame);
         }
         scale(frame, 2.0);
         ptr::null_mut()
@@ -169,7 +228,12 @@ pub fn stateful<const MINOR: i32>() -> Bundle {
 
 /// As [`stateful`], but the first handler calls its state one of the prepare stage.
 pub fn stateful_in_prepare() -> Bundle {
-    Bundle { instantiate: Some(instantiate::<3, 1>), ..of(scale_by_state::<3>) }
+    Bundle { instantiate: Some(instantiate::<5, 1>), ..of(scale_by_state::<5>) }
+}
+
+/// A bundle of `execute` and a handler of 0.1 that leaves a state, with which no engine of today can be left alone.
+pub fn with_old_state(execute: Handler) -> Bundle {
+    Bundle { instantiate: Some(instantiate::<1, 0>), ..of(execute) }
 }
 
 /// Registers `bundle` under `name` for the CPU.

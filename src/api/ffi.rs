@@ -4,15 +4,18 @@
 //!  PJRT FFI extension: register_handler, type_register --+
 //!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
 //!                                                              |
-//!      the engine takes its version, and it leaves no state    +-- as it is
-//!      newer, or the bundle may leave a state (lowering.rs)    +-- its trampoline (trampolines.rs)
-//!      newer than we know, or another major version            +-- refused
+//!      for a CPU; newer, or a state, or jaxlib's own           +-- its trampoline (trampolines.rs), with a table of ours
+//!                                                              |   (tables.rs; states.rs, errors.rs)
+//!      else, if the engine takes its version                   +-- as it is
+//!      newer than the engine and we know                       +-- refused
 //! ```
 //!
 //! Everything here works before a client exists: registries belong to the engine's library, not to a client.
 //! Registering is rare; nothing of it is on the way of an execution but the trampoline.
 
-mod lowering;
+mod errors;
+mod states;
+mod tables;
 mod trampolines;
 
 use once_cell::sync::OnceCell;
@@ -29,7 +32,8 @@ use crate::{
     error::Error,
     sys,
 };
-use lowering::{Lowering, NEWEST};
+use states::Platform;
+use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
 
 /// The handlers of a custom call's stages, as functions that may throw.
 pub type Bundle = sys::XLA_FFI_Handler_Bundle;
@@ -67,50 +71,83 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
         }
         return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
     };
-    let stateful = bundle.instantiate.is_some();
-    let fit = |handler: Option<Handler>| {
-        // SAFETY: the caller's promise.
-        handler.map(|handler| unsafe { fit(table, engine, handler, stateful) }).transpose()
-    };
-    let register = || {
-        let bundle = Bundle {
-            instantiate: fit(bundle.instantiate)?,
-            prepare: fit(bundle.prepare)?,
-            initialize: fit(bundle.initialize)?,
-            execute: fit(Some(execute))?,
-        };
-        // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
-        unsafe { table.register_handler(name, platform, bundle, traits) }
+    // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
+    let register = || unsafe {
+        let bundle = fit(table, engine, Platform::named(platform), bundle)?;
+        table.register_handler(name, platform, bundle, traits)
     };
     Ok(register().map_err(said)?)
 }
 
-/// The function by which the engine can call `handler`: itself, or its trampoline. The stages of a `stateful` bundle have
-/// trampolines even when the engine takes their version: not all that call themselves 0.2 agree on what a state is.
+/// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they have to
+/// be. It is all or none of them, as one stage's state is for another.
 ///
 /// # Safety
 /// As for [`register_handler`].
-unsafe fn fit(table: &'static Table, engine: &Engine, handler: Handler, stateful: bool) -> Result<Handler, Error> {
-    // SAFETY: the caller's promise.
-    let told = unsafe { table.describe(handler)? }.api_version;
+unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle: Bundle) -> Result<Bundle, Error> {
     let (major, minor) = table.version();
-    let newer = told.major_version != major || told.minor_version > minor;
-    if !newer && !stateful {
-        return Ok(handler);
+    let stateful = bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some();
+    let (mut known, mut newest, mut differs) = (true, (major, minor), false);
+    for handler in [bundle.instantiate, bundle.prepare, bundle.initialize, bundle.execute].into_iter().flatten() {
+        // SAFETY: the caller's promise.
+        let told = unsafe { table.describe(handler)? }.api_version;
+        let version = (told.major_version, told.minor_version);
+        // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it either.
+        // On a CPU, a state of a later stage would be written to nowhere.
+        let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
+        differs |= states || in_jaxlib(handler);
+        known &= version.0 == major && version.1 <= NEWEST;
+        newest = newest.max(version);
     }
-    match Lowering::get(table)? {
-        Some(lowering) if told.major_version == major && told.minor_version <= NEWEST => {
-            trampolines::assign(handler, told.minor_version, lowering)
-        }
-        _ if !newer => Ok(handler),
-        lowering => Err(Error::unimplemented(format!(
-            "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
-            told.major_version,
-            told.minor_version,
-            engine.path().display(),
-            if lowering.is_some() { NEWEST } else { minor },
-        ))),
+    let newer = newest > (major, minor);
+    let needed = newer || differs;
+    if !needed && platform != Platform::Cpu {
+        return Ok(bundle);
     }
+    // A bundle that the engine can call by itself need not fail where there is no table or no trampoline for it.
+    let tables = Tables::get(table, platform).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
+    if let Some(tables) = tables.filter(|_| known) {
+        // SAFETY: the caller's promise.
+        let trampoline =
+            |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) }).transpose();
+        let fitted = || {
+            Ok(Bundle {
+                instantiate: trampoline(bundle.instantiate)?,
+                prepare: trampoline(bundle.prepare)?,
+                initialize: trampoline(bundle.initialize)?,
+                execute: trampoline(bundle.execute)?,
+            })
+        };
+        return fitted().or_else(|none| if needed { Err(none) } else { Ok(bundle) });
+    }
+    if !newer {
+        return Ok(bundle);
+    }
+    Err(Error::unimplemented(format!(
+        "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
+        newest.0,
+        newest.1,
+        engine.path().display(),
+        if tables.is_some() { NEWEST.max(minor) } else { minor },
+    )))
+}
+
+/// The trampoline of `handler`, over the table for its kind.
+///
+/// # Safety
+/// As for [`register_handler`].
+unsafe fn assign(table: &Table, handler: Handler, tables: &'static Tables) -> Result<Handler, Error> {
+    // SAFETY: the caller's promise.
+    let minor = unsafe { table.describe(handler)? }.api_version.minor_version;
+    trampolines::assign(handler, Kind { minor, in_jaxlib: in_jaxlib(handler) }, tables)
+}
+
+/// Whether the handler is of jaxlib's own libraries, which are built with XLA's source, and not only its headers.
+fn in_jaxlib(handler: Handler) -> bool {
+    plugin::library_of(handler as usize).is_some_and(|library| {
+        let folders = library.parent().into_iter().flat_map(std::path::Path::components);
+        folders.into_iter().any(|folder| folder.as_os_str() == "jaxlib")
+    })
 }
 
 /// Registers a type of handlers' states or user data under `id`, or under one that the engine chooses when it is 0;
@@ -130,7 +167,7 @@ pub unsafe fn register_type(name: &str, platform: &str, id: i64, deleter: Delete
     };
     // SAFETY: the caller's promise.
     let id = unsafe { table.register_type(name, id, deleter) }.map_err(said)?;
-    lowering::note_deleter(id, deleter);
+    states::note_deleter(id, deleter);
     Ok(id)
 }
 
@@ -152,7 +189,7 @@ impl Entry for sys::PJRT_FFI_Type_Register_Args {
         *self = unsafe { extensions::register_type(*self)? };
         // SAFETY: the engine has just read it.
         let info = unsafe { self.type_info.as_ref() };
-        lowering::note_deleter(self.type_id, info.and_then(|info| info.deleter));
+        states::note_deleter(self.type_id, info.and_then(|info| info.deleter));
         Ok(())
     }
 }

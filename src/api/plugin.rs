@@ -118,14 +118,19 @@ pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Re
 
 /// Where this library was loaded from.
 pub fn own_path() -> Option<PathBuf> {
+    library_of(own_path as *const () as usize)
+}
+
+/// Where the library was loaded from that the function at that address lies in.
+pub fn library_of(function: usize) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: the address lies in this library, `info` is a place to write to.
-    let found = unsafe { libc::dladdr(own_path as *const std::ffi::c_void, &raw mut info) };
+    // SAFETY: any address may be asked for, `info` is a place to write to.
+    let found = unsafe { libc::dladdr(std::ptr::without_provenance(function), &raw mut info) };
     if found == 0 || info.dli_fname.is_null() {
         return None;
     }

@@ -34,7 +34,7 @@ static SEEN: AtomicPtr<sys::XLA_FFI_Api> = AtomicPtr::new(ptr::null_mut());
 /// The engine's table of XLA FFI functions.
 pub struct Table {
     /// As long as ours, `None` in slots that the engine's own, shorter table lacks.
-    functions: sys::XLA_FFI_Api,
+    functions: sys::XLA_FFI_Api_V05,
     /// The engine's own.
     raw: *const sys::XLA_FFI_Api,
 }
@@ -133,26 +133,28 @@ impl Table {
         if raw.is_null() {
             return Ok(None);
         }
-        let mut functions = sys::XLA_FFI_Api::default();
+        let mut functions = sys::XLA_FFI_Api_V05::default();
         // SAFETY: the engine's table begins with its size; ours is at least that many bytes or cut off.
         unsafe {
             let length = ptr::read(raw.cast::<usize>()).min(size_of_val(&functions));
             ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut functions).cast(), length);
         }
-        let usable = functions.XLA_FFI_Error_Create.is_some()
-            && functions.XLA_FFI_Error_GetMessage.is_some()
-            && functions.XLA_FFI_Error_Destroy.is_some()
-            && functions.XLA_FFI_Handler_Register.is_some();
+        let base = &functions.base;
+        let usable = base.XLA_FFI_Error_Create.is_some()
+            && base.XLA_FFI_Error_GetMessage.is_some()
+            && base.XLA_FFI_Error_Destroy.is_some()
+            && base.XLA_FFI_Handler_Register.is_some();
         Ok(usable.then_some(Self { functions, raw }))
     }
 
     /// The version of XLA FFI that the engine speaks: major, minor.
     pub fn version(&self) -> (i32, i32) {
-        (self.functions.api_version.major_version, self.functions.api_version.minor_version)
+        let version = self.functions.base.api_version;
+        (version.major_version, version.minor_version)
     }
 
     /// The functions, `None` in slots that the engine lacks.
-    pub fn functions(&self) -> &sys::XLA_FFI_Api {
+    pub fn functions(&self) -> &sys::XLA_FFI_Api_V05 {
         &self.functions
     }
 
@@ -217,7 +219,7 @@ impl Table {
             traits,
             ..Default::default()
         };
-        let register = self.functions.XLA_FFI_Handler_Register.ok_or_else(|| lacks("XLA_FFI_Handler_Register"))?;
+        let register = self.functions.base.XLA_FFI_Handler_Register.ok_or_else(|| lacks("XLA_FFI_Handler_Register"))?;
         // SAFETY: the engine copies the names; the handlers are the caller's promise.
         unsafe { self.check(register(&raw mut args)) }
     }
@@ -240,7 +242,7 @@ impl Table {
             type_info: &raw const info,
             ..Default::default()
         };
-        let register = self.functions.XLA_FFI_Type_Register.ok_or_else(|| lacks("XLA_FFI_Type_Register"))?;
+        let register = self.functions.base.XLA_FFI_Type_Register.ok_or_else(|| lacks("XLA_FFI_Type_Register"))?;
         // SAFETY: the engine copies the name and the info.
         unsafe { self.check(register(&raw mut args))? };
         Ok(type_id.type_id)
@@ -256,7 +258,7 @@ impl Table {
             ..Default::default()
         };
         // SAFETY: the engine copies the message.
-        self.functions.XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| unsafe { create(&raw mut args) })
+        self.functions.base.XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| unsafe { create(&raw mut args) })
     }
 
     /// `Err` with the message of `error` if it is not NULL; destroys it.
@@ -267,8 +269,19 @@ impl Table {
         if error.is_null() {
             return Ok(());
         }
-        let mut args = sys::XLA_FFI_Error_GetMessage_Args {
-            struct_size: sys::XLA_FFI_Error_GetMessage_Args::STRUCT_SIZE,
+        // SAFETY: the caller's promise.
+        let (_, message) = unsafe { self.take(error) };
+        Err(Error::new(Code::InvalidArgument, message))
+    }
+
+    /// What an error says, and its code if the engine tells that; destroys it.
+    ///
+    /// # Safety
+    /// `error` must be an error of the engine that the caller owns.
+    pub unsafe fn take(&self, error: *mut sys::XLA_FFI_Error) -> (Option<sys::XLA_FFI_Error_Code>, String) {
+        // Engines from before 0.4 know the struct as far as the message, and read no more of it.
+        let mut args = sys::XLA_FFI_Error_GetDetails_Args {
+            struct_size: sys::XLA_FFI_Error_GetDetails_Args::STRUCT_SIZE,
             error,
             ..Default::default()
         };
@@ -280,17 +293,18 @@ impl Table {
         let mut message = String::new();
         // SAFETY: the error is alive until it is destroyed, once; its message is a C string.
         unsafe {
-            if let Some(get) = self.functions.XLA_FFI_Error_GetMessage {
-                get(&raw mut args);
+            if let Some(get) = self.functions.base.XLA_FFI_Error_GetMessage {
+                get((&raw mut args).cast());
                 if !args.message.is_null() {
                     message = CStr::from_ptr(args.message).to_string_lossy().into_owned();
                 }
             }
-            if let Some(free) = self.functions.XLA_FFI_Error_Destroy {
+            if let Some(free) = self.functions.base.XLA_FFI_Error_Destroy {
                 free(&raw mut destroy);
             }
         }
-        Err(Error::new(Code::InvalidArgument, message))
+        // What is left as it was is no error's code.
+        ((args.errc != sys::XLA_FFI_Error_Code_OK).then_some(args.errc), message)
     }
 }
 

@@ -1,4 +1,4 @@
-//! C++ exceptions that an engine throws through the C API end here, as errors.
+//! C++ exceptions that an engine throws through the C API, or a handler of a custom call at the engine, end here, as errors.
 //!
 //! ```text
 //!  Engine::call -> pjrt_arena_call -> the engine's function -> ... -> throw
@@ -10,6 +10,9 @@
 //! middle of Execute or Compile. JAX's bindings, which are C++, make a Python error of it, because nothing else lies between.
 //! A panic's `catch_unwind` ends the process when it meets one, so the call into the engine catches it first.
 //!
+//! XLA catches what handlers throw. An engine that was linked with a C++ runtime of its own cannot: that runtime does not
+//! know the unwinder which the handler's is on the way with.
+//!
 //! The one function here that needs a handler is written in assembly, because Rust's stable language has none for what is no
 //! panic. Its frame has one call, so its personality (Itanium C++ ABI, "Exception Handling", section 1.6) has nothing to look up:
 //! whatever is thrown lands behind that call. The text comes from libstdc++'s own runtime, if the exception is one of its.
@@ -18,7 +21,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use once_cell::sync::Lazy;
 
-use super::library::Function;
+use super::{ffi::Handler, library::Function};
 use crate::{
     error::{Code, Error},
     sys,
@@ -235,23 +238,41 @@ impl Landed {
     /// Ends it: INTERNAL with what it says of itself.
     #[cold]
     pub fn end(self) -> Error {
+        Error::new(Code::Internal, format!("the engine threw {}", Self::described(self.read())))
+    }
+
+    /// Ends it: what XLA says when a handler throws.
+    #[cold]
+    pub fn end_of_handler(self) -> String {
+        match self.read() {
+            Some((Some(what), _)) => format!("XLA FFI call failed: {what}"),
+            other => format!("XLA FFI call failed: the handler threw {}", Self::described(other)),
+        }
+    }
+
+    fn described(read: Option<(Option<String>, String)>) -> String {
+        let Some((what, name)) = read else { return "an exception that is not libstdc++'s".to_owned() };
+        let what = what.map_or_else(String::new, |what| format!(": {what}"));
+        format!("a C++ exception of the type {name}{what}")
+    }
+
+    /// Ends it, and gives what [`Runtime::read`] does; `None` if it is not libstdc++'s.
+    fn read(self) -> Option<(Option<String>, String)> {
         let exception = self.0;
         // SAFETY: it is alive until it is ended.
         let runtime = RUNTIME.as_ref().filter(|_| unsafe { (*exception).class } == LIBSTDCPP);
         let Some(runtime) = runtime else {
             // SAFETY: nobody else ends it.
             unsafe { _Unwind_DeleteException(exception) };
-            return Error::new(Code::Internal, "the engine threw an exception that is not libstdc++'s");
+            return None;
         };
         // SAFETY: the class is libstdc++'s; between the two calls the exception lives.
-        let (what, name) = unsafe {
+        unsafe {
             (runtime.begin_catch)(exception);
             let read = runtime.read(exception);
             (runtime.end_catch)();
-            read
-        };
-        let what = what.map_or_else(String::new, |what| format!(": {what}"));
-        Error::new(Code::Internal, format!("the engine threw a C++ exception of the type {name}{what}"))
+            Some(read)
+        }
     }
 }
 
@@ -268,6 +289,23 @@ pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJ
     // SAFETY: the caller's promise; there is a place for an exception.
     let error = unsafe { pjrt_arena_call(function, args, &raw mut thrown) };
     if thrown.is_null() { Ok(error) } else { Err(Landed(thrown)) }
+}
+
+/// Calls a handler of a custom call.
+///
+/// # Errors
+/// What it threw.
+///
+/// # Safety
+/// `handler` must be a handler of XLA FFI, `frame` a frame for it.
+pub unsafe fn call_handler(
+    handler: Handler,
+    frame: *mut sys::XLA_FFI_CallFrame,
+) -> Result<*mut sys::XLA_FFI_Error, Landed> {
+    // SAFETY: one pointer in, one pointer out, whatever they point to.
+    let function = unsafe { std::mem::transmute::<Handler, Function>(handler) };
+    // SAFETY: the caller's promise.
+    unsafe { call(function, frame.cast()) }.map(|error| error.cast())
 }
 
 #[cfg(test)]

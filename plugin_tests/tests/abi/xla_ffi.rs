@@ -21,10 +21,17 @@ const CHANGED: [(&str, &str); 2] = [
     ("XLA_FFI_State_Get_Args", "XLA_FFI_State_Get_Args_V02"),
 ];
 
+/// Structs that came after 0.3.
+const NEWER: [&str; 4] = [
+    "XLA_FFI_Api_V05",
+    "XLA_FFI_Error_GetDetails_Args",
+    "XLA_FFI_InvokeContext_FindExtension_Args",
+    "XLA_FFI_CustomOptions_Get_Args",
+];
+
 /// What has no place in 0.3.
 fn is_of_another_version(name: &str) -> bool {
-    ["XLA_FFI_Api_V05", "XLA_FFI_InvokeContext_FindExtension_Args"].iter().any(|newer| name.starts_with(newer))
-        || CHANGED.iter().any(|(_, old)| name.starts_with(old))
+    NEWER.iter().any(|newer| name.starts_with(newer)) || CHANGED.iter().any(|(_, old)| name.starts_with(old))
 }
 
 /// jaxlib's header, in the Python environment of the engine that `PJRT_ARENA_TEST_ENGINE` names, or else in `.venv`.
@@ -95,9 +102,9 @@ fn handlers_of_0_5_find_what_they_expect() {
     let added = &OURS.structs["XLA_FFI_Api_V05"];
     assert_eq!(added.size, newer.structs["XLA_FFI_Api"].size);
     assert_eq!(added.fields[1..], theirs[ours.len()..]);
-    let same =
-        ["InvokeContext_FindExtension_Args", "State_Set_Args", "State_Get_Args", "CallFrame", "Metadata", "Buffer"];
-    for name in same.map(|name| format!("XLA_FFI_{name}")) {
+    let same = ["State_Set_Args", "State_Get_Args", "Stream_Get_Args", "CallFrame", "Metadata", "Buffer", "Attrs"];
+    let same = same.map(|name| format!("XLA_FFI_{name}"));
+    for name in same.into_iter().chain(NEWER[1..].iter().map(|&name| name.to_owned())) {
         assert_eq!(OURS.structs[&name], newer.structs[&name], "{name}");
         assert_eq!(OURS.struct_size(&name), newer.struct_size(&name), "{name}");
     }

@@ -1,11 +1,13 @@
-//! Functions that stand in for handlers which the engine would refuse: one for each handler, made at compile time.
+//! Functions that stand in for handlers: one for each handler, made at compile time.
 //!
-//! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that has to be
-//! lowered gets a function of its own, out of a table of them:
+//! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that is given
+//! another table than the engine's gets a function of its own, out of an array of them:
 //!
 //! ```text
-//!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table of its own version
+//!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table for its kind
 //! ```
+//!
+//! What a handler throws becomes an error here, as an engine with a C++ runtime of its own cannot catch it.
 //!
 //! What a call costs on top of the handler's own: a few loads, a test, two stores of `frame.api` and two of a number of the
 //! thread's: a handler may call Python (jaxlib's buffer callbacks do), and what that asks of us, a program waits for. The
@@ -19,15 +21,18 @@ use std::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::lowering::Lowering;
+use super::tables::{Kind, Tables};
 use crate::{
     api::execute::callbacks::Inside,
-    engine::ffi::{Handler, metadata_of},
+    engine::{
+        ffi::{Handler, metadata_of},
+        thrown,
+    },
     error::{Code, Error, Result},
     sys,
 };
 
-/// How many handlers can be lowered in a process. JAX 0.10 registers about 110; a trampoline takes about 100 bytes.
+/// How many handlers can have one in a process. JAX 0.10 registers about 110; a trampoline takes about 100 bytes.
 pub const LIMIT: usize = 1024;
 
 /// What a trampoline forwards to; written before it is given out.
@@ -35,26 +40,25 @@ struct Slot {
     handler: AtomicPtr<()>,
     /// The table that the handler is given.
     api: AtomicPtr<sys::XLA_FFI_Api>,
-    lowering: AtomicPtr<Lowering>,
+    tables: AtomicPtr<Tables>,
 }
 
 static SLOTS: [Slot; LIMIT] = [const {
     Slot {
         handler: AtomicPtr::new(ptr::null_mut()),
         api: AtomicPtr::new(ptr::null_mut()),
-        lowering: AtomicPtr::new(ptr::null_mut()),
+        tables: AtomicPtr::new(ptr::null_mut()),
     }
 }; LIMIT];
 
 /// Which trampoline a handler has, by the handler's address.
 static TAKEN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
 
-/// The trampoline of `handler`, which speaks version 0.`minor`; the same one each time, so that the engine sees the same
-/// function registered again.
+/// The trampoline of `handler`; the same one each time, so that the engine sees the same function registered again.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when all are taken.
-pub fn assign(handler: Handler, minor: i32, lowering: &'static Lowering) -> Result<Handler> {
+pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<Handler> {
     let mut taken = TAKEN.lock();
     let taken = taken.get_or_insert_default();
     let next = taken.len();
@@ -63,30 +67,30 @@ pub fn assign(handler: Handler, minor: i32, lowering: &'static Lowering) -> Resu
         taken.remove(&(handler as usize));
         return Err(Error::new(
             Code::ResourceExhausted,
-            format!("{LIMIT} handlers of other versions than the engine's are registered, which is as many as can be"),
+            format!("{LIMIT} handlers are registered, which is as many as can be given a table of another version"),
         ));
     }
     let slot = &SLOTS[index];
-    slot.lowering.store(ptr::from_ref(lowering).cast_mut(), Ordering::Release);
-    slot.api.store(lowering.api(minor).cast_mut(), Ordering::Release);
+    slot.tables.store(ptr::from_ref(tables).cast_mut(), Ordering::Release);
+    slot.api.store(tables.api(kind).cast_mut(), Ordering::Release);
     slot.handler.store(handler as *mut (), Ordering::Release);
     Ok(TRAMPOLINES[index / 32][index % 32])
 }
 
-/// The `I`th trampoline. A C++ exception of the handler's passes through it.
+/// The `I`th trampoline. A C++ exception of the handler's ends here.
 unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
     let slot = &SLOTS[I];
     // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.
     unsafe {
         let handler = mem::transmute::<*mut (), Handler>(slot.handler.load(Ordering::Acquire));
         if let Some(asked) = metadata_of(frame) {
-            return (*slot.lowering.load(Ordering::Acquire)).answer(handler, asked);
+            return (*slot.tables.load(Ordering::Acquire)).answer(handler, asked);
         }
         let _inside = Inside::enter(0);
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
-        let error = handler(frame);
+        let outcome = thrown::call_handler(handler, frame);
         (*frame).api = engines;
-        error
+        outcome.unwrap_or_else(|exception| (*slot.tables.load(Ordering::Acquire)).failed(&exception.end_of_handler()))
     }
 }
 

@@ -1,0 +1,126 @@
+//! Errors of XLA FFI for those who take them apart as C++ objects.
+//!
+//! An error is opaque to a handler: it asks for the message, and has it destroyed. jaxlib up to 0.11.0 does otherwise where
+//! a buffer callback asks for its stream (`context.stream`; there is none on a CPU): it expects to meet the XLA that it was
+//! built with, for which an error is a pointer to an `absl::Status`, moves that out of it, and frees the rest. What a
+//! status points to is laid out by the engine's Abseil, and read by jaxlib's:
+//!
+//! ```text
+//!  bytes   0..4        4..8   8..40     40..48             64..72
+//!          references  code   message   payloads                     Abseil of 2023-08 to 2026-01
+//!          references  code   message   source locations   payloads  Abseil of 2026-05
+//! ```
+//!
+//! So jaxlib 0.10 reads a count of source locations as a pointer to payloads, which was a segmentation fault. Errors made
+//! here are zero from byte 40 on, which means none, whoever reads. Nobody frees what they point to: its references never
+//! come to an end, and there is one for each message.
+
+use std::{
+    ptr,
+    sync::atomic::{AtomicI32, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use crate::sys;
+
+/// libstdc++'s `std::string`, with its text elsewhere.
+#[repr(C)]
+struct Text {
+    data: *const u8,
+    length: usize,
+    capacity: usize,
+    unused: usize,
+}
+
+/// What an `absl::Status` that is not OK points to, at an even address.
+#[repr(C)]
+struct Status {
+    references: AtomicI32,
+    code: u32,
+    message: Text,
+    /// More than any Abseil has there.
+    none: [usize; 8],
+}
+
+/// References that nobody but us holds.
+const OURS: i32 = 1 << 30;
+
+// SAFETY: but for its references, which are atomic, a status is never written to; its text lives as long as the process.
+unsafe impl Sync for Status {}
+
+/// One for each code and message that there was.
+static STATUSES: Mutex<Vec<&'static Status>> = Mutex::new(Vec::new());
+
+impl Status {
+    /// The one with that code and message, made when it is the first.
+    fn of(code: sys::XLA_FFI_Error_Code, message: String) -> &'static Self {
+        let mut statuses = STATUSES.lock();
+        if let Some(status) =
+            statuses.iter().find(|status| status.code == code.0 && status.text() == message.as_bytes())
+        {
+            return status;
+        }
+        let length = message.len();
+        let text = format!("{message}\0").leak(); // C++ expects a zero behind it
+        let status = &*Box::leak(Box::new(Self {
+            references: AtomicI32::new(OURS),
+            code: code.0,
+            message: Text { data: text.as_ptr(), length, capacity: length, unused: 0 },
+            none: [0; 8],
+        }));
+        statuses.push(status);
+        status
+    }
+
+    fn text(&self) -> &[u8] {
+        // SAFETY: leaked by `of`, with this length.
+        unsafe { std::slice::from_raw_parts(self.message.data, self.message.length) }
+    }
+}
+
+/// An error with that code and message, which whoever gets it may take apart, or give to the engine's functions; NULL, which
+/// is success, when there is no memory for a pointer.
+pub fn readable(code: sys::XLA_FFI_Error_Code, message: String) -> *mut sys::XLA_FFI_Error {
+    let status = Status::of(code, message);
+    // It is freed with C++'s `operator delete`, which is `free`.
+    // SAFETY: no more than asking for memory.
+    let error = unsafe { libc::malloc(size_of::<*const Status>()) }.cast::<*const Status>();
+    if error.is_null() {
+        return ptr::null_mut();
+    }
+    status.references.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: room for one pointer, ours alone so far.
+    unsafe { error.write(status) };
+    error.cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_laid_out_as_every_abseil_reads_it() {
+        let message = "no stream here, and a text that is longer than libstdc++ keeps in place";
+        let errors =
+            [0, 1].map(|_| readable(sys::XLA_FFI_Error_Code_UNIMPLEMENTED, message.to_owned()).cast::<*const usize>());
+        // SAFETY: an error is a pointer to a status, of which Abseil of 2026-05 reads nine words.
+        let [first, second] = errors.map(|error| unsafe { *error });
+        assert_eq!(first, second, "a message is kept once");
+        assert_eq!(first.addr() % 2, 0, "an odd one would be a code");
+        // SAFETY: as above.
+        let words = unsafe { std::slice::from_raw_parts(first, 9) };
+        assert_eq!(words[0] >> 32, 12, "the code of UNIMPLEMENTED");
+        assert_eq!(words[0] as u32, (OURS + 2) as u32, "two errors, and us");
+        assert_ne!(words[1], first.wrapping_add(3).addr(), "the text is not in place, as libstdc++ would free it not");
+        assert_eq!((words[2], words[3]), (message.len(), message.len()));
+        // SAFETY: the text and a zero behind it.
+        let text = unsafe { std::slice::from_raw_parts(words[1] as *const u8, message.len() + 1) };
+        assert_eq!(text, format!("{message}\0").as_bytes());
+        assert_eq!(words[5..], [0; 4], "neither payloads nor source locations");
+        for error in errors {
+            // SAFETY: as whoever takes a status out of an error frees it.
+            unsafe { libc::free(error.cast()) };
+        }
+    }
+}
