@@ -170,9 +170,39 @@ pub unsafe fn takes_views_as_they_are(
 /// wrote into it, is destroyed and the programs that use them are done. The handles must be alive.
 pub unsafe fn view(
     engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { host_buffer(engine, place, address, array, sys::PJRT_HostBufferSemantics_kMutableZeroCopy) }
+}
+
+/// As [`view`], for programs that only read: one that is donated the buffer copies it.
+///
+/// # Errors
+/// As [`view`].
+///
+/// # Safety
+/// As [`view`].
+pub unsafe fn constant(
+    engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { host_buffer(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableZeroCopy) }
+}
+
+/// # Safety
+/// As [`view`].
+unsafe fn host_buffer(
+    engine: &'static Engine,
     (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
     address: usize,
     array: Array<'_>,
+    semantics: sys::PJRT_HostBufferSemantics,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
     let mut layout = array.minor_to_major.map(untiled);
     // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
@@ -183,7 +213,7 @@ pub unsafe fn view(
             type_: array.element_type,
             dims: array.dims.as_ptr(),
             num_dims: array.dims.len(),
-            host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
+            host_buffer_semantics: semantics,
             memory,
             device_layout: layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
             ..Default::default()

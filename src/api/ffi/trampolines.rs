@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 use super::lowering::Lowering;
 use crate::{
-    api::execute::callbacks::Inside,
+    api::execute::beside::InHandler,
     engine::ffi::{Handler, metadata_of},
     error::{Code, Error, Result},
     sys,
@@ -82,7 +82,7 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         if let Some(asked) = metadata_of(frame) {
             return (*slot.lowering.load(Ordering::Acquire)).answer(handler, asked);
         }
-        let _inside = Inside::enter(0);
+        let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
         let error = handler(frame);
         (*frame).api = engines;
