@@ -89,7 +89,8 @@ for size in SIZES:
     def innermost(v):
         barrier.wait()
         return in_threads(1, lambda i: np.asarray(square(jax.device_put(np.asarray(v), devices[0]))))[0]
-    inner = jax.jit(lambda x: jax.pure_callback(innermost, shape(size, size), x + 1))
+    # Compiled before: the first call of what jit gives keeps others of it waiting until it returns.
+    inner = jax.jit(lambda x: jax.pure_callback(innermost, shape(size, size), x + 1)).lower(a).compile()
     def callback(v):
         v = np.asarray(v)
         return sum(in_threads(4, lambda i: np.asarray(inner(jax.device_put(v + i, devices[0])))))
@@ -123,14 +124,15 @@ for size in SIZES:
 def test_under_vmap(method):
     run(
         """
-a = np.stack([matrix(5) + i for i in range(3)])
-square = jax.jit(lambda x: x @ x)
-def callback(v):
-    v = np.asarray(v)
-    return sum(in_threads(4, lambda i: np.asarray(square(jax.device_put(v + i, devices[0])))))
-outer = jax.jit(jax.vmap(lambda x: jax.pure_callback(callback, shape(5, 5), x @ x, vmap_method=METHOD)))
-x = jax.device_put(a, devices[0])
-settled(lambda: close(outer(x), sum((a @ a + i) @ (a @ a + i) for i in range(4))))
+for size in SIZES:
+    a = np.stack([matrix(size) + i for i in range(3)])
+    square = jax.jit(lambda x: x @ x)
+    def callback(v):
+        v = np.asarray(v)
+        return sum(in_threads(4, lambda i: np.asarray(square(jax.device_put(v + i, devices[0])))))
+    outer = jax.jit(jax.vmap(lambda x: jax.pure_callback(callback, shape(size, size), x @ x, vmap_method=METHOD)))
+    x = jax.device_put(a, devices[0])
+    settled(lambda: close(outer(x), sum((a @ a + i) @ (a @ a + i) for i in range(4))))
 """.replace("METHOD", repr(method))
     )
 
