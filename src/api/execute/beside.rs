@@ -15,7 +15,7 @@
 //!
 //! The bytes stay in the arena: arguments and destinations are views there as well. The call waits for its arguments, because a view
 //! is ready at once, and for the program, so nobody else ever sees a buffer of that client. What cannot be viewed (elements of less
-//! than a byte) is copied.
+//! than a byte) is copied; a token, which has no bytes, is made anew.
 //!
 //! The user's client does not know that its arrays are read, so they are lent (`reading.rs`): one that is deleted meanwhile
 //! goes afterwards, and another program that is donated one gets a copy. One that the program itself is given for good it
@@ -53,7 +53,10 @@ use crate::{
         plugin,
     },
     config::EngineKind,
-    engine::{Engine, EngineError, Raw, views},
+    engine::{
+        Engine, EngineError, Raw,
+        views::{self, Array},
+    },
     error::Error,
     sys,
 };
@@ -213,7 +216,10 @@ impl<'a> Guests<'a> {
         }
         // SAFETY: the caller's promise; the array was waited for.
         let loan = unsafe { buffer.lend()? };
-        let view = if self.call.loaded.client.viewable.contains(buffer.shape.element_type) {
+        let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
+            // SAFETY: the place is alive.
+            unsafe { token(engine, place)? }
+        } else if self.call.loaded.client.viewable.contains(buffer.shape.element_type) {
             // What lies in an arena has its own layout noted.
             layout(buffer)?;
             // SAFETY: the bytes are there, and stay as they are until the run is over.
@@ -287,6 +293,9 @@ impl<'a> Guests<'a> {
                             note_layout(engine, output, shape);
                             client.view(device.memory, address, shape)?
                         }
+                        None if shape.element_type == sys::PJRT_Buffer_Type_TOKEN => {
+                            token(engine, (client.handle.0, device.memory.0))?
+                        }
                         None => copy(engine, output, device.memory.0)?,
                     };
                     *place = home;
@@ -296,6 +305,26 @@ impl<'a> Guests<'a> {
         }
         Ok(())
     }
+}
+
+/// What JAX begins with where a program takes a token, which has no bytes: the engine copies none to another client, and would abort
+/// (PJRT 0.81 and 0.106).
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The place must be alive.
+unsafe fn token(
+    engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    #[repr(align(64))]
+    struct Nothing([u8; views::ALIGNMENT]);
+    static NOTHING: Nothing = Nothing([0; views::ALIGNMENT]);
+    let array = Array::new(sys::PJRT_Buffer_Type_PRED, &[]);
+    // SAFETY: the memory is there for ever, and nobody writes to it.
+    unsafe { views::constant(engine, place, NOTHING.0.as_ptr().expose_provenance(), array) }
 }
 
 /// A copy in `memory`, which another client's may be, of a buffer that is there.
