@@ -22,7 +22,7 @@
 //! has alone (`gifts.rs`), or it only reads it where somebody else does too.
 //!
 //! Handlers of custom calls may call us as well, and nobody knows of a program that its handlers do. So what the thread of such a
-//! handler runs goes beside, and until that is over, whatever anybody runs.
+//! handler runs goes beside too, and while it is under way, what threads of callbacks run: it may be what its own callback runs.
 
 pub mod clients;
 
@@ -81,6 +81,11 @@ impl InHandler {
         HANDLERS.set(HANDLERS.get() + 1);
         Self(())
     }
+
+    /// A callback into Python begins, which may be one of a program that a handler's thread runs.
+    pub fn enter_callback() -> Option<Self> {
+        (OF_HANDLERS.load(Ordering::SeqCst) > 0).then(Self::enter)
+    }
 }
 
 impl Drop for InHandler {
@@ -109,8 +114,7 @@ impl Drop for OfHandler {
 
 /// Whether a program runs beside the user's client.
 pub fn is_called_for(host_callbacks: bool) -> bool {
-    (host_callbacks || HANDLERS.get() > 0 || OF_HANDLERS.load(Ordering::Relaxed) > 0)
-        && plugin::kind() == Some(EngineKind::Cpu)
+    (host_callbacks || HANDLERS.get() > 0) && plugin::kind() == Some(EngineKind::Cpu)
 }
 
 /// A run beside, and what the other client is shown for it.

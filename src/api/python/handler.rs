@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{
         entry::{panicked, slice},
-        execute::callbacks::CALLABLES,
+        execute::{beside::InHandler, callbacks::CALLABLES},
     },
     engine::ffi::metadata_of,
     sys::{self, CStruct},
