@@ -123,6 +123,7 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
         owned.push(array.map_err(|misfit| Failure::misfit("argument", index, misfit))?);
     }
     let objects: SmallVec<[Object; 8]> = owned.iter().map(|array| array.object()).collect();
+    let _in_handler = InHandler::enter_callback();
     // SAFETY: callable and arguments are alive; the GIL is held.
     let returned = unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) };
     drop(owned);
