@@ -51,6 +51,7 @@ use crate::{
         },
         entry::Outcome,
         plugin,
+        programs::loaded::Donations,
     },
     config::EngineKind,
     engine::{
@@ -208,8 +209,10 @@ impl<'a> Guests<'a> {
     ) -> Outcome<(*mut sys::PJRT_Buffer, Option<&'a Buffer>)> {
         let engine = self.call.loaded.client.engine;
         let place = self.place(buffer.device)?;
+        // Of a program that could not be read nobody knows what it will consume: it reads all.
+        let is_known = matches!(self.call.loaded.program.plan.donations, Donations::Only(_));
         if let Some(gift) = gift
-            && let Some(address) = gifts.take_alone(buffer, gift)?
+            && let Some(address) = gifts.take_alone(buffer, gift, is_known)?
         {
             // SAFETY: the block is in use from here on, and nobody else uses it.
             let view = unsafe { views::view(engine, place, address, buffer.shape.array()) }

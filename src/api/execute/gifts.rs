@@ -89,14 +89,19 @@ impl<'a> Gifts<'a> {
     }
 
     /// As [`Self::take_up`], for a program on another client of the engine: gives the address of the block that it may write to. `None` if
-    /// it may only read.
+    /// it may only read; `is_known` says that it will consume the argument.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
-    pub fn take_alone(&mut self, buffer: &'a Buffer, (device, argument): (usize, usize)) -> Result<Option<usize>> {
+    pub fn take_alone(
+        &mut self,
+        buffer: &'a Buffer,
+        (device, argument): (usize, usize),
+        is_known: bool,
+    ) -> Result<Option<usize>> {
         let mut state = buffer.state();
         buffer.live_handle(&state)?;
-        let address = state.held().map(Held::address).filter(|_| buffer.access == Access::Full);
+        let address = state.held().map(Held::address).filter(|_| is_known && buffer.access == Access::Full);
         let taken = address.filter(|_| state.take_alone());
         let kind = if taken.is_some() { Kind::Alone } else { Kind::Read };
         self.all.push(Gift { device, argument, buffer, kind });
