@@ -10,7 +10,7 @@ pytestmark = pytest.mark.arena
 
 COMMON = """
 import faulthandler
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(200, exit=True)
 import gc, itertools, logging, threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
