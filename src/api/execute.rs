@@ -1,7 +1,7 @@
 //! `PJRT_LoadedExecutable_Execute`: the hot path.
 //!
 //! ```text
-//!  0 check       the call and its options (call.rs); a program that a callback runs goes another way from here (nested.rs)
+//!  0 check       the call and its options (call.rs); a program with host callbacks gets a client of the engine to itself (beside.rs)
 //!  1 prepare     the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
 //!                copies of arguments that are to be consumed but only lend their memory (lane.rs, stand_in.rs)
 //!  2 board       each argument: alive? then nobody moves or frees its bytes from here on; one that the program may consume is
@@ -16,13 +16,13 @@
 //! before 4 leaves all arguments as they were, unless the engine itself consumed them. Nothing fails from 4 on. Nothing is ever run
 //! twice.
 
+pub mod beside;
 pub mod call;
 pub mod callbacks;
 pub mod candidates;
 pub mod context;
 pub mod gifts;
 pub mod lane;
-pub mod nested;
 pub mod passengers;
 pub mod results;
 pub mod settle;
@@ -34,8 +34,9 @@ use std::{mem::MaybeUninit, ptr};
 use smallvec::SmallVec;
 
 use self::{
+    beside::Guests,
     call::{Call, NAME},
-    callbacks::{CallbackRun, Inside},
+    callbacks::CallbackRun,
     context::Context,
     lane::{Lane, abandon},
     passengers::{Handles, Passengers},
@@ -46,7 +47,6 @@ use super::{
     plugin, state,
 };
 use crate::{
-    config::EngineKind,
     engine::{EngineError, EngineEvent, views::Sight},
     error::Error,
     sys,
@@ -73,11 +73,11 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         // SAFETY: the copy is ours.
         unsafe { (*call.options).context = handle.unwrap_or(ptr::null_mut()) };
 
-        if Inside::depth() > 0 && plugin::kind() == Some(EngineKind::Cpu) {
-            // SAFETY: the caller's arguments, checked; the options are complete.
-            return unsafe { nested::execute(&call) };
-        }
         let mut launch = Launch::new(call);
+        if beside::is_called_for(loaded.program.plan.host_callbacks) {
+            // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.
+            launch.beside = Some(Box::new(unsafe { Guests::begin(call)? }));
+        }
         // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.
         unsafe {
             if let Err(failure) = launch.prepare().and_then(|()| launch.board()) {
@@ -106,6 +106,8 @@ struct Launch<'a> {
     call: Call<'a>,
     /// They land before the lanes go.
     passengers: Passengers<'a>,
+    /// What another client of the engine runs it with, if one does.
+    beside: Option<Box<Guests<'a>>>,
     /// What each device runs on.
     lanes: SmallVec<[Lane<'a>; 1]>,
     /// What the engine is passed: the arguments of a device and its destinations, then those of the next.
@@ -117,7 +119,8 @@ struct Launch<'a> {
 impl<'a> Launch<'a> {
     fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
-        Self { call, passengers: Passengers::default(), lanes: SmallVec::new(), handles: Handles::new(), width }
+        let (passengers, lanes, handles) = (Passengers::default(), SmallVec::new(), Handles::new());
+        Self { call, passengers, beside: None, lanes, handles, width }
     }
 
     /// Scratch, destinations and stand-ins. From here on a failure has to give them back.
@@ -150,13 +153,17 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// As [`Self::prepare`], which comes before.
     unsafe fn board(&mut self) -> Outcome {
-        let Self { call, passengers, lanes, handles, width } = self;
+        let Self { call, passengers, beside, lanes, handles, width } = self;
         let num_args = call.args.num_args;
         handles.reserve(*width * lanes.len());
         passengers.seats.reserve(num_args * lanes.len());
         for (index, lane) in lanes.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { passengers.board(call, index, lane, handles)? };
+            unsafe { passengers.board(call, index, lane, handles, beside.as_deref_mut())? };
+            if let Some(guests) = beside {
+                // SAFETY: as above.
+                unsafe { show(guests, call, index, lane)? };
+            }
             for stand_in in &lane.stand_ins {
                 handles[index * *width + stand_in.argument] = stand_in.place.view.0;
             }
@@ -178,7 +185,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// As [`Self::board`], which comes before.
-    unsafe fn start(&self) -> Result<Events, EngineError> {
+    unsafe fn start(&mut self) -> Result<Events, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.engine;
         let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
@@ -187,29 +194,39 @@ impl<'a> Launch<'a> {
             argument_lists.push(self.handles[index * self.width..].as_ptr());
             raw_events.push(ptr::null_mut());
         }
-        let callback_run = loaded.program.plan.host_callbacks.then(|| CallbackRun::begin(&loaded.client));
+        let waits = loaded.program.plan.host_callbacks || self.beside.is_some();
+        let _callback_run = waits.then(|| CallbackRun::begin(&loaded.client));
+        let (executable, execute_device) = match &self.beside {
+            Some(guests) => (guests.executable, guests.execute_device),
+            None => (args.executable, args.execute_device),
+        };
         // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
         let outcome = unsafe {
             engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
                 extension_start: args.extension_start,
-                executable: args.executable,
+                executable,
                 options,
                 argument_lists: argument_lists.as_ptr(),
                 num_devices: args.num_devices,
                 num_args: self.width,
                 output_lists: args.output_lists,
                 device_complete_events: raw_events.as_mut_ptr(),
-                execute_device: args.execute_device,
+                execute_device,
                 ..Default::default()
             })
         };
         // SAFETY: an event that the engine filled in is ours.
         let events: Events = raw_events.into_iter().map(|event| unsafe { engine.own_event(event) }).collect();
         outcome?;
-        if callback_run.is_some() {
-            callbacks::wait(&events).inspect_err(|_| {
+        if waits {
+            let home = callbacks::wait(&events).and_then(|()| match &mut self.beside {
+                // SAFETY: the engine filled the places in, and the program is over.
+                Some(guests) => unsafe { guests.bring_home() },
+                None => Ok(()),
+            });
+            home.inspect_err(|_| {
                 for index in 0..args.num_devices {
-                    // SAFETY: the engine filled the places in, and nobody else has what it put there.
+                    // SAFETY: the engine filled the places in, and nobody else has what is there.
                     unsafe { callbacks::destroy_outputs(engine, self.call.outputs(index)) };
                 }
             })?;
@@ -236,4 +253,27 @@ impl<'a> Launch<'a> {
             }
         }
     }
+}
+
+/// Shows the other client the destinations and stand-ins of a run beside.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// As [`Launch::board`].
+unsafe fn show(guests: &mut Guests<'_>, call: &Call<'_>, index: usize, lane: &mut Lane<'_>) -> Outcome {
+    let Some(device) = lane.device.map(|device| device.handle) else { return Ok(()) };
+    // SAFETY: the caller's promise; each place holds an array of its shape.
+    unsafe {
+        for stand_in in &mut lane.stand_ins {
+            let buffer = Buffer::borrow(call.arguments(index)[stand_in.argument], NAME)?;
+            guests.show(&mut stand_in.place, device, &buffer.shape, false)?;
+        }
+        let program = &call.loaded.program;
+        for (destination, &result) in lane.destinations.iter_mut().zip(&program.plan.destinations) {
+            guests.show(destination, device, &program.results[result], true)?;
+        }
+    }
+    Ok(())
 }

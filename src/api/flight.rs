@@ -58,9 +58,9 @@ pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 /// How long [`Traffic::catch_up`] waits: touching a MiB of new memory takes as long.
 const MOMENT: Duration = Duration::from_micros(300);
 
-/// How long [`Traffic::hold_back`] waits: a program that computes a few MiB takes as long, and who waits for one that takes
+/// How long who runs ahead is held back: a program that computes a few MiB takes as long, and who waits for one that takes
 /// longer does not lose by it, because the device is busy anyway.
-const HOLD_BACK: Duration = Duration::from_millis(2);
+pub const HOLD_BACK: Duration = Duration::from_millis(2);
 
 /// What a flight carries until it lands.
 #[derive(Default)]
@@ -355,10 +355,10 @@ impl Traffic {
         self.sweep(engine);
     }
 
-    /// Waits until `enough`, at most 2 ms, while programs end one after another.
-    pub fn hold_back(&self, engine: &'static Engine, enough: impl Fn() -> bool) {
+    /// Waits until `enough`, at most as long as `bound`, while programs end one after another.
+    pub fn hold_back(&self, engine: &'static Engine, bound: Duration, enough: impl Fn() -> bool) {
         self.waiting(engine, || {
-            let patience = Patience::until(Instant::now() + HOLD_BACK);
+            let patience = Patience::until(Instant::now() + bound);
             loop {
                 let arrivals = self.arrivals();
                 if enough() || !self.wait_for_arrival(arrivals, &patience) {

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::{
     arena::{device_memory::DeviceMemory, idle::Keeper, pinned_host::PinnedHost},
     entry::Outcome,
-    execute::{nested::Beside, spares::AllSpares},
+    execute::{beside::clients::Beside, spares::AllSpares},
     flight::Traffic,
     plugin,
     programs::{
@@ -111,7 +111,7 @@ pub struct Client {
     pub traffic: Arc<Traffic>,
     /// Destinations that wait for the next run of their program.
     pub spares: AllSpares,
-    /// What programs in host callbacks run on.
+    /// What programs with host callbacks run on.
     pub beside: Beside,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,

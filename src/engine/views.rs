@@ -183,6 +183,23 @@ pub unsafe fn view(
     unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kMutableZeroCopy) }
 }
 
+/// As [`view`], for programs that only read: one that is donated the buffer copies it.
+///
+/// # Errors
+/// As [`view`].
+///
+/// # Safety
+/// As [`view`].
+pub unsafe fn constant(
+    engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableZeroCopy) }
+}
+
 /// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when this returns.
 ///
 /// # Errors

@@ -31,6 +31,7 @@ use super::{
 use crate::{
     api::{
         buffer::shape::{Shape, element_bytes},
+        flight::HOLD_BACK,
         state::Client,
     },
     config::Compact,
@@ -188,7 +189,7 @@ impl Client {
         }
         // A host callback may be waiting for this thread.
         if ahead() && self.callbacks_under_way.load(Ordering::Relaxed) == 0 {
-            self.traffic.hold_back(self.engine, || !ahead());
+            self.traffic.hold_back(self.engine, HOLD_BACK, || !ahead());
         }
     }
 

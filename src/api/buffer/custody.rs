@@ -168,6 +168,24 @@ impl<T> State<T> {
         self.life = Life::Donated;
     }
 
+    /// Begins a run that may write to the bytes, and that the engine of their buffer does not know of, unless they are used or
+    /// outsiders say when no longer; whether it did. Nobody else begins to use them.
+    #[must_use]
+    pub fn take_alone(&mut self) -> bool {
+        let alone = self.life == Life::Live && self.is_at_rest() && !self.is_referenced();
+        if alone {
+            self.donate();
+            self.begin_use(User::Run);
+        }
+        alone
+    }
+
+    /// The run that took the bytes alone did not write to them: they are their owner's again.
+    pub fn give_back(&mut self) {
+        debug_assert!(self.life == Life::Donated, "given back by who has it not");
+        self.life = Life::Live;
+    }
+
     /// Begins a use of the bytes.
     pub fn begin_use(&mut self, user: User) {
         self.users += 1;

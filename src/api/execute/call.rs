@@ -110,7 +110,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// INVALID_ARGUMENT, naming both.
-    fn refuse_what_is_given_twice(&self) -> Outcome {
+    pub fn refuse_what_is_given_twice(&self) -> Outcome {
         let Donations::Only(donated) = &self.loaded.program.plan.donations else { return Ok(()) };
         if donated.is_empty() {
             return Ok(());

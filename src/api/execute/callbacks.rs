@@ -14,15 +14,8 @@
 //! Memory is waited for less patiently meanwhile (`room.rs`), because the one who waits may be such a callback. Nothing
 //! runs such a program a second time: what its callbacks did cannot be taken back.
 
-use std::{
-    cell::Cell,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::sync::{Arc, atomic::Ordering};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
@@ -70,71 +63,5 @@ pub unsafe fn destroy_outputs(engine: &'static Engine, outputs: &[*mut sys::PJRT
     for &output in outputs {
         // SAFETY: the caller's promise; the run is over, so this does not block.
         unsafe { views::destroy(engine, output) };
-    }
-}
-
-thread_local! {
-    /// How many callbacks, one inside of the other, wait for this thread.
-    static DEPTH: Cell<usize> = const { Cell::new(0) };
-}
-
-/// This thread runs a callback: what it asks of us, a program waits for.
-pub struct Inside {
-    before: usize,
-}
-
-impl Inside {
-    /// A callback begins, of the run whose callables lie at `callables`.
-    pub fn enter(callables: usize) -> Self {
-        let before = DEPTH.get();
-        DEPTH.set(before.max(Level::of(callables)) + 1);
-        Self { before }
-    }
-
-    /// How many callbacks, one inside of the other, wait for this thread; 0 outside of any.
-    pub fn depth() -> usize {
-        DEPTH.get()
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        DEPTH.set(self.before);
-    }
-}
-
-/// Programs that callbacks run, by the callables of the run: their own callbacks are one level further in, on whatever
-/// thread.
-static LEVELS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-/// How many there are: none, as a rule.
-static LEVEL_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// A program that a callback runs.
-pub struct Level(usize, usize);
-
-impl Level {
-    /// It begins, at `depth`.
-    pub fn begin(callables: usize, depth: usize) -> Self {
-        LEVELS.lock().push((callables, depth));
-        LEVEL_COUNT.fetch_add(1, Ordering::SeqCst);
-        Self(callables, depth)
-    }
-
-    fn of(callables: usize) -> usize {
-        if LEVEL_COUNT.load(Ordering::SeqCst) == 0 {
-            return 0;
-        }
-        let levels = LEVELS.lock();
-        levels.iter().filter(|(run, _)| *run == callables).map(|(_, depth)| *depth).max().unwrap_or(0)
-    }
-}
-
-impl Drop for Level {
-    fn drop(&mut self) {
-        let mut levels = LEVELS.lock();
-        if let Some(at) = levels.iter().position(|level| *level == (self.0, self.1)) {
-            levels.swap_remove(at);
-        }
-        LEVEL_COUNT.fetch_sub(1, Ordering::SeqCst);
     }
 }

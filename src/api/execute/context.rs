@@ -14,15 +14,11 @@
 //! thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
 //! lives until every execution that was given it is done.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::callbacks::CALLABLES;
 use crate::{
     api::{
         entry::{Entry, Outcome, required},
@@ -36,8 +32,6 @@ use crate::{
 pub struct Context {
     engine: &'static Engine,
     inside: Mutex<Inside>,
-    /// Where the run's Python callables are, if it has any.
-    callables: AtomicUsize,
 }
 
 struct Inside {
@@ -114,15 +108,7 @@ impl Context {
             // SAFETY: the engine's context is alive while this one is.
             unsafe { extensions::add_user_data(self.handle()?, kind, data)? };
         }
-        if kind == CALLABLES {
-            self.callables.store(data.addr(), Ordering::Relaxed);
-        }
         Ok(())
-    }
-
-    /// Where the run's Python callables are; 0 if it has none.
-    pub fn callables(&self) -> usize {
-        self.callables.load(Ordering::Relaxed)
     }
 
     /// One more share of a caller's context.
@@ -158,7 +144,7 @@ impl Drop for Context {
 impl Entry for sys::PJRT_ExecuteContext_Create_Args {
     unsafe fn run(&mut self) -> Outcome {
         let inside = Mutex::new(Inside { handle: Raw::NULL, kept: SmallVec::new() });
-        let context = Arc::new(Context { engine: plugin::engine()?, inside, callables: AtomicUsize::new(0) });
+        let context = Arc::new(Context { engine: plugin::engine()?, inside });
         self.context = Arc::into_raw(context).cast_mut().cast();
         Ok(())
     }

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The engine orders what it knows of: its own copies, and the programs of one client. What it does not know of is a memcpy
-//! of ours that is under way, and what a program on another client reads.
+//! of ours that is under way, and what a program on another client reads. So a program that runs on another client
+//! (`beside.rs`) gets only what nobody else uses, and from then on nobody else may; what somebody uses, it reads.
 //!
 //! Whoever waits here has told of arguments that it takes, uses some, and reads none; nobody waits for any of that. So neither
 //! two launches with the same arguments in another order, nor a callback, can wait for itself.
@@ -19,7 +20,12 @@ use smallvec::SmallVec;
 use super::{candidates::is_consumed, lane::Lane, stand_in};
 use crate::{
     api::{
-        buffer::{Buffer, custody::User, storage::Storage},
+        arena::device_memory::Held,
+        buffer::{
+            Buffer,
+            custody::User,
+            storage::{Access, Storage},
+        },
         entry::Outcome,
         programs::loaded::{Donations, Loaded},
     },
@@ -33,6 +39,18 @@ struct Gift<'a> {
     device: usize,
     argument: usize,
     buffer: &'a Buffer,
+    kind: Kind,
+}
+
+/// How an argument may be consumed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// By the engine, which knows the buffer.
+    Known,
+    /// By a program on another client, which has it alone.
+    Alone,
+    /// Not at all: a program on another client reads it, and its owner loses it if the program takes what it read for its own.
+    Read,
 }
 
 /// Arguments that a launch may consume, in the order of devices and arguments. What is not settled when the call ends was
@@ -62,12 +80,40 @@ impl<'a> Gifts<'a> {
         loaded: &Loaded,
     ) -> Outcome<*mut sys::PJRT_Buffer> {
         if let Some(handle) = buffer.take_up_to_give(User::Run)? {
-            self.all.push(Gift { device, argument, buffer });
+            self.all.push(Gift { device, argument, buffer, kind: Kind::Known });
             return Ok(handle);
         }
         // SAFETY: the caller's promise.
         unsafe { stand_in::for_lent(lane, loaded, argument, arguments, buffer)? };
         Ok(buffer.take_up_for(User::Run)?)
+    }
+
+    /// As [`Self::take_up`], for a program on another client of the engine: gives the address of the block that it may write to. `None` if
+    /// it may only read; `is_known` says that it will consume the argument.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated.
+    pub fn take_alone(
+        &mut self,
+        buffer: &'a Buffer,
+        (device, argument): (usize, usize),
+        is_known: bool,
+    ) -> Result<Option<usize>> {
+        let mut state = buffer.state();
+        buffer.live_handle(&state)?;
+        let address = state.held().map(Held::address).filter(|_| is_known && buffer.access == Access::Full);
+        let taken = address.filter(|_| state.take_alone());
+        let kind = if taken.is_some() { Kind::Alone } else { Kind::Read };
+        self.all.push(Gift { device, argument, buffer, kind });
+        Ok(taken)
+    }
+
+    /// Ends the use that the last [`Self::take_alone`] began, where nothing came of it.
+    pub fn land_last(&mut self) {
+        if let Some(gift) = self.all.pop() {
+            drop(gift.end(false, true));
+            gift.buffer.land_for(User::Run);
+        }
     }
 
     /// After the launch on `device`: hands on the memory of those arguments that the engine consumed. The others are their owners' as
@@ -87,7 +133,7 @@ impl<'a> Gifts<'a> {
             self.settled += 1;
             // SAFETY: the caller's promise.
             let consumed = unsafe { is_consumed(engine, handles[gift.argument]) };
-            if let Some(storage) = gift.buffer.end_gift(consumed, failed) {
+            if let Some(storage) = gift.end(consumed, failed) {
                 give(gift.argument, storage);
             }
         }
@@ -97,7 +143,30 @@ impl<'a> Gifts<'a> {
 impl Drop for Gifts<'_> {
     fn drop(&mut self) {
         for gift in &self.all[self.settled..] {
-            drop(gift.buffer.end_gift(false, true));
+            drop(gift.end(false, true));
+        }
+    }
+}
+
+impl Gift<'_> {
+    /// As [`Buffer::end_gift`].
+    fn end(&self, consumed: bool, failed: bool) -> Option<Storage> {
+        match self.kind {
+            Kind::Known => self.buffer.end_gift(consumed, failed),
+            Kind::Alone => {
+                let mut state = self.buffer.state();
+                if consumed {
+                    return Some(std::mem::replace(&mut state.storage, Storage::Gone));
+                }
+                state.give_back();
+                None
+            }
+            Kind::Read => {
+                if consumed && let Err(failure) = self.buffer.delete() {
+                    log::warn!("a donated array stays: {failure:?}");
+                }
+                None
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 
 use super::tables::{Kind, Tables};
 use crate::{
-    api::execute::callbacks::Inside,
+    api::execute::beside::InHandler,
     engine::{
         ffi::{Handler, metadata_of},
         thrown,
@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         if let Some(asked) = metadata_of(frame) {
             return (*slot.tables.load(Ordering::Acquire)).answer(handler, asked);
         }
-        let _inside = Inside::enter(0);
+        let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
         let outcome = thrown::call_handler(handler, frame);
         (*frame).api = engines;

@@ -22,7 +22,7 @@ use crate::{
         buffer::shape::{Shape, dense_size},
         entry::{Outcome, slice, text},
         execute::{
-            nested::Twins,
+            beside::clients::Twins,
             spares::{Nest, Spares},
         },
         state::{Client, Device},
@@ -399,7 +399,7 @@ pub struct Loaded {
     pub devices: Vec<Raw<sys::PJRT_Device>>,
     /// For each of them the destinations that wait for the next run.
     pub spares: Vec<Arc<Spares>>,
-    /// The same program where callbacks run it.
+    /// The same program beside the user's client.
     pub twins: Twins,
     /// For each device the addresses that the last run found its arrays at, in one number; zero before the first.
     addresses: Vec<AtomicU64>,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{
         entry::{panicked, slice},
-        execute::callbacks::{CALLABLES, Inside},
+        execute::{beside::InHandler, callbacks::CALLABLES},
     },
     engine::ffi::metadata_of,
     sys::{self, CStruct},
@@ -105,7 +105,7 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
 unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     let python = PYTHON.get().ok_or_else(|| Failure::internal("Python callbacks are not installed"))?;
     // SAFETY: the caller's promise.
-    let (arguments, results, (callable, callables)) = unsafe {
+    let (arguments, results, callable) = unsafe {
         let count = |size: i64| usize::try_from(size).unwrap_or(0);
         (
             slice(frame.args.args.cast::<*const sys::XLA_FFI_Buffer>(), count(frame.args.size)),
@@ -123,11 +123,9 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
         owned.push(array.map_err(|misfit| Failure::misfit("argument", index, misfit))?);
     }
     let objects: SmallVec<[Object; 8]> = owned.iter().map(|array| array.object()).collect();
-    let returned = {
-        let _inside = Inside::enter(callables);
-        // SAFETY: callable and arguments are alive; the GIL is held.
-        unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) }
-    };
+    let _in_handler = InHandler::enter_callback();
+    // SAFETY: callable and arguments are alive; the GIL is held.
+    let returned = unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) };
     drop(owned);
     let returned = returned.map_err(Failure::raised)?;
     for (index, &result) in results.iter().enumerate() {
@@ -142,11 +140,11 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The callable that the custom call means: the one with its number among the run's, and where those are.
+/// The callable that the custom call means: the one with its number among the run's.
 ///
 /// # Safety
 /// As [`handler`].
-unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<(Object, usize), Failure> {
+unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
     let mut id = sys::XLA_FFI_TypeId { type_id: CALLABLES };
     let mut args = sys::XLA_FFI_ExecutionContext_Get_Args {
         struct_size: sys::XLA_FFI_ExecutionContext_Get_Args::STRUCT_SIZE,
@@ -169,7 +167,7 @@ unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<(Object, usize), Fa
     // SAFETY: the client's struct, alive as long as the context.
     let items = callables.map_or(&[][..], |callables| unsafe { slice(callables.items, callables.count as usize) });
     let item = usize::try_from(index).ok().and_then(|index| items.get(index));
-    item.copied().filter(|item| !item.is_null()).map(|item| (item, args.data.addr())).ok_or_else(|| {
+    item.copied().filter(|item| !item.is_null()).ok_or_else(|| {
         Failure::internal(format!("the custom call means callable {index}, and the run has {}", items.len()))
     })
 }

@@ -15,7 +15,7 @@ use crate::{
             storage::Storage,
         },
         entry::{Outcome, slice},
-        execute::nested::wait_for,
+        execute::beside::wait_for,
         state::{Client, Site},
         transfer::arrival::Arrival,
     },
