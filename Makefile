@@ -19,7 +19,8 @@ STAMP   := $(VENV)/.installed
 # Found when a recipe runs, not when make starts: the first run creates the folder.
 SITE     = $$(echo "$(VENV)"/lib/python3*/site-packages)
 LIBCLANG = LIBCLANG_PATH="$${LIBCLANG_PATH:-$(SITE)/clang/native}"
-ENGINE   = PJRT_ARENA_TEST_ENGINE="$${PJRT_ARENA_TEST_ENGINE:-$(SITE)/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so}"
+# TEST_ENGINE=0.81 for tests and benchmarks on another engine of python_smoke/engines.py, which pip then adds to .venv.
+ENGINE   = PJRT_ARENA_TEST_ENGINE="$$("$(PY)" python_smoke/engines.py $(TEST_ENGINE))"
 RELEASE := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/release/libpjrt_arena.so"
 DEBUG   := PJRT_ARENA_LIBRARY_PATH="$(CURDIR)/target/debug/libpjrt_arena.so"
 CUDA    := $(CURDIR)/target/cuda-engine
@@ -43,7 +44,7 @@ test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin th
 	$(LIBCLANG) $(ENGINE) $(CARGO) test --workspace --locked
 
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
-	$(DEBUG) "$(PY)" -m pytest python_smoke
+	$(if $(TEST_ENGINE),$(ENGINE)) $(DEBUG) "$(PY)" -m pytest python_smoke
 
 # Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
 test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
@@ -66,12 +67,12 @@ doc: setup ## API documentation, warnings are errors
 
 # BENCH="--only adam,sgd --rounds 3" and the like; make bench BENCH=--help.
 bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pjrt-arena: tables, JSON and a chart
-	$(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
+	$(if $(TEST_ENGINE),$(ENGINE)) $(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
 	  --svg target/bench.svg $(BENCH)
 
 # However busy the machine. PROGRAM=inline for the programs whose name holds it. See plugin_tests/benches/instructions.rs.
 together: target/release/libpjrt_arena.so ## small programs, the backends in turn in one process: ratios that noise does not drown
-	$(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench.together --json target/together.json $(BENCH)
+	$(if $(TEST_ENGINE),$(ENGINE)) $(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench.together --json target/together.json $(BENCH)
 
 instructions: setup ## instructions of one execution, bare engine and pjrt-arena (needs valgrind)
 	@command -v valgrind >/dev/null || { \
@@ -94,9 +95,10 @@ asan: setup ## the conformance tests, a short stress among them, under AddressSa
 	  --target x86_64-unknown-linux-gnu -- $(TESTS)
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
-# ONLY=0.7.2:3.11,0.12 for some of them.
+# ONLY=0.7.2:3.11,0.12 for some of them; ENGINE=0.115,0.81 or ENGINE=all for the engines of python_smoke/engines.py.
 compat: wheel ## a table: which checks pass with which JAX version and Python
-	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)")
+	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)") \
+	  $(if $(filter command environment,$(origin ENGINE)),--engine "$(ENGINE)")
 
 # Not part of make test either: it fetches the clients, and protoc for one of them.
 clients: target/debug/libpjrt_arena.so ## other PJRT clients: pypjrt's conformance checker, the crate pjrt

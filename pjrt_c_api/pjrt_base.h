@@ -83,7 +83,7 @@ struct PJRT_Extension_Base {
 PJRT_STRUCT(PJRT_Extension_Base, next)
 
 #define PJRT_API_MAJOR 0    // a caller and a plugin must agree on it
-#define PJRT_API_MINOR 114  // the newest minor version declared here; higher ones only add
+#define PJRT_API_MINOR 115  // the newest minor version declared here; higher ones only add
 
 // The version that the plugin was compiled against.
 struct PJRT_Api_Version {

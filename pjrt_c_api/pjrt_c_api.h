@@ -1,4 +1,4 @@
-// The PJRT C ABI that pjrt-arena speaks, minor versions 0.81 to 0.114: the function table, and the rest included.
+// The PJRT C ABI that pjrt-arena speaks, minor versions 0.81 to 0.115: the function table, and the rest included.
 //
 //   pjrt_base.h        versions, extensions, errors, events, element types, layouts
 //   pjrt_client.h      the client, devices, memories

@@ -6,15 +6,17 @@ too is the engine's or the test's, not ours.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import tempfile
 from pathlib import Path
 
+import engines
 import pytest
 
 DEVICES = 4
+#: What the caller may steer: the library and the engine that are tested.
+KEPT = ("PJRT_ARENA_LIBRARY_PATH", engines.VARIABLE)
 
 
 def pytest_addoption(parser):
@@ -24,8 +26,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Before harness is imported, because that imports JAX, which reads its variables then.
     for name in list(os.environ):
-        if name.startswith(("PJRT_", "XLA_", "JAX_", "TF_CPP_")) and name != "PJRT_ARENA_LIBRARY_PATH":
+        if name.startswith(("PJRT_", "XLA_", "JAX_", "TF_CPP_")) and name not in KEPT:
             del os.environ[name]
+    if engines.VARIABLE in os.environ:
+        os.environ["PJRT_ARENA_ENGINE"] = os.environ[engines.VARIABLE]
     os.environ["JAX_PLATFORMS"] = "arena,cpu"
     if config.getoption("--bare"):
         _name_the_bare_engine(Path(tempfile.mkdtemp()))
@@ -45,11 +49,9 @@ def pytest_configure(config):
 
 
 def _name_the_bare_engine(folder: Path) -> None:
-    spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
-    engine = Path(spec.submodule_search_locations[0]) / "xla_cpu_pjrt.so"
     description = folder / "engine.json"
     description.write_text(
-        json.dumps({"library_path": str(engine), "create_options": {"cpu_device_count": DEVICES}})
+        json.dumps({"library_path": str(engines.under_test()), "create_options": {"cpu_device_count": DEVICES}})
     )
     os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"arena:{description}"
 

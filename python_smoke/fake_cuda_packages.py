@@ -9,11 +9,11 @@ The names of their functions and the order of calls are those of jax-cuda13-pjrt
 
 from __future__ import annotations
 
-import importlib.util
 import textwrap
 from pathlib import Path
 
-from harness import ENGINE, ROOT
+import engines
+from harness import ROOT
 
 EXTENSION = """
     import ctypes
@@ -89,12 +89,6 @@ PLUGIN = """
 """
 
 
-def engine_library() -> Path:
-    """The CPU engine's file."""
-    (package,) = importlib.util.find_spec("xla_plugins").submodule_search_locations
-    return Path(package).parent / ENGINE
-
-
 def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = True) -> Path:
     """Writes the packages for one kind of GPU below `folder`, and returns the engine's path."""
     plugin = folder / "jax_plugins" / f"xla_{kind}{major}"
@@ -102,7 +96,7 @@ def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = Tr
     text = PLUGIN.format(kind=kind, major=major, platform=kind.upper())
     (plugin / "__init__.py").write_text(textwrap.dedent(text))
     library = plugin / f"xla_{kind}_plugin.so"
-    library.symlink_to(engine_library())
+    library.symlink_to(engines.under_test())
     if extension:
         package = folder / f"jax_{kind}{major}_plugin"
         package.mkdir()

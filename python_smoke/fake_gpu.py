@@ -1,7 +1,7 @@
 """A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this project; or
 XLA's ROCm plugin and AMD's driver, by the same two.
 
-    libpjrt_arena.so ---> libfake_cuda_engine.so ---> xla_cpu_pjrt.so      computes, on what it takes for device memory
+    libpjrt_arena.so ---> libfake_cuda_engine.so ---> a CPU engine         computes, on what it takes for device memory
              |                      |
              `--> libfake_cuda.so <-'      the driver: memory of the host, a thread for each stream, a detector of races
 
@@ -158,15 +158,14 @@ def real(machine: dict[str, str]) -> dict[str, str]:
 
 def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str, str]:
     """The environment of a process on such a machine."""
-    from importlib.util import find_spec
+    import engines
 
-    (engine,) = find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations
     machine = {
         "FAKE_CUDA_GPUS": str(gpus),
         "FAKE_CUDA_LATENCY_US": str(latency_us),
         "FAKE_CUDA_MEMORY": str(memory_mib << 20),
         "FAKE_CUDA_STRICT": "1",
-        "FAKE_ENGINE_CPU": str(Path(engine) / "xla_cpu_pjrt.so"),
+        "FAKE_ENGINE_CPU": str(engines.under_test()),
         "FAKE_ENGINE_ERA": str(era),
         "PJRT_ARENA_CUDA_DRIVER": str(FOLDER / "libfake_cuda.so"),
         "PJRT_ARENA_ENGINE": str(FOLDER / "libfake_cuda_engine.so"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,11 +10,11 @@ import textwrap
 import time
 from pathlib import Path
 
+import engines
 import jax
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE = "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"
 #: Variables of the caller that would change what a test sees.
 FOREIGN = ("PJRT_", "XLA_", "JAX_", "TF_CPP_")
 
@@ -25,6 +24,9 @@ def clean_environment(**settings: str | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     if "PJRT_ARENA_LIBRARY_PATH" in os.environ:
         kept["PJRT_ARENA_LIBRARY_PATH"] = os.environ["PJRT_ARENA_LIBRARY_PATH"]
+    # Another engine than the default is named to every process of the tests.
+    if engines.VARIABLE in os.environ:
+        kept |= {name: os.environ[engines.VARIABLE] for name in (engines.VARIABLE, "PJRT_ARENA_ENGINE")}
     kept["JAX_PLATFORMS"] = "arena,cpu"
     kept["PYTHONPATH"] = str(Path(__file__).parent)
     for name, value in settings.items():
@@ -52,8 +54,7 @@ def run_jax(code: str, check: bool = True, **settings: str | None) -> subprocess
 
 def beside_the_bare_engine(folder: Path, devices: int = 4) -> dict[str, str]:
     """Settings for a process that has the engine twice: behind the arena, and by itself as the backend "bare"."""
-    (package,) = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations
-    engine = {"library_path": f"{package}/xla_cpu_pjrt.so", "create_options": {"cpu_device_count": devices}}
+    engine = {"library_path": str(engines.under_test()), "create_options": {"cpu_device_count": devices}}
     description = folder / "engine.json"
     description.write_text(json.dumps(engine))
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import engines
 import fake_cuda_packages as fake
 import pytest
 from harness import run_python
@@ -102,14 +103,15 @@ def test_beside_the_backend_cuda_of_another_library_both_are_given_everything(pa
 
 def test_nvidias_libraries_come_before_the_engine_and_cuda_is_not_registered(packages):
     code = """
+        import engines
         from jax_plugins import xla_cuda13
         from harness import library_is_mapped
 
-        xla_cuda13._load_nvidia_libraries = lambda: xla_cuda13.done.append(library_is_mapped("xla_cpu_pjrt.so"))
+        xla_cuda13._load_nvidia_libraries = lambda: xla_cuda13.done.append(library_is_mapped(engines.under_test().name))
         discover()
         done = [what for what in xla_cuda13.done if what != "initialize"]
         assert done == [False, "extensions", "versions"], xla_cuda13.done
-        assert library_is_mapped("xla_cpu_pjrt.so")
+        assert library_is_mapped(engines.under_test().name)
         assert "cuda" not in xla_bridge._backend_factories
     """
     assert run(packages, code).stderr == ""
@@ -243,7 +245,7 @@ def test_programs_are_lowered_by_the_rules_for_cuda(packages):
         again = jax.dlpack.from_dlpack(x)
         assert again.devices() == {device} and again.tolist() == x.tolist()
     """
-    engine = {"PJRT_ARENA_ENGINE": str(FAKE_ENGINE), "FAKE_ENGINE_CPU": str(fake.engine_library())}
+    engine = {"PJRT_ARENA_ENGINE": str(FAKE_ENGINE), "FAKE_ENGINE_CPU": str(engines.under_test())}
     run(packages, code, **engine, FAKE_CUDA_GPUS="1")
 
 

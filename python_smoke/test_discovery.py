@@ -12,11 +12,12 @@ pytestmark = pytest.mark.arena
 QUIET = """
     import jax
     from jax._src import xla_bridge
+    import engines
     from harness import library_is_mapped
     assert {device.platform for device in jax.devices()} == {"cpu"}
     assert float((kept := jax.numpy.arange(4.0)).sum()) == 6
     assert "arena" not in xla_bridge._backend_factories
-    assert not library_is_mapped() and not library_is_mapped("xla_cpu_pjrt.so")
+    assert not library_is_mapped() and not library_is_mapped(engines.under_test().name)
 """
 
 

@@ -1,12 +1,15 @@
 """The script that runs JAX's tests, on a folder of tests that do everything a test can do to its runner."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 import pytest
+
+from engines import ENGINES
 
 SUITE = Path(__file__).parent / "jax_suite"
 
@@ -17,6 +20,11 @@ FILES = {
         def test_is_skipped(): pytest.skip("not here")
         @pytest.mark.xfail
         def test_fails_as_expected(): assert 0
+    """,
+    "pallas/kernel_test.py": """
+        import pytest
+        def test_the_tree_is_not_on_the_path():
+            with pytest.raises(ImportError): import only_in_the_tree
     """,
     "bad_test.py": """
         def test_fails(): assert 1 == 2, "the sum is 37"
@@ -50,16 +58,16 @@ FILES = {
 }
 
 
-def suite(*arguments):
-    return subprocess.run(
-        [sys.executable, str(SUITE), *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def suite(*arguments, **variables):
+    command = [sys.executable, str(SUITE), *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tests = tmp_path_factory.mktemp("jax") / "tests"
-    tests.mkdir()
+    (tests / "pallas").mkdir(parents=True)
+    (tests.parent / "only_in_the_tree.py").touch()
     for name, text in FILES.items():
         lines = text.strip("\n").splitlines()
         indent = len(lines[0]) - len(lines[0].lstrip())
@@ -69,9 +77,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(folder):
-    out = folder.parent / "out.json"
-    options = ("--tests", folder, "--backend", "cpu", "--out", out, "--all", "--jobs", 3)
-    run = suite("run", *options, "--stall", 5, "--limit", 8)
+    out, sample = folder.parent / "out.json", folder.parent / "sample.txt"
+    # A machine that is busy with other things needs seconds to start pytest, and some files start it four times.
+    sample.write_text("".join(f"{name} 0 {8 if name == 'slow_test.py' else 100}\n" for name in FILES))
+    options = ("--tests", folder, "--backend", "cpu", "--out", out, "--sample", sample, "--jobs", 3)
+    run = suite("run", *options, "--stall", 8)
     return run, json.loads(out.read_text()), out
 
 
@@ -89,6 +99,39 @@ def test_every_end_of_a_test_is_told_apart(ran):
     }
     assert outcomes(results, "bad_test.py") == {"test_fails": "failed", "test_passes": "passed"}
     assert "the sum is 37" in results["files"]["bad_test.py"]["tests"]["tests/bad_test.py::test_fails"]["msg"]
+
+
+def test_all_has_the_files_of_pallas_and_not_the_tree_itself(folder):
+    out, wanted = folder.parent / "all.json", {"good_test.py", "pallas/kernel_test.py"}
+    options = ("--tests", folder, "--backend", "cpu", "--out", out, "--all", "--except", *(set(FILES) - wanted))
+    run = suite("run", *options)
+    assert run.returncode == 0, run.stdout + (out.with_name("all.json.d") / "pallas_kernel_test.py.log").read_text()
+    results = json.loads(out.read_text())
+    assert set(results["files"]) == wanted
+    kernel = results["files"]["pallas/kernel_test.py"]["tests"]
+    assert set(kernel) == {"tests/pallas/kernel_test.py::test_the_tree_is_not_on_the_path"}
+
+
+def test_what_was_run_is_told(ran):
+    said = ran[1]["about"]
+    assert {"jax", "pjrt-arena", *(engine.distribution for engine in ENGINES)} <= set(said["versions"])
+    assert said["backend"] == "cpu" and said["engines"] == []
+
+
+@pytest.mark.arena
+def test_the_engine_that_the_arena_took_is_told(folder):
+    """A second pytest on the arena, in which one test starts JAX."""
+    (folder / "starts_test.py").write_text("def test_starts():\n    import jax\n    jax.devices()\n")
+    out = folder.parent / "arena.json"
+    try:
+        run = suite("run", "--tests", folder, "--backend", "arena", "--out", out, "--files", "starts_test")
+    finally:
+        (folder / "starts_test.py").unlink()
+    assert run.returncode == 0, run.stdout + run.stderr
+    (engine,) = json.loads(out.read_text())["about"]["engines"]
+    name, path = engine.split(maxsplit=1)
+    assert name in {known.distribution for known in ENGINES} and Path(path).is_file(), engine
+    assert f"engine of pjrt-arena: {engine}" in run.stdout
 
 
 def test_a_file_goes_on_after_crashes_and_stalls(ran):
@@ -154,4 +197,58 @@ def test_a_wrong_backend_or_folder_is_refused(folder, tmp_path):
         options = {"--tests": folder, "--backend": "cpu", "--out": tmp_path / "out.json", option: value}
         run = suite("run", *(word for pair in options.items() for word in pair))
         assert run.returncode != 0 and word in run.stderr
+    run = suite("run", "--tests", folder, "--out", tmp_path / "out.json", "--files", "good_test", "pallas/no_test")
+    assert run.returncode != 0 and "pallas/no_test.py" in run.stderr and "good_test.py" not in run.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_an_environment_that_cannot_be_made_is_refused(folder, tmp_path):
+    (tmp_path / "file").touch()
+    for place, options, words in [
+        ("new", ("--python", "3.99"), ("no Python 3.99", "python3.99 on PATH", "3.99.*/bin/python")),
+        ("new", ("--python", "/no/such/python"), ("/no/such/python",)),
+        ("new", ("--python", "/bin/false"), ("/bin/false makes no virtual environment",)),
+        ("new", ("--engine", "0.1"), ("'0.1'", "lammps-jax-pjrt-cpu (0.115)", "xla-cpu-pjrt (0.81)")),
+        ("new", ("--tests", folder), ("hypothesis_test_util.py", str(folder.parent))),
+        ("", (), (f"{tmp_path} is there, and is no virtual environment",)),
+    ]:
+        run = suite("env", tmp_path / place, "--jax", "0.11.2", *options)
+        assert run.returncode == 1, run.stdout + run.stderr
+        assert run.stderr.startswith("jax_suite: ") and all(word in run.stderr for word in words), run.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_helpers_of_the_tests_that_the_wheel_lacks_are_copied(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SUITE)
+    from environments import copy_helpers
+
+    tree, packages = tmp_path / "tree", tmp_path / "site-packages"
+    for folder, name, text in [
+        (tree, "jax/_src/hypothesis_test_util.py", "the tree's"),
+        (tree, "jax/_src/test_util.py", "the tree's"),
+        (tree, "jax/_src/pallas/pallas_test_util.py", "the tree's"),
+        (tree, "jax/_src/api_util.py", "the tree's"),
+        (tree, "jax/gone/gone_test_util.py", "the tree's"),
+        (packages, "jax/_src/test_util.py", "its own"),
+        (packages, "jax/_src/hypothesis_test_util.py", "copied from another tree"),
+        (packages, "jax/_src/pallas/__init__.py", ""),
+        (packages, "jax-0.11.2.dist-info/RECORD", "jax/_src/test_util.py,sha256=x,7\njax/_src/pallas/__init__.py,,\n"),
+    ]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    expected = ["jax/_src/hypothesis_test_util.py", "jax/_src/pallas/pallas_test_util.py"]
+    assert copy_helpers(tree, packages) == expected
+    assert [(packages / name).read_text() for name in expected] == ["the tree's"] * 2
+    assert (packages / "jax/_src/test_util.py").read_text() == "its own"
+    assert not (packages / "jax/_src/api_util.py").exists()
+
+
+def test_an_environment_without_wheels_is_refused(tmp_path):
+    """An index that has nothing; the environment is there then, and found again."""
+    nothing = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
+    for _ in range(2):
+        run = suite("env", tmp_path / "new", "--jax", "0.11.2", **nothing)
+        assert run.returncode == 1 and "jax==0.11.2" in run.stderr, run.stderr
+        assert run.stderr.startswith(f"jax_suite: pip of Python {sys.version.split()[0]}: "), run.stderr
+    run = suite("env", tmp_path / "new", "--jax", "0.11.2", "--python", "3.99")
+    assert run.returncode == 1 and "environment of Python 3." in run.stderr and "not 3.99" in run.stderr, run.stderr

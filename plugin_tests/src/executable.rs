@@ -301,10 +301,12 @@ impl Executable<'_> {
     }
 
     /// `PJRT_Executable_GetCostAnalysis`: names and values.
-    pub fn cost(&self) -> std::collections::BTreeMap<String, crate::Value> {
-        let args =
-            call!(self.plugin, PJRT_Executable_GetCostAnalysis { executable: self.raw }).expect("GetCostAnalysis");
-        crate::Value::read_list(args.properties, args.num_properties)
+    ///
+    /// # Errors
+    /// The plugin's: XLA's CPU plugin of 0.115 has none, and JAX then counts by itself.
+    pub fn cost(&self) -> Result<std::collections::BTreeMap<String, crate::Value>> {
+        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis { executable: self.raw })?;
+        Ok(crate::Value::read_list(args.properties, args.num_properties))
     }
 
     /// `PJRT_Executable_OptimizedProgram`: format and bytes, by the usual two calls.

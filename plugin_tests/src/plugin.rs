@@ -80,11 +80,15 @@ pub fn engine_path() -> PathBuf {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace has a root");
     let pythons = std::fs::read_dir(root.join(".venv/lib")).into_iter().flatten().flatten();
-    let engines = pythons.map(|python| python.path().join("site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"));
-    engines
-        .into_iter()
+    let sites: Vec<PathBuf> = pythons.map(|python| python.path().join("site-packages")).collect();
+    // The newest first, as the library has it (`engine/discover.rs`).
+    ["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"]
+        .iter()
+        .flat_map(|file| sites.iter().map(move |site| site.join(file)))
         .find(|path| path.is_file())
-        .unwrap_or_else(|| panic!("no engine in .venv: run `make` once, or name xla_cpu_pjrt.so in {ENGINE_VARIABLE}"))
+        .unwrap_or_else(|| {
+            panic!("no engine in .venv: run `make` once, or name a CPU plugin of XLA's in {ENGINE_VARIABLE}")
+        })
 }
 
 /// True when the library under test is the arena, not a bare engine.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import engines
 
 #: Variables of the caller that would change what is measured. `PJRT_ARENA_*` stay, and the report names them.
 FOREIGN = ("PJRT_NAMES", "JAX_", "XLA_")
@@ -75,11 +76,8 @@ def clean_environment() -> None:
 
 
 def engine_path() -> Path:
-    """The bare engine's library."""
-    spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
-    if spec is None:
-        raise SystemExit("the engine is not installed: pip install xla-cpu-pjrt==0.0.1")
-    return Path(spec.submodule_search_locations[0]) / "xla_cpu_pjrt.so"
+    """The bare engine's library: the one that PJRT_ARENA_TEST_ENGINE names, or the newest that is installed."""
+    return engines.under_test()
 
 
 def enter(backend: Backend, devices: int, folder: Path) -> None:

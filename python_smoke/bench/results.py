@@ -5,7 +5,7 @@ Schema `pjrt-arena-bench/1`. Times are seconds per call, memory is in bytes:
     schema        "pjrt-arena-bench/1"
     machine       cpu, cpus, memory_bytes, kernel, architecture, transparent_hugepage,
                   load_before, load_after (the load average of one minute)
-    versions      python, jax, jaxlib, numpy, engine (of xla-cpu-pjrt), pjrt_arena
+    versions      python, jax, jaxlib, numpy, engine (wheel and version), pjrt_arena
     settings      rounds, quick, started (UTC), seconds (of the run), variables (PJRT_ARENA_* of the caller),
                   backends: what each is called in tables
     programs      a list of
@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import engines
 from bench.backends import REFERENCE
 from bench.worker import quartiles
 
@@ -146,7 +147,7 @@ def versions() -> dict[str, str | None]:
         "jax": of("jax"),
         "jaxlib": of("jaxlib"),
         "numpy": of("numpy"),
-        "engine": of("xla-cpu-pjrt"),
+        "engine": engines.described(),
         "pjrt_arena": of("pjrt-arena"),
     }
 

@@ -31,7 +31,7 @@ def setup(report: dict) -> str:
     return (
         f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.1f} GiB, load "
         f"{machine['load_before']:.1f} before and {machine['load_after']:.1f} after; jax {versions['jax']}, engine "
-        f"xla-cpu-pjrt {versions['engine']}, pjrt-arena {versions['pjrt_arena']}. {settings['rounds']} round(s), a "
+        f"{versions['engine']}, pjrt-arena {versions['pjrt_arena']}. {settings['rounds']} round(s), a "
         f"fresh process for each program and backend in each round: medians of the rounds' medians, and half the "
         f"distance of their quartiles.{variables}{quick}"
     )

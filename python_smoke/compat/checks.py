@@ -262,6 +262,55 @@ def pure_callback():
 
 
 @check
+def callback_threads():
+    """A callback that waits for a program which another thread runs: the engine must have a thread left for that."""
+    import threading
+
+    import jax
+    import numpy as np
+
+    triple = jax.jit(lambda x: x * 3)
+
+    def host(x):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(np.asarray(triple(np.asarray(x)))), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert results, "the program of the thread has not ended after 60 s"
+        return results[0]
+
+    shape = jax.ShapeDtypeStruct((1 << 16,), np.float32)
+    x = np.arange(1 << 16, dtype=np.float32)
+    same(jax.jit(lambda x: jax.pure_callback(host, shape, x + 1) - 1)(x), (x + 1) * 3 - 1)
+
+
+@check
+def ffi_error():
+    """A handler of jaxlib's that asks the engine for what a CPU has not, and is given an error to read and to free."""
+    import jax
+    import numpy as np
+
+    try:
+        from jax.experimental.buffer_callback import buffer_callback
+    except ImportError:
+        return "this JAX has no buffer_callback"
+    seen = []
+
+    def host(context, out, x):
+        try:
+            context.stream
+        except Exception as error:  # noqa: BLE001 - the type differs between versions
+            seen.append(str(error))
+        np.asarray(out)[...] = np.asarray(x) * 2
+
+    x = np.arange(5, dtype=np.float32)
+    double = jax.jit(buffer_callback(host, jax.ShapeDtypeStruct((5,), np.float32)))
+    for _ in range(3):
+        same(double(x), x * 2)
+    assert len(seen) == 3 and all(seen), seen
+
+
+@check
 def debug_callback():
     import jax
     import numpy as np

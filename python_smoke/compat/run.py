@@ -3,11 +3,13 @@
 
     make wheel && python python_smoke/compat/run.py              all of TABLE
     python python_smoke/compat/run.py --only 0.7.2:3.11,0.12     some of it
+    python python_smoke/compat/run.py --engine 0.115,0.81        on these engines; --engine all
     python python_smoke/compat/run.py --library target/debug/libpjrt_arena.so
 
 For each row: a virtual environment with that jax (pip installs the wheel with its dependencies, so the range in
 pyproject.toml is tried too), `pip check`, then `checks.py` with four devices. Prints a Markdown table and what failed;
---json keeps all of it. An environment is kept and found again: 0.5 GB each.
+--json keeps all of it. An environment is kept and found again: 0.5 GB each. Engines that are named lie beside the
+environments, in folders of their own, whatever JAX they ask for.
 
 A row is "not run", and never "passed", where this machine has not that Python or pip finds no wheels. The status is 1
 when a check fails, or when nothing could be run.
@@ -22,6 +24,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from engines import ENGINES, Engine, by_name  # noqa: E402
+from venvs import QUIET, Unavailable, install, install_engine, pip, virtual_environment  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = Path(__file__).with_name("checks.py")
 
@@ -35,7 +42,8 @@ TABLE = {
     "0.9.2": ("3.11", "3.12", "3.13"),
     "0.10.2": ("3.11", "3.12", "3.13"),
     "0.11.0": ("3.12", "3.13"),
-    "0.12.0.1": ("3.12", "3.13"),
+    "0.11.2": ("3.12", "3.13", "3.14"),
+    "0.12.0.1": ("3.12", "3.13", "3.14"),
 }
 #: Beside what the wheel asks for: jax.export needs it.
 EXTRAS = ("flatbuffers",)
@@ -43,60 +51,30 @@ EXTRAS = ("flatbuffers",)
 PATIENCE = 180
 
 
-class NotRun(Exception):
-    """Why a row cannot be tried on this machine."""
-
-
-def find_python(version):
-    """The path of a Python of that version: on PATH, or of pyenv.
-
-    Raises:
-      NotRun: there is none.
-    """
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
-    for python in filter(None, found):
-        said = subprocess.run([python, "--version"], capture_output=True, text=True)
-        if said.stdout.startswith(f"Python {version}."):  # pyenv's shims are there without a Python behind them
-            return python
-    raise NotRun(f"this machine has no Python {version}")
-
-
-def pip(python, *arguments):
-    """Runs pip; gives the reason if it fails, which is its last line that names an error."""
-    command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True)
-    lines = (run.stdout + run.stderr).strip().splitlines()
-    errors = [line for line in lines if "ERROR" in line] or lines
-    return "" if run.returncode == 0 else errors[-1]
-
-
 def environment(folder, jax, version, wheel):
     """The Python of the environment for one row, made or found, with this wheel in it.
 
     Raises:
-      NotRun: no Python, or no wheels.
+      Unavailable: no Python, or no wheels.
       RuntimeError: the wheel does not go together with that JAX.
     """
-    place = folder / f"jax-{jax}-py{version}"
-    python = place / "bin" / "python"
-    if not python.is_file():
-        shutil.rmtree(place, ignore_errors=True)
-        subprocess.run([find_python(version), "-m", "venv", place], check=True)
-    quiet = ("--quiet", "--only-binary", ":all:")
-    if reason := pip(python, "install", *quiet, f"jax=={jax}", *EXTRAS):
-        raise NotRun(f"pip: {reason}")
-    if reason := pip(python, "install", *quiet, f"jax=={jax}", wheel):
+    python = virtual_environment(folder / f"jax-{jax}-py{version}", version)
+    install(python, f"jax=={jax}", *EXTRAS)
+    if reason := pip(python, "install", *QUIET, f"jax=={jax}", wheel):
         raise RuntimeError(f"the wheel cannot be installed beside it: {reason}")
-    if reason := pip(python, "install", *quiet, "--force-reinstall", "--no-deps", wheel) or pip(python, "check"):
+    if reason := pip(python, "install", *QUIET, "--force-reinstall", "--no-deps", wheel) or pip(python, "check"):
         raise RuntimeError(reason)
     return python
 
 
-def run_checks(python):
-    """Runs `checks.py` to its end, past crashes and hangs: name -> reason why it failed, empty for passed."""
+def run_checks(python, library=None):
+    """Runs `checks.py` to its end, past crashes and hangs: name -> reason why it failed, empty for passed.
+
+    `library` is the engine's; without it pjrt-arena takes what it finds.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PJRT_", "XLA_", "JAX_", "TF_CPP_", "PYTHON"))}
     settings = {"JAX_PLATFORMS": "arena,cpu", "PJRT_ARENA_DEVICES": "4", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    settings |= {"PJRT_ARENA_ENGINE": str(library)} if library else {}
     names = subprocess.run([python, CHECKS, "--list"], capture_output=True, text=True, check=True).stdout.split()
     results = {}
     while left := [name for name in names if name not in results]:
@@ -116,28 +94,48 @@ def run_checks(python):
     return results
 
 
-def row(folder, jax, version, wheel):
-    """One row of the table, as JSON has it."""
-    said = {"jax": jax, "python": version}
+def cells(folder, jax, version, wheel, engines):
+    """The lines of one row of the table, one for each engine, as JSON has them."""
     try:
-        python = environment(folder, jax, version, wheel)
-    except NotRun as reason:
-        return said | {"state": "not run", "reason": str(reason)}
-    except (RuntimeError, subprocess.CalledProcessError) as reason:
-        return said | {"state": "failed", "reason": str(reason)}
-    results = run_checks(python)
+        python, reason, state = environment(folder, jax, version, wheel), "", ""
+    except Unavailable as error:
+        reason, state = str(error), "not run"
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        reason, state = str(error), "failed"
+    for engine in engines:
+        said = {"jax": jax, "python": version, "engine": engine.requirement if engine else "default"}
+        yield said | ({"state": state, "reason": reason} if state else tried(python, folder, engine))
+
+
+def tried(python, folder, engine):
+    """How the checks end on an engine, or on the one that is found."""
+    try:
+        library = engine and install_engine(python, engine, folder / "engines" / engine.requirement)
+    except Unavailable as reason:
+        return {"state": "not run", "reason": str(reason)}
+    results = run_checks(python, library)
     failed = {name: why for name, why in results.items() if why}
-    return said | {"state": "failed" if failed else "passed", "checks": len(results), "failures": failed}
+    return {"state": "failed" if failed else "passed", "checks": len(results), "failures": failed}
 
 
 def markdown(rows):
     """The table for a README."""
-    lines = ["| jax | Python | checks | failed |", "|---|---|---|---|"]
+    lines = ["| jax | Python | engine | checks | failed |", "|---|---|---|---|---|"]
     for row in rows:
         count = f"{row['checks'] - len(row['failures'])} of {row['checks']}" if "checks" in row else row["state"]
         failed = ", ".join(row.get("failures", ())) or row.get("reason", "")
-        lines.append(f"| {row['jax']} | {row['python']} | {count} | {failed} |")
+        lines.append(f"| {row['jax']} | {row['python']} | {row['engine']} | {count} | {failed} |")
     return "\n".join(lines)
+
+
+def the_engines(names: str) -> list[Engine | None]:
+    """What --engine names; None is the one that pjrt-arena finds."""
+    if names == "all":
+        return list(ENGINES)
+    try:
+        return [by_name(name) for name in names.split(",") if name] or [None]
+    except ValueError as reason:
+        raise argparse.ArgumentTypeError(str(reason)) from None
 
 
 def the_wheel(arguments):
@@ -162,6 +160,13 @@ def the_wheel(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows, as JAX version or JAX:Python, separated by commas")
+    parser.add_argument(
+        "--engine",
+        type=the_engines,
+        default=[None],
+        metavar="NAMES",
+        help="engines, as distribution or PJRT API, separated by commas, or all; otherwise the one that is found",
+    )
     parser.add_argument("--envs", type=Path, default=ROOT / "target" / "compat", help="folder of the environments")
     parser.add_argument("--library", help="built library to wrap in a wheel; needs hatchling in this Python")
     parser.add_argument("--wheel", help="the wheel to try; otherwise the newest in dist/")
@@ -179,16 +184,22 @@ def main():
     for jax, python in rows:
         if wanted and not any(matches(name, jax, python) for name in wanted):
             continue
-        results.append(row(arguments.envs, jax, python, wheel))
-        print(f"jax {jax}, Python {python}: {results[-1]['state']}", file=sys.stderr, flush=True)
+        for result in cells(arguments.envs, jax, python, wheel, arguments.engine):
+            results.append(result)
+            print(f"{in_words(result)}: {result['state']}", file=sys.stderr, flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps({"wheel": wheel.name, "rows": results}, indent=1) + "\n")
     print(markdown(results))
     for result in results:
         for name, why in result.get("failures", {}).items():
-            print(f"\njax {result['jax']}, Python {result['python']}, {name}: {why}")
+            print(f"\n{in_words(result)}, {name}: {why}")
     states = {result["state"] for result in results}
     sys.exit("failed" in states or "passed" not in states)
+
+
+def in_words(result):
+    """Which cell of the table it is."""
+    return f"jax {result['jax']}, Python {result['python']}, engine {result['engine']}"
 
 
 def matches(name, jax, python):

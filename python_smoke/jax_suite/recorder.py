@@ -105,12 +105,13 @@ def _backend():
 
 
 def _arena():
-    """What the arena did: proof that the strategy and the compactions asked for took place."""
+    """What the arena did, and with which engine: proof that what was asked for took place."""
     arena = sys.modules.get("jax_plugins.arena")
     try:
         counted = arena.counters()
+        engine = json.loads(arena._library.load()._text("pjrt_arena_engine")).get("path")
     except Exception:  # Another backend: the package is not imported, or has loaded no library.
         return None
     names = ("compactions", "moved_blocks", "engine_bytes")
     devices = {name: sum(device.get(name, 0) for device in counted["devices"]) for name in names}
-    return {"programs": counted["programs"], "results": counted["results"]} | devices
+    return {"programs": counted["programs"], "results": counted["results"], "engine": engine} | devices

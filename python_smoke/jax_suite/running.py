@@ -108,7 +108,9 @@ def run_file(file: File, tests: Path, backend: Backend, stall: float, work: Path
     log = Log(work / f"{file.name.replace('/', '_')}.jsonl")
     output = work / f"{file.name.replace('/', '_')}.log"
     output.unlink(missing_ok=True)
-    path = [str(HERE), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # The tree's own `jax` must not be found before the installed one, so its root is neither on the path nor the
+    # folder that Python starts in.
+    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     defaults = {"JAX_NUM_GENERATED_CASES": "1", "JAX_SKIP_SLOW_TESTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     always = {
         "JAX_SUITE_LOG": str(log.path),
@@ -119,11 +121,11 @@ def run_file(file: File, tests: Path, backend: Backend, stall: float, work: Path
     }
     environment = defaults | os.environ | always | backend.variables() | file.variables
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "recorder"]
-    command += ["-p", "no:cacheprovider", f"--rootdir={tests.parent}", f"{tests.name}/{file.name}"]
+    command += ["-p", "no:cacheprovider", f"--rootdir={tests.parent}", str(tests / file.name)]
     start, crashes, deaths, note = time.monotonic(), 0, 0, ""
     while True:
         before = len(log.tests())
-        status, killed = _run_once(command, tests.parent, environment, output, log, start + file.limit, stall)
+        status, killed = _run_once(command, work, environment, output, log, start + file.limit, stall)
         if killed == "limit":
             note = f"not done after {file.limit:.0f} s"
             break

@@ -9,12 +9,14 @@ Both need tools that nothing else here does (pypjrt, protoc): they go to a virtu
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import engines
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -91,20 +93,12 @@ def crate(python, folder, engine, library):
     return subprocess.run(cargo, env=settings).returncode == 0
 
 
-def installed_engine():
-    """The engine's library in this Python's environment, if it is there."""
-    spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
-    return Path(next(iter(spec.submodule_search_locations))) / "xla_cpu_pjrt.so" if spec else None
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path, default=ROOT / "target" / "debug" / "libpjrt_arena.so")
-    parser.add_argument("--engine", type=Path, default=installed_engine(), help="default: the installed xla-cpu-pjrt")
+    parser.add_argument("--engine", type=Path, default=engines.under_test(), help="default: the newest installed")
     parser.add_argument("--envs", type=Path, default=ROOT / "target" / "clients", help="folder for what is fetched")
     arguments = parser.parse_args()
-    if not arguments.engine:
-        parser.error("xla-cpu-pjrt is not installed in this Python: name an engine with --engine")
     engine, library = arguments.engine.resolve(strict=True), arguments.library.resolve(strict=True)
     folder = arguments.envs.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,8 @@ impl Entry for sys::PJRT_Client_Create_Args {
         for warning in &settings.warnings {
             log::warn!("{warning}");
         }
-        let wanted = plugin::choose(&settings.engine, &environment)?;
+        let choice = plugin::choose(&settings.engine, &environment)?;
+        let wanted = choice.taken();
         if wanted.path != engine.path() {
             return Err(Error::failed_precondition(format!(
                 "{} asks for the engine {}, but this process has loaded {}; a process has one engine",

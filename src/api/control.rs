@@ -108,9 +108,14 @@ fn doctor() -> String {
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
         let choice = plugin::choose(&settings.engine, &environment);
-        let gpus = choice.as_ref().ok().and_then(|choice| devices::vendor_of(choice.kind));
-        let engine = choice.map(|choice| format!("{} ({})", choice.path.display(), choice.why));
-        findings.push(Finding { row: &ENGINE, what: Found::Led(engine) });
+        let gpus = choice.as_ref().ok().and_then(|choice| devices::vendor_of(choice.taken().kind));
+        match choice {
+            Ok(choice) => {
+                let lines = choice.lines().into_iter();
+                findings.extend(lines.map(|line| Finding { row: &ENGINE, what: Found::Led(Ok(line)) }));
+            }
+            Err(error) => findings.push(Finding { row: &ENGINE, what: Found::Led(Err(error)) }),
+        }
         // Without an engine for GPUs those are shown that most engines are for.
         vendor = gpus.unwrap_or(Vendor::Nvidia);
         library = devices::library_of(&settings, vendor).to_owned();

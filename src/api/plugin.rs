@@ -18,8 +18,9 @@ use crate::{
     },
     engine::{
         Engine,
-        discover::{EngineChoice, Surroundings, discover},
-        scratch, statics,
+        choice::{self, Choice},
+        discover::{Surroundings, discover},
+        scratch, statics, trial,
     },
     error::{Error, Result},
     logging,
@@ -47,7 +48,10 @@ pub fn engine() -> Result<&'static Engine> {
         let (request, log) = config::before_client(&environment)?;
         logging::init(&log);
         let choice = choose(&request, &environment)?;
-        log::info!("engine {}: {}", choice.path.display(), choice.why);
+        for line in choice.lines() {
+            log::info!("engine {line}");
+        }
+        let choice = choice.taken();
         let engine = Engine::load(&choice.path).map_err(|error| {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
             Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
@@ -96,18 +100,20 @@ pub fn loaded() -> Option<(&'static Engine, Option<EngineKind>)> {
     CHOSEN.get().map(|chosen| (&chosen.engine, chosen.kind))
 }
 
-/// Finds the engine that `request` asks for, without loading it.
+/// Finds the engines that `request` can mean and takes one, without loading it here: engines for CPUs are tried in a
+/// process of their own.
 ///
 /// # Errors
-/// There is none.
-pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Result<EngineChoice> {
+/// There is none, or none that can serve.
+pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Result<Choice> {
     let search_path = SEARCH.lock().clone();
     let own_library = own_path();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    discover(
+    let found = discover(
         request,
         &Surroundings { search_path: &search_path, environment, own_library: own_library.as_deref(), maps: &maps },
-    )
+    )?;
+    choice::choose(found, |choice| trial::of(&choice.path))
 }
 
 /// Where this library was loaded from.

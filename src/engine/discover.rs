@@ -1,16 +1,18 @@
-//! Which library is the engine.
+//! Which libraries can be the engine.
 //!
 //! ```text
-//!   setting                         folders, in this order                        wheels, in this order
-//!   ------------------------------------------------------------------------------------------------------------
-//!   a path  --> that file           1 search path given by our Python package     cpu   cyxla-pjrt-cpu, xla-cpu-pjrt
-//!   cpu     -.                      2 PYTHONPATH                                  cuda  jax-cuda13-pjrt, jax-cuda12-pjrt
-//!   cuda     |--> a wheel's file    3 site-packages of libraries mapped here      rocm  jax-rocm7-pjrt, jax-rocm60-pjrt
-//!   rocm    -'                      4 VIRTUAL_ENV, 5 CONDA_PREFIX
-//!                                   6 site-packages that this library lies in
+//!   setting                         folders, in this order                        wheels, best first
+//!   -----------------------------------------------------------------------------------------------------------
+//!   a path  --> that file           1 search path given by our Python package     cpu   lammps-jax-pjrt-cpu,
+//!   cpu     -.                      2 PYTHONPATH                                        cyxla-pjrt-cpu,
+//!   cuda     |--> wheels' files     3 site-packages of libraries mapped here            fastatomstruct-xla-cpu,
+//!   rocm    -'                      4 VIRTUAL_ENV, 5 CONDA_PREFIX                       xla-cpu-pjrt
+//!                                   6 site-packages that this library lies in     cuda  jax-cuda13-pjrt, jax-cuda12-pjrt
+//!                                                                                 rocm  jax-rocm7-pjrt, jax-rocm60-pjrt
 //! ```
 //!
-//! A better wheel in a later folder wins over a lesser one in an earlier folder. Without our Python package (a library
+//! Every wheel that is installed is a candidate, each from the first folder that has it. [`super::choice`] takes one: for
+//! GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package (a library
 //! given to JAX by path) nobody tells the search path; jaxlib's own libraries, mapped into the process, still show the
 //! `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from some shell.
 //!
@@ -60,6 +62,8 @@ pub enum Why {
     Wheel {
         /// The wheel's name.
         wheel: &'static str,
+        /// Its version, where its metadata lie beside it.
+        version: Option<String>,
         /// How the folder was known in which the wheel is installed.
         place: Place,
     },
@@ -69,7 +73,8 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(source) => write!(f, "path given by {source}"),
-            Self::Wheel { wheel, place } => write!(f, "wheel {wheel} in {place}"),
+            Self::Wheel { wheel, version: Some(version), place } => write!(f, "wheel {wheel} {version} in {place}"),
+            Self::Wheel { wheel, version: None, place } => write!(f, "wheel {wheel} in {place}"),
         }
     }
 }
@@ -121,7 +126,9 @@ enum Library {
 }
 
 const CPU_WHEELS: &[Wheel] = &[
+    Wheel { name: "lammps-jax-pjrt-cpu", library: Library::At("lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so") },
     Wheel { name: "cyxla-pjrt-cpu", library: Library::EntryPoint { group: "cyxla.plugins", file: "libpjrt_cpu.so" } },
+    Wheel { name: "fastatomstruct-xla-cpu", library: Library::At("fastatomstruct_xla_cpu/libpjrt_cpu.so") },
     Wheel { name: "xla-cpu-pjrt", library: Library::At("xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so") },
 ];
 const CUDA_WHEELS: &[Wheel] = &[
@@ -133,24 +140,29 @@ const ROCM_WHEELS: &[Wheel] = &[
     Wheel { name: "jax-rocm60-pjrt", library: Library::At("jax_plugins/xla_rocm60/xla_rocm_plugin.so") },
 ];
 
-/// The wheels that bring an engine of `kind`, best first, and the one to recommend.
+/// The wheel to recommend for CPUs. What `lammps-jax-pjrt-cpu` asks for, `jax<=0.11.2`, would take a newer JAX away, so
+/// pip is to leave it; the other new one has wheels for x86-64 alone.
+const CPU_RECOMMENDED: &str =
+    if cfg!(target_arch = "x86_64") { "--no-deps lammps-jax-pjrt-cpu" } else { "xla-cpu-pjrt" };
+
+/// The wheels that bring an engine of `kind`, best first, and what to tell `pip install`.
 fn wheels(kind: EngineKind) -> (&'static [Wheel], &'static str) {
     match kind {
-        EngineKind::Cpu => (CPU_WHEELS, "xla-cpu-pjrt"),
+        EngineKind::Cpu => (CPU_WHEELS, CPU_RECOMMENDED),
         EngineKind::Cuda => (CUDA_WHEELS, "jax-cuda13-pjrt"),
         EngineKind::Rocm => (ROCM_WHEELS, "jax-rocm7-pjrt"),
     }
 }
 
-/// Finds the engine that `request` asks for. Reads folders and small text files, and loads nothing; the time grows with
-/// the number of installed distributions.
+/// Finds the engines that `request` can mean, best guess first; never none. Reads folders and small text files, and loads
+/// nothing; the time grows with the number of installed distributions.
 ///
 /// # Errors
 /// - `INVALID_ARGUMENT`: the path that was given is not a file, or is this library itself.
 /// - `NOT_FOUND`: no wheel of the kind is installed in any folder that is known.
-pub fn discover(request: &Setting<EngineRequest>, around: &Surroundings<'_>) -> Result<EngineChoice> {
+pub fn discover(request: &Setting<EngineRequest>, around: &Surroundings<'_>) -> Result<Vec<EngineChoice>> {
     match &request.value {
-        EngineRequest::Path(path) => at_path(path, request, around),
+        EngineRequest::Path(path) => at_path(path, request, around).map(|choice| vec![choice]),
         EngineRequest::Installed(kind) => installed(*kind, request, around),
     }
 }
@@ -176,17 +188,23 @@ fn at_path(path: &Path, request: &Setting<EngineRequest>, around: &Surroundings<
     Ok(EngineChoice { path: absolute(path), kind, why: Why::Path(request.source) })
 }
 
-fn installed(kind: EngineKind, request: &Setting<EngineRequest>, around: &Surroundings<'_>) -> Result<EngineChoice> {
+fn installed(
+    kind: EngineKind,
+    request: &Setting<EngineRequest>,
+    around: &Surroundings<'_>,
+) -> Result<Vec<EngineChoice>> {
     let folders = folders(around);
     let (wheels, recommended) = wheels(kind);
-    for wheel in wheels {
-        for (folder, place) in &folders {
-            let library = locate(wheel, folder).filter(|library| !is_ourselves(library, around));
-            if let Some(library) = library {
-                let why = Why::Wheel { wheel: wheel.name, place: *place };
-                return Ok(EngineChoice { path: absolute(&library), kind: Some(kind), why });
-            }
-        }
+    let find = |wheel: &Wheel| {
+        folders.iter().find_map(|(folder, place)| {
+            let library = locate(wheel, folder).filter(|library| !is_ourselves(library, around))?;
+            let why = Why::Wheel { wheel: wheel.name, version: installed_version(wheel.name, folder), place: *place };
+            Some(EngineChoice { path: absolute(&library), kind: Some(kind), why })
+        })
+    };
+    let found: Vec<EngineChoice> = wheels.iter().filter_map(find).collect();
+    if !found.is_empty() {
+        return Ok(found);
     }
     let sought: Vec<String> = wheels.iter().map(|wheel| format!("{} (wheel {})", wheel.library, wheel.name)).collect();
     let searched: Vec<String> = folders.iter().map(|(folder, _)| folder.display().to_string()).collect();
@@ -223,6 +241,15 @@ fn locate(wheel: &Wheel, folder: &Path) -> Option<PathBuf> {
             .filter(|entry| entry.extension() == Some(OsStr::new("dist-info")))
             .find_map(|distribution| from_entry_point(folder, &distribution, group, file)),
     }
+}
+
+/// The version of a distribution that is installed in `folder`, by the name of its folder of metadata: `name-version.dist-info`.
+fn installed_version(wheel: &str, folder: &Path) -> Option<String> {
+    let start = format!("{}-", wheel.replace('-', "_"));
+    sorted_entries(folder).iter().filter_map(|entry| entry.file_name()?.to_str()).find_map(|name| {
+        let version = name.strip_suffix(".dist-info")?.strip_prefix(&start)?;
+        Some(version.to_owned())
+    })
 }
 
 /// The library `file` of the distribution whose metadata lie in `distribution`, if it has an entry point of `group`.

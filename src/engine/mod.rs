@@ -3,7 +3,9 @@
 //! Rings, unsafe shrinking outwards:
 //!
 //! ```text
-//!  discover.rs  which library it is
+//!  discover.rs  which libraries it can be
+//!  trial.rs     whether one of them works here, tried in a process of its own
+//!  choice.rs    which one is taken
 //!  abi.rs       the argument struct and the table slot of each function
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
 //!  thrown.rs    C++ exceptions, which end as errors
@@ -17,6 +19,7 @@
 //! ```
 
 pub mod abi;
+pub mod choice;
 pub mod discover;
 pub mod ffi;
 pub mod handles;
@@ -26,6 +29,7 @@ pub mod scratch;
 pub mod statics;
 pub mod tail;
 pub mod thrown;
+pub mod trial;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};

@@ -79,8 +79,13 @@ impl<'a> Array<'a> {
     }
 }
 
+/// The dimensions of an array in the default layout, the fastest-varying first.
+pub fn default_order(rank: usize) -> SmallVec<[i64; 6]> {
+    (0..rank as i64).rev().collect()
+}
+
 /// The layout without tiles in this order of dimensions, which has to outlive it.
-fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
+pub fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
     let mut layout = sys::PJRT_Buffer_MemoryLayout {
         struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
         type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
@@ -112,7 +117,7 @@ pub unsafe fn view_on_device(
     stream: isize,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
     // Without a layout an engine before 0.114 makes a shape that has none, and fails later.
-    let default: SmallVec<[i64; 8]> = (0..array.dims.len() as i64).rev().collect();
+    let default = default_order(array.dims.len());
     let mut layout = untiled(array.minor_to_major.unwrap_or(&default));
     // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {

@@ -15,7 +15,7 @@ use plugin_tests::{
     sys::{self, CStruct},
 };
 
-use crate::{DIMS, limited, plus, ramp, shared};
+use crate::{DIMS, engine, limited, plus, ramp, shared};
 
 const GUARD: u8 = 0xA5;
 /// Bytes of the fields that a later version may have added.
@@ -441,5 +441,48 @@ fn t30_arena_an_engine_newer_than_we_know_is_given_longer_structs() {
         // Callers as old as they come, too.
         let result = execute_sized(&old, &x, sys::PJRT_ExecuteOptions::MIN_SIZE, &[]).unwrap();
         assert_eq!(result.read::<f32>().unwrap(), ramp(1.0));
+    });
+}
+
+#[test]
+fn t30_the_engine_wants_no_struct_longer_than_ours() {
+    // In a child: an engine may not look at the size before it looks at the handles.
+    in_child!(&[], || {
+        let engine = engine();
+        let first = offset_of!(sys::PJRT_Api, PJRT_Error_Destroy);
+        // The first two functions return nothing, so they have no error to tell the size by.
+        let slots = first + 2 * size_of::<usize>()..engine.table().struct_size.min(sys::PJRT_Api::STRUCT_SIZE);
+        let mut told = 0;
+        for slot in slots.step_by(size_of::<usize>()) {
+            let mut words = [0u64; 128];
+            words[0] = 8;
+            // SAFETY: a slot of the table, each a function that takes a pointer to a struct; the struct says that it has its size
+            // alone, and has zeros behind.
+            let error = unsafe {
+                let at = ptr::from_ref(engine.table()).byte_add(slot).cast::<Function<u64>>();
+                let Some(function) = *at else { continue };
+                function(words.as_mut_ptr())
+            };
+            let Err(failure) = engine.check(error) else { continue };
+            // "Unexpected PJRT_Event_IsReady size: expected 25, got 8. ..."
+            let Some((_, rest)) = failure.message.split_once("Unexpected ") else { continue };
+            let Some((name, rest)) = rest.split_once(" size: expected ") else { continue };
+            let wanted: usize = rest.split(',').next().and_then(|size| size.parse().ok()).expect(rest);
+            let plain = name.trim_end_matches("_Args").to_ascii_lowercase();
+            let ours =
+                sys::C_STRUCTS.iter().find(|one| one.name.trim_end_matches("_Args").to_ascii_lowercase() == plain);
+            // XLA's name for one of them is not the struct's.
+            let Some(ours) = ours else {
+                assert_eq!(name, "PJRT_Client_DefaultAssignment_Args", "a struct that we do not declare");
+                continue;
+            };
+            assert!(
+                wanted <= ours.struct_size,
+                "{name}: the engine wants {wanted} bytes, ours has {}",
+                ours.struct_size
+            );
+            told += 1;
+        }
+        assert!(told > 100, "{told} structs were told");
     });
 }

@@ -18,6 +18,7 @@ use crate::{
         },
     },
     config::EngineKind,
+    engine::views,
     error::Error,
     report::snapshot::OriginKind,
     sys,
@@ -112,7 +113,11 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
                 Some(_) => client.admit_shape((ptr::null_mut(), self.memory), self.shape_element_type, dims)?,
                 None => Admission::Unlimited,
             };
-            let args = client.engine.call(*self)?;
+            // See `transfer/async_transfer/slot.rs`: an alias needs one.
+            let order = views::default_order(dims.len());
+            let mut layout = views::untiled(&order);
+            let shape_layout = if self.shape_layout.is_null() { &raw mut layout } else { self.shape_layout };
+            let args = client.engine.call(Self { shape_layout, ..*self })?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
             self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
         }

@@ -12,7 +12,7 @@ use crate::{
 
 /// The engine that is loaded, or that would be with the present environment, as JSON: `kind` is `"cpu"`, `"cuda"` or
 /// `"rocm"`, or null where the file's name does not tell; `path` is its file. Or `error`, one sentence that says why there
-/// is none. Loads nothing.
+/// is none. Loads nothing into this process; engines for CPUs are tried in one of their own.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -30,7 +30,7 @@ fn engine() -> Result<Value> {
             let environment = Environment::of_process();
             let (request, _) = config::before_client(&environment)?;
             let choice = plugin::choose(&request, &environment)?;
-            (choice.kind, choice.path)
+            (choice.taken().kind, choice.taken().path.clone())
         }
     };
     Ok(json!({"kind": kind.map(|kind| kind.name()), "path": path.to_string_lossy()}))

@@ -37,7 +37,8 @@ impl World {
         self.search_path.push(self.path(folder));
     }
 
-    fn discover(&self, value: EngineRequest) -> Result<EngineChoice> {
+    /// All candidates.
+    fn all(&self, value: EngineRequest) -> Result<Vec<EngineChoice>> {
         let environment: Environment = self.variables.iter().cloned().collect();
         let request = Setting { value, source: Source::Environment("PJRT_ARENA_ENGINE") };
         let around = Surroundings {
@@ -47,6 +48,11 @@ impl World {
             maps: &self.maps,
         };
         discover(&request, &around)
+    }
+
+    /// The first candidate.
+    fn discover(&self, value: EngineRequest) -> Result<EngineChoice> {
+        self.all(value).map(|all| all[0].clone())
     }
 
     fn installed(&self, kind: EngineKind) -> Result<EngineChoice> {
@@ -91,7 +97,29 @@ fn the_wheels_of_each_kind_in_their_order() {
     put_cyxla(&world, "b");
     assert_eq!(world.found(EngineKind::Cpu).0, "b/cyxla_cpu/libpjrt_cpu.so");
     let why = world.installed(EngineKind::Cpu).unwrap().why.to_string();
-    assert_eq!(why, "wheel cyxla-pjrt-cpu in Python's search path");
+    assert_eq!(why, "wheel cyxla-pjrt-cpu 0.11.0 in Python's search path");
+}
+
+#[test]
+fn every_wheel_is_a_candidate_once() {
+    let mut world = World::new();
+    world.search("a");
+    world.search("b");
+    let newest = "lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so";
+    for library in [&format!("a/{XLA_CPU}"), &format!("b/{XLA_CPU}"), &format!("b/{newest}")] {
+        world.write(library, "");
+    }
+    world.write("b/lammps_jax_pjrt_cpu-0.11.2.dist-info/METADATA", "");
+    let all = world.all(EngineRequest::Installed(EngineKind::Cpu)).unwrap();
+    let shown: Vec<String> = all.iter().map(|one| format!("{} {}", one.path.display(), one.why)).collect();
+    let place = "in Python's search path";
+    assert_eq!(
+        shown,
+        [
+            format!("{} wheel lammps-jax-pjrt-cpu 0.11.2 {place}", world.path(&format!("b/{newest}")).display()),
+            format!("{} wheel xla-cpu-pjrt {place}", world.path(&format!("a/{XLA_CPU}")).display()),
+        ]
+    );
 }
 
 #[test]
@@ -163,8 +191,10 @@ fn nothing_installed_names_files_folders_and_the_way_out() {
     assert_eq!(
         error.message,
         format!(
-            "no cpu engine is installed (PJRT_ARENA_ENGINE asks for one): looked for libpjrt_cpu.so (wheel cyxla-pjrt-cpu) \
-             and {XLA_CPU} (wheel xla-cpu-pjrt) in {}, {}; install one with `pip install xla-cpu-pjrt`, or set \
+            "no cpu engine is installed (PJRT_ARENA_ENGINE asks for one): looked for \
+             lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so (wheel lammps-jax-pjrt-cpu) and libpjrt_cpu.so (wheel \
+             cyxla-pjrt-cpu) and fastatomstruct_xla_cpu/libpjrt_cpu.so (wheel fastatomstruct-xla-cpu) and {XLA_CPU} \
+             (wheel xla-cpu-pjrt) in {}, {}; install one with `pip install {CPU_RECOMMENDED}`, or set \
              PJRT_ARENA_ENGINE to the path of a PJRT plugin library",
             world.path("one").display(),
             world.path("two").display()

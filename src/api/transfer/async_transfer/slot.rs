@@ -263,7 +263,10 @@ impl Slot {
                 }
             }
         }
-        // SAFETY: the client and its memory are alive, the dimensions live for the call.
+        // Without a layout, an engine (PJRT 0.115) makes an alias whose bytes it cannot count when they are there.
+        let order = views::default_order(shape.dims.len());
+        let mut layout = views::untiled(&order);
+        // SAFETY: the client and its memory are alive, the dimensions and the layout live for the call.
         let alias = unsafe {
             client.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
                 client: client.handle.0,
@@ -271,6 +274,7 @@ impl Slot {
                 shape_dims: shape.dims.as_ptr(),
                 shape_num_dims: shape.dims.len(),
                 shape_element_type: shape.element_type,
+                shape_layout: &raw mut layout,
                 ..Default::default()
             })?
         };
