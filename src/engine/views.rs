@@ -16,6 +16,7 @@
 
 use std::{ffi::c_void, ptr};
 
+use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
 
 use super::{Engine, EngineError, handles::Raw};
@@ -70,18 +71,31 @@ pub struct Array<'a> {
     pub dims: &'a [i64],
     /// Dimension numbers, the fastest-varying first, where that is not the last one, then the one before it, and so on.
     pub minor_to_major: Option<&'a [i64]>,
+    /// Bytes of an element; 0 where nobody needs them, which is in the default layout.
+    pub element_bytes: u8,
 }
 
 impl<'a> Array<'a> {
     /// One in the default layout.
     pub fn new(element_type: sys::PJRT_Buffer_Type, dims: &'a [i64]) -> Self {
-        Self { element_type, dims, minor_to_major: None }
+        Self { element_type, dims, minor_to_major: None, element_bytes: 0 }
     }
 }
 
 /// The dimensions of an array in the default layout, the fastest-varying first.
 pub fn default_order(rank: usize) -> SmallVec<[i64; 6]> {
     (0..rank as i64).rev().collect()
+}
+
+/// The byte strides of a dense array whose dimensions lie in `order`, the fastest first. `order` must name each dimension.
+pub fn strides_of(order: &[i64], dims: &[i64], element: i64) -> SmallVec<[i64; 6]> {
+    let mut strides = SmallVec::from_elem(0, dims.len());
+    let mut step = element;
+    for &dim in order {
+        strides[dim as usize] = step;
+        step = step.saturating_mul(dims[dim as usize]);
+    }
+    strides
 }
 
 /// The layout without tiles in this order of dimensions, which has to outlive it.
@@ -180,7 +194,10 @@ pub unsafe fn view(
     array: Array<'_>,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
     let mut layout = array.minor_to_major.map(untiled);
-    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
+    // SAFETY: the handles are alive.
+    let strides = array.minor_to_major.filter(|_| unsafe { wants_strides(engine, (client, memory)) });
+    let strides = strides.map(|order| strides_of(order, array.dims, array.element_bytes.into())).unwrap_or_default();
+    // SAFETY: dimensions, strides and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {
         engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
             client,
@@ -188,6 +205,8 @@ pub unsafe fn view(
             type_: array.element_type,
             dims: array.dims.as_ptr(),
             num_dims: array.dims.len(),
+            byte_strides: if strides.is_empty() { ptr::null() } else { strides.as_ptr() },
+            num_byte_strides: strides.len(),
             host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
             memory,
             device_layout: layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
@@ -197,6 +216,52 @@ pub unsafe fn view(
     // SAFETY: the event is ours. Nobody waits for it: completion of the programs says when memory is free again.
     drop(unsafe { engine.own_event(args.done_with_host_buffer) });
     Ok(args.buffer)
+}
+
+/// Whether the engine has to be told how the bytes of an array in a layout of its own lie. Without strides, PJRT 0.81 and 0.106 take
+/// the bytes as they are for an array in that layout. The C API says that they lie in the order of the dimensions then; PJRT 0.115
+/// holds with it, and makes a copy with the dimensions in another order. There is one engine in the process, asked once.
+///
+/// # Safety
+/// The handles must be alive.
+pub unsafe fn wants_strides(
+    engine: &'static Engine,
+    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+) -> bool {
+    #[repr(align(64))]
+    struct Four([u8; 64]);
+    static WANTED: OnceCell<bool> = OnceCell::new();
+    *WANTED.get_or_init(|| {
+        let mut four = Four([0; 64]);
+        let here = four.0.as_mut_ptr().expose_provenance();
+        let mut layout = untiled(&[0, 1]);
+        // SAFETY: the four elements, the dimensions and the layout outlive the view, which nobody uses and which ends here.
+        unsafe {
+            let made = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
+                client,
+                data: ptr::with_exposed_provenance(here),
+                type_: sys::PJRT_Buffer_Type_U8,
+                dims: [2, 2].as_ptr(),
+                num_dims: 2,
+                host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
+                memory,
+                device_layout: &raw mut layout,
+                ..Default::default()
+            });
+            let Ok(made) = made else { return true };
+            drop(engine.own_event(made.done_with_host_buffer));
+            let viewed = address(engine, made.buffer).is_ok_and(|there| there == here);
+            if !viewed
+                && let Ok(ready) =
+                    engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: made.buffer, ..Default::default() })
+                && let Some(event) = engine.own_event(ready.event)
+            {
+                drop(event.wait());
+            }
+            destroy(engine, made.buffer);
+            !viewed
+        }
+    })
 }
 
 /// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (trap T3).

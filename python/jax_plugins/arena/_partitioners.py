@@ -207,6 +207,7 @@ class _Resolver:
 
     def _probe(self, program: bytes, run: _Run, options: Any) -> None:
         """Has jaxlib's XLA choose shardings and ask for code."""
+        from jax.interpreters import mlir
         from jaxlib import xla_client
 
         _register()
@@ -222,7 +223,7 @@ class _Resolver:
         over = None
         _runs[number] = run
         try:
-            client.compile_and_load(module, xla_client.DeviceList(tuple(client.devices()[:devices])), options)
+            client.compile_and_load(mlir.module_to_bytecode(module), client.devices()[:devices], options)
         except Exception as error:  # also whatever jaxlib's XLA has not, which the engine may have
             over = error
         finally:

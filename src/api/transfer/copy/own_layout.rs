@@ -6,12 +6,14 @@
 
 use std::{ptr, sync::Arc};
 
+use smallvec::SmallVec;
+
 use crate::{
     api::{
         buffer::{
             Buffer,
             getters::{layout, layout_of},
-            shape::{Layout, Shape},
+            shape::{Layout, Shape, element_bytes},
             storage::Storage,
         },
         entry::{Outcome, slice},
@@ -75,8 +77,7 @@ pub unsafe fn copy(
 
 /// A copy in memory of the engine of the array at `address`.
 ///
-/// Given no strides, XLA:CPU takes the bytes as they are for an array in `device_layout`; the C API says that they are in the order of
-/// the dimensions then. Since it is not known which of the two an engine holds with, what it made of them is compared.
+/// Since not every engine takes the bytes of such an array as the C API says, what it made of them is compared.
 ///
 /// # Errors
 /// As [`copy`].
@@ -93,6 +94,13 @@ unsafe fn shown(
     let engine = client.engine;
     let admitted = client.admit_shape((ptr::null_mut(), memory.0), shape.element_type, &shape.dims)?;
     let mut wanted = own.as_c();
+    // SAFETY: the caller's promise.
+    let strides = if unsafe { views::wants_strides(engine, (client.handle.0, memory.0)) } {
+        let element = element_bytes(shape.element_type).unwrap_or(0);
+        views::strides_of(&own.minor_to_major, &shape.dims, element.into())
+    } else {
+        SmallVec::new()
+    };
     // SAFETY: the caller's promise; the engine is done with the bytes when the call returns.
     let buffer = unsafe {
         let args = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
@@ -101,6 +109,8 @@ unsafe fn shown(
             type_: shape.element_type,
             dims: shape.dims.as_ptr(),
             num_dims: shape.dims.len(),
+            byte_strides: if strides.is_empty() { ptr::null() } else { strides.as_ptr() },
+            num_byte_strides: strides.len(),
             host_buffer_semantics: sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
             memory: memory.0,
             device_layout: &raw mut wanted,
