@@ -316,7 +316,9 @@ unsafe extern "C" fn analyze(module: *const u8, size: usize, give: Give, reply: 
 #[test]
 fn c28_arena_who_is_installed_counts_the_cost_where_the_engine_does_not() {
     in_child!(&[], || {
-        let executable = Client::one().compile(&Program::matmul()).unwrap().executable();
+        let client = Client::one();
+        let loaded = client.compile(&Program::matmul()).unwrap();
+        let executable = loaded.executable();
         let engine_has_it = executable.cost().is_ok();
         // SAFETY: the function's type; `analyze` stays as long as the process.
         unsafe { plugin().symbol::<unsafe extern "C" fn(Analyze)>("pjrt_arena_install_cost_analysis")(analyze) };
