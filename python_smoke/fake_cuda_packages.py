@@ -2,13 +2,14 @@
 
     jax_cuda13_plugin/cuda_plugin_extension.py   handlers, types and the compiler of Triton kernels; records every call
     jax_plugins/xla_cuda13/__init__.py           JAX's own plugin: records, and registers as the real one if it is told
-    jax_plugins/xla_cuda13/xla_cuda_plugin.so    the engine: the CPU's, under a name by which it counts as CUDA's
+    jax_plugins/xla_cuda13/xla_cuda_plugin.so    the engine: passes all on to the CPU's, and counts as CUDA's by its name
 
 The names of their functions and the order of calls are those of jax-cuda13-pjrt and jax-cuda13-plugin 0.7 to 0.12.
 """
 
 from __future__ import annotations
 
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -89,6 +90,34 @@ PLUGIN = """
 """
 
 
+#: The CPU's engine, which refuses the options of a GPU's client (from PJRT 0.106 on): it is created without any.
+ENGINE = r"""
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+enum { HEAD = 5, CLIENT_CREATE = HEAD + 10, OPTIONS = 2, NUM_OPTIONS = 3 };
+static void* table[HEAD + 256];
+static void* (*create)(void**);
+static void* create_without_options(void** args) {
+  void *options = args[OPTIONS], *count = args[NUM_OPTIONS];
+  args[OPTIONS] = args[NUM_OPTIONS] = NULL;
+  void* error = create(args);
+  args[OPTIONS] = options, args[NUM_OPTIONS] = count;
+  return error;
+}
+const void* GetPjrtApi(void) {
+  if (!create) {
+    void* engine = dlopen("THE_ENGINE", RTLD_NOW | RTLD_LOCAL);
+    const size_t* theirs = ((const size_t* (*)(void))dlsym(engine, "GetPjrtApi"))();
+    memcpy(table, theirs, *theirs);
+    create = (void* (*)(void**))table[CLIENT_CREATE];
+    table[CLIENT_CREATE] = (void*)create_without_options;
+  }
+  return table;
+}
+"""
+
+
 def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = True) -> Path:
     """Writes the packages for one kind of GPU below `folder`, and returns the engine's path."""
     plugin = folder / "jax_plugins" / f"xla_{kind}{major}"
@@ -96,7 +125,8 @@ def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = Tr
     text = PLUGIN.format(kind=kind, major=major, platform=kind.upper())
     (plugin / "__init__.py").write_text(textwrap.dedent(text))
     library = plugin / f"xla_{kind}_plugin.so"
-    library.symlink_to(engines.under_test())
+    code = ENGINE.replace("THE_ENGINE", str(engines.under_test()))
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True)
     if extension:
         package = folder / f"jax_{kind}{major}_plugin"
         package.mkdir()

@@ -51,11 +51,10 @@ CODE = """
         return str(jax.tree.leaves(tree, is_leaf=lambda x: x is None))
 
     def cost(compiled):
-        if (counted := compiled.cost_analysis()) is not None:
-            return counted
-        # The bare engine has nobody who counts for it.
-        hlo = compiled.runtime_executable().hlo_modules()[0]
-        return _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, hlo)
+        # An engine that does not count leaves it to its caller (PJRT 0.106 and 0.115).
+        (module,) = compiled.runtime_executable().hlo_modules()
+        counted = compiled.cost_analysis() or _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+        return sorted(counted.items())
 
     def said(name, program, arguments, options):
         lowered = jax.jit(program, **options).lower(*arguments)
@@ -63,7 +62,7 @@ CODE = """
         executable = compiled.runtime_executable()
         return {
             "memory_analysis": str(compiled.memory_analysis()),
-            "cost_analysis": sorted(cost(compiled).items()),
+            "cost_analysis": cost(compiled),
             "lowered cost_analysis": sorted((lowered.cost_analysis() or {}).items()),
             "as_text": text(compiled),
             "shardings": plain((compiled.input_shardings, compiled.output_shardings)),

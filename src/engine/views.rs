@@ -16,10 +16,9 @@
 
 use std::{ffi::c_void, ptr};
 
-use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
 
-use super::{Engine, EngineError, handles::Raw};
+use super::{Args, Engine, EngineError, handles::Raw};
 use crate::sys;
 
 /// Alignment in bytes that every address given to [`view`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
@@ -71,31 +70,18 @@ pub struct Array<'a> {
     pub dims: &'a [i64],
     /// Dimension numbers, the fastest-varying first, where that is not the last one, then the one before it, and so on.
     pub minor_to_major: Option<&'a [i64]>,
-    /// Bytes of an element; 0 where nobody needs them, which is in the default layout.
-    pub element_bytes: u8,
 }
 
 impl<'a> Array<'a> {
     /// One in the default layout.
     pub fn new(element_type: sys::PJRT_Buffer_Type, dims: &'a [i64]) -> Self {
-        Self { element_type, dims, minor_to_major: None, element_bytes: 0 }
+        Self { element_type, dims, minor_to_major: None }
     }
 }
 
 /// The dimensions of an array in the default layout, the fastest-varying first.
 pub fn default_order(rank: usize) -> SmallVec<[i64; 6]> {
     (0..rank as i64).rev().collect()
-}
-
-/// The byte strides of a dense array whose dimensions lie in `order`, the fastest first. `order` must name each dimension.
-pub fn strides_of(order: &[i64], dims: &[i64], element: i64) -> SmallVec<[i64; 6]> {
-    let mut strides = SmallVec::from_elem(0, dims.len());
-    let mut step = element;
-    for &dim in order {
-        strides[dim as usize] = step;
-        step = step.saturating_mul(dims[dim as usize]);
-    }
-    strides
 }
 
 /// The layout without tiles in this order of dimensions, which has to outlive it.
@@ -189,79 +175,90 @@ pub unsafe fn takes_views_as_they_are(
 /// wrote into it, is destroyed and the programs that use them are done. The handles must be alive.
 pub unsafe fn view(
     engine: &'static Engine,
-    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
     address: usize,
     array: Array<'_>,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    let mut layout = array.minor_to_major.map(untiled);
-    // SAFETY: the handles are alive.
-    let strides = array.minor_to_major.filter(|_| unsafe { wants_strides(engine, (client, memory)) });
-    let strides = strides.map(|order| strides_of(order, array.dims, array.element_bytes.into())).unwrap_or_default();
-    // SAFETY: dimensions, strides and layout outlive the call; the rest is the caller's promise.
+    // SAFETY: the caller's promise.
+    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kMutableZeroCopy) }
+}
+
+/// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when this returns.
+///
+/// # Errors
+/// The engine's, for instance for a shape it refuses.
+///
+/// # Safety
+/// `address` must hold the array, and the handles be alive.
+pub unsafe fn copy(
+    engine: &'static Engine,
+    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall) }
+}
+
+/// A buffer of bytes of the host, which lie as the array says.
+///
+/// By the C API, bytes without strides lie in the order of the dimensions, whatever layout the device is to have. XLA:CPU goes by that
+/// since some version between 0.106 and 0.115, and before it took the bytes as they were. What all of them agree on is an array in the
+/// default layout: so its dimensions are given in the order in which they lie, and a bitcast, which came in between (0.98), names them
+/// as they are. Strides are of no use: where they match the layout, 0.115 copies.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The handles must be alive, and `address` hold the array for as long as the semantics say.
+unsafe fn from_host(
+    engine: &'static Engine,
+    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+    address: usize,
+    array: Array<'_>,
+    semantics: sys::PJRT_HostBufferSemantics,
+) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    let order = array.minor_to_major;
+    let has_bitcast = || engine.slot(sys::PJRT_Buffer_Bitcast_Args::SLOT).is_some();
+    let as_they_lie: Option<SmallVec<[i64; 6]>> =
+        order.filter(|_| has_bitcast()).map(|order| order.iter().rev().map(|&dim| array.dims[dim as usize]).collect());
+    let dims = as_they_lie.as_deref().unwrap_or(array.dims);
+    let mut layout = order.map(untiled);
+    let wanted = layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
     let args = unsafe {
         engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
             client,
             data: ptr::with_exposed_provenance(address),
             type_: array.element_type,
-            dims: array.dims.as_ptr(),
-            num_dims: array.dims.len(),
-            byte_strides: if strides.is_empty() { ptr::null() } else { strides.as_ptr() },
-            num_byte_strides: strides.len(),
-            host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
+            dims: dims.as_ptr(),
+            num_dims: dims.len(),
+            host_buffer_semantics: semantics,
             memory,
-            device_layout: layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
+            device_layout: if as_they_lie.is_some() { ptr::null_mut() } else { wanted },
             ..Default::default()
         })?
     };
-    // SAFETY: the event is ours. Nobody waits for it: completion of the programs says when memory is free again.
+    // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the completion of the
+    // programs says when memory is free again.
     drop(unsafe { engine.own_event(args.done_with_host_buffer) });
-    Ok(args.buffer)
-}
-
-/// Whether the engine has to be told how the bytes of an array in a layout of its own lie. Without strides, PJRT 0.81 and 0.106 take
-/// the bytes as they are for an array in that layout. The C API says that they lie in the order of the dimensions then; PJRT 0.115
-/// holds with it, and makes a copy with the dimensions in another order. There is one engine in the process, asked once.
-///
-/// # Safety
-/// The handles must be alive.
-pub unsafe fn wants_strides(
-    engine: &'static Engine,
-    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-) -> bool {
-    #[repr(align(64))]
-    struct Four([u8; 64]);
-    static WANTED: OnceCell<bool> = OnceCell::new();
-    *WANTED.get_or_init(|| {
-        let mut four = Four([0; 64]);
-        let here = four.0.as_mut_ptr().expose_provenance();
-        let mut layout = untiled(&[0, 1]);
-        // SAFETY: the four elements, the dimensions and the layout outlive the view, which nobody uses and which ends here.
-        unsafe {
-            let made = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
-                client,
-                data: ptr::with_exposed_provenance(here),
-                type_: sys::PJRT_Buffer_Type_U8,
-                dims: [2, 2].as_ptr(),
-                num_dims: 2,
-                host_buffer_semantics: sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
-                memory,
-                device_layout: &raw mut layout,
-                ..Default::default()
-            });
-            let Ok(made) = made else { return true };
-            drop(engine.own_event(made.done_with_host_buffer));
-            let viewed = address(engine, made.buffer).is_ok_and(|there| there == here);
-            if !viewed
-                && let Ok(ready) =
-                    engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: made.buffer, ..Default::default() })
-                && let Some(event) = engine.own_event(ready.event)
-            {
-                drop(event.wait());
-            }
-            destroy(engine, made.buffer);
-            !viewed
-        }
-    })
+    if as_they_lie.is_none() {
+        return Ok(args.buffer);
+    }
+    // SAFETY: the buffer was just made, and this is its end; dimensions and layout outlive the call.
+    unsafe {
+        let named = engine.call(sys::PJRT_Buffer_Bitcast_Args {
+            buffer: args.buffer,
+            element_type: array.element_type,
+            dims: array.dims.as_ptr(),
+            num_dims: array.dims.len(),
+            device_layout: wanted,
+            ..Default::default()
+        });
+        destroy(engine, args.buffer);
+        Ok(named?.out_buffer)
+    }
 }
 
 /// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (trap T3).

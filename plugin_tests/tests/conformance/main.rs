@@ -22,6 +22,7 @@ mod idle;
 mod lent;
 mod lifetime;
 mod misuse;
+mod newer;
 mod on_demand;
 mod out_of_memory;
 mod partitioners;

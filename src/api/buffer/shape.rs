@@ -54,8 +54,7 @@ impl Shape {
     /// What a view of it shows.
     pub fn array(&self) -> Array<'_> {
         let minor_to_major = self.own_layout().map(|layout| &*layout.minor_to_major);
-        let element_bytes = element_bytes(self.element_type).unwrap_or(0);
-        Array { minor_to_major, element_bytes, ..Array::new(self.element_type, &self.dims) }
+        Array { minor_to_major, ..Array::new(self.element_type, &self.dims) }
     }
 }
 

@@ -93,9 +93,13 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
 impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = state::client(self.client)?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
-            let args = client.engine.call(*self)?;
+            // Without a layout, an engine (PJRT 0.106) ends the process when the buffer is read.
+            let order = views::default_order(self.shape_num_dims);
+            let mut layout = views::untiled(&order);
+            let shape_layout = if self.shape_layout.is_null() { &raw mut layout } else { self.shape_layout };
+            let args = client.engine.call(Self { shape_layout, ..*self })?;
             self.buffer = Buffer::adopt(&client, args.buffer)?.into_raw();
         }
         Ok(())

@@ -10,7 +10,6 @@ use crate::{
         buffer::shape::{Shape, element_bytes},
         entry::slice,
     },
-    engine::views::strides_of,
     error::{Error, Result},
     sys,
 };
@@ -121,6 +120,17 @@ fn is_permutation(order: &[i64], rank: usize) -> bool {
     let mut sorted: SmallVec<[i64; 6]> = SmallVec::from_slice(order);
     sorted.sort_unstable();
     sorted.into_iter().eq(0..rank as i64)
+}
+
+/// The byte strides of a dense array whose dimensions lie in `order`, the fastest first.
+fn strides_of(order: &[i64], dims: &[i64], element: i64) -> SmallVec<[i64; 6]> {
+    let mut strides = SmallVec::from_elem(0, dims.len());
+    let mut step = element;
+    for &dim in order {
+        strides[dim as usize] = step;
+        step = step.saturating_mul(dims[dim as usize]);
+    }
+    strides
 }
 
 /// The byte strides of the literal that the caller passes for an array of `shape`; `None` if it is dense in the default
