@@ -302,7 +302,7 @@ type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
 
 static ANALYSES: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 /// Nothing is given where there is none.
-static ANSWER: Mutex<Option<(c_int, &str)>> = Mutex::new(None);
+pub static ANSWER: Mutex<Option<(c_int, &str)>> = Mutex::new(None);
 
 unsafe extern "C" fn analyze(module: *const u8, size: usize, give: Give, reply: *mut c_void) {
     // SAFETY: what the library promises.
@@ -313,6 +313,12 @@ unsafe extern "C" fn analyze(module: *const u8, size: usize, give: Give, reply: 
     }
 }
 
+/// Has costs counted by [`ANSWER`] from now on, in a process of its own.
+pub fn install_analysis() {
+    // SAFETY: the function's type; `analyze` stays as long as the process.
+    unsafe { plugin().symbol::<unsafe extern "C" fn(Analyze)>("pjrt_arena_install_cost_analysis")(analyze) };
+}
+
 #[test]
 fn c28_arena_who_is_installed_counts_the_cost_where_the_engine_does_not() {
     in_child!(&[], || {
@@ -320,8 +326,7 @@ fn c28_arena_who_is_installed_counts_the_cost_where_the_engine_does_not() {
         let loaded = client.compile(&Program::matmul()).unwrap();
         let executable = loaded.executable();
         let engine_has_it = executable.cost().is_ok();
-        // SAFETY: the function's type; `analyze` stays as long as the process.
-        unsafe { plugin().symbol::<unsafe extern "C" fn(Analyze)>("pjrt_arena_install_cost_analysis")(analyze) };
+        install_analysis();
         if engine_has_it {
             assert_eq!(executable.cost().unwrap().get("flops"), Some(&Value::Float(2.0 * 32.0 * 48.0 * 64.0)));
             assert!(ANALYSES.lock().unwrap().is_empty(), "the engine's answer is as good");
