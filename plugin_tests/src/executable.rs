@@ -303,7 +303,7 @@ impl Executable<'_> {
     /// `PJRT_Executable_GetCostAnalysis`: names and values.
     ///
     /// # Errors
-    /// The plugin's: XLA's CPU plugin of 0.115 has none, and JAX then counts by itself.
+    /// The plugin's: XLA's CPU plugins of 0.106 and 0.115 count nothing, and without a Python package nobody else does.
     pub fn cost(&self) -> Result<std::collections::BTreeMap<String, crate::Value>> {
         let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis { executable: self.raw })?;
         Ok(crate::Value::read_list(args.properties, args.num_properties))

@@ -12,7 +12,7 @@
 //!  execute/       views in, destinations in, results out; host callbacks
 //!  flight.rs      executions and transfers under way, and what they keep alive
 //!  extensions.rs  the engine's extensions; profiler.rs: what memory does, in a profiler's trace
-//!  partitioners.rs  who splits custom calls over devices, for engines that ask nobody
+//!  partitioners.rs  who splits custom calls over devices, for engines that ask nobody; hooks.rs: how Python is asked
 //!  ffi/           handlers for custom calls, given to the engine; python/: the one of host callbacks into Python
 //!  control/       pjrt_arena_*: what PJRT has no function for
 //!  client.rs, device.rs, error.rs     a file for each of these handles
@@ -33,6 +33,7 @@ pub mod execute;
 pub mod extensions;
 pub mod ffi;
 pub mod flight;
+pub mod hooks;
 pub mod partitioners;
 pub mod plugin;
 pub mod profiler;

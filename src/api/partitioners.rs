@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 
 use super::{
     entry::{Entry, Outcome, entry, slice},
+    hooks::{Give, ask},
     table::PADDING,
 };
 use crate::{
@@ -48,11 +49,8 @@ enum Partitioner {
 /// By the custom call's name. The functions stay as long as the process: a program may be compiled at any time.
 static PARTITIONERS: Mutex<BTreeMap<Vec<u8>, Partitioner>> = Mutex::new(BTreeMap::new());
 
-/// `give(reply, code, bytes, size)`: what a [`Resolve`] has to say. `code` is 0 for the same program, -1 for another one, -2
-/// for one that should be tried first, and otherwise an error's code; the bytes are then its message.
-type Give = unsafe extern "C" fn(*mut c_void, c_int, *const u8, usize);
-
-/// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns.
+/// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns. The code is 0 for the same
+/// program, -1 for another one, -2 for one that should be tried first, and otherwise an error's code; the bytes are then its message.
 type Resolve = unsafe extern "C" fn(*const u8, usize, *const u8, usize, Give, *mut c_void);
 
 static RESOLVE: OnceCell<Resolve> = OnceCell::new();
@@ -164,12 +162,10 @@ pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Res
     if format != b"mlir" || !named() {
         return Ok(same);
     }
-    let mut reply: Option<(c_int, Vec<u8>)> = None;
-    // SAFETY: the function is what was installed; `give` is called before it returns, when the slices and `reply` live.
-    unsafe {
-        resolve(code.as_ptr(), code.len(), options.as_ptr(), options.len(), take, (&raw mut reply).cast());
-    }
-    match reply {
+    // SAFETY: the function is what was installed; `give` is called before it returns, when the slices live.
+    let answer =
+        ask(|give, reply| unsafe { resolve(code.as_ptr(), code.len(), options.as_ptr(), options.len(), give, reply) });
+    match answer {
         Some((0, _)) => Ok(same),
         Some((code @ (-1 | -2), program)) => Ok(Resolved { code: Cow::Owned(program), optional: code == -2 }),
         Some((code, message)) => {
@@ -185,14 +181,4 @@ fn code_of(number: c_int) -> Code {
     use Code::{FailedPrecondition, Internal, InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unimplemented};
     let codes = [InvalidArgument, NotFound, ResourceExhausted, FailedPrecondition, OutOfRange, Unimplemented];
     codes.into_iter().find(|&code| code as c_int == number).unwrap_or(Internal)
-}
-
-/// Takes an answer; the first one stays.
-///
-/// # Safety
-/// `reply` must be the one that `resolve` was called with, during that call, and `bytes` have `size` bytes.
-unsafe extern "C" fn take(reply: *mut c_void, code: c_int, bytes: *const u8, size: usize) {
-    // SAFETY: the caller's promise.
-    let (reply, bytes) = unsafe { (&mut *reply.cast::<Option<(c_int, Vec<u8>)>>(), slice(bytes, size)) };
-    reply.get_or_insert_with(|| (code, bytes.to_vec()));
 }

@@ -130,6 +130,7 @@ fill! {
         PJRT_Compile PJRT_Compile_Args
         PJRT_Buffer_CopyToMemory PJRT_Buffer_CopyToMemory_Args
         PJRT_Client_CreateViewOfDeviceBuffer PJRT_Client_CreateViewOfDeviceBuffer_Args
+        PJRT_Executable_GetCostAnalysis PJRT_Executable_GetCostAnalysis_Args
         PJRT_Executable_GetCompiledMemoryStats PJRT_Executable_GetCompiledMemoryStats_Args
         PJRT_ExecuteContext_Create PJRT_ExecuteContext_Create_Args
         PJRT_ExecuteContext_Destroy PJRT_ExecuteContext_Destroy_Args
@@ -194,7 +195,6 @@ fill! {
         PJRT_Executable_NumPartitions PJRT_Executable_NumPartitions_Args
         PJRT_Executable_NumOutputs PJRT_Executable_NumOutputs_Args
         PJRT_Executable_SizeOfGeneratedCodeInBytes PJRT_Executable_SizeOfGeneratedCodeInBytes_Args
-        PJRT_Executable_GetCostAnalysis PJRT_Executable_GetCostAnalysis_Args
         PJRT_LoadedExecutable_AddressableDevices PJRT_LoadedExecutable_AddressableDevices_Args
         PJRT_LoadedExecutable_Delete PJRT_LoadedExecutable_Delete_Args
         PJRT_LoadedExecutable_IsDeleted PJRT_LoadedExecutable_IsDeleted_Args

@@ -62,13 +62,18 @@ impl EngineError {
 
     /// Whether it says that memory, or another bounded resource, is exhausted.
     pub fn is_exhausted(&self) -> bool {
+        self.has(Code::ResourceExhausted)
+    }
+
+    /// Whether this is its code.
+    pub fn has(&self, code: Code) -> bool {
         match self {
-            Self::Own(error) => error.code == Code::ResourceExhausted,
+            Self::Own(error) => error.code == code,
             Self::Engine { engine, error } => {
                 let args = sys::PJRT_Error_GetCode_Args { error: *error, ..Default::default() };
                 // SAFETY: the error is alive.
-                let code = unsafe { engine.call(args) }.map(|args| args.code);
-                code.is_ok_and(|code| code.0 == Code::ResourceExhausted as u32)
+                let answer = unsafe { engine.call(args) };
+                answer.is_ok_and(|args| args.code.0 == code as u32)
             }
         }
     }

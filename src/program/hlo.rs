@@ -115,14 +115,7 @@ pub fn hide_parameters(program: &[u8], format: Format, visible: usize) -> Result
     match format {
         Format::Hlo => Entry::find(program, visible)?.edit_module(program),
         Format::HloWithConfig => {
-            let mut found = None;
-            for field in fields(program) {
-                let field = field?;
-                if field.number == with_config::MODULE && found.replace(field.bytes()?).is_some() {
-                    return Err(Reject::new("two modules in one program"));
-                }
-            }
-            let entry = Entry::find(found.ok_or(Reject::new("a program without a module"))?, visible)?;
+            let entry = Entry::find(module_of(program, format)?, visible)?;
             let mut out = Vec::with_capacity(program.len());
             for field in fields(program) {
                 let field = field?;
@@ -135,6 +128,24 @@ pub fn hide_parameters(program: &[u8], format: Format, visible: usize) -> Result
             Ok(out)
         }
     }
+}
+
+/// The `HloModuleProto` of the program.
+///
+/// # Errors
+/// [`Reject`] where there is not one.
+pub fn module_of(program: &[u8], format: Format) -> Result<&[u8], Reject> {
+    if format == Format::Hlo {
+        return Ok(program);
+    }
+    let mut found = None;
+    for field in fields(program) {
+        let field = field?;
+        if field.number == with_config::MODULE && found.replace(field.bytes()?).is_some() {
+            return Err(Reject::new("two modules in one program"));
+        }
+    }
+    found.ok_or(Reject::new("a program without a module"))
 }
 
 /// What has to be known of the entry computation before anything is edited.

@@ -1,8 +1,12 @@
 //! Compiling, asking and serialising.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    ffi::{c_int, c_void},
+    sync::Mutex,
+};
 
-use plugin_tests::{Client, Code, ElementType, Program, Result, RunOptions, Value};
+use plugin_tests::{Client, Code, ElementType, Program, Result, RunOptions, Value, in_child, plugin};
 
 use crate::{DIMS, engine, four, ramp, shared};
 
@@ -130,16 +134,16 @@ fn c28_partitions_are_counted() {
 /// The number of parameters in the host program shape of a serialised `HloModuleProtoWithConfig`:
 /// module (1), host_program_shape (4), parameters (1).
 fn parameters(module_with_config: &[u8]) -> usize {
-    let field = |bytes: &[u8], wanted: u64| {
-        fields(bytes)
-            .into_iter()
-            .filter(|(number, _)| *number == wanted)
-            .map(|(_, value)| value.to_vec())
-            .collect::<Vec<_>>()
-    };
-    let module = field(module_with_config, 1).remove(0);
-    let shape = field(&module, 4).remove(0);
-    field(&shape, 1).len()
+    parameters_of(first(module_with_config, 1))
+}
+
+fn parameters_of(module: &[u8]) -> usize {
+    fields(first(module, 4)).iter().filter(|(number, _)| *number == 1).count()
+}
+
+/// The first field of this number.
+fn first(bytes: &[u8], wanted: u64) -> &[u8] {
+    fields(bytes).into_iter().find(|(number, _)| *number == wanted).unwrap().1
 }
 
 /// The length-delimited fields of a protobuf message.
@@ -291,6 +295,61 @@ fn c28_cost_is_known() {
             assert!(bare.compile(&Program::matmul()).unwrap().executable().cost().is_err(), "the engine has it");
         }
     }
+}
+
+type Give = unsafe extern "C" fn(*mut c_void, c_int, *const u8, usize);
+type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
+
+static ANALYSES: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+/// Nothing is given where there is none.
+pub static ANSWER: Mutex<Option<(c_int, &str)>> = Mutex::new(None);
+
+unsafe extern "C" fn analyze(module: *const u8, size: usize, give: Give, reply: *mut c_void) {
+    // SAFETY: what the library promises.
+    ANALYSES.lock().unwrap().push(unsafe { std::slice::from_raw_parts(module, size) }.to_vec());
+    if let Some((code, answer)) = *ANSWER.lock().unwrap() {
+        // SAFETY: `reply` came with the function, and the text lives during the call.
+        unsafe { give(reply, code, answer.as_ptr(), answer.len()) };
+    }
+}
+
+/// Has costs counted by [`ANSWER`] from now on, in a process of its own.
+pub fn install_analysis() {
+    // SAFETY: the function's type; `analyze` stays as long as the process.
+    unsafe { plugin().symbol::<unsafe extern "C" fn(Analyze)>("pjrt_arena_install_cost_analysis")(analyze) };
+}
+
+#[test]
+fn c28_arena_who_is_installed_counts_the_cost_where_the_engine_does_not() {
+    in_child!(&[], || {
+        let client = Client::one();
+        let loaded = client.compile(&Program::matmul()).unwrap();
+        let executable = loaded.executable();
+        let engine_has_it = executable.cost().is_ok();
+        install_analysis();
+        if engine_has_it {
+            assert_eq!(executable.cost().unwrap().get("flops"), Some(&Value::Float(2.0 * 32.0 * 48.0 * 64.0)));
+            assert!(ANALYSES.lock().unwrap().is_empty(), "the engine's answer is as good");
+            return;
+        }
+        let answers = [None, Some((0, "7 flops\n")), Some((-1, "flops\n")), Some((-1, "many flops\n"))];
+        for answer in answers {
+            *ANSWER.lock().unwrap() = answer;
+            executable.cost().unwrap_err().expect(Code::UNIMPLEMENTED, &["GetCostAnalysis"]);
+        }
+        *ANSWER.lock().unwrap() = Some((-1, "7.5 flops\n1e+20 bytes accessed0{}\n"));
+        let cost = executable.cost().unwrap();
+        assert_eq!(
+            Vec::from_iter(cost),
+            [("bytes accessed0{}".to_owned(), Value::Float(1e20)), ("flops".to_owned(), Value::Float(7.5))]
+        );
+        // What is known stays, and the program that is counted is the user's, whose parameters are two.
+        *ANSWER.lock().unwrap() = None;
+        assert_eq!(executable.cost().unwrap().len(), 2);
+        let asked = ANALYSES.lock().unwrap();
+        assert_eq!(asked.len(), answers.len() + 1);
+        assert!(asked.iter().all(|module| parameters_of(module) == 2));
+    });
 }
 
 #[test]

@@ -149,7 +149,7 @@ def _ensure_cpu() -> None:
 
 def _install_callbacks() -> None:
     """Host callbacks of an engine for CPUs; without them all other programs run. One for GPUs has JAX's own."""
-    from jax_plugins.arena import _callbacks, _partitioners
+    from jax_plugins.arena import _callbacks, _cost, _partitioners
 
     if not _library.load().serves_cpu_handlers():
         return
@@ -157,6 +157,7 @@ def _install_callbacks() -> None:
     if reason := _callbacks.install(_library.load()):
         _log.warning("jax.pure_callback, io_callback and jax.debug will fail: %s", reason)
     _partitioners.install(_library.load())
+    _cost.install(_library.load())
 
 
 def _start() -> Any:

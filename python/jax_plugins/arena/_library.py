@@ -189,9 +189,9 @@ class Library:
         kind = self._function("pjrt_arena_partitioner", *types, returns=ctypes.c_int)(encoded, len(encoded), address)
         return ("", "callbacks", "batch")[kind], address.value or 0
 
-    def install_partitioners(self, resolve: Any) -> None:
-        """See `_partitioners.install`; the function has to stay for ever."""
-        self._function("pjrt_arena_install_partitioners", ctypes.c_void_p, returns=None)(ctypes.cast(resolve, ctypes.c_void_p))
+    def install_hook(self, name: str, hook: Any) -> None:
+        """Has the library call this function of `_hooks.hook`, which has to stay for ever; the first of a name stays."""
+        self._function(f"pjrt_arena_install_{name}", ctypes.c_void_p, returns=None)(ctypes.cast(hook, ctypes.c_void_p))
 
     def act(self, name: str) -> Any:
         """Calls a function that does something at every call and tells of it in JSON.

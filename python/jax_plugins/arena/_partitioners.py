@@ -13,7 +13,6 @@ where two uses of one function got different shardings, the first ones hold for 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import logging
@@ -339,31 +338,21 @@ def _version(program: bytes) -> str:
 
 # ---- The library's side ---------------------------------------------------------------------------------------------
 
-#: `Give` and `Resolve` in src/api/partitioners.rs.
-_GIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
-RESOLVE = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
-)
 
-#: Functions that the library has; they must not die before the process does.
-_kept: list[Any] = []
-
-
+@functools.cache
 def install(library: Library) -> None:
-    """Has programs with such calls resolved before the engine compiles them; once in a process."""
-    if _kept:
-        return
+    """Has programs with such calls resolved before the engine compiles them."""
+    from jax_plugins.arena import _hooks
+
     resolver = _Resolver(library)
 
-    def resolve(program: int, size: int, options: int, options_size: int, give: int, reply: int) -> None:
+    def resolve(program: bytes, options: bytes) -> tuple[int, bytes]:
         try:
-            code, answer = resolver(ctypes.string_at(program, size), ctypes.string_at(options, options_size))
+            return resolver(program, options)
         except Refused as refused:
-            code, answer = refused.code, str(refused).encode()
+            return refused.code, str(refused).encode()
         except BaseException as error:  # nothing may leave a callback
             _log.debug("a program with partitioned custom calls", exc_info=True)
-            code, answer = _INTERNAL, f"custom calls of this program: {type(error).__name__}: {error}".encode()
-        _GIVE(give)(reply, code, ctypes.cast(ctypes.c_char_p(answer), ctypes.c_void_p), len(answer))
+            return _INTERNAL, f"custom calls of this program: {type(error).__name__}: {error}".encode()
 
-    _kept.append(RESOLVE(resolve))
-    library.install_partitioners(_kept[-1])
+    library.install_hook("partitioners", _hooks.hook(resolve, inputs=2))

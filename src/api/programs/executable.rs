@@ -108,6 +108,33 @@ pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Exec
     Ok((format, code))
 }
 
+/// The optimised program as the user should see it: its format and its bytes.
+///
+/// # Safety
+/// `executable` must be alive, and of this program.
+pub unsafe fn shown(
+    engine: &'static Engine,
+    executable: *mut sys::PJRT_Executable,
+    program: &Program,
+) -> Outcome<(String, Vec<u8>)> {
+    // SAFETY: the caller's promise.
+    let (format, code) = unsafe { optimized(engine, executable)? };
+    if program.plan.destinations.is_empty() {
+        return Ok((format, code));
+    }
+    let shown = hlo::Format::from_name(format.as_bytes())
+        .zip(program.plan.arguments)
+        .map(|(format, arguments)| hlo::hide_parameters(&code, format, arguments));
+    Ok(match shown {
+        Some(Ok(shown)) => (format, shown),
+        Some(Err(reject)) => {
+            log::warn!("the optimised program is shown with its destinations: {reject}");
+            (format, code)
+        }
+        None => (format, code),
+    })
+}
+
 impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Executable_OptimizedProgram";
@@ -119,21 +146,8 @@ impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
             unsafe { engine.call(*self)? };
             return Ok(());
         };
-        let (format, code) = program.optimized.get_or_try_init(|| -> Outcome<_> {
-            // SAFETY: the executable is alive.
-            let (format, code) = unsafe { optimized(engine, executable)? };
-            let shown = hlo::Format::from_name(format.as_bytes())
-                .zip(program.plan.arguments)
-                .map(|(format, arguments)| hlo::hide_parameters(&code, format, arguments));
-            Ok(match shown {
-                Some(Ok(shown)) => (format, shown),
-                Some(Err(reject)) => {
-                    log::warn!("the optimised program is shown with its destinations: {reject}");
-                    (format, code)
-                }
-                None => (format, code),
-            })
-        })?;
+        // SAFETY: the executable is alive.
+        let (format, code) = program.optimized.get_or_try_init(|| unsafe { shown(engine, executable, &program) })?;
         // SAFETY: the caller's struct; `code` is NULL to ask for the size, or has `code_size` bytes.
         unsafe {
             (*out).format = format.as_ptr().cast();

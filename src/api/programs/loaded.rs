@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     bound::OutputKinds,
+    cost::Cost,
     counters::{Executions, Miss, Tally},
 };
 use crate::{
@@ -168,6 +169,8 @@ pub struct Program {
     pub output_kinds: OnceCell<OutputKinds>,
     /// The optimised program as the user should see it, by format.
     pub optimized: OnceCell<(String, Vec<u8>)>,
+    /// What it costs, where the engine does not say.
+    pub cost: OnceCell<Cost>,
 }
 
 impl Program {
@@ -216,6 +219,7 @@ impl Program {
             differs: AtomicBool::new(false),
             output_kinds: OnceCell::new(),
             optimized: OnceCell::new(),
+            cost: OnceCell::new(),
         })
     }
 
