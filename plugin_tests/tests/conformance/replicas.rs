@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, thread, time::Duration};
 
 use plugin_tests::{Buffer, Client, Code, Device, Gate, Program, RunOptions, event::elsewhere, gate};
 
-use crate::{DIMS, N, plus, ramp};
+use crate::{DIMS, N, engine, plus, ramp};
 
 const LARGE: usize = 1 << 20;
 
@@ -33,37 +33,31 @@ fn two() -> (Client, [Device; 2]) {
     (client, devices)
 }
 
+/// Whether the engine takes a run on one of a program's devices for one on all of them, and waits for the others for ever: by itself
+/// as well (PJRT 0.115, `docs/engines.md`).
+fn waits_for_all_devices() -> bool {
+    engine().version().1 >= 115
+}
+
 #[test]
-fn t13_a_launch_that_one_device_refuses_ends_after_the_programs_of_the_others() {
+fn t13_arena_what_does_not_fit_one_device_is_refused_before_any_has_begun() {
     let (client, [first, second]) = two();
     let program = client.compile(&gated()).unwrap();
     let put = |device, value: f32| client.put_on(device, &vec![value; LARGE], &[LARGE as i64]).unwrap();
     let gate = Gate::closed();
     let ticket = |device| client.put_on(device, &[gate.ticket()], &[]).unwrap();
     let (a, b, t) = (put(first, 1f32), put(first, 2.0), ticket(first));
-    // Too short, which the engine finds on this device alone.
-    let (short, u) = (client.put_on(second, &[3f32; LARGE / 2], &[LARGE as i64 / 2]).unwrap(), ticket(second));
-    let c = put(second, 4.0);
-    let held = first.stats().unwrap().bytes_in_use;
-    let run = elsewhere(move || {
-        let refused = program.execute(&[&[&a, &b, &t], &[&c, &short, &u]], RunOptions::default());
-        (refused.map(drop), [a.is_deleted(), b.is_deleted(), short.is_deleted()])
-    });
-    gate.wait_reached();
-    thread::sleep(Duration::from_millis(50));
-    // Who had the memory now would see the program write into it.
-    assert!(run.get().is_none(), "it is back while a program runs on what it was donated");
-    assert!(first.stats().unwrap().bytes_in_use >= held);
-    gate.open();
-    let (refused, deleted) = run.wait();
-    refused.unwrap_err().expect(Code::INVALID_ARGUMENT, &["expected parameter"]);
-    assert_eq!(
-        deleted,
-        [true, true, false],
-        "what the first device's program was donated is gone, with the engine alone too"
-    );
-    let again = client.put_on(first, &ramp(0.0), &DIMS).unwrap();
-    assert_eq!(again.read::<f32>().unwrap(), ramp(0.0));
+    let short = client.put_on(second, &[3f32; LARGE / 2], &[LARGE as i64 / 2]).unwrap();
+    let (c, d, u) = (put(second, 4.0), put(first, 5.0), ticket(second));
+    for (wrong, words) in [
+        (&short, format!("expected parameter 1 of {} bytes", 4 * LARGE)),
+        (&d, "argument 1 of device 1 of 2 is on another device".to_owned()),
+    ] {
+        // Nothing of it runs: it would wait for the gate.
+        let refused = program.execute(&[&[&a, &b, &t], &[&c, wrong, &u]], RunOptions::default()).map(drop);
+        refused.unwrap_err().expect(Code::INVALID_ARGUMENT, &[&words]);
+        assert!(![&a, &b, &c, wrong].iter().any(|array| array.is_deleted()), "nothing is consumed");
+    }
 }
 
 #[test]
@@ -91,6 +85,9 @@ fn t13_arena_what_one_device_is_given_twice_is_refused_before_any_has_begun() {
 
 #[test]
 fn one_of_a_programs_devices_runs_alone() {
+    if waits_for_all_devices() {
+        return;
+    }
     let (client, devices) = two();
     let program = client.compile(&Program::add_one().replicated(2)).unwrap();
     let mut start = 0.0;
@@ -110,6 +107,9 @@ fn one_of_a_programs_devices_runs_alone() {
 
 #[test]
 fn arena_a_long_program_on_one_device_does_not_keep_the_memory_of_another() {
+    if waits_for_all_devices() {
+        return;
+    }
     let (client, devices) = two();
     let gate = Gate::closed();
     let long = client.compile(&gated()).unwrap();

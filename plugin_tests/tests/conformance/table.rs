@@ -7,7 +7,7 @@ use plugin_tests::{Code, Plugin, Value, args, call, ffi::FFI_EXTENSION, plugin, 
 use crate::{engine, shared};
 
 /// The newest minor version that the library was written against.
-const NEWEST_MINOR: i32 = 114;
+const NEWEST_MINOR: i32 = 115;
 /// Type id of the Layouts extension.
 const LAYOUTS_EXTENSION: u32 = 4;
 /// Type id of the Profiler extension, which is ours where the engine has none.

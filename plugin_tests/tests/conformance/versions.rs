@@ -471,6 +471,10 @@ fn t30_the_engine_wants_no_struct_longer_than_ours() {
         let slots = first + 2 * size_of::<usize>()..engine.table().struct_size.min(sys::PJRT_Api::STRUCT_SIZE);
         let mut told = 0;
         for slot in slots.step_by(size_of::<usize>()) {
+            // It looks at the shape before the size, and ends the process over one without a layout.
+            if slot == offset_of!(sys::PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer) {
+                continue;
+            }
             let mut words = [0u64; 128];
             words[0] = 8;
             // SAFETY: a slot of the table, each a function that takes a pointer to a struct; the struct says that it has its size

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::context::Context;
 use crate::{
     api::{
+        buffer::Buffer,
         entry::{Outcome, required, slice},
         programs::loaded::{Donations, Loaded},
         state::Device,
@@ -99,6 +100,7 @@ impl<'a> Call<'a> {
             let call = Self { args, loaded, options, context, kept, lists };
             if args.num_devices > 1 {
                 call.refuse_what_is_given_twice()?;
+                call.refuse_what_fits_one_device_alone()?;
             }
             Ok(call)
         }
@@ -127,6 +129,41 @@ impl<'a> Call<'a> {
                 if let Some(&(_, donated)) = same.find(|&&(_, donated)| donated != argument) {
                     return Err(Error::invalid_argument(format!(
                         "{NAME}: argument {donated} of device {index} is donated, but it is argument {argument} of the same call too"
+                    ))
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses arguments of which one device's cannot be right: sizes that differ among the devices, and arrays of other devices. The
+    /// engine refuses them too, but when programs of the devices before have begun. It waits for those with what they were donated
+    /// (PJRT 0.81), or does not wait at all (0.115): then their memory would be somebody else's while they write into it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT, naming the argument and the device.
+    ///
+    /// # Safety
+    /// The arguments must be NULL or live buffers of ours.
+    unsafe fn refuse_what_fits_one_device_alone(&self) -> Outcome {
+        let first = self.arguments(0);
+        for (index, place) in self.loaded.devices.iter().enumerate().take(self.args.num_devices) {
+            for (number, (&argument, &other)) in self.arguments(index).iter().zip(first).enumerate() {
+                // SAFETY: the caller's promise.
+                let (buffer, other) = unsafe { (Buffer::borrow(argument, NAME)?, Buffer::borrow(other, NAME)?) };
+                if buffer.shape.size != other.shape.size {
+                    return Err(Error::invalid_argument(format!(
+                        "{NAME}: expected parameter {number} of {} bytes, as on the program's first device, but got a buffer of {} \
+                         bytes on device {index} of {}",
+                        other.shape.size, buffer.shape.size, self.args.num_devices
+                    ))
+                    .into());
+                }
+                if buffer.device.0 != place.0 {
+                    return Err(Error::invalid_argument(format!(
+                        "{NAME}: argument {number} of device {index} of {} is on another device than that",
+                        self.args.num_devices
                     ))
                     .into());
                 }
