@@ -15,7 +15,7 @@
 //! ```
 //!
 //! An engine for GPUs refuses a name or a type that it does not know (PJRT 0.112, `pjrt_c_api_gpu_internal.cc`); the CPU
-//! engine (PJRT 0.81, `pjrt_c_api_cpu_internal.cc`) reads `cpu_device_count` alone and skips every other name.
+//! engine reads `cpu_device_count` alone, and skips every other name (PJRT 0.81 and 0.106) or refuses it (0.115).
 
 use std::fmt;
 
@@ -126,7 +126,11 @@ impl Settings {
         let Setting { value: devices, source } = self.devices;
         let count = || (CPU_DEVICE_COUNT.to_owned(), OptionValue::Int64(i64::from(devices.get())));
         match kind {
-            Some(EngineKind::Cpu) => options.values.push(count()),
+            Some(EngineKind::Cpu) => {
+                // Of a job the engine knows nothing, and 0.115 refuses the names: what is wrong is said when the devices are looked at.
+                options.values.retain(|(name, _)| name != NODE_ID && name != NUM_NODES);
+                options.values.push(count());
+            }
             // An engine for GPUs would refuse the option, so an unknown one gets it only if somebody asked.
             None if source != Source::Default => options.values.push(count()),
             None => {}
