@@ -32,13 +32,12 @@ def test_a_process_ends_while_a_thread_that_nobody_waits_for_computes():
     import threading, time
     import jax, jax.numpy as jnp
     x = jnp.ones((3000, 3000))
-    product = jax.jit(lambda a: jax.lax.fori_loop(0, 6, lambda _, b: b @ a / 3000, a))
-    product.lower(x).compile()
+    product = jax.jit(lambda a: jax.lax.fori_loop(0, 6000, lambda _, b: b @ a / 3000, a)).lower(x).compile()
     def work():
-        while True:
-            product(x)
+        kept = product(x)
+        # A thread that comes back to Python at the end aborts the process, on any backend: this one never does.
+        time.sleep(1e6)
     threading.Thread(target=work, daemon=True).start()
-    # Until it is as far ahead as it may be: a thread that comes back to Python at the end aborts the process, on any backend.
     time.sleep(0.5)
     print("end")
     """
