@@ -80,3 +80,17 @@ def pytest_terminal_summary(terminalreporter, config):
         f"results: {results['placed']} placed, {results['donated']} in donated arguments, "
         f"missed: {results['missed'] or 0}, left out by the rules: {results['skipped'] or 0}"
     )
+
+
+@pytest.fixture(params=[True, False], ids=["Shardy", "GSPMD"])
+def shardy(request):
+    """Each of XLA's two partitioners in turn; whether it is Shardy."""
+    import jax
+
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", request.param)
+    # Programs compiled under the other one would be found again.
+    jax.clear_caches()
+    yield request.param
+    jax.config.update("jax_use_shardy_partitioner", before)
+    jax.clear_caches()

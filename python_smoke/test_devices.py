@@ -44,19 +44,8 @@ def mesh(*shape):
     return Mesh(np.array(jax.devices("arena")).reshape(shape), tuple(names))
 
 
-@pytest.fixture(params=[True, False], ids=["Shardy", "GSPMD"])
-def partitioner(request):
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param)
-    # Programs compiled under the other one would be found again.
-    jax.clear_caches()
-    yield request.param
-    jax.config.update("jax_use_shardy_partitioner", before)
-    jax.clear_caches()
-
-
 @pytest.mark.parametrize("out", ["unspecified", "split", "turned", "replicated"])
-def test_result_shardings(partitioner, out):
+def test_result_shardings(shardy, out):
     """Destinations must not change what the partitioner chooses where nobody says anything."""
     where = mesh(2, 2)
     spec = {"split": PartitionSpec("x", "y"), "turned": PartitionSpec("y", "x"), "replicated": PartitionSpec()}
@@ -70,10 +59,10 @@ def test_result_shardings(partitioner, out):
     compiled = program.lower(x).compile()
     (arguments,), _ = compiled.input_shardings
     assert arguments.is_equivalent_to(x.sharding, 2) and compiled.output_shardings.is_equivalent_to(wanted, 2)
-    assert ("sdy.mesh" in program.lower(x).as_text()) == partitioner
+    assert ("sdy.mesh" in program.lower(x).as_text()) == shardy
 
 
-def test_constraints_and_propagation(partitioner):
+def test_constraints_and_propagation(shardy):
     where = mesh(4)
     rows, columns = (NamedSharding(where, PartitionSpec(*axes)) for axes in (("x", None), (None, "x")))
 
@@ -92,7 +81,7 @@ def test_constraints_and_propagation(partitioner):
     np.testing.assert_allclose(np.asarray(back), expected @ np.asarray(w).T, rtol=1e-4)
 
 
-def test_every_collective(partitioner):
+def test_every_collective(shardy):
     where = mesh(4)
 
     @jax.jit

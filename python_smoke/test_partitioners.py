@@ -33,17 +33,6 @@ def put(x, *spec, over):
     return jax.device_put(x, NamedSharding(over, P(*spec)))
 
 
-@pytest.fixture(params=[True, False], ids=["Shardy", "GSPMD"])
-def shardy(request):
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param)
-    # Programs compiled under the other one would be found again.
-    jax.clear_caches()
-    yield request.param
-    jax.config.update("jax_use_shardy_partitioner", before)
-    jax.clear_caches()
-
-
 def shardings(shapes):
     return jax.tree.map(lambda shape: shape.sharding, shapes)
 

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The standard part of the tests also passes on a bare engine; that guards the client itself:
-//! `PJRT_ARENA_TEST_LIBRARY=<a CPU plugin of XLA's> cargo test -p plugin_tests --test conformance c`. Tests of promises that only
-//! the arena makes carry `arena` in their name.
+//! `PJRT_ARENA_TEST_LIBRARY=<a CPU plugin of XLA's> cargo test -p plugin_tests --test conformance c`. Tests of promises
+//! that only the arena makes carry `arena` in their name.
 //!
 //! Handles do not borrow from each other: C does not either, and tests must be able to destroy things in a bad order.
 

@@ -75,7 +75,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
 
         let mut launch = Launch::new(call);
         if beside::is_called_for(loaded.program.plan.host_callbacks) {
-            // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.
+            // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its
+            // executable is.
             launch.beside = Some(Box::new(unsafe { Guests::begin(call)? }));
         }
         // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.

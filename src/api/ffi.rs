@@ -79,8 +79,8 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
     Ok(register().map_err(said)?)
 }
 
-/// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they have to
-/// be. It is all or none of them, as one stage's state is for another.
+/// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they
+/// have to be. It is all or none of them, as one stage's state is for another.
 ///
 /// # Safety
 /// As for [`register_handler`].
@@ -92,8 +92,8 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
         // SAFETY: the caller's promise.
         let told = unsafe { table.describe(handler)? }.api_version;
         let version = (told.major_version, told.minor_version);
-        // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it either.
-        // On a CPU, a state of a later stage would be written to nowhere.
+        // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it
+        // either. On a CPU, a state of a later stage would be written to nowhere.
         let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
         differs |= states || in_jaxlib(handler);
         known &= version.0 == major && version.1 <= NEWEST;

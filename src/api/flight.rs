@@ -58,8 +58,8 @@ pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 /// How long [`Traffic::catch_up`] waits: touching a MiB of new memory takes as long.
 const MOMENT: Duration = Duration::from_micros(300);
 
-/// How long who runs ahead is held back: a program that computes a few MiB takes as long, and who waits for one that takes
-/// longer does not lose by it, because the device is busy anyway.
+/// How long who runs ahead is held back: a program that computes a few MiB takes as long, and who waits for one that
+/// takes longer does not lose by it, because the device is busy anyway.
 pub const HOLD_BACK: Duration = Duration::from_millis(2);
 
 /// What a flight carries until it lands.

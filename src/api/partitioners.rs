@@ -8,8 +8,8 @@
 //!           the same program, with that code in the call's place   <--
 //! ```
 //!
-//! XLA keeps partitioners in a registry of its C++, which an engine without this extension shares with nobody. An engine
-//! that has the extension asks them itself, and nothing here runs. What writes the code is in Python
+//! XLA keeps partitioners in a registry of its C++, which an engine without this extension shares with nobody. An
+//! engine that has the extension asks them itself, and nothing here runs. What writes the code is in Python
 //! (`_partitioners.py`), because MLIR is; where that was not installed, programs go to the engine as they came.
 
 use std::{
@@ -49,8 +49,9 @@ enum Partitioner {
 /// By the custom call's name. The functions stay as long as the process: a program may be compiled at any time.
 static PARTITIONERS: Mutex<BTreeMap<Vec<u8>, Partitioner>> = Mutex::new(BTreeMap::new());
 
-/// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns. The code is 0 for the same
-/// program, -1 for another one, -2 for one that should be tried first, and otherwise an error's code; the bytes are then its message.
+/// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns. The code is
+/// 0 for the same program, -1 for another one, -2 for one that should be tried first, and otherwise an error's code;
+/// the bytes are then its message.
 type Resolve = unsafe extern "C" fn(*const u8, usize, *const u8, usize, Give, *mut c_void);
 
 static RESOLVE: OnceCell<Resolve> = OnceCell::new();
@@ -106,8 +107,8 @@ impl Entry for sys::PJRT_Register_Batch_Partitionable_Args {
     }
 }
 
-/// The partitioner of the custom call `name`: 0 if there is none, 1 if its functions are at `*callbacks`, 2 if its leading
-/// dimensions are independent of each other.
+/// The partitioner of the custom call `name`: 0 if there is none, 1 if its functions are at `*callbacks`, 2 if its
+/// leading dimensions are independent of each other.
 ///
 /// # Safety
 /// `name` must be NULL or have `size` bytes; `callbacks` must be a place for a pointer.

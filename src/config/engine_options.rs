@@ -127,7 +127,8 @@ impl Settings {
         let count = || (CPU_DEVICE_COUNT.to_owned(), OptionValue::Int64(i64::from(devices.get())));
         match kind {
             Some(EngineKind::Cpu) => {
-                // Of a job the engine knows nothing, and 0.115 refuses the names: what is wrong is said when the devices are looked at.
+                // Of a job the engine knows nothing, and 0.115 refuses the names: what is wrong is said when the
+                // devices are looked at.
                 options.values.retain(|(name, _)| name != NODE_ID && name != NUM_NODES);
                 options.values.push(count());
             }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! An engine is tried because loading it is not the same as using it: a wheel may have been built for a processor with
-//! more instructions than this one has, and would end the process with the first of them. Engines for GPUs, and plugins of
-//! a kind that their names do not tell, are not tried: to make a client of theirs takes hold of the hardware.
+//! more instructions than this one has, and would end the process with the first of them. Engines for GPUs, and plugins
+//! of a kind that their names do not tell, are not tried: to make a client of theirs takes hold of the hardware.
 
 use std::fmt;
 
@@ -67,8 +67,8 @@ impl Choice {
     }
 }
 
-/// Takes one of `candidates`: of those for CPUs the one with the newest API that passes `trial`, else the first. A trial
-/// costs some 25 ms of this thread's time.
+/// Takes one of `candidates`: of those for CPUs the one with the newest API that passes `trial`, else the first. A
+/// trial costs some 25 ms of this thread's time.
 ///
 /// # Errors
 /// FAILED_PRECONDITION: every one that was tried failed. Of each it says what and why.

@@ -11,8 +11,8 @@
 //!                                                                                 rocm  jax-rocm7-pjrt, jax-rocm60-pjrt
 //! ```
 //!
-//! Every wheel that is installed is a candidate, each from the first folder that has it. [`super::choice`] takes one: for
-//! GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package (a library
+//! Every wheel that is installed is a candidate, each from the first folder that has it. [`super::choice`] takes one:
+//! for GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package (a library
 //! given to JAX by path) nobody tells the search path; jaxlib's own libraries, mapped into the process, still show the
 //! `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from some shell.
 //!
@@ -154,8 +154,8 @@ fn wheels(kind: EngineKind) -> (&'static [Wheel], &'static str) {
     }
 }
 
-/// Finds the engines that `request` can mean, best guess first; never none. Reads folders and small text files, and loads
-/// nothing; the time grows with the number of installed distributions.
+/// Finds the engines that `request` can mean, best guess first; never none. Reads folders and small text files, and
+/// loads nothing; the time grows with the number of installed distributions.
 ///
 /// # Errors
 /// - `INVALID_ARGUMENT`: the path that was given is not a file, or is this library itself.
@@ -243,7 +243,8 @@ fn locate(wheel: &Wheel, folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The version of a distribution that is installed in `folder`, by the name of its folder of metadata: `name-version.dist-info`.
+/// The version of a distribution that is installed in `folder`, by the name of its folder of metadata:
+/// `name-version.dist-info`.
 fn installed_version(wheel: &str, folder: &Path) -> Option<String> {
     let start = format!("{}-", wheel.replace('-', "_"));
     sorted_entries(folder).iter().filter_map(|entry| entry.file_name()?.to_str()).find_map(|name| {

@@ -1,4 +1,5 @@
-//! C++ exceptions that an engine throws through the C API, or a handler of a custom call at the engine, end here, as errors.
+//! C++ exceptions that an engine throws through the C API, or a handler of a custom call at the engine, end here, as
+//! errors.
 //!
 //! ```text
 //!  Engine::call -> pjrt_arena_call -> the engine's function -> ... -> throw
@@ -10,8 +11,8 @@
 //! middle of Execute or Compile. JAX's bindings, which are C++, make a Python error of it, because nothing else lies between.
 //! A panic's `catch_unwind` ends the process when it meets one, so the call into the engine catches it first.
 //!
-//! XLA catches what handlers throw. An engine that was linked with a C++ runtime of its own cannot: that runtime does not
-//! know the unwinder which the handler's is on the way with.
+//! XLA catches what handlers throw. An engine that was linked with a C++ runtime of its own cannot: that runtime does
+//! not know the unwinder which the handler's is on the way with.
 //!
 //! The one function here that needs a handler is written in assembly, because Rust's stable language has none for what is no
 //! panic. Its frame has one call, so its personality (Itanium C++ ABI, "Exception Handling", section 1.6) has nothing to look up:

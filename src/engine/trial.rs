@@ -88,8 +88,9 @@ fn attempt(path: &Path, body: fn(&Path) -> Result<Spoken>) -> Trial {
         Ok(ends) => ends,
         Err(error) => return Trial::Unknown(format!("no pipe for a trial: {error}")),
     };
-    // SAFETY: the child runs `speak` and nothing else. Of other threads it has none; glibc keeps malloc and the loader usable
-    // in it, whatever those threads held, and a lock of anybody else's that was held costs no more than `PATIENCE`.
+    // SAFETY: the child runs `speak` and nothing else. Of other threads it has none; glibc keeps malloc and the loader
+    // usable in it, whatever those threads held, and a lock of anybody else's that was held costs no more than
+    // `PATIENCE`.
     match unsafe { libc::fork() } {
         -1 => Trial::Unknown(format!("no process for a trial: {}", io::Error::last_os_error())),
         0 => speak(&writer, path, body),
@@ -113,8 +114,8 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// The child: says one line of what `body` found, and ends. What the engine prints is not shown, a signal leaves neither a
-/// core file nor the host program's traceback, and nothing of the host program's runs at the end.
+/// The child: says one line of what `body` found, and ends. What the engine prints is not shown, a signal leaves
+/// neither a core file nor the host program's traceback, and nothing of the host program's runs at the end.
 fn speak(writer: &OwnedFd, path: &Path, body: fn(&Path) -> Result<Spoken>) -> ! {
     // SAFETY: plain system calls on this process, which has one thread and no more to do than this.
     unsafe {
@@ -164,8 +165,8 @@ fn listen(reader: &OwnedFd, child: libc::pid_t) -> (String, Ended) {
         ended = reaped(child, libc::WNOHANG);
         let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut bytes = [0u8; 4096];
-        // SAFETY: one descriptor to look at; the buffer has the room that it says. There is something to read, so that reading
-        // does not wait.
+        // SAFETY: one descriptor to look at; the buffer has the room that it says. There is something to read, so that
+        // reading does not wait.
         let read = unsafe {
             let wait = if ended.is_some() { 0 } else { 5 };
             match libc::poll(&raw mut poll, 1, wait) {

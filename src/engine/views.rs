@@ -80,12 +80,12 @@ impl<'a> Array<'a> {
 }
 
 /// The dimensions of an array in the default layout, the fastest-varying first.
-pub fn default_order(rank: usize) -> SmallVec<[i64; 6]> {
+fn default_order(rank: usize) -> SmallVec<[i64; 6]> {
     (0..rank as i64).rev().collect()
 }
 
 /// The layout without tiles in this order of dimensions, which has to outlive it.
-pub fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
+fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
     let mut layout = sys::PJRT_Buffer_MemoryLayout {
         struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
         type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
@@ -98,6 +98,19 @@ pub fn untiled(minor_to_major: &[i64]) -> sys::PJRT_Buffer_MemoryLayout {
         ..Default::default()
     };
     layout
+}
+
+/// Calls `body` with the caller's layout, or, where that is NULL, with the default one for so many dimensions: engines
+/// make an alias (PJRT 0.115) or an error buffer (0.106) without a layout, and fail, or end the process, when it is
+/// used.
+pub fn with_layout<T>(
+    given: *mut sys::PJRT_Buffer_MemoryLayout,
+    rank: usize,
+    body: impl FnOnce(*mut sys::PJRT_Buffer_MemoryLayout) -> T,
+) -> T {
+    let order = default_order(rank);
+    let mut default = untiled(&order);
+    body(if given.is_null() { &raw mut default } else { given })
 }
 
 /// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for this
@@ -200,7 +213,8 @@ pub unsafe fn constant(
     unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableZeroCopy) }
 }
 
-/// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when this returns.
+/// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when
+/// this returns.
 ///
 /// # Errors
 /// The engine's, for instance for a shape it refuses.
@@ -219,10 +233,11 @@ pub unsafe fn copy(
 
 /// A buffer of bytes of the host, which lie as the array says.
 ///
-/// By the C API, bytes without strides lie in the order of the dimensions, whatever layout the device is to have. XLA:CPU goes by that
-/// since some version between 0.106 and 0.115, and before it took the bytes as they were. What all of them agree on is an array in the
-/// default layout: so its dimensions are given in the order in which they lie, and a bitcast, which came in between (0.98), names them
-/// as they are. Strides are of no use: where they match the layout, 0.115 copies.
+/// By the C API, bytes without strides lie in the order of the dimensions, whatever layout the device is to have.
+/// XLA:CPU goes by that since some version between 0.106 and 0.115, and before it took the bytes as they were. What all
+/// of them agree on is an array in the default layout: so its dimensions are given in the order in which they lie, and
+/// a bitcast, which came in between (0.98), names them as they are. Strides are of no use: where they match the layout,
+/// 0.115 copies.
 ///
 /// # Errors
 /// The engine's.
@@ -257,8 +272,8 @@ unsafe fn from_host(
             ..Default::default()
         })?
     };
-    // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the completion of the
-    // programs says when memory is free again.
+    // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the
+    // completion of the programs says when memory is free again.
     drop(unsafe { engine.own_event(args.done_with_host_buffer) });
     if as_they_lie.is_none() {
         return Ok(args.buffer);

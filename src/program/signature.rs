@@ -83,8 +83,8 @@ pub fn has_host_callbacks(program: &[u8]) -> bool {
     false
 }
 
-/// Whether the artifact is for several partitions and one of its strings, such as a custom call's target, is among those that
-/// are asked for. No for what cannot be read. Linear in the artifact.
+/// Whether the artifact is for several partitions and one of its strings, such as a custom call's target, is among
+/// those that are asked for. No for what cannot be read. Linear in the artifact.
 pub fn names_one(artifact: &[u8], asked: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(artifact) = Artifact::parse(artifact) else { return false };
     artifact.tables.strings().iter().any(|text| asked(text))

@@ -25,8 +25,8 @@ use std::{
 use header::{Abi, PJRT, XLA_FFI, list};
 use pjrt_arena::sys;
 
-/// The newest version whose header could be read. Of the one that we declare, a conformance test asks the engine for the
-/// sizes of its structs (`t30_the_engine_wants_no_struct_longer_than_ours`).
+/// The newest version whose header could be read. Of the one that we declare, a conformance test asks the engine for
+/// the sizes of its structs (`t30_the_engine_wants_no_struct_longer_than_ours`).
 const NEWEST_MINOR: u64 = 114;
 
 static OURS: LazyLock<Abi> = LazyLock::new(|| {

@@ -1,5 +1,5 @@
-//! Functions that came after PJRT 0.81: an engine that has one does what it is for. An engine without one has no slot for it, which
-//! `t24_newer_functions_are_absent_or_work` holds against its version.
+//! Functions that came after PJRT 0.81: an engine that has one does what it is for. An engine without one has no slot
+//! for it, which `t24_newer_functions_are_absent_or_work` holds against its version.
 
 use std::ptr;
 
@@ -188,8 +188,8 @@ struct Dependency {
     ready: unsafe extern "C" fn(*mut sys::PJRT_Buffer_DonateWithControlDependency_Callback_Args),
 }
 
-/// `PJRT_Buffer_DonateWithControlDependency`; `None` where the engine has the function and refuses all buffers, as that of 0.106 does.
-/// Then nothing has happened.
+/// `PJRT_Buffer_DonateWithControlDependency`; `None` where the engine has the function and refuses all buffers, as that
+/// of 0.106 does. Then nothing has happened.
 fn donate(buffer: &Buffer) -> Option<(Buffer, Dependency)> {
     match call!(plugin(), PJRT_Buffer_DonateWithControlDependency { buffer: buffer.raw() }) {
         Ok(args) => {

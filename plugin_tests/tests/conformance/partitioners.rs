@@ -1,5 +1,5 @@
-//! The extension for partitioners of custom calls, and who is asked for programs that name one. Who is asked first stays, so a
-//! test that installs somebody has a process of its own.
+//! The extension for partitioners of custom calls, and who is asked for programs that name one. Who is asked first
+//! stays, so a test that installs somebody has a process of its own.
 
 use std::{
     ffi::{c_int, c_void},

@@ -477,8 +477,8 @@ fn t30_the_engine_wants_no_struct_longer_than_ours() {
             }
             let mut words = [0u64; 128];
             words[0] = 8;
-            // SAFETY: a slot of the table, each a function that takes a pointer to a struct; the struct says that it has its size
-            // alone, and has zeros behind.
+            // SAFETY: a slot of the table, each a function that takes a pointer to a struct; the struct says that it
+            // has its size alone, and has zeros behind.
             let error = unsafe {
                 let at = ptr::from_ref(engine.table()).byte_add(slot).cast::<Function<u64>>();
                 let Some(function) = *at else { continue };

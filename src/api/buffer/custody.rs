@@ -168,8 +168,8 @@ impl<T> State<T> {
         self.life = Life::Donated;
     }
 
-    /// Begins a run that may write to the bytes, and that the engine of their buffer does not know of, unless they are used or
-    /// outsiders say when no longer; whether it did. Nobody else begins to use them.
+    /// Begins a run that may write to the bytes, and that the engine of their buffer does not know of, unless they are
+    /// used or outsiders say when no longer; whether it did. Nobody else begins to use them.
     #[must_use]
     pub fn take_alone(&mut self) -> bool {
         let alone = self.life == Life::Live && self.is_at_rest() && !self.is_referenced();

@@ -95,11 +95,9 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
         let client = state::client(self.client)?;
         // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
-            // Without a layout, an engine (PJRT 0.106) ends the process when the buffer is read.
-            let order = views::default_order(self.shape_num_dims);
-            let mut layout = views::untiled(&order);
-            let shape_layout = if self.shape_layout.is_null() { &raw mut layout } else { self.shape_layout };
-            let args = client.engine.call(Self { shape_layout, ..*self })?;
+            let args = views::with_layout(self.shape_layout, self.shape_num_dims, |shape_layout| {
+                client.engine.call(Self { shape_layout, ..*self })
+            })?;
             self.buffer = Buffer::adopt(&client, args.buffer)?.into_raw();
         }
         Ok(())
@@ -117,11 +115,9 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
                 Some(_) => client.admit_shape((ptr::null_mut(), self.memory), self.shape_element_type, dims)?,
                 None => Admission::Unlimited,
             };
-            // See `transfer/async_transfer/slot.rs`: an alias needs one.
-            let order = views::default_order(dims.len());
-            let mut layout = views::untiled(&order);
-            let shape_layout = if self.shape_layout.is_null() { &raw mut layout } else { self.shape_layout };
-            let args = client.engine.call(Self { shape_layout, ..*self })?;
+            let args = views::with_layout(self.shape_layout, dims.len(), |shape_layout| {
+                client.engine.call(Self { shape_layout, ..*self })
+            })?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
             self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
         }

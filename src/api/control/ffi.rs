@@ -18,9 +18,9 @@ fn sentence(outcome: Result<(), Failure>) -> String {
 }
 
 /// Registers the handlers of the custom call `name` with the engine: an empty text means that it took them, anything
-/// else is one sentence that says why not, with the name. `platform` is "cpu" or "Host" (or "CUDA", "ROCM"); `traits` is
-/// a sum of `XLA_FFI_Handler_TraitsBits`. Handlers may be of another version of XLA FFI than the engine's, as long as we
-/// know what changed. Loads the engine; no client is needed. Registering the same again does nothing.
+/// else is one sentence that says why not, with the name. `platform` is "cpu" or "Host" (or "CUDA", "ROCM"); `traits`
+/// is a sum of `XLA_FFI_Handler_TraitsBits`. Handlers may be of another version of XLA FFI than the engine's, as long
+/// as we know what changed. Loads the engine; no client is needed. Registering the same again does nothing.
 ///
 /// # Safety
 /// `name` and `platform` must be C strings, `bundle` point to an `XLA_FFI_Handler_Bundle` of functions that stay as long

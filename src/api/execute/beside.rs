@@ -1,4 +1,5 @@
-//! Programs that call back into the host, on a CPU: each has a client of the engine to itself, beside the user's, while it runs.
+//! Programs that call back into the host, on a CPU: each has a client of the engine to itself, beside the user's, while
+//! it runs.
 //!
 //! ```text
 //!  the user's client    program, program, program ...    of any thread, a callback's too: none of them waits for a callback
@@ -6,23 +7,25 @@
 //!  a client beside it   program --+-> callback --> waits for what it likes
 //! ```
 //!
-//! XLA's CPU client runs what is enqueued on a device in order, whichever thread enqueues it, multi-device programs one after the
-//! other, and all of it on as many threads as there are cores. Behind a program whose callback waits for a thread, what
-//! that thread runs would wait for ever. jaxlib's own callbacks tell the client that they are callbacks, and it then runs what
-//! they ask for on the spot; through the C API nobody can tell it, and neither do they for threads that they start. So it is the
-//! program with the callback that goes elsewhere. Its callback may run another such program, and that one yet another: each
-//! gets a client that no program runs on ([`clients`]). The program is loaded there at its first run.
+//! XLA's CPU client runs what is enqueued on a device in order, whichever thread enqueues it, multi-device programs one
+//! after the other, and all of it on as many threads as there are cores. Behind a program whose callback waits for a
+//! thread, what that thread runs would wait for ever. jaxlib's own callbacks tell the client that they are callbacks,
+//! and it then runs what they ask for on the spot; through the C API nobody can tell it, and neither do they for
+//! threads that they start. So it is the program with the callback that goes elsewhere. Its callback may run another
+//! such program, and that one yet another: each gets a client that no program runs on ([`clients`]). The program is
+//! loaded there at its first run.
 //!
-//! The bytes stay in the arena: arguments and destinations are views there as well. The call waits for its arguments, because a view
-//! is ready at once, and for the program, so nobody else ever sees a buffer of that client. What cannot be viewed (elements of less
-//! than a byte) is copied; a token, which has no bytes, is made anew.
+//! The bytes stay in the arena: arguments and destinations are views there as well. The call waits for its arguments,
+//! because a view is ready at once, and for the program, so nobody else ever sees a buffer of that client. What cannot
+//! be viewed (elements of less than a byte) is copied; a token, which has no bytes, is made anew.
 //!
-//! The user's client does not know that its arrays are read, so they are lent (`reading.rs`): one that is deleted meanwhile
-//! goes afterwards, and another program that is donated one gets a copy. One that the program itself is given for good it
-//! has alone (`gifts.rs`), or it only reads it where somebody else does too.
+//! The user's client does not know that its arrays are read, so they are lent (`reading.rs`): one that is deleted
+//! meanwhile goes afterwards, and another program that is donated one gets a copy. One that the program itself is given
+//! for good it has alone (`gifts.rs`), or it only reads it where somebody else does too.
 //!
-//! Handlers of custom calls may call us as well, and nobody knows of a program that its handlers do. So what the thread of such a
-//! handler runs goes beside too, and while it is under way, what threads of callbacks run: it may be what its own callback runs.
+//! Handlers of custom calls may call us as well, and nobody knows of a program that its handlers do. So what the thread
+//! of such a handler runs goes beside too, and while it is under way, what threads of callbacks run: it may be what its
+//! own callback runs.
 
 pub mod clients;
 
@@ -62,7 +65,8 @@ use crate::{
     sys,
 };
 
-/// How long a launch waits for others to have read what it is given: it reads it itself then, and the engine takes a copy.
+/// How long a launch waits for others to have read what it is given: it reads it itself then, and the engine takes a
+/// copy.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -150,8 +154,8 @@ impl<'a> Guests<'a> {
     /// Waits until the arguments are there, and finds a client for the run.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for an argument that was deleted or donated, or is given for good and passed twice; the error that one holds, or
-    /// the engine's.
+    /// INVALID_ARGUMENT for an argument that was deleted or donated, or is given for good and passed twice; the error
+    /// that one holds, or the engine's.
     ///
     /// # Safety
     /// The arguments must be live buffers of ours, and the client alive.
@@ -193,8 +197,8 @@ impl<'a> Guests<'a> {
         Ok((self.stay.handle(), memory.0))
     }
 
-    /// Begins the use of an argument; `gift` is its place among the call's, if the program may consume it. Gives the other client's buffer,
-    /// and the argument if it is in use until the call ends.
+    /// Begins the use of an argument; `gift` is its place among the call's, if the program may consume it. Gives the
+    /// other client's buffer, and the argument if it is in use until the call ends.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated, or the engine's.
@@ -241,8 +245,8 @@ impl<'a> Guests<'a> {
         Ok((view, None))
     }
 
-    /// Shows the other client memory that a result may lie in: the view is that client's from here on. `result` is the array of the result that
-    /// it is meant for.
+    /// Shows the other client memory that a result may lie in: the view is that client's from here on. `result` is the
+    /// array of the result that it is meant for.
     ///
     /// # Errors
     /// The engine's.
@@ -285,8 +289,8 @@ impl<'a> Guests<'a> {
             let places = self.call.places(index);
             let Some(device) = self.call.device(index).1 else { continue };
             for (number, shape) in loaded.program.results.iter().enumerate() {
-                // SAFETY: there is a place for each result, with a live buffer of the other client in it; the memory that it
-                // lies in is ours until a result takes it.
+                // SAFETY: there is a place for each result, with a live buffer of the other client in it; the memory
+                // that it lies in is ours until a result takes it.
                 unsafe {
                     let place = places.add(number);
                     let output = *place;
@@ -314,8 +318,8 @@ impl<'a> Guests<'a> {
     }
 }
 
-/// What JAX begins with where a program takes a token, which has no bytes: the engine copies none to another client, and would abort
-/// (PJRT 0.81 and 0.106).
+/// What JAX begins with where a program takes a token, which has no bytes: the engine copies none to another client,
+/// and would abort (PJRT 0.81 and 0.106).
 ///
 /// # Errors
 /// The engine's.

@@ -137,9 +137,10 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Refuses arguments of which one device's cannot be right: sizes that differ among the devices, and arrays of other devices. The
-    /// engine refuses them too, but when programs of the devices before have begun. It waits for those with what they were donated
-    /// (PJRT 0.81), or does not wait at all (0.115): then their memory would be somebody else's while they write into it.
+    /// Refuses arguments of which one device's cannot be right: sizes that differ among the devices, and arrays of
+    /// other devices. The engine refuses them too, but when programs of the devices before have begun. It waits for
+    /// those with what they were donated (PJRT 0.81), or does not wait at all (0.115): then their memory would be
+    /// somebody else's while they write into it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT, naming the argument and the device.
@@ -147,16 +148,17 @@ impl<'a> Call<'a> {
     /// # Safety
     /// The arguments must be NULL or live buffers of ours.
     unsafe fn refuse_what_fits_one_device_alone(&self) -> Outcome {
-        let first = self.arguments(0);
-        for (index, place) in self.loaded.devices.iter().enumerate().take(self.args.num_devices) {
-            for (number, (&argument, &other)) in self.arguments(index).iter().zip(first).enumerate() {
+        for number in 0..self.args.num_args {
+            let mut expected = None;
+            for (index, place) in self.loaded.devices.iter().enumerate().take(self.args.num_devices) {
                 // SAFETY: the caller's promise.
-                let (buffer, other) = unsafe { (Buffer::borrow(argument, NAME)?, Buffer::borrow(other, NAME)?) };
-                if buffer.shape.size != other.shape.size {
+                let buffer = unsafe { Buffer::borrow(self.arguments(index)[number], NAME)? };
+                let size = *expected.get_or_insert(buffer.shape.size);
+                if buffer.shape.size != size {
                     return Err(Error::invalid_argument(format!(
-                        "{NAME}: expected parameter {number} of {} bytes, as on the program's first device, but got a buffer of {} \
-                         bytes on device {index} of {}",
-                        other.shape.size, buffer.shape.size, self.args.num_devices
+                        "{NAME}: expected parameter {number} of {size} bytes, as on the program's first device, but got a \
+                         buffer of {} bytes on device {index} of {}",
+                        buffer.shape.size, self.args.num_devices
                     ))
                     .into());
                 }

@@ -49,7 +49,8 @@ enum Kind {
     Known,
     /// By a program on another client, which has it alone.
     Alone,
-    /// Not at all: a program on another client reads it, and its owner loses it if the program takes what it read for its own.
+    /// Not at all: a program on another client reads it, and its owner loses it if the program takes what it read for
+    /// its own.
     Read,
 }
 
@@ -88,8 +89,8 @@ impl<'a> Gifts<'a> {
         Ok(buffer.take_up_for(User::Run)?)
     }
 
-    /// As [`Self::take_up`], for a program on another client of the engine: gives the address of the block that it may write to. `None` if
-    /// it may only read; `is_known` says that it will consume the argument.
+    /// As [`Self::take_up`], for a program on another client of the engine: gives the address of the block that it may
+    /// write to. `None` if it may only read; `is_known` says that it will consume the argument.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.

@@ -29,8 +29,8 @@ pub struct Passengers<'a> {
 }
 
 impl<'a> Passengers<'a> {
-    /// Takes up the arguments of the device with this number and adds their handles, or, of a run beside, those that the
-    /// other client knows.
+    /// Takes up the arguments of the device with this number and adds their handles, or, of a run beside, those that
+    /// the other client knows.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for one that was deleted or donated, or as [`Gifts::take_up`] and [`Guests::admit`].

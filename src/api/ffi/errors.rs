@@ -1,9 +1,9 @@
 //! Errors of XLA FFI for those who take them apart as C++ objects.
 //!
-//! An error is opaque to a handler: it asks for the message, and has it destroyed. jaxlib up to 0.11.0 does otherwise where
-//! a buffer callback asks for its stream (`context.stream`; there is none on a CPU): it expects to meet the XLA that it was
-//! built with, for which an error is a pointer to an `absl::Status`, moves that out of it, and frees the rest. What a
-//! status points to is laid out by the engine's Abseil, and read by jaxlib's:
+//! An error is opaque to a handler: it asks for the message, and has it destroyed. jaxlib up to 0.11.0 does otherwise
+//! where a buffer callback asks for its stream (`context.stream`; there is none on a CPU): it expects to meet the XLA
+//! that it was built with, for which an error is a pointer to an `absl::Status`, moves that out of it, and frees the
+//! rest. What a status points to is laid out by the engine's Abseil, and read by jaxlib's:
 //!
 //! ```text
 //!  bytes   0..4        4..8   8..40     40..48             64..72
@@ -11,9 +11,9 @@
 //!          references  code   message   source locations   payloads  Abseil of 2026-05
 //! ```
 //!
-//! So jaxlib 0.10 reads a count of source locations as a pointer to payloads, which was a segmentation fault. Errors made
-//! here are zero from byte 40 on, which means none, whoever reads. Nobody frees what they point to: its references never
-//! come to an end, and there is one for each message.
+//! So jaxlib 0.10 reads a count of source locations as a pointer to payloads, which was a segmentation fault. Errors
+//! made here are zero from byte 40 on, which means none, whoever reads. Nobody frees what they point to: its references
+//! never come to an end, and there is one for each message.
 
 use std::{
     ptr,
@@ -46,7 +46,8 @@ struct Status {
 /// References that nobody but us holds.
 const OURS: i32 = 1 << 30;
 
-// SAFETY: but for its references, which are atomic, a status is never written to; its text lives as long as the process.
+// SAFETY: but for its references, which are atomic, a status is never written to; its text lives as long as the
+// process.
 unsafe impl Sync for Status {}
 
 /// One for each code and message that there was.
@@ -79,8 +80,8 @@ impl Status {
     }
 }
 
-/// An error with that code and message, which whoever gets it may take apart, or give to the engine's functions; NULL, which
-/// is success, when there is no memory for a pointer.
+/// An error with that code and message, which whoever gets it may take apart, or give to the engine's functions; NULL,
+/// which is success, when there is no memory for a pointer.
 pub fn readable(code: sys::XLA_FFI_Error_Code, message: String) -> *mut sys::XLA_FFI_Error {
     let status = Status::of(code, message);
     // It is freed with C++'s `operator delete`, which is `free`.

@@ -5,10 +5,10 @@
 //!  State_Get: the old struct or the new <-- out of the box <-- the engine's State_Get
 //! ```
 //!
-//! The handler's type may be one that the engine does not know, and where it knows one of that number it may be another's:
-//! type ids are counted by each copy of XLA for itself. So the engine sees one type, of ours, with an id that nobody counts
-//! up to, and the handler's own id stays in the box. A deleter that came with an old struct stays there too, as engines of
-//! today have a type's alone.
+//! The handler's type may be one that the engine does not know, and where it knows one of that number it may be
+//! another's: type ids are counted by each copy of XLA for itself. So the engine sees one type, of ours, with an id
+//! that nobody counts up to, and the handler's own id stays in the box. A deleter that came with an old struct stays
+//! there too, as engines of today have a type's alone.
 
 use std::{ffi::c_void, mem, ptr};
 

@@ -18,8 +18,8 @@
 //! | from 0.4 on | FindExtension | there are no extensions |
 //! | from 0.5 on | CustomOptions_Get | nobody can give options: there are none |
 //!
-//! A newer engine has all of that for itself, but takes one form of the old structs for another. Every table is as long as
-//! that of 0.5: a handler looks for the functions that it knows.
+//! A newer engine has all of that for itself, but takes one form of the old structs for another. Every table is as long
+//! as that of 0.5: a handler looks for the functions that it knows.
 
 use std::{mem, ptr};
 
@@ -71,7 +71,8 @@ pub struct Kind {
 }
 
 impl Tables {
-    /// The tables for handlers on this engine, which computes on `platform`; `None` when its major version is not one that we know.
+    /// The tables for handlers on this engine, which computes on `platform`; `None` when its major version is not one
+    /// that we know.
     ///
     /// # Errors
     /// The engine's, when it refuses the type of our boxes; UNIMPLEMENTED when it has no functions for states.

@@ -25,8 +25,8 @@ use crate::{
     sys,
 };
 
-/// `analyze(module, size, give, reply)`, with an `HloModuleProto`, calls `give` once with `reply`, before it returns. The code is -1 for
-/// an answer, which has a line for each property, `VALUE NAME`; with any other there is none.
+/// `analyze(module, size, give, reply)`, with an `HloModuleProto`, calls `give` once with `reply`, before it returns.
+/// The code is -1 for an answer, which has a line for each property, `VALUE NAME`; with any other there is none.
 type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
 
 static ANALYZE: OnceCell<Analyze> = OnceCell::new();
@@ -88,9 +88,8 @@ unsafe fn answer(
     // It lives as long as the executable is not destroyed, and so does what it keeps.
     let Some(program) = EXECUTABLES.get(executable) else { return false };
     if program.cost.get().is_none() {
-        // Several may ask at once. The cell does not have one of them wait for another, who may wait for a lock of Python's that the
-        // first one holds.
-        // SAFETY: the caller's promise.
+        // Several may ask at once. The cell does not have one of them wait for another, who may wait for a lock of
+        // Python's that the first one holds. SAFETY: the caller's promise.
         let Ok((format, code)) = (unsafe { shown(engine, executable, &program) }) else { return false };
         let Some(cost) = Cost::ask(&format, &code) else { return false };
         let _ = program.cost.set(cost);

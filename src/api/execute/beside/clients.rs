@@ -16,8 +16,8 @@ use crate::{
     sys,
 };
 
-/// The clients beside one of the user's. There is one as soon as a program needs it, and one more for each that needs one while
-/// all others are taken.
+/// The clients beside one of the user's. There is one as soon as a program needs it, and one more for each that needs
+/// one while all others are taken.
 #[derive(Default)]
 pub struct Beside(Mutex<Idle>);
 
@@ -56,7 +56,8 @@ impl Drop for Stay {
 }
 
 impl Stay {
-    /// Takes a client that no program runs on: one that knows this program, or another, or a new one. Gives the program on it as well.
+    /// Takes a client that no program runs on: one that knows this program, or another, or a new one. Gives the program
+    /// on it as well.
     ///
     /// # Errors
     /// The engine's.

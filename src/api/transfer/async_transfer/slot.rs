@@ -263,21 +263,18 @@ impl Slot {
                 }
             }
         }
-        // Without a layout, an engine (PJRT 0.115) makes an alias whose bytes it cannot count when they are there.
-        let order = views::default_order(shape.dims.len());
-        let mut layout = views::untiled(&order);
         // SAFETY: the client and its memory are alive, the dimensions and the layout live for the call.
-        let alias = unsafe {
+        let alias = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
             client.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
                 client: client.handle.0,
                 memory: memory.0,
                 shape_dims: shape.dims.as_ptr(),
                 shape_num_dims: shape.dims.len(),
                 shape_element_type: shape.element_type,
-                shape_layout: &raw mut layout,
+                shape_layout,
                 ..Default::default()
-            })?
-        };
+            })
+        })?;
         // Until the promise is kept the engine has nothing for this buffer, and the block is the slot's.
         let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
         let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));

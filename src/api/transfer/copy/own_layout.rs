@@ -1,8 +1,9 @@
 //! Copies of arrays in a layout of their own, on a processor.
 //!
-//! XLA:CPU at PJRT 0.81 and 0.106 gives the copy the bytes in one order and the layout of another: `device_put` of such an array to
-//! another device or memory gives wrong numbers (without pjrt-arena too; at 0.115 it does not; `python_smoke/test_layouts.py`). So the
-//! bytes are copied here, as they are, and the copy has the layout of the array. Such arrays are rare, and who copies one waits for it.
+//! XLA:CPU at PJRT 0.81 and 0.106 gives the copy the bytes in one order and the layout of another: `device_put` of such
+//! an array to another device or memory gives wrong numbers (without pjrt-arena too; at 0.115 it does not;
+//! `python_smoke/test_layouts.py`). So the bytes are copied here, as they are, and the copy has the layout of the
+//! array. Such arrays are rare, and who copies one waits for it.
 
 use std::{ptr, sync::Arc};
 
