@@ -354,6 +354,41 @@ def fft(sizes: Sizes) -> Case:
     return compiled(jnp.fft.fft2, noise(sizes.width(1024), sizes.width(2048)).astype(jnp.complex64))
 
 
+def transpose(sizes: Sizes) -> Case:
+    return compiled(jnp.transpose, noise(sizes.width(1024), sizes.width(1024)), calls=sizes.calls(4))
+
+
+def pooling(sizes: Sizes) -> Case:
+    """The first pooling of a ResNet, on 8 images."""
+
+    def function(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+    return compiled(function, noise(8, sizes.width(112), sizes.width(112), 64))
+
+
+def products(sizes: Sizes) -> Case:
+    count = sizes.width(4096)
+    return compiled(jnp.matmul, noise(count, 16, 16), noise(count, 16, 16, seed=1), calls=sizes.calls(4))
+
+
+def softmax(sizes: Sizes) -> Case:
+    return compiled(jax.nn.softmax, noise(sizes.width(2048), sizes.width(2048)))
+
+
+def layer_norm(sizes: Sizes) -> Case:
+    def function(x, scale, shift):
+        mean = x.mean(-1, keepdims=True)
+        return (x - mean) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
+
+    width = sizes.width(2048)
+    return compiled(function, noise(width, width), noise(width, seed=1), noise(width, seed=2))
+
+
+def cummax(sizes: Sizes) -> Case:
+    return compiled(jax.lax.cummax, noise(sizes.floats(4)))
+
+
 PROGRAMS = (
     Program("dispatch", "tiny jitted add", dispatch, readings=15),
     Program("dispatch_many", "jitted add of 32 tiny arrays", dispatch_many, readings=12),
@@ -381,6 +416,12 @@ PROGRAMS = (
     Program("fft", "FFT 1024 x 2048, complex64", fft, floor=True),
     Program("scan", "scan, 100 steps of a small carry", scan_small, readings=20),
     Program("scan_4", "scan, 16 steps of a 4 MiB carry", scan_large, readings=20),
+    Program("transpose", "transpose, 4 MiB", transpose, readings=15),
+    Program("pooling", "max-pooling 3x3, 24.5 MiB", pooling, readings=12),
+    Program("products", "4096 products of 16 x 16", products, readings=15),
+    Program("softmax", "softmax 2048 x 2048", softmax, floor=True, readings=15),
+    Program("layer_norm", "layer norm 2048 x 2048", layer_norm, floor=True, readings=15),
+    Program("cummax", "cumulative maximum of 2^20", cummax, readings=15),
     Program("concatenate", "concatenate to 128 MiB", concatenate, floor=True),
     Program("stack", "stack to 128 MiB", stack, floor=True),
     Program("put_1", "device_put, 1 MiB", put(1, calls=50)),

@@ -1,9 +1,9 @@
 """Markdown: a short table for the README, a full one, and what falls short of the promises.
 
-The promises: within 5 % of the floor where there is one, never below 0.97x elsewhere, 1.1x on the geometric mean, a
-tiny dispatch at most 1.10x of the bare engine's, peak memory at most 1.10x of the built-in's. Where the floor of one
-destination is missed, the line also compares with the floor of two, and with that of the bare engine: what the engine
-takes longer for than JAX's own XLA, no allocator can give back.
+The promises: within 5 % of the floor where there is one, never below 0.97x of what the bare engine reaches, 1.1x on the
+geometric mean, a tiny dispatch at most 1.05x of the bare engine's, peak memory at most 1.10x of the built-in's. Where the
+floor of one destination is missed, the line also compares with the floor of two, and with that of the bare engine: what
+the engine takes longer for than JAX's own XLA, no allocator can give back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from bench.backends import FLOOR, FLOOR_OF_ENGINE, FLOOR_OF_TWO, REFERENCE
 from bench.results import geometric_mean, show_ratio, show_seconds
 
 OURS = "arena"
-NEAR_FLOOR, SLOWEST, MEAN, DISPATCH, PEAK = 1.05, 0.97, 1.10, 1.10, 1.10
+NEAR_FLOOR, SLOWEST, MEAN, DISPATCH, PEAK = 1.05, 0.97, 1.10, 1.05, 1.10
+#: So many of the programs that gain least are named.
+WORST = 5
 
 
 def markdown(report: dict) -> str:
     """All of it."""
-    parts = [setup(report), short_table(report), full_table(report), findings(report)]
+    parts = [setup(report), short_table(report), worst(report), full_table(report), findings(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -111,19 +113,17 @@ def findings(report: dict) -> str:
             ]
             also = f" ({', '.join(others)})" if others else ""
             lines.append(f"- {name}: {ratio:.2f}x of the floor's time{also}; promised: at most {NEAR_FLOOR}")
-        if not program["floor"] and theirs and (ratio := ours["speedup"]["median"]) < SLOWEST:
-            bare = backends.get("bare")
-            also = f" (bare engine: {show_ratio(bare['speedup']['median'])})" if bare and "speedup" in bare else ""
-            lines.append(f"- {name}: {show_ratio(ratio)} as fast as JAX's CPU{also}; promised: at least {SLOWEST}")
+        bare = backends.get("bare")
+        most = DISPATCH if name == "dispatch" else 1 / SLOWEST
+        if bare and (ratio := _paired(ours, bare)) > most:
+            also = f" ({show_ratio(ours['speedup']['median'])} of JAX's CPU)" if "speedup" in ours else ""
+            lines.append(f"- {name}: {ratio:.2f}x of the bare engine's time{also}; promised: at most {most:.2f}")
         if theirs and (ratio := ours["peak_bytes"] / theirs["peak_bytes"]) > PEAK:
             data = ours["peak_data_bytes"] / theirs["peak_data_bytes"]
             lines.append(
                 f"- {name}: peak memory {ratio:.2f}x of JAX's CPU ({data:.2f}x without libraries); "
                 f"promised: at most {PEAK}"
             )
-        if name == "dispatch" and (bare := backends.get("bare")):
-            if (ratio := _paired(ours, bare)) > DISPATCH:
-                lines.append(f"- {name}: {ratio:.2f}x of the bare engine's time; promised: at most {DISPATCH}")
     ratios = [
         program["backends"][OURS]["speedup"]["median"]
         for program in report["programs"]
@@ -132,6 +132,21 @@ def findings(report: dict) -> str:
     if ratios and (mean := geometric_mean(ratios)) < MEAN:
         lines.append(f"- geometric mean without the programs that have a floor {mean:.2f}x; promised: at least {MEAN}")
     return "\n".join(["Short of what is promised:", "", *lines]) if lines else "All promises kept."
+
+
+def worst(report: dict) -> str:
+    """The programs that gain least, as one line, with what the bare engine reaches; empty where nothing was compared."""
+    ours = [
+        (program["backends"][OURS]["speedup"]["median"], program)
+        for program in report["programs"]
+        if "speedup" in program["backends"].get(OURS, {})
+    ]
+    said = []
+    for ratio, program in sorted(ours, key=lambda each: each[0])[:WORST]:
+        bare = program["backends"].get("bare", {}).get("speedup")
+        also = f" (bare engine: {show_ratio(bare['median'])})" if bare else ""
+        said.append(f"{program['title']} {show_ratio(ratio)}{also}")
+    return f"The worst {len(said)} speed-ups: {', '.join(said)}." if said else ""
 
 
 def _speedups(report: dict, backend: str) -> list[float]:
