@@ -44,9 +44,15 @@ def expected(training):
     return losses
 
 
-def test_training_that_is_donated_its_weights_learns_what_other_training_learns(training, expected):
+@pytest.mark.parametrize("isa", [None, "AVX2"])
+@pytest.mark.parametrize("xnnpack", [None, True])
+def test_training_that_is_donated_its_weights_learns_what_other_training_learns(training, expected, xnnpack, isa):
+    """As JAX asks for it, with XNNPACK asked for, and with code for processors without AVX-512."""
     step, start = training
-    run, weights, losses = jax.jit(step, donate_argnums=0), [jnp.array(layer) for layer in start], []
+    options = {"xla_cpu_use_xnnpack": xnnpack, "xla_cpu_max_isa": isa}
+    options = {name: value for name, value in options.items() if value is not None}
+    run = jax.jit(step, donate_argnums=0, compiler_options=options or None)
+    weights, losses = [jnp.array(layer) for layer in start], []
     for _ in range(STEPS):
         weights, loss = run(weights)
         losses.append(float(loss))
