@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint bindings test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -18,6 +18,7 @@ PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 # Found when a recipe runs, not when make starts: the first run creates the folder.
 SITE     = $$(echo "$(VENV)"/lib/python3*/site-packages)
+# Of those that run bindgen alone; a plain build takes the bindings that are checked in.
 LIBCLANG = LIBCLANG_PATH="$${LIBCLANG_PATH:-$(SITE)/clang/native}"
 # TEST_ENGINE=0.81 for tests and benchmarks on another engine of python_smoke/engines.py, which pip then adds to .venv.
 ENGINE   = PJRT_ARENA_TEST_ENGINE="$$("$(PY)" python_smoke/engines.py $(TEST_ENGINE))"
@@ -35,20 +36,24 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
 	@echo "make test: all passed"
 
-lint: setup ## rustfmt and clippy, warnings are errors
+# The feature has build.rs compare pjrt_c_api/bindings.rs with what bindgen makes of the headers.
+lint: setup ## rustfmt and clippy, warnings are errors; are the bindings those of the headers?
 	$(CARGO) fmt --all --check
-	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --features pjrt-arena/bindgen --locked -- -D warnings
+
+bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the headers beside it
+	$(LIBCLANG) PJRT_ARENA_BINDINGS=write $(CARGO) check --package pjrt-arena --lib --features bindgen --locked
 
 # The library is built first: the tests of plugin_tests and python_smoke load it as a file.
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
-	$(LIBCLANG) $(ENGINE) $(CARGO) test --workspace --locked
+	$(ENGINE) $(CARGO) test --workspace --locked
 
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(if $(TEST_ENGINE),$(ENGINE)) $(DEBUG) "$(PY)" -m pytest python_smoke
 
 # Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
 test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
-	$(LIBCLANG) $(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
+	$(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
 
@@ -62,8 +67,8 @@ REHEARSAL ?= --only ace --backends jax_bfc,jax_cuda_async,arena_preallocate,aren
 gpu-rehearsal: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a played GPU: what fits and what does not, not how fast
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" python_smoke/rehearse.py --size small --out "$(CARGO_TARGET_DIR)/gpu-rehearsal" $(REHEARSAL)
 
-doc: setup ## API documentation, warnings are errors
-	$(LIBCLANG) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+doc: ## API documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 # BENCH="--only adam,sgd --rounds 3" and the like; make bench BENCH=--help.
 bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pjrt-arena: tables, JSON and a chart
@@ -77,21 +82,21 @@ together: target/release/libpjrt_arena.so ## small programs, the backends in tur
 instructions: setup ## instructions of one execution, bare engine and pjrt-arena (needs valgrind)
 	@command -v valgrind >/dev/null || { \
 	  echo "make: counting instructions needs valgrind, and there is none: install it (apt install valgrind)" >&2; exit 1; }
-	$(LIBCLANG) $(ENGINE) $(CARGO) bench --package plugin_tests --bench instructions --locked -- $(PROGRAM)
+	$(ENGINE) $(CARGO) bench --package plugin_tests --bench instructions --locked -- $(PROGRAM)
 
 soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
 	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py
 
 # COMPACTIONS=N for another number.
 stress: setup ## 100,000 forced compactions under load from 8 threads
-	$(LIBCLANG) $(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS)
+	$(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS)
 
 # The flag is not stable, so the compiler is told to take it. The engine is not instrumented: its leaks and its globals
 # are left out, while what it writes to memory of ours through malloc is still seen. TESTS= names some of the tests.
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-rdynamic" \
   ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/asan"
 asan: setup ## the conformance tests, a short stress among them, under AddressSanitizer
-	$(LIBCLANG) $(ENGINE) $(ASAN) $(CARGO) test --package plugin_tests --test conformance --locked \
+	$(ENGINE) $(ASAN) $(CARGO) test --package plugin_tests --test conformance --locked \
 	  --target x86_64-unknown-linux-gnu -- $(TESTS)
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
@@ -105,7 +110,7 @@ clients: target/debug/libpjrt_arena.so ## other PJRT clients: pypjrt's conforman
 	$(LIBCLANG) "$(PY)" python_smoke/other_clients/run.py
 
 wheel: setup ## dist/pjrt_arena-*-py3-none-linux_*.whl
-	$(LIBCLANG) "$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	"$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
 setup: $(STAMP)
@@ -130,12 +135,12 @@ $(ROCM)/.installed: $(STAMP)
 
 # Cargo knows best what is up to date, so it is always asked.
 target/release/libpjrt_arena.so: setup
-	@$(LIBCLANG) $(CARGO) build --release --locked --lib --package pjrt-arena
+	@$(CARGO) build --release --locked --lib --package pjrt-arena
 
 # With --tests, because the crates that only tests need turn on features of the others: without it cargo would build
 # the library once for this rule and once for the tests, and again each time.
 target/debug/libpjrt_arena.so: setup
-	@$(LIBCLANG) $(CARGO) build --workspace --lib --tests --locked
+	@$(CARGO) build --workspace --lib --tests --locked
 
 $(STAMP): python_smoke/requirements.txt pyproject.toml hatch_build.py
 	@command -v $(CARGO) >/dev/null || { \

@@ -7,7 +7,6 @@ The library is a plain PJRT plugin that links no libpython, so one wheel serves 
     PJRT_ARENA_PLATFORM_TAG=...        replaces the platform part of the tag
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -44,7 +43,7 @@ class CargoBuildHook(BuildHookInterface):
             raise SystemExit("pjrt-arena is built with Rust, and there is no cargo: install it from https://rustup.rs")
         command = ["cargo", "build", "--release", "--locked", "--lib", "--package", "pjrt-arena"]
         command.append("--message-format=json-render-diagnostics")
-        run = subprocess.run(command, cwd=self.root, env=self.environment(), stdout=subprocess.PIPE, text=True)
+        run = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, text=True)
         if run.returncode != 0:
             raise SystemExit(f"cargo build failed with status {run.returncode}; its messages are above")
         for line in run.stdout.splitlines():
@@ -52,14 +51,3 @@ class CargoBuildHook(BuildHookInterface):
             if message["reason"] == "compiler-artifact" and "cdylib" in message["target"]["crate_types"]:
                 return next(Path(name) for name in message["filenames"] if name.endswith(".so"))
         raise SystemExit("cargo built no shared library")
-
-    @staticmethod
-    def environment():
-        """bindgen needs libclang: the one of the build requirement `libclang`, unless the user names another."""
-        environment = dict(os.environ)
-        clang = importlib.util.find_spec("clang")
-        if clang is not None and "LIBCLANG_PATH" not in environment:
-            for folder in clang.submodule_search_locations or []:
-                if (Path(folder) / "native").is_dir():
-                    environment["LIBCLANG_PATH"] = str(Path(folder) / "native")
-        return environment

@@ -50,4 +50,4 @@ impl StructSizes {
 pub const PJRT_API_FUNCTIONS: usize =
     (PJRT_Api_STRUCT_SIZE as usize - core::mem::offset_of!(PJRT_Api, PJRT_Error_Destroy)) / size_of::<usize>();
 
-include!(concat!(env!("OUT_DIR"), "/pjrt_c_api.rs"));
+include!("../pjrt_c_api/bindings.rs");

@@ -77,6 +77,7 @@ mod platform;
 mod program;
 mod run;
 mod shape;
+// Not by depending on pjrt-arena: both libraries export GetPjrtApi.
 #[allow(dead_code, reason = "as above")]
 #[path = "../../../src/sys.rs"]
 mod sys;

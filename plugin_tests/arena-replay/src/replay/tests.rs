@@ -12,7 +12,7 @@ pub(super) const PUZZLES: [&str; 6] =
     ["minimalloc_A", "minimalloc_B", "minimalloc_C", "minimalloc_D", "minimalloc_E", "minimalloc_F"];
 
 pub(super) fn read(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin_tests/data/traces").join(format!("{name}.ev"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/traces").join(format!("{name}.ev"));
     let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     Trace::parse(name, name, &text).unwrap_or_else(|error| panic!("{error}"))
 }
