@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import model
-
 from jax_plugins import arena
 
 STEPS = 1000

@@ -211,7 +211,14 @@ def rocm_engine(installed: bool = True) -> dict[str, str]:
 
 
 def run_on_gpu(
-    code: str, *, memory_mib: int = 512, gpus: int = 1, latency_us: int = 100, era: int = 114, check: bool = True, **settings
+    code: str,
+    *,
+    memory_mib: int = 512,
+    gpus: int = 1,
+    latency_us: int = 100,
+    era: int = 114,
+    check: bool = True,
+    **settings,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a process of its own on such a machine; `settings` are more variables."""
     machine = variables(memory_mib, gpus, latency_us, era)

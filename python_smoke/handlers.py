@@ -1,8 +1,8 @@
 """Handlers for custom calls, written in C++ against jaxlib's headers and compiled on the spot, and their registration.
 
-    scale      y = by * x
-    count      y = how often this compiled program has called it so far: a state, left by an instantiate handler
-    throw      a C++ exception
+scale      y = by * x
+count      y = how often this compiled program has called it so far: a state, left by an instantiate handler
+throw      a C++ exception
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def clean_environment(**settings: str | None) -> dict[str, str]:
         kept["PJRT_ARENA_LIBRARY_PATH"] = os.environ["PJRT_ARENA_LIBRARY_PATH"]
     # Another engine than the default is named to every process of the tests.
     if engines.VARIABLE in os.environ:
-        kept |= {name: os.environ[engines.VARIABLE] for name in (engines.VARIABLE, "PJRT_ARENA_ENGINE")}
+        kept |= dict.fromkeys((engines.VARIABLE, "PJRT_ARENA_ENGINE"), os.environ[engines.VARIABLE])
     kept["JAX_PLATFORMS"] = "arena,cpu"
     kept["PYTHONPATH"] = str(Path(__file__).parent)
     for name, value in settings.items():

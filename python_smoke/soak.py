@@ -10,7 +10,6 @@ import time
 
 import jax
 import model
-
 from jax_plugins import arena
 
 

@@ -59,7 +59,9 @@ def test_every_type_goes_there_and_back(name, shape):
 def test_64_bit_types(name):
     with jax.enable_x64(True):
         host = (np.arange(30).reshape(6, 5) * (2**40 + 1)).astype(name)
-        result = on(arena_device(), jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x).T, shape_of(x.T), x)), host)
+        result = on(
+            arena_device(), jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x).T, shape_of(x.T), x)), host
+        )
         assert result.tobytes() == host.T.tobytes()
 
 
@@ -92,13 +94,19 @@ def test_arguments_are_copies_and_read_only():
 
 
 def test_results_of_other_layouts_and_of_scalars():
-    outputs = (jax.ShapeDtypeStruct((4, 6), np.float32), jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((3,), bool))
+    outputs = (
+        jax.ShapeDtypeStruct((4, 6), np.float32),
+        jax.ShapeDtypeStruct((), np.int32),
+        jax.ShapeDtypeStruct((3,), bool),
+    )
 
     def callback(x):
         x = np.asarray(x)
         return np.asfortranarray(x)[::-1], np.int32(7), np.array([True, False, True])[::-1]
 
-    assert_same(jax.jit(lambda x: jax.pure_callback(callback, outputs, x)), np.arange(24, dtype=np.float32).reshape(4, 6))
+    assert_same(
+        jax.jit(lambda x: jax.pure_callback(callback, outputs, x)), np.arange(24, dtype=np.float32).reshape(4, 6)
+    )
 
 
 def test_no_arguments_and_no_results():
@@ -199,8 +207,10 @@ def test_an_error_is_raised_and_nothing_stays(size, donated):
             jax.block_until_ready(program(x, y))
         text = str(raised.value)
         # What the engine's threads report, it prefixes with "Compute error: ".
-        assert text.startswith("INTERNAL: ") and "CpuCallback error calling callback: Traceback (most recent" in text, text
-        assert text.split("\n----")[0].rstrip().endswith("Reason: on purpose: ä"), text
+        assert text.startswith("INTERNAL: ") and "CpuCallback error calling callback: Traceback (most recent" in text, (
+            text
+        )
+        assert text.split("\n----", maxsplit=1)[0].rstrip().endswith("Reason: on purpose: ä"), text
         assert f'File "{__file__}"' in text and "in fail" in text, text
         assert np.asarray(x).sum() == size * size
         del x, y, raised
@@ -283,7 +293,9 @@ def test_shard_map_and_sharded_jit():
     # Of at most 1: the sine of a large product says how that was rounded, which each library does in its own way.
     a = np.linspace(0, 1, 8 * BIG, dtype=np.float32).reshape(8, BIG)
     x = jax.device_put(a, NamedSharding(mesh, spec))
-    mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(host_sin(x), "i"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec()))
+    mapped = jax.jit(
+        jax.shard_map(lambda x: jax.lax.psum(host_sin(x), "i"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec())
+    )
     np.testing.assert_allclose(np.asarray(mapped(x)), np.sin(a).reshape(4, 2, BIG).sum(0), rtol=1e-4, atol=1e-4)
     # One device runs the callback for all.
     whole = jax.jit(lambda x: host_sin(x @ x.T), out_shardings=NamedSharding(mesh, spec))
@@ -300,7 +312,9 @@ def test_an_error_on_one_of_several_devices():
     gc.collect()
     before = [bytes_in_use(device) for device in DEVICES]
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="Reason: the third"):
-        jax.block_until_ready(program(np.sqrt(np.arange(4, dtype=np.float32))[:, None, None] * np.ones((4, BIG, BIG), np.float32)))
+        jax.block_until_ready(
+            program(np.sqrt(np.arange(4, dtype=np.float32))[:, None, None] * np.ones((4, BIG, BIG), np.float32))
+        )
     gc.collect()
     eventually(lambda: [bytes_in_use(device) for device in DEVICES], before)
 

@@ -18,7 +18,9 @@ from harness import run_python
 
 pytestmark = [
     pytest.mark.arena,
-    pytest.mark.skipif(not fake_gpu.CUDA, reason="XLA's CUDA plugin is 210 MB to fetch with what it needs: make test-cuda-engine does"),
+    pytest.mark.skipif(
+        not fake_gpu.CUDA, reason="XLA's CUDA plugin is 210 MB to fetch with what it needs: make test-cuda-engine does"
+    ),
 ]
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
@@ -276,7 +278,10 @@ assert gpu.memory_stats()["bytes_in_use"] == x.nbytes + k.nbytes
 
 def test_the_gpu_script_measures_on_it(tmp_path):
     """`gpu/run.sh` as on a GPU, with one of JAX's own allocators beside the arena."""
-    for arguments in (["--backends", "jax_bfc,arena_tpu", "--only", "acd"], ["--backends", "arena_tpu", "--only", "ef", "--add"]):
+    for arguments in (
+        ["--backends", "jax_bfc,arena_tpu", "--only", "acd"],
+        ["--backends", "arena_tpu", "--only", "ef", "--add"],
+    ):
         line, variables = rehearse.command(["--size", "tiny", "--rounds", "1", "--out", str(tmp_path), *arguments])
         run = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stdout + run.stderr
@@ -287,7 +292,7 @@ def test_the_gpu_script_measures_on_it(tmp_path):
     for backend in ("jax_bfc", "arena_tpu"):
         steps = results["d", backend]
         assert all(steps[name]["last_loss"] < steps[name]["first_loss"] for name in ("transformer", "mlp")), steps
-        assert "cudnn" in steps["convolution"]["error"].lower()            # which is not there
+        assert "cudnn" in steps["convolution"]["error"].lower()  # which is not there
     # Of 24 MiB, in arrays of up to 2 MiB.
     assert results["e", "arena_tpu"]["share"] > 0.95, results["e", "arena_tpu"]
     assert results["f", "arena_tpu"]["bytes"] > 0

@@ -71,7 +71,10 @@ def test_constraints_and_propagation(shardy):
         hidden = jax.lax.with_sharding_constraint(x @ w, columns)
         return hidden, hidden.sum(0), (hidden @ w.T)
 
-    x, w = jax.device_put(HOST, rows), jax.device_put(HOST[:, :8].T.copy() @ HOST, NamedSharding(where, PartitionSpec()))
+    x, w = (
+        jax.device_put(HOST, rows),
+        jax.device_put(HOST[:, :8].T.copy() @ HOST, NamedSharding(where, PartitionSpec())),
+    )
     w = w[:, :12] * 1e-3
     hidden, total, back = program(jax.device_put(HOST[:, :8], rows), w)
     assert hidden.sharding.is_equivalent_to(columns, 2)

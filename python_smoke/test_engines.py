@@ -90,7 +90,9 @@ def packages(tmp_path):
 
 def doctor(packages: Path, check: bool = True, **settings):
     """What `python -m jax_plugins.arena` prints when these packages are all that is installed."""
-    run = run_python("-S", "-m", "jax_plugins.arena", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings)
+    run = run_python(
+        "-S", "-m", "jax_plugins.arena", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings
+    )
     return run.stderr if run.returncode else " ".join(run.stdout.split())
 
 

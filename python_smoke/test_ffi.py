@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from harness import arena_device, assert_same, eventually, on, run_jax
 from jax.experimental.buffer_callback import buffer_callback
-from test_compaction import TPU, run_case
-
 from jax_plugins.arena import ArenaError, _library
+from test_compaction import TPU, run_case
 
 pytestmark = pytest.mark.arena
 

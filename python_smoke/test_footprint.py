@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from harness import run_python
-
 from jax_plugins.arena import ArenaError, _library, memory
 
 pytestmark = pytest.mark.arena

@@ -150,7 +150,7 @@ def test_two_processes_are_one_job(strategy):
         # An arena for each GPU of this process, named as in the job, and none for others.
         assert answer["arenas"] == [f"cuda:{number}" for number in answer["local"]]
         assert 8 << 20 <= answer["in_use"] < 9 << 20 and answer["on_default"]
-        if not fake_gpu.CUDA:                                  # XLA's own starts it
+        if not fake_gpu.CUDA:  # XLA's own starts it
             assert "devices of other processes" in answer["program_error"], answer["program_error"]
         for error in (answer["stats_error"], answer["read_error"]):
             assert "addressable" in error or "another process" in error, error
@@ -234,7 +234,11 @@ print(json.dumps({
 def test_programs_over_two_processes(strategy):
     for answer in told(a_job(TOGETHER, PJRT_ARENA_STRATEGY=strategy, **variables(256, 2, 100, 114))):
         # All results lie where they were to, state that was given for good in its old place, and nothing is left of what failed.
-        assert answer["missed"] == answer["skipped"] == {} and answer["donated"] >= 2 * 2 * 7 and answer["placed"] >= 2 * 13, answer
+        assert (
+            answer["missed"] == answer["skipped"] == {}
+            and answer["donated"] >= 2 * 2 * 7
+            and answer["placed"] >= 2 * 13
+        ), answer
         assert answer["in_use"] == answer["arrays"] and (answer["moved"] > 0) == (strategy != "platform"), answer
 
 

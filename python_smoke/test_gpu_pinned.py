@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
 ]
 
-HEAD = """
+HEAD = (
+    """
 import gc, json, os
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -43,7 +44,9 @@ def numbers():
 
 def host(mib, value):
     return np.full((mib * MIB // 4,), value, np.float32)
-""" + fake_gpu.ERROR_OF
+"""
+    + fake_gpu.ERROR_OF
+)
 
 
 def told(code: str, **machine):
@@ -206,7 +209,9 @@ print(json.dumps([error, fine, ok, numbers(), gpu.memory_stats()["bytes_reserved
         FAKE_ENGINE_PINNED_RESULTS="jit_store:0",
     )
     error, fine, ok, counts, reserved = answer
-    assert "RESOURCE_EXHAUSTED" in error and "Error loading program 'jit_store'" in error and "[the engine's own]" in error
+    assert (
+        "RESOURCE_EXHAUSTED" in error and "Error loading program 'jit_store'" in error and "[the engine's own]" in error
+    )
     assert fine and ok and counts == [4 * MIB, 1, 4 * MIB]
     assert reserved == 0, "it is not the GPU's memory"
 

@@ -129,10 +129,7 @@ print(json.dumps([scratch, refused]))
 
 def test_compaction_makes_room(machine):
     error, intact = told(
-        FRAGMENT
-        + "error = error_of(large)\n"
-        + INTACT
-        + "print(json.dumps([error, intact]))",
+        FRAGMENT + "error = error_of(large)\n" + INTACT + "print(json.dumps([error, intact]))",
         machine,
         PJRT_ARENA_STRATEGY="preallocate",
     )
@@ -205,7 +202,9 @@ def test_without_a_driver_that_fits_the_engine_keeps_its_memory(machine, driver)
 
 def test_a_driver_that_shows_nothing_at_first_gets_no_arena(machine):
     """The engine was not told to keep to a share then, and may take the memory that arrays would have."""
-    run = run_on_gpu(HEAD + "print(float(jnp.arange(10.0).sum()))", **{**machine, "FAKE_CUDA_FAIL": "hipDriverGetVersion:1:999"})
+    run = run_on_gpu(
+        HEAD + "print(float(jnp.arange(10.0).sum()))", **{**machine, "FAKE_CUDA_FAIL": "hipDriverGetVersion:1:999"}
+    )
     assert run.stdout.splitlines()[-1] == "45.0"
     assert "memory stays with the engine" in run.stderr, run.stderr
 

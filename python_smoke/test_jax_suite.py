@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-
 from engines import ENGINES
 
 SUITE = Path(__file__).parent / "jax_suite"

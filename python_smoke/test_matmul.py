@@ -16,7 +16,9 @@ def training():
     """A step of training, and weights to start from."""
     random = np.random.default_rng(0)
     layers = [784, 1024, 1024, 10]
-    start = [random.standard_normal(pair, np.float32) / pair[0] ** 0.5 for pair in zip(layers, layers[1:], strict=False)]
+    start = [
+        random.standard_normal(pair, np.float32) / pair[0] ** 0.5 for pair in zip(layers, layers[1:], strict=False)
+    ]
     x = random.standard_normal((128, 784), np.float32)
     labels = random.integers(10, size=128)
 

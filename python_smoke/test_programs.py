@@ -106,7 +106,7 @@ def test_random_numbers_are_the_same_bits():
 
     bits, uniform, permutation = assert_same(jax.jit(draw), np.uint32(3), exact=True)
     assert len(set(bits.tolist())) > 60
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0 and uniform.max() < 1
     assert sorted(permutation.tolist()) == list(range(50))
     assert_same(jax.jit(lambda s: jax.random.normal(jax.random.key(s), (64,))), np.uint32(3))
 

@@ -16,16 +16,16 @@ from harness import run_python
 
 pytestmark = [
     pytest.mark.arena,
-    pytest.mark.skipif(
-        not fake_gpu.ROCM, reason="XLA's ROCm plugin is 160 MB to fetch: make test-rocm-engine does"
-    ),
+    pytest.mark.skipif(not fake_gpu.ROCM, reason="XLA's ROCm plugin is 160 MB to fetch: make test-rocm-engine does"),
 ]
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 
 LIMITS = {"PJRT_ARENA_LIMIT": "256MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
 
-HEAD = fake_gpu.ERROR_OF + """
+HEAD = (
+    fake_gpu.ERROR_OF
+    + """
 import ctypes, json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -58,6 +58,7 @@ def on_host(function, *x):
     like = jax.ShapeDtypeStruct(x[0].shape, x[0].dtype)
     return jax.pure_callback(lambda *v: np.asarray(function(*v), like.dtype), like, *x)
 """
+)
 
 
 def told(code: str, installed: bool = True, **more):

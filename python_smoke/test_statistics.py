@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, stats
-
 from jax_plugins import arena
 
 pytestmark = pytest.mark.arena

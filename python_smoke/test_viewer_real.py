@@ -7,7 +7,6 @@ import json
 import pytest
 from harness import run_jax
 from selenium.webdriver import ActionChains, Keys
-
 from viewer_data import COMPACTION, OUT_OF_MEMORY, PINNED, RESERVED
 from viewer_replay import by_origin, final_blocks, first, replay
 

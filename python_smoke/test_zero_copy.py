@@ -1,8 +1,8 @@
 """NumPy arrays that are used where they lie: which, for how long, and what programs may do with them."""
 
 import gc
-import time
 import threading
+import time
 import weakref
 
 import jax
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, host_array, run_jax
-
 from jax_plugins import arena
 
 pytestmark = pytest.mark.arena
@@ -82,7 +81,14 @@ def test_the_owner_outlives_every_view():
 
 def test_what_cannot_be_used_in_place_is_copied():
     square = host_array().reshape(256, 256)
-    cases = [host_array(offset=16), host_array(offset=4), host_array(count=1000), square.T, square[:, ::2], square[::-1]]
+    cases = [
+        host_array(offset=16),
+        host_array(offset=4),
+        host_array(count=1000),
+        square.T,
+        square[:, ::2],
+        square[::-1],
+    ]
     cases += [np.broadcast_to(host_array(count=256), (256, 256)), host_array().astype("int4")]
     for host in cases:
         before = foreign_bytes()
@@ -146,7 +152,11 @@ def test_a_donated_array_is_never_written_and_its_result_lies_in_the_arena():
             time.sleep(0.01)
         assert usage() == (before[0] + BYTES, before[1]), turn
         now = results()
-        assert (now["donated"], now["missed"], now["skipped"]) == (counted["donated"] + 1, counted["missed"], counted["skipped"])
+        assert (now["donated"], now["missed"], now["skipped"]) == (
+            counted["donated"] + 1,
+            counted["missed"],
+            counted["skipped"],
+        )
         del host, x
         eventually(lambda: gone(alive), True)
         z = on_arena(expected[1:]) * 1

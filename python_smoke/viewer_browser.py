@@ -11,11 +11,10 @@ import json
 import shutil
 
 import pytest
+import viewer_data
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
-
-import viewer_data
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -47,10 +46,17 @@ def browser(tmp_path_factory):
         )
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (
-        "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-        "disable-component-update disable-sync disable-dev-shm-usage"
-    ).split():
+    for flag in [
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        "disable-dev-shm-usage",
+    ]:
         options.add_argument(f"--{flag}")
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -33,7 +33,9 @@ def same(actual, expected, rtol=1e-5, atol=1e-6):
     assert ours and len(ours) == len(theirs), f"{len(ours)} results instead of {len(theirs)}"
     for our, their in zip(ours, theirs):
         our, their = np.asarray(our), np.asarray(their)
-        assert (our.shape, our.dtype) == (their.shape, their.dtype), f"{our.shape} {our.dtype}, not {their.shape} {their.dtype}"
+        assert (our.shape, our.dtype) == (their.shape, their.dtype), (
+            f"{our.shape} {our.dtype}, not {their.shape} {their.dtype}"
+        )
         np.testing.assert_allclose(our, their, rtol=rtol, atol=atol)
 
 
@@ -299,7 +301,7 @@ def ffi_error():
     def host(context, out, x):
         try:
             context.stream
-        except Exception as error:  # noqa: BLE001 - the type differs between versions
+        except Exception as error:  # The type differs between versions.
             seen.append(str(error))
         np.asarray(out)[...] = np.asarray(x) * 2
 
@@ -447,7 +449,7 @@ def errors():
     too_much = jax.devices("arena")[0].memory_stats()["bytes_limit"] // 4 + 1
     try:
         jnp.ones(too_much, jnp.float32).block_until_ready()
-    except Exception as error:  # noqa: BLE001 - the type differs between versions
+    except Exception as error:  # The type differs between versions.
         assert "RESOURCE_EXHAUSTED" in str(error), error
     else:
         raise AssertionError(f"{too_much} floats fitted")
@@ -460,7 +462,6 @@ def compaction():
 
     import jax
     import numpy as np
-
     from jax_plugins.arena import memory
 
     device = jax.devices("arena")[1]
@@ -482,7 +483,7 @@ def main(names):
         print(json.dumps({"begin": name}), flush=True)
         try:
             detail, ok = CHECKS[name]() or "", True
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the next check runs
+        except BaseException as error:  # Whatever it is, the next check runs.
             where = traceback.extract_tb(error.__traceback__)[-1]
             detail, ok = f"{type(error).__name__}: {error} ({where.name}:{where.lineno})", False
         print(json.dumps({"name": name, "ok": ok, "detail": " ".join(detail.split())[:400]}), flush=True)

@@ -16,7 +16,17 @@ from typing import Any
 from gpu.clock import chain
 from gpu.sizes import Sizes
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda12-pjrt", "lammps-jax-pjrt-cpu", "fastatomstruct-xla-cpu", "xla-cpu-pjrt", "numpy", "pjrt-arena")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-pjrt",
+    "jax-cuda12-pjrt",
+    "lammps-jax-pjrt-cpu",
+    "fastatomstruct-xla-cpu",
+    "xla-cpu-pjrt",
+    "numpy",
+    "pjrt-arena",
+)
 QUERIED = "name,memory.total,driver_version,compute_cap,clocks.max.sm,clocks.max.mem"
 
 

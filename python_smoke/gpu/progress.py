@@ -1,10 +1,10 @@
 """A process that does several things in a row: what it has is on disk, and one that hangs is ended with all its stacks.
 
-    begin ---> step "a" ---> step "b" ---> the answer           result.json
-                  |             |
-                  |             `-- takes too long: stacks of all threads in the log, and the end
-                  v
-        result.json.partial: the answer so far, what runs now, what is left       from which the runner goes on
+begin ---> step "a" ---> step "b" ---> the answer           result.json
+              |             |
+              |             `-- takes too long: stacks of all threads in the log, and the end
+              v
+    result.json.partial: the answer so far, what runs now, what is left       from which the runner goes on
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _result(status: int | None, seconds: float, text: str, target: Path, sanitiz
 
 def _words(text: str) -> str:
     """The last line, but for the stacks that are written last where a process hangs or crashes."""
-    return logs.last(re.split(rf"^{re.escape(progress.TIME_IS_UP)}|^Fatal Python error", text, flags=re.M)[0])
+    return logs.last(re.split(rf"^{re.escape(progress.TIME_IS_UP)}|^Fatal Python error", text, flags=re.MULTILINE)[0])
 
 
 def _work(job: Job) -> tuple[str, ...]:

@@ -49,11 +49,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from comparing import compare  # noqa: E402
-from engines import DEFAULT, ENGINES, by_name, of_library  # noqa: E402
-from environments import make  # noqa: E402
-from running import Backend, File, counts, in_words, read_list, run_file  # noqa: E402
-from venvs import Unavailable  # noqa: E402
+from comparing import compare
+from engines import DEFAULT, ENGINES, by_name, of_library
+from environments import make
+from running import Backend, File, counts, in_words, read_list, run_file
+from venvs import Unavailable
 
 SAMPLE = Path(__file__).resolve().parent / "sample.txt"
 BAD = ("failed", "crash", "timeout", "notrun")

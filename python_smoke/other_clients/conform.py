@@ -49,7 +49,9 @@ def parent(plugin, report):
         if not begun or begun[-1] in crashed:
             sys.exit(f"pypjrt's checker failed before its checks:\n{run.stdout}{run.stderr}")
         crashed[begun[-1]] = f"the process ended with status {run.returncode}"
-    lost = [{"id": name, "category": name.split(".")[0], "result": "crash", "detail": why} for name, why in crashed.items()]
+    lost = [
+        {"id": name, "category": name.split(".")[0], "result": "crash", "detail": why} for name, why in crashed.items()
+    ]
     found["checks"] += lost
     Path(report).write_text(json.dumps(found, indent=1) + "\n")
 

@@ -73,7 +73,9 @@ def conformance(python, folder, engine, library):
         expected = better.get(name, (results[0], results[0], ""))
         if results != expected[:2]:
             good = False
-            print(f"  {name}: engine {results[0]} ({their['detail']}), arena {results[1]} ({our['detail']}); NOT EXPECTED")
+            print(
+                f"  {name}: engine {results[0]} ({their['detail']}), arena {results[1]} ({our['detail']}); NOT EXPECTED"
+            )
         elif name in better:
             print(f"  {name}: engine {results[0]}, arena {results[1]}: {expected[2]}")
     if missing := better.keys() - (theirs.keys() & ours.keys()):

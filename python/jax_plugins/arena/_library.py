@@ -212,7 +212,9 @@ class Library:
           ArenaError: the engine, or the library, refuses them; it says why, and of which custom call.
         """
         bundle = _Bundle(*(stages.get(stage) for stage in STAGES))
-        self._register("pjrt_arena_ffi_register_handler", name, (ctypes.POINTER(_Bundle), bundle), (ctypes.c_uint32, traits))
+        self._register(
+            "pjrt_arena_ffi_register_handler", name, (ctypes.POINTER(_Bundle), bundle), (ctypes.c_uint32, traits)
+        )
 
     def register_ffi_type(self, name: str, type_id: int, type_info: int | None) -> None:
         """Registers a type of handlers' states or user data: addresses of its id and of its ``XLA_FFI_TypeInfo``.

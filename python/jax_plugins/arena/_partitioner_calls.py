@@ -112,9 +112,13 @@ class Partitioner:
         self._address = address
         self._callbacks = _Callbacks.from_address(address)
 
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any, config: bytes) -> tuple[bytes, list[Any], Any]:
+    def partition(
+        self, args: Any, shardings: Any, result: Any, result_sharding: Any, config: bytes
+    ) -> tuple[bytes, list[Any], Any]:
         kept: list[Any] = []
-        call = _Partition(num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept))
+        call = _Partition(
+            num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept)
+        )
         call.result = _value(result, result_sharding, kept)
         return self._ask(
             self._callbacks.partition,

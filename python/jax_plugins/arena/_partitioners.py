@@ -18,7 +18,17 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena._partitioner_calls import BatchCall, Call, CallbackCall, Partitioner, Refused, UserCall, packed, replicated, shapes_of
+from jax_plugins.arena._partitioner_calls import (
+    BatchCall,
+    Call,
+    CallbackCall,
+    Partitioner,
+    Refused,
+    UserCall,
+    packed,
+    replicated,
+    shapes_of,
+)
 from jax_plugins.arena._shardings import Inexpressible
 
 if TYPE_CHECKING:
@@ -158,10 +168,9 @@ class _Resolver:
             return PREFERRED if optional else OTHER, resolved
 
     def _resolved(self, program: bytes, module: Any, found: list[tuple[Any, Call | None]], options: bytes) -> bytes:
+        from jax_plugins.arena import _manual
         from jaxlib import xla_client
         from jaxlib.mlir.dialects import stablehlo
-
-        from jax_plugins.arena import _manual
 
         given = xla_client.CompileOptions.ParseFromString(options)
         shardy = given.executable_build_options.use_shardy_partitioner
@@ -230,7 +239,9 @@ class _Resolver:
             _rename(op, call, f"{number}:{index}")
         build = options.executable_build_options
         devices = build.num_replicas * build.num_partitions
-        options.device_assignment = xla_client.DeviceAssignment.create(_device_grid(build.num_replicas, build.num_partitions))
+        options.device_assignment = xla_client.DeviceAssignment.create(
+            _device_grid(build.num_replicas, build.num_partitions)
+        )
         client = _client(devices)
         over = None
         _runs[number] = run
@@ -247,7 +258,9 @@ class _Resolver:
         unknown = [call for call in run.calls if call.split is None and not call.left and not call.optional]
         if over is not None and unknown:
             # Without an error, nothing uses the call.
-            raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}")
+            raise Refused(
+                _UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}"
+            )
         if over is not None and _INSPECTION_FAILED in str(over):
             raise Refused(_INTERNAL, f"custom call {INSPECT_SHARDING}: {over}")
         if over is not None:

@@ -31,8 +31,17 @@ from typing import Any, Protocol
 
 from jax_plugins.arena import _library, _reports, _snapshots
 from jax_plugins.arena._library import ArenaError
-from jax_plugins.arena._reports import DeviceSummary, Holder, Moved, Pool, Summary, Track, TrackedDevice, Usage
-from jax_plugins.arena._reports import known as _fields
+from jax_plugins.arena._reports import (
+    DeviceSummary,
+    Holder,
+    Moved,
+    Pool,
+    Summary,
+    Track,
+    TrackedDevice,
+    Usage,
+    known as _fields,
+)
 from jax_plugins.arena._snapshots import Diff, Growth, Snapshot
 
 __all__ = [
