@@ -7,6 +7,7 @@ import argparse
 import gc
 import sys
 import time
+from pathlib import Path
 
 import jax
 import model
@@ -15,8 +16,7 @@ from jax_plugins import arena
 
 def resident() -> int:
     """Resident memory of this process in bytes."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def blocks() -> int:

@@ -150,7 +150,8 @@ SORTS = """
 def sorts(mib):
     \"\"\"A program whose result has so many MiB, and its scratch about as many.\"\"\"
     rows = mib * MIB // 4 // 64
-    program = jax.jit(lambda x: jnp.sort(jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
+    program = jax.jit(lambda x: jnp.sort(
+        jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
     return program, rows
 def expected(x, rows):
     return np.sort(np.asarray(x)[:64] * np.arange(1.0, rows + 1, dtype=np.float32)[:, None], axis=1)[::-1]
@@ -213,7 +214,8 @@ z = compiled(x)
 before = stats()["bytes_reserved"] / MIB
 array = full(size - 1, 6.0)                          # fits best where the scratch was taken from
 after = stats()["bytes_reserved"] / MIB
-good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
+good = bool((np.asarray(z) == expected(x, rows)).all()
+            and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
 print(json.dumps([good, scratch, before, after]))
 """,
         PJRT_ARENA_STRATEGY="preallocate",
@@ -304,7 +306,7 @@ print(json.dumps([before, held, after, error, packed, again, intact]))
 
 
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
-    """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
+    """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell both at once."""
     answer = told(
         """
 import ctypes, time
@@ -333,7 +335,8 @@ print(json.dumps(first))
 
 
 def test_a_training_loop_finds_its_arrays_where_they_were():
-    """So that CUDA graphs need not be recorded anew: the state is donated, the loss and the batch are gone when the next come."""
+    """So that CUDA graphs need not be recorded anew: the state is donated, the loss and the batch are gone when the
+    next come."""
     steady, moved = told(
         """
 from jax_plugins import arena

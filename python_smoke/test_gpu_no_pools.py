@@ -1,4 +1,4 @@
-"""GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in the engine's own allocator.
+"""GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in its own allocator.
 
 The GPUs are played (`fake_gpu`), with `FAKE_CUDA_POOLS=0`.
 """
@@ -52,7 +52,7 @@ print(json.dumps([before, after, scratch, refused, array_error]))
         PJRT_ARENA_LOG="info",
         **NO_POOLS,
     )
-    before, after, scratch, refused, array_error = json.loads(run.stdout.splitlines()[-1])
+    before, after, _, refused, array_error = json.loads(run.stdout.splitlines()[-1])
     # What arrays can have; programs' 32 MiB are beside it.
     assert before["bytes_limit"] == after["bytes_limit"] == before["bytes_reservable_limit"] == 96 << 20
     assert before["bytes_reserved"] == after["bytes_reserved"] == after["peak_bytes_reserved"] == 0

@@ -59,7 +59,7 @@ FILES = {
 
 def suite(*arguments, **variables):
     command = [sys.executable, str(SUITE), *map(str, arguments)]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")

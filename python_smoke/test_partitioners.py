@@ -107,7 +107,7 @@ def test_a_sum_over_a_split_dimension_and_static_arguments(shardy, scale):
 
 
 def make_double(fail=None):
-    """Doubles, and adds the number of devices that share a row, so that the code of one device can be told from the whole's."""
+    """Doubles, and adds the number of devices that share a row, so that one device's code differs from the whole's."""
 
     @custom_partitioning
     def double(x):
@@ -230,7 +230,7 @@ def test_two_threads_at_once():
 
 def test_an_error_of_the_partitioner_is_the_callers(shardy):
     double = make_double(fail=ValueError("no code for one device today"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="CustomSPMDPartitioning(.|\n)*no code for one device today"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"CustomSPMDPartitioning(.|\n)*no code for one device today"):
         jax.jit(double)(put(HOST, "x", over=mesh(4)))
     # The next program is none the worse for it.
     np.testing.assert_array_equal(jax.jit(make_double())(put(HOST, "x", over=mesh(4))), HOST * 2)
@@ -269,7 +269,7 @@ def test_pieces_that_are_not_alike_are_refused_by_name(shardy):
         return double(jax.lax.with_sharding_constraint(x[:6] + 1, NamedSharding(over, P("x"))))
 
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match="UNIMPLEMENTED: custom call CustomSPMDPartitioning: .* 6 .* 4 pieces"
+        jax.errors.JaxRuntimeError, match=r"UNIMPLEMENTED: custom call CustomSPMDPartitioning: .* 6 .* 4 pieces"
     ):
         jax.jit(f)(put(HOST, over=over))
 
@@ -299,7 +299,7 @@ def test_an_error_of_who_asks_for_a_sharding_is_the_callers(shardy):
         jax.debug.inspect_array_sharding(x * 2, callback=ask)
         return x
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="InspectSharding(.|\n)*seen enough"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"InspectSharding(.|\n)*seen enough"):
         jax.jit(f)(put(HOST, "x", over=mesh(4)))
 
 

@@ -367,7 +367,7 @@ def test_track_finds_who_made_the_peak():
 
     with memory.track("outer") as outer, memory.track("inner") as inner:
         call()
-    with pytest.raises(KeyError, match="mine"), memory.track("raises") as raises:
+    with pytest.raises(KeyError, match="mine"), memory.track("raises") as raises:  # noqa: PT012
         kept = temporary(x)
         raise KeyError("mine")
     call()

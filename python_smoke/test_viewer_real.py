@@ -1,4 +1,4 @@
-"""The snapshot of a real training run that fragmented its memory, was compacted and ran out of it, in a real browser."""
+"""The snapshot of a real training run that fragmented its memory, was compacted and ran out, in a real browser."""
 
 from __future__ import annotations
 

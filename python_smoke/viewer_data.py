@@ -456,7 +456,7 @@ def hostile_run():
     names = [
         "</script><script>window.harmed = 1</script>",
         "<img src=x onerror='window.harmed = 1'>",
-        "‮evil‭ ‏program",
+        "\u202eevil\u202d \u200fprogram",
         "x" * 5000,
         "__proto__",
         "\u0000\u2028\u2029 --><!-- ${window.harmed = 1}",

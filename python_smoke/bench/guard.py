@@ -138,12 +138,15 @@ def _comparable(old: dict, new: dict) -> tuple[bool, list[str]]:
         )
     elif not both:
         warnings.append("a file lacks JAX's built-in backend: seconds are compared, so the machine must be the same")
-    for key in ("cpu", "cpus", "transparent_hugepage"):
-        if old["machine"][key] != new["machine"][key]:
-            warnings.append(f"another machine: {key} was {old['machine'][key]} and is {new['machine'][key]}")
-    for key in ("quick", "variables"):
-        if old["settings"][key] != new["settings"][key]:
-            warnings.append(f"other settings: {key} was {old['settings'][key]} and is {new['settings'][key]}")
+    warnings += [
+        f"{what}: {key} was {old[group][key]} and is {new[group][key]}"
+        for group, what, keys in (
+            ("machine", "another machine", ("cpu", "cpus", "transparent_hugepage")),
+            ("settings", "other settings", ("quick", "variables")),
+        )
+        for key in keys
+        if old[group][key] != new[group][key]
+    ]
     for which, each in (("old", old), ("new", new)):
         if each["settings"]["rounds"] < 3:
             warnings.append(f"the {which} file has {each['settings']['rounds']} round(s): too few to tell noise")

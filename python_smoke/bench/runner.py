@@ -121,7 +121,7 @@ def _import_what_processes_share() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     if xla_bridge.backends_are_initialized():
         raise RuntimeError("JAX has started a backend in the runner: its processes would inherit it")
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise RuntimeError(f"the runner has {threads} threads: it cannot fork")
     # The collector must not touch, and so copy, what the processes share.

@@ -13,6 +13,7 @@ backend where numpy has no such function.
 import json
 import sys
 import traceback
+from pathlib import Path
 
 DEVICES = 4
 CHECKS = {}
@@ -31,8 +32,7 @@ def same(actual, expected, rtol=1e-5, atol=1e-6):
 
     ours, theirs = jax.tree.leaves(actual), jax.tree.leaves(expected)
     assert ours and len(ours) == len(theirs), f"{len(ours)} results instead of {len(theirs)}"
-    for our, their in zip(ours, theirs):
-        our, their = np.asarray(our), np.asarray(their)
+    for our, their in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True):
         assert (our.shape, our.dtype) == (their.shape, their.dtype), (
             f"{our.shape} {our.dtype}, not {their.shape} {their.dtype}"
         )
@@ -63,7 +63,7 @@ def load():
     assert len(devices) == DEVICES and jax.devices("arena") == devices, devices
     assert {device.platform for device in devices} == {"cpu"}
     assert "pjrt-arena" in devices[0].client.platform_version, devices[0].client.platform_version
-    assert any(line.rstrip("\n").endswith("/libpjrt_arena.so") for line in open("/proc/self/maps"))
+    assert any(line.endswith("/libpjrt_arena.so") for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @check
@@ -167,7 +167,10 @@ def loops_and_branches():
 
     def collatz(n):
         odd, even = (lambda n: 3 * n + 1), (lambda n: n // 2)
-        step = lambda state: (jax.lax.cond(state[0] % 2 == 1, odd, even, state[0]), state[1] + 1)
+
+        def step(state):
+            return jax.lax.cond(state[0] % 2 == 1, odd, even, state[0]), state[1] + 1
+
         return jax.lax.while_loop(lambda state: state[0] != 1, step, (n, 0))[1]
 
     assert int(jax.jit(collatz)(27)) == 111
@@ -300,7 +303,7 @@ def ffi_error():
 
     def host(context, out, x):
         try:
-            context.stream
+            context.stream  # noqa: B018
         except Exception as error:  # The type differs between versions.
             seen.append(str(error))
         np.asarray(out)[...] = np.asarray(x) * 2
@@ -310,6 +313,7 @@ def ffi_error():
     for _ in range(3):
         same(double(x), x * 2)
     assert len(seen) == 3 and all(seen), seen
+    return ""
 
 
 @check

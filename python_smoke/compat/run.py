@@ -81,7 +81,13 @@ def run_checks(python, library=None):
         command = [python, CHECKS, *left]
         try:
             run = subprocess.run(
-                command, env=kept | settings, capture_output=True, text=True, timeout=PATIENCE, cwd=python.parent
+                command,
+                env=kept | settings,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                cwd=python.parent,
+                check=False,
             )
             out, ended = run.stdout, f"the process ended with status {run.returncode}: {run.stderr.strip()[-300:]}"
         except subprocess.TimeoutExpired as expired:

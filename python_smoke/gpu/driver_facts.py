@@ -104,8 +104,10 @@ def device(asked: Driver) -> Found:
     said = ", ".join(f"{'has' if there else 'no'} {name}" for name, there in has.items())
     return (
         bool(has["mapping"] and has["pools"]) and units[1] == UNIT,
-        f"CUDA {version // 1000}.{version % 1000 // 10}, {size(free)} of {size(total)} free, "
-        f"units of {size(units[0])}, {size(units[1])} recommended; {said}",
+        (
+            f"CUDA {version // 1000}.{version % 1000 // 10}, {size(free)} of {size(total)} free, "
+            f"units of {size(units[0])}, {size(units[1])} recommended; {said}"
+        ),
         {"version": version, "free": free, "total": total, "units": units, **has},
     )
 

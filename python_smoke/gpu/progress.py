@@ -38,7 +38,7 @@ def begin(target: Path) -> None:
     """Stacks are written at a crash, and shortly before the time is up; parts of the answer go beside `target`."""
     faulthandler.enable()
     _state["target"] = target
-    if seconds := float(os.environ.get(SECONDS_VARIABLE, 0)):
+    if seconds := float(os.environ.get(SECONDS_VARIABLE, "0")):
         _state["end"] = time.monotonic() + seconds - min(BEFORE_THE_END, SHARE_OF_IT * seconds)
         _watch(math.inf)
 
@@ -47,7 +47,7 @@ def write(path: Path, value: Any) -> None:
     """Writes a file that is there as a whole at any time."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(json.dumps(value))
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def partial(target: Path) -> Path:

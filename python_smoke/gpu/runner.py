@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -138,9 +139,12 @@ class Runner:
         if not isinstance(job.limit, int):
             return job.limit
         for record in self.records:
-            if record["part"] == job.part and not record["backend"].startswith("arena"):
-                if had := (record.get("result") or {}).get("limit"):
-                    return had
+            if (
+                record["part"] == job.part
+                and not record["backend"].startswith("arena")
+                and (had := (record.get("result") or {}).get("limit"))
+            ):
+                return had
         return job.limit
 
     def _total(self) -> int | None:
@@ -232,8 +236,6 @@ def _work(job: Job) -> tuple[str, ...]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends the process, if it runs, and what it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

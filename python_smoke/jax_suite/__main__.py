@@ -123,7 +123,10 @@ def chosen(arguments: argparse.Namespace, tests: Path) -> list[File]:
         known = {file.name: file for file in listed}
         listed = [known.get(name) or File(name, 0, 600) for name in named]
     kept = [file for file in listed if file.name not in left_out]
-    instead = lambda value, other: other if value is None else value  # noqa: E731
+
+    def instead(value, other):
+        return other if value is None else value
+
     return [
         File(file.name, instead(arguments.keep, file.keep), instead(arguments.limit, file.limit), file.variables)
         for file in kept
@@ -169,7 +172,7 @@ def run_all(files: list[File], tests: Path, backend: Backend, arguments: argpars
 def write(path: Path, results: dict) -> None:
     half = path.with_name(path.name + ".part")
     half.write_text(json.dumps(results, indent=0))
-    os.replace(half, path)
+    half.replace(path)
 
 
 def named_engine(path: str) -> str:

@@ -7,10 +7,12 @@ Set by `running.py`: JAX_SUITE_LOG, the log; JAX_SUITE_KEEP, how many tests of t
 JAX_SUITE_PLUGIN, the path of a bare PJRT plugin to run on, if it is one.
 """
 
+import contextlib
 import json
 import os
 import sys
 import zlib
+from pathlib import Path
 
 LOG = os.environ.get("JAX_SUITE_LOG")
 KEEP = int(os.environ.get("JAX_SUITE_KEEP", "0"))
@@ -21,18 +23,16 @@ _running = {}
 
 
 def _write(**line):
-    with open(LOG, "a") as log:
+    with Path(LOG).open("a") as log:
         log.write(json.dumps(line) + "\n")
 
 
 def read(path):
     """The lines of a log. A crash may have cut one off."""
-    with open(path) as log:
+    with Path(path).open() as log:
         for line in log:
-            try:
+            with contextlib.suppress(ValueError):
                 yield json.loads(line)
-            except ValueError:
-                pass
 
 
 def chosen(names, keep):

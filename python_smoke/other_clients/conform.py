@@ -41,7 +41,7 @@ def parent(plugin, report):
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "report.json"
             command = [sys.executable, __file__, plugin, written, *crashed]
-            run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             if written.exists():
                 found = json.loads(written.read_text())
                 break

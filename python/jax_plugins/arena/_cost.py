@@ -36,7 +36,8 @@ def _answer(module: bytes) -> tuple[int, bytes]:
 
 @functools.cache
 def install(library: Library) -> None:
-    """Has the cost of programs that the engine does not analyse counted here; nothing of JAX is started before it is asked for."""
+    """Has the cost of programs that the engine does not analyse counted here; nothing of JAX is started before it is
+    asked for."""
     from jax_plugins.arena import _hooks
 
     library.install_hook("cost_analysis", _hooks.hook(_answer, inputs=1))

@@ -14,6 +14,7 @@ library that JAX runs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -38,10 +39,9 @@ def named_by_jax_variable() -> Path | None:
         name, colon, path = entry.partition(":")
         if colon and name == "arena":
             if path.endswith(".json"):
-                try:
+                # JAX reports a bad file itself, with its reason.
+                with contextlib.suppress(OSError, ValueError, KeyError):
                     path = json.loads(Path(path).read_text())["library_path"]
-                except (OSError, ValueError, KeyError):
-                    pass  # JAX reports a bad file itself, with its reason
             return Path(path)
     return None
 
@@ -122,7 +122,8 @@ class Library:
     def set_search_path(self) -> None:
         """Tells the library in which folders engine wheels may be installed: Python's own search path."""
         function = self._function("pjrt_arena_set_search_path", ctypes.c_char_p, returns=None)
-        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]
+        # Path.is_dir raises for a folder that may not be looked into.
+        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]  # noqa: PTH100, PTH112
         function(os.fsencode(":".join(folders)))
 
     def gpu_engine(self) -> GpuEngine | None:
@@ -182,7 +183,7 @@ class Library:
         return self._text("pjrt_arena_install_python_callbacks", (ctypes.c_void_p, ctypes.addressof(table)))
 
     def partitioner(self, name: str) -> tuple[str, int]:
-        """What was registered for splitting this custom call: ``callbacks`` and their address, ``batch``, or nothing."""
+        """What was registered for splitting this custom call: ``callbacks`` and their address, ``batch``, or none."""
         types = (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
         address = ctypes.c_void_p()
         encoded = name.encode()
@@ -190,7 +191,7 @@ class Library:
         return ("", "callbacks", "batch")[kind], address.value or 0
 
     def install_hook(self, name: str, hook: Any) -> None:
-        """Has the library call this function of `_hooks.hook`, which has to stay for ever; the first of a name stays."""
+        """Has the library call this function of `_hooks.hook`, which must stay for ever; the first of a name stays."""
         self._function(f"pjrt_arena_install_{name}", ctypes.c_void_p, returns=None)(ctypes.cast(hook, ctypes.c_void_p))
 
     def act(self, name: str) -> Any:
@@ -202,7 +203,7 @@ class Library:
         return json.loads(text)
 
     def serves_cpu_handlers(self) -> bool:
-        """Whether the engine computes on the CPU, as far as is known: then handlers for the CPU are for it. Loads it."""
+        """Whether the engine computes on the CPU, as far as is known: handlers for the CPU are for it. Loads it."""
         return bool(self._function("pjrt_arena_ffi_is_for_cpu", returns=ctypes.c_int)())
 
     def register_ffi_handler(self, name: str, stages: dict[str, int], traits: int = 0) -> None:

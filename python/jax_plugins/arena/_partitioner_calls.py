@@ -1,4 +1,5 @@
-"""Custom calls with a partitioner, by who splits them: functions that a framework registered, a rule, or each device for itself."""
+"""Custom calls with a partitioner, by who splits them: functions that a framework registered, a rule, or each device
+for itself."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The name under which jaxlib's XLA meets the calls. Its configuration says which run and which call of the program it is.
+#: The name under which jaxlib's XLA meets the calls. Its configuration says the run and the call of the program.
 PROBE = "pjrt_arena_partitioned_call"
 
 INSPECT_SHARDING = "InspectSharding"
@@ -48,8 +48,8 @@ PARTITIONED_CALLBACK = "xla_ffi_partitioned_python_cpu_callback"
 
 _IN_MANUAL_AXES = "stands in a computation that is manual in some axes; it is split where all axes are automatic"
 
-#: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or its own where
-#: the engine refuses ours.
+#: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or
+#: its own where the engine refuses ours.
 SAME, OTHER, PREFERRED = 0, -1, -2
 
 #: absl's codes.
@@ -141,7 +141,8 @@ class _Resolver:
         self._library = library
 
     def __call__(self, program: bytes, options: bytes) -> tuple[int, bytes]:
-        """What the library is to do, `SAME`, `OTHER` or `PREFERRED`, and the program with all calls resolved that have a partitioner.
+        """What the library is to do, `SAME`, `OTHER` or `PREFERRED`, and the program with all calls resolved that have
+        a partitioner.
 
         Raises:
           Refused: a partitioner says no, or what it says cannot be written.
@@ -193,7 +194,8 @@ class _Resolver:
         return stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
 
     def _calls(self, module: Any) -> Iterator[tuple[Any, Call | None]]:
-        """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that only asks."""
+        """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that
+        only asks."""
         from jaxlib.mlir import ir
 
         ops = _operations(module, "stablehlo.custom_call")

@@ -260,7 +260,7 @@ def track(name: str = "", report: Callable[[Track], object] | None = None) -> It
 
         with memory.track("load") as t:
             parameters = load()
-        print(t)             # t.start, t.peak, t.end in bytes; t.holders: whose blocks took how much at the peak; t.devices
+        print(t)             # t.start, t.peak, t.end in bytes; t.holders: who had how much at the peak; t.devices
 
     As a decorator, ``@memory.track("step", report=print)``, it watches each call. Tracks may be nested, and open in
     many threads; each sees all that the process does. It watches the devices that are there when it begins: none,
