@@ -35,9 +35,12 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
 	@echo "make test: all passed"
 
-lint: setup ## rustfmt and clippy, warnings are errors
+lint: setup ## rustfmt and clippy, ruff and mypy: warnings are errors
 	$(CARGO) fmt --all --check
 	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	"$(VENV)/bin/ruff" check
+	"$(VENV)/bin/ruff" format --check
+	"$(PY)" -m mypy
 
 # The library is built first: the tests of plugin_tests and python_smoke load it as a file.
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API

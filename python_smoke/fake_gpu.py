@@ -188,7 +188,7 @@ def rocm(folder: Path) -> dict[str, str]:
     }
 
 
-def rocm_engine(installed: bool = True) -> dict[str, str]:
+def rocm_engine(installed: bool = True) -> dict[str, str | None]:
     """What makes the machine one of AMD's with XLA's own plugin. Where ROCm is not `installed` for all programs, its
     libraries lie where the plugin alone looks: beside it, in `rocm/lib`."""
     folder = FOLDER / "played_rocm"

@@ -46,7 +46,7 @@ def main() -> None:
                     compiled, placed = jax.jit(function), jax.device_put(arguments, device)
                     jax.block_until_ready(compiled(*placed))
                     ready[name] = device, compiled, placed
-            readings = {name: [] for name in devices}
+            readings: dict[str, list[float]] = {name: [] for name in devices}
             for _ in range(ROUNDS):
                 for name, (device, compiled, placed) in ready.items():
                     with jax.default_device(device):

@@ -29,9 +29,10 @@ def find_python(wanted: str) -> str:
         return wanted
     name = f"python{wanted}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for python in filter(None, [shutil.which(name), *sorted(pyenv.glob(f"{wanted}.*/bin/python"), reverse=True)]):
+    found = map(str, sorted(pyenv.glob(f"{wanted}.*/bin/python"), reverse=True))
+    for python in filter(None, [shutil.which(name), *found]):
         if f"{version_of(python)}.".startswith(f"{wanted}."):  # pyenv's shims are there without a Python behind them
-            return str(python)
+            return python
     raise Unavailable(f"this machine has no Python {wanted}: neither {name} on PATH nor {pyenv}/{wanted}.*/bin/python")
 
 
@@ -98,7 +99,7 @@ def install_engine(python: Path, engine: Engine, folder: Path | None = None) -> 
     Raises:
       Unavailable: the index has no such wheel, or the wheel has no such library.
     """
-    target = []
+    target: list[str | Path] = []
     if folder:
         target = ["--upgrade", "--target", folder]
     else:

@@ -45,7 +45,7 @@ def browser(tmp_path_factory):
             "the page of a snapshot is not tested"
         )
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
+    options.binary_location = str(CHROMIUM)
     for flag in [
         "headless",
         "no-sandbox",

@@ -82,7 +82,7 @@ class _Progress:
 
     def __init__(self, plan: list[tuple[int, Any, list[Backend]]]):
         self._seen: dict[str, list[float]] = {}
-        self._rest = collections.Counter()
+        self._rest: collections.Counter[str] = collections.Counter()
         for _, program, backends in plan:
             self._rest[program.name] += len(backends)
         self._all, self._done = self._rest.total(), 0
@@ -103,7 +103,7 @@ class _Progress:
 
 def disagreements(values: dict[str, list], tolerance: float) -> dict[str, str]:
     """By backend: how its result differs from the built-in backend's, or from the first's where that is missing."""
-    reference = REFERENCE if REFERENCE in values else next(iter(values), None)
+    reference = REFERENCE if REFERENCE in values else next(iter(values), REFERENCE)
     return {
         name: f"result differs from that on {reference}: {error}"
         for name, value in values.items()

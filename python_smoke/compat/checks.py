@@ -13,10 +13,11 @@ backend where numpy has no such function.
 import json
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 DEVICES = 4
-CHECKS = {}
+CHECKS: dict[str, Callable[[], str | None]] = {}
 
 
 def check(function):

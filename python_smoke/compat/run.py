@@ -76,7 +76,7 @@ def run_checks(python, library=None):
     settings = {"JAX_PLATFORMS": "arena,cpu", "PJRT_ARENA_DEVICES": "4", "TF_CPP_MIN_LOG_LEVEL": "3"}
     settings |= {"PJRT_ARENA_ENGINE": str(library)} if library else {}
     names = subprocess.run([python, CHECKS, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    results = {}
+    results: dict[str, str] = {}
     while left := [name for name in names if name not in results]:
         command = [python, CHECKS, *left]
         try:

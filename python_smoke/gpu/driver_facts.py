@@ -321,7 +321,8 @@ def growth_of_a_pool(asked: Driver) -> Found:
 def calls_beside_work(asked: Driver) -> Found:
     total = asked.memory()[1]
     bytes_, chunk = min(4 * GIB, _whole(total / 16, UNIT)), arenas_chunk(asked)
-    at, addresses, stream, held = asked.allocate(bytes_), asked.reserve(chunk), asked.stream(), {}
+    at, addresses, stream = asked.allocate(bytes_), asked.reserve(chunk), asked.stream()
+    held: dict[str, int] = {}
     # As much work as takes a fifth of a second, less where a played device computes.
     once = timed(lambda: (asked.fill(at, 1, bytes_, stream), asked.wait(stream)))[0]
     times = max(2, min(800, int((0.2 if total > 32 * GIB else 0.05) / once)))

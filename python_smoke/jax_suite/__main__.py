@@ -100,6 +100,7 @@ def main() -> int:
         except (Unavailable, ValueError) as reason:
             sys.exit(f"jax_suite: {reason}")
         return 0
+    assert tests, "the parser wants it"
     files = chosen(arguments, tests)
     if not files:
         parser.error("no file to run")
@@ -145,14 +146,16 @@ def run_all(files: list[File], tests: Path, backend: Backend, arguments: argpars
     results = {"about": about(backend), "files": {}}
     if arguments.files and arguments.out.exists():
         results["files"] = json.loads(arguments.out.read_text())["files"]
-    total, wall = Counter(), 0.0
-    engines = set()
+    total: Counter[str] = Counter()
+    wall = 0.0
+    engines: set[str] = set()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = {pool.submit(run_file, file, tests, backend, arguments.stall, work): file for file in files}
         for done in as_completed(running):
             name, result = running[done].name, done.result()
             results["files"][name] = result
-            engines |= {(result["arena"] or {}).get("engine")} - {None}
+            if engine := (result["arena"] or {}).get("engine"):
+                engines.add(engine)
             results["about"]["engines"] = sorted(map(named_engine, engines))
             # After each file: a run of hours that is ended early is still a result.
             write(arguments.out, results)
@@ -183,7 +186,7 @@ def named_engine(path: str) -> str:
 
 def about(backend: Backend) -> dict:
     """What a run can be told from another by. `engines`, which files tell, are those that the arena took."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in ("jax", "jaxlib", "numpy", "scipy", "pjrt-arena", *(engine.distribution for engine in ENGINES)):
         try:
             versions[package] = version(package)

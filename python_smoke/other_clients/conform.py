@@ -36,7 +36,7 @@ def child(plugin, report, skipped):
 
 
 def parent(plugin, report):
-    crashed = {}
+    crashed: dict[str, str] = {}
     while True:
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "report.json"

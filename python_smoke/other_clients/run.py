@@ -61,7 +61,7 @@ def conformance(python, folder, engine, library):
         if name == "engine":
             better = {check: row[1:] for check, row in BETTER.items() if minor in row[0]}
         reports.append({check["id"]: check for check in checks})
-        count = {}
+        count: dict[str, int] = {}
         for check in checks:
             count[check["result"]] = count.get(check["result"], 0) + 1
         print(f"pypjrt on {plugin.name}: " + ", ".join(f"{n} {result}" for result, n in sorted(count.items())))

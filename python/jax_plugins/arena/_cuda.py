@@ -149,21 +149,23 @@ def client_options(kind: str) -> dict[str, Any]:
     from jax._src import xla_bridge
 
     options: dict[str, Any] = {"platform_name": PLATFORMS[kind] if kind == "rocm" else kind}
-    for suffix, name, read in (
-        ("COLLECTIVE_MEM_SIZE_MB", "collective_memory_size", lambda text: int(text) << 20),
-        ("ABORT_COLLECTIVES_ON_FAILURE", "abort_collectives_on_failure", lambda text: bool(int(text))),
-        ("USE_TFRT_GPU_CLIENT", "use_tfrt_gpu_client", lambda text: bool(int(text))),
-    ):
+    readers: tuple[tuple[str, str, Callable[[int], int]], ...] = (
+        ("COLLECTIVE_MEM_SIZE_MB", "collective_memory_size", lambda number: number << 20),
+        ("ABORT_COLLECTIVES_ON_FAILURE", "abort_collectives_on_failure", bool),
+        ("USE_TFRT_GPU_CLIENT", "use_tfrt_gpu_client", bool),
+    )
+    for suffix, name, read in readers:
         variable = f"XLA_PYTHON_CLIENT_{suffix}"
         if text := os.environ.get(variable):
             try:
-                options[name] = read(text)
+                options[name] = read(int(text))
             except ValueError:
                 raise RuntimeError(f"{variable}={text} is not valid; allowed: a whole number") from None
     # NCCL would register arrays that a captured collective uses, by the memory behind their first byte. Ours lie over
     # several pieces of memory, which change places (NVIDIA/nccl issues 1820 and 2332).
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    return options | xla_bridge._options_from_jax_configs(kind)
+    options |= xla_bridge._options_from_jax_configs(kind)
+    return options
 
 
 def stand_in(kind: str, client: Any) -> None:

@@ -127,4 +127,5 @@ def _address(capsule: Any) -> int:
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return pointer(capsule, name(capsule))
+    address: int = pointer(capsule, name(capsule))
+    return address

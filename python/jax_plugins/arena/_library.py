@@ -141,11 +141,13 @@ class Library:
 
     def counters(self) -> dict[str, Any]:
         """See `jax_plugins.arena.counters`."""
-        return json.loads(self._text("pjrt_arena_counters"))
+        counters: dict[str, Any] = json.loads(self._text("pjrt_arena_counters"))
+        return counters
 
     def version(self) -> str:
         """Version of the library itself."""
-        return self._function("pjrt_arena_version", returns=ctypes.c_char_p)().decode()
+        version: bytes = self._function("pjrt_arena_version", returns=ctypes.c_char_p)()
+        return version.decode()
 
     def map(self, width: int, rows: int) -> str:
         """See `jax_plugins.arena.memory.map`."""
@@ -153,7 +155,8 @@ class Library:
 
     def summary(self) -> list[dict[str, Any]]:
         """What each device's memory comes to; see `jax_plugins.arena.memory.summary`."""
-        return json.loads(self._text("pjrt_arena_summary", room=1 << 16))
+        devices: list[dict[str, Any]] = json.loads(self._text("pjrt_arena_summary", room=1 << 16))
+        return devices
 
     def snapshot(self, path: bytes) -> str:
         """Writes a snapshot to `path`; the sentence on why not, empty when it worked."""
@@ -165,7 +168,8 @@ class Library:
 
     def track_begin(self) -> int:
         """Begins to watch every device there is; the track's number, or 0 if there are too many."""
-        return self._function("pjrt_arena_track_begin", returns=ctypes.c_uint64)()
+        track: int = self._function("pjrt_arena_track_begin", returns=ctypes.c_uint64)()
+        return track
 
     def track_end(self, track: int) -> Any:
         """Ends a track and says what it saw. Asked again for more room, the library says the same."""
@@ -176,7 +180,9 @@ class Library:
         numbers = (ctypes.c_int64 * len(dims))(*dims)
         name = (ctypes.c_char_p, element_type.encode())
         rank = (ctypes.c_size_t, len(dims))
-        return json.loads(self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank))
+        text = self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank)
+        footprint: dict[str, Any] = json.loads(text)
+        return footprint
 
     def install_python_callbacks(self, table: ctypes.Structure) -> str:
         """See `_callbacks.install`; the sentence on why not, empty when it worked."""

@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import func, sdy, stablehlo
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jax_plugins.arena._partitioners import Split
+    from jax_plugins.arena._partitioner_calls import Split
 
 #: Begins the names of functions that were brought in.
 PREFIX = "pjrt_arena_partition"
@@ -140,7 +140,7 @@ class Writer:
                 annotated = _annotation("Sharding", value, value.type, str(sharding))
                 local.append(_annotation("SPMDFullToShardShape", annotated, kind, manual))
             values = body(local)
-            whole = []
+            whole: list[Any] = []
             for value, result, sharding in zip(values, results, split.results, strict=False):
                 annotated = _annotation("Sharding", value, value.type, manual)
                 full = _annotation("SPMDShardToFullShape", annotated, result.type, str(sharding))

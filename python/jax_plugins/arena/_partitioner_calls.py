@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jax_plugins.arena import _shardings
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: What jaxlib's XLA gets for the code of a call that runs nowhere.
 OPAQUE = "pjrt_arena_code_of_one_device"
+
+_T = TypeVar("_T")
 
 
 class Refused(Exception):
@@ -148,7 +150,7 @@ class Partitioner:
         call.result_sharding = _String.of(sharding.to_proto().SerializeToString(), kept)
         return self._ask(self._callbacks.propagate_user_sharding, call, lambda: _read_sharding(call.result_sharding))
 
-    def _ask(self, function: Any, call: Any, read: Callable[[], Any]) -> Any:
+    def _ask(self, function: Any, call: Any, read: Callable[[], _T]) -> _T:
         function(self._address, ctypes.byref(call))
         try:
             if call.header.has_error:
@@ -361,4 +363,5 @@ def _opaque(arguments: list[Any], results: list[Any]) -> bytes:
             f" : ({', '.join(taken)}) -> ({', '.join(given)})\n"
             f"  return {values} : {', '.join(given)}\n}}"
         )
-        return mlir.module_to_bytecode(module)
+        bytecode: bytes = mlir.module_to_bytecode(module)
+        return bytecode

@@ -191,7 +191,8 @@ class _Resolver:
                         raise Refused(_UNIMPLEMENTED, f"custom call {call.name}: {reason}") from None
                     _log.debug("custom call %s is left to the engine: %s", call.name, reason)
         module.operation.verify()
-        return stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+        portable: bytes = stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+        return portable
 
     def _calls(self, module: Any) -> Iterator[tuple[Any, Call | None]]:
         """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that
