@@ -35,12 +35,17 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
 	@echo "make test: all passed"
 
-lint: setup ## rustfmt and clippy, ruff and mypy: warnings are errors
+# The version is pinned like the others. The first run fetches it.
+TSC := npx --yes --prefer-offline --package typescript@5.9.3 -- tsc
+
+lint: setup ## rustfmt, clippy, ruff, mypy and tsc: warnings are errors
 	$(CARGO) fmt --all --check
 	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	"$(VENV)/bin/ruff" check
 	"$(VENV)/bin/ruff" format --check
 	"$(PY)" -m mypy
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) --project src/report/viewer; \
+	else echo "make: the page of snapshots is not checked: npx, of Node.js, gets no TypeScript compiler"; fi
 
 # The library is built first: the tests of plugin_tests and python_smoke load it as a file.
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
