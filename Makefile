@@ -36,10 +36,18 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
 	@echo "make test: all passed"
 
+# The version is pinned like the others. The first run fetches it; without a network it gives up after a while.
+TSC := timeout 120 npx --yes --prefer-offline --package typescript@5.9.3 -- tsc
+
 # The feature has build.rs compare pjrt_c_api/bindings.rs with what bindgen makes of the headers.
-lint: setup ## rustfmt and clippy, warnings are errors; are the bindings those of the headers?
+lint: setup ## rustfmt, clippy, ruff, mypy and tsc, warnings are errors; are the bindings those of the headers?
 	$(CARGO) fmt --all --check
 	$(LIBCLANG) $(CARGO) clippy --workspace --all-targets --features pjrt-arena/bindgen --locked -- -D warnings
+	"$(VENV)/bin/ruff" check
+	"$(VENV)/bin/ruff" format --check
+	"$(PY)" -m mypy
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) --project src/report/viewer; \
+	else echo "make: the page of snapshots is not checked: npx, of Node.js, gets no TypeScript compiler"; fi
 
 bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the headers beside it
 	$(LIBCLANG) PJRT_ARENA_BINDINGS=write $(CARGO) check --package pjrt-arena --lib --features bindgen --locked

@@ -1,7 +1,7 @@
 """`make demo`: trains a small model with JAX on the arena and shows, on one screen, what memory did.
 
-Then the same program twice in a memory of 64 MiB that it leaves in pieces (`fragments.py`): under the default strategy it
-runs out of memory, under `tpu`, which moves arrays, it does not.
+Then the same program twice in a memory of 64 MiB that it leaves in pieces (`fragments.py`): under the default strategy
+it runs out of memory, under `tpu`, which moves arrays, it does not.
 """
 
 import json
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import model
-
 from jax_plugins import arena
 
 STEPS = 1000

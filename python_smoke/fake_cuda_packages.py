@@ -2,7 +2,7 @@
 
     jax_cuda13_plugin/cuda_plugin_extension.py   handlers, types and the compiler of Triton kernels; records every call
     jax_plugins/xla_cuda13/__init__.py           JAX's own plugin: records, and registers as the real one if it is told
-    jax_plugins/xla_cuda13/xla_cuda_plugin.so    the engine: passes all on to the CPU's, and counts as CUDA's by its name
+    jax_plugins/xla_cuda13/xla_cuda_plugin.so    the engine: it passes all on to the CPU's, under a name of CUDA's
 
 The names of their functions and the order of calls are those of jax-cuda13-pjrt and jax-cuda13-plugin 0.7 to 0.12.
 """

@@ -1,23 +1,23 @@
-"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this project; or
-XLA's ROCm plugin and AMD's driver, by the same two.
+"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this
+project; or XLA's ROCm plugin and AMD's driver, by the same two.
 
     libpjrt_arena.so ---> libfake_cuda_engine.so ---> a CPU engine         computes, on what it takes for device memory
              |                      |
              `--> libfake_cuda.so <-'      the driver: memory of the host, a thread for each stream, a detector of races
 
-Everything from JAX down to the driver's functions is real, but the speed, what kernels do, and what a GPU's hardware adds. Any
-operation can be given a latency, so that what is not ordered really happens in the wrong order; the detector finds it all the
-same by the order of calls, and ends the process with 70.
+Everything from JAX down to the driver's functions is real, but the speed, what kernels do, and what a GPU's hardware
+adds. Any operation can be given a latency, so that what is not ordered really happens in the wrong order; the detector
+finds it all the same by the order of calls, and ends the process with 70.
 
-With `TEST_CUDA_ENGINE` the engine is XLA's own CUDA plugin, from that folder (`make test-cuda-engine`): it compiles for the GPU,
-and the driver interprets its kernels.
+With `TEST_CUDA_ENGINE` the engine is XLA's own CUDA plugin, from that folder (`make test-cuda-engine`): it compiles for
+the GPU, and the driver interprets its kernels.
 
     libpjrt_arena.so ---> xla_cuda_plugin.so      allocates, copies, launches kernels: as on a GPU
              |                      |
-             `--> libfake_cuda.so <-'             also under the names of NVIDIA's other libraries, of which it plays a little
+             `--> libfake_cuda.so <-'             also under the names of others of NVIDIA's, of which it plays some
 
-With `TEST_ROCM_ENGINE` there is XLA's own ROCm plugin too, in that folder (`make test-rocm-engine`), for `test_rocm_engine.py` alone: the
-driver stands in for AMD's libraries, and runs no kernel.
+With `TEST_ROCM_ENGINE` there is XLA's own ROCm plugin too, in that folder (`make test-rocm-engine`), for
+`test_rocm_engine.py` alone: the driver stands in for AMD's libraries, and runs no kernel.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ over = lambda f, out=P("d"): np.asarray(jax.jit(jax.shard_map(f, mesh=mesh, in_s
 parts = host.reshape(4, 2, 12)
 np.testing.assert_allclose(over(lambda v: jax.lax.psum(v, "d"), P()), parts.sum(0), 1e-5)
 np.testing.assert_allclose(over(lambda v: jax.lax.pmax(v, "d"), P()), parts.max(0))
-np.testing.assert_allclose(over(lambda v: jax.lax.all_gather(v, "d")).reshape(4, 8, 12), np.broadcast_to(host, (4, 8, 12)))
+gathered = over(lambda v: jax.lax.all_gather(v, "d")).reshape(4, 8, 12)
+np.testing.assert_allclose(gathered, np.broadcast_to(host, (4, 8, 12)))
 swapped = over(lambda v: jax.lax.all_to_all(v.reshape(4, 6), "d", 0, 0))
 np.testing.assert_allclose(swapped.reshape(4, 4, 6), host.reshape(4, 4, 6).swapaxes(0, 1))
 scattered = over(lambda v: jax.lax.psum_scatter(v.reshape(4, 6), "d"))
@@ -123,7 +124,7 @@ def is_built() -> bool:
 
 
 def toolkit() -> Path:
-    """A folder with what XLA takes from CUDA's toolkit to compile: an assembler, and NVIDIA's functions as LLVM's code."""
+    """A folder with what XLA compiles with of CUDA's toolkit: an assembler, and NVIDIA's functions as LLVM code."""
     folder = FOLDER / "played_cuda"
     functions = next(Path(CUDA).glob("toolkit/nvidia/*/nvvm/libdevice/libdevice.10.bc"), None)
     if functions is None:
@@ -175,7 +176,7 @@ def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str
 
 
 def rocm(folder: Path) -> dict[str, str]:
-    """What makes the machine one of AMD's: the engine says so, under a name that does, and there is no driver but HIP's."""
+    """What makes the machine one of AMD's: the engine says so, under a name that does, and the only driver is HIP's."""
     engine = folder / "xla_rocm_plugin.so"
     if not engine.exists():
         engine.symlink_to(FOLDER / "libfake_cuda_engine.so")
@@ -187,9 +188,9 @@ def rocm(folder: Path) -> dict[str, str]:
     }
 
 
-def rocm_engine(installed: bool = True) -> dict[str, str]:
-    """What makes the machine one of AMD's with XLA's own plugin. Where ROCm is not `installed` for all programs, its libraries lie where
-    the plugin alone looks: beside it, in `rocm/lib`."""
+def rocm_engine(installed: bool = True) -> dict[str, str | None]:
+    """What makes the machine one of AMD's with XLA's own plugin. Where ROCm is not `installed` for all programs, its
+    libraries lie where the plugin alone looks: beside it, in `rocm/lib`."""
     folder = FOLDER / "played_rocm"
     plugins = Path(ROCM) / "jax_plugins"
     links = {f"rocm/lib/{name}": FOLDER / "libfake_cuda.so" for name in AMDS_LIBRARIES}
@@ -211,7 +212,14 @@ def rocm_engine(installed: bool = True) -> dict[str, str]:
 
 
 def run_on_gpu(
-    code: str, *, memory_mib: int = 512, gpus: int = 1, latency_us: int = 100, era: int = 114, check: bool = True, **settings
+    code: str,
+    *,
+    memory_mib: int = 512,
+    gpus: int = 1,
+    latency_us: int = 100,
+    era: int = 114,
+    check: bool = True,
+    **settings,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a process of its own on such a machine; `settings` are more variables."""
     machine = variables(memory_mib, gpus, latency_us, era)

@@ -1,8 +1,8 @@
 """Handlers for custom calls, written in C++ against jaxlib's headers and compiled on the spot, and their registration.
 
-    scale      y = by * x
-    count      y = how often this compiled program has called it so far: a state, left by an instantiate handler
-    throw      a C++ exception
+scale      y = by * x
+count      y = how often this compiled program has called it so far: a state, left by an instantiate handler
+throw      a C++ exception
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 
 def build(folder: Path, optimize: str = "-O0") -> Path:
     """The library, compiled; a few seconds."""
+    assert COMPILER, "there is no C++ compiler"
     source, library = folder / "handlers.cc", folder / "handlers.so"
     source.write_text(SOURCE)
     # jaxlib's headers warn when they are not optimized.
@@ -95,7 +96,7 @@ def register(library: Path | str) -> ctypes.CDLL:
 
 def address_of(function) -> int:
     """Where a function of a `ctypes` library is."""
-    return ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def scale(x, by: float):

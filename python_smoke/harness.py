@@ -26,7 +26,7 @@ def clean_environment(**settings: str | None) -> dict[str, str]:
         kept["PJRT_ARENA_LIBRARY_PATH"] = os.environ["PJRT_ARENA_LIBRARY_PATH"]
     # Another engine than the default is named to every process of the tests.
     if engines.VARIABLE in os.environ:
-        kept |= {name: os.environ[engines.VARIABLE] for name in (engines.VARIABLE, "PJRT_ARENA_ENGINE")}
+        kept |= dict.fromkeys((engines.VARIABLE, "PJRT_ARENA_ENGINE"), os.environ[engines.VARIABLE])
     kept["JAX_PLATFORMS"] = "arena,cpu"
     kept["PYTHONPATH"] = str(Path(__file__).parent)
     for name, value in settings.items():
@@ -40,7 +40,12 @@ def clean_environment(**settings: str | None) -> dict[str, str]:
 def run_python(*arguments: str, check: bool = True, **settings: str | None) -> subprocess.CompletedProcess[str]:
     """Runs this Python with `arguments` in a clean environment; a status other than 0 fails unless `check` is off."""
     run = subprocess.run(
-        [sys.executable, *arguments], env=clean_environment(**settings), capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments],
+        env=clean_environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     if check and run.returncode != 0:
         raise AssertionError(f"status {run.returncode}\n--- stdout\n{run.stdout}\n--- stderr\n{run.stderr}")
@@ -75,7 +80,7 @@ def start_error(start=jax.devices) -> str:
 
 def library_is_mapped(name: str = "libpjrt_arena.so") -> bool:
     """Whether this process has a library of that file name loaded."""
-    return any(line.rstrip("\n").endswith("/" + name) for line in open("/proc/self/maps"))
+    return any(line.endswith("/" + name) for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def arena_device(index: int = 0):
@@ -94,7 +99,7 @@ def bytes_in_use(device=None) -> int:
 
 
 def host_array(start=0.0, offset=0, count=64 * 1024):
-    """`start, start + 1, ...`, so many bytes after a multiple of 64: at 0 a CPU device uses it in place, at 16 it is copied.
+    """`start, start + 1, ...`, so many bytes after a multiple of 64: at 0 the CPU uses it in place, at 16 it is copied.
 
     What NumPy makes of itself may lie either way.
     """

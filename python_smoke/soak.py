@@ -7,17 +7,16 @@ import argparse
 import gc
 import sys
 import time
+from pathlib import Path
 
 import jax
 import model
-
 from jax_plugins import arena
 
 
 def resident() -> int:
     """Resident memory of this process in bytes."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def blocks() -> int:

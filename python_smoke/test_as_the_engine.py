@@ -41,8 +41,8 @@ CODE = """
         yield "sharded, donated", lambda x: x + 1, (X,), dict(in_shardings=split, out_shardings=split, donate_argnums=0)
 
     def text(compiled):
-        # Numbers that only tell instructions of one name apart; and a mark of the root that says nothing, which XLA drops
-        # where it gives a result a place.
+        # Numbers that only tell instructions of one name apart; and a mark of the root that says nothing, which XLA
+        # drops where it gives a result a place.
         return re.sub(r"(%[\\w-]+|\\bparam(?=[.\\d]*:))(\\.\\d+)+", r"\\1", compiled.as_text()).replace(
             ", sharding={{replicated}, {replicated}}", ""
         )

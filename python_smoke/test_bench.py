@@ -171,8 +171,8 @@ def test_the_tables(measured):
     ]
     assert "1.20x of the bare engine's time (0.62x of JAX's CPU); promised: at most 1.05" in short
     assert (
-        "The worst 3 speed-ups: title of dispatch 0.62x (bare engine: 0.75x), title of eager 1.11x, title of add_16 4.00x."
-        in text
+        "The worst 3 speed-ups: title of dispatch 0.62x (bare engine: 0.75x), "
+        "title of eager 1.11x, title of add_16 4.00x." in text
     )
     assert "1.25x of the floor's time (1.05x of the floor of two); promised" in short
     assert "peak memory 1.50x of JAX's CPU (2.00x without libraries)" in short

@@ -39,7 +39,7 @@ def test_a_deleted_input_is_refused():
 def test_donating_the_same_array_twice_in_a_call_is_refused():
     x = on_arena(np.ones(SIZE, np.float32))
     both = jax.jit(lambda a, b: (a + b, a - b), donate_argnums=(0, 1))
-    with pytest.raises((RuntimeError, ValueError), match="[Dd]onat"):
+    with pytest.raises((RuntimeError, ValueError), match=r"[Dd]onat"):
         both(x, x)
     # The client is unhurt.
     assert float(jnp.sum(on_arena(np.ones(4, np.float32)))) == 4

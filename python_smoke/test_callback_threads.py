@@ -161,7 +161,9 @@ for size in SIZES:
     x = jax.device_put(a, across)
     settled(lambda: close(outer(x), 4 * (a @ a) @ (a @ a) + a.sum(0)))
     # One device's callback for all.
-    whole = jax.jit(lambda x: jax.pure_callback(lambda v: callback_of_all(v), shape(4, size, size), x @ x), out_shardings=across)
+    whole = jax.jit(
+        lambda x: jax.pure_callback(lambda v: callback_of_all(v), shape(4, size, size), x @ x), out_shardings=across
+    )
     def callback_of_all(v):
         v = np.asarray(v)
         return np.stack(in_threads(4, lambda i: work(v[i], i)))

@@ -301,11 +301,13 @@ def test_out_of_memory_names_what_could_not_move():
         before = stats()
         error = fails(lambda: jnp.zeros(30 * MIB // 4, jnp.float32))
         first, *rest = error.splitlines()
-        sentence = (r"RESOURCE_EXHAUSTED: Attempting to allocate 30\\.00M\\. That was not possible\\. There are (.+)M free\\. "
+        sentence = (r"RESOURCE_EXHAUSTED: Attempting to allocate 30\\.00M\\. "
+                    r"That was not possible\\. There are (.+)M free\\. "
                     r"Due to fragmentation, the largest contiguous region of free memory is (.+)M\\.")
         free, hole = map(float, re.match(sentence, first).groups())
         assert 30 <= free < 40 and hole < 30, first
-        assert rest[0] == "Out of memory while trying to allocate 30.00MiB (31457280 bytes) on cpu:0 [arena, tpu].", rest
+        said = "Out of memory while trying to allocate 30.00MiB (31457280 bytes) on cpu:0 [arena, tpu]."
+        assert rest[0] == said, rest
         assert "  could not move 12.00MiB in 3 block(s): external references (NumPy views, dlpack)" in rest, rest
         assert stats()["bytes_in_use"] == before["bytes_in_use"]
         assert [view.ctypes.data for view in views] == places

@@ -97,7 +97,7 @@ def costs():
 
 @pytest.mark.arena
 @pytest.mark.parametrize(
-    "program, flops",
+    ("program", "flops"),
     {
         "product": 2 * 64 * 32 * 16,
         "donated": 64 * 32,
@@ -201,7 +201,7 @@ def test_export_and_call():
 
 
 def test_a_compile_error_is_an_error_and_no_more():
+    call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((4,), jnp.float32))
     with pytest.raises(Exception, match="no_such_target"):
-        call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((4,), jnp.float32))
-        jax.block_until_ready(jax.jit(lambda x: call(x))(jnp.ones(4)))
+        jax.block_until_ready(jax.jit(call)(jnp.ones(4)))
     assert float(jnp.ones(4).sum()) == 4

@@ -8,7 +8,6 @@ import engines
 import fake_cuda_packages as fake
 import pytest
 from harness import run_python
-
 from jax_plugins.arena import _library
 
 pytestmark = pytest.mark.arena

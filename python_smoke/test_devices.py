@@ -1,4 +1,4 @@
-"""Several devices: every way to ask for them, both partitioners, collectives, pmap, and what programs say of shardings."""
+"""Several devices: every way to ask for them, both partitioners, collectives, pmap, what programs say of shardings."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ COUNT = """
 
 
 @pytest.mark.parametrize(
-    "before, variables, expected",
+    ("before", "variables", "expected"),
     [
         ("", {}, 1),
         ("", {"PJRT_ARENA_DEVICES": "5"}, 5),
@@ -71,7 +71,7 @@ def test_constraints_and_propagation(shardy):
         hidden = jax.lax.with_sharding_constraint(x @ w, columns)
         return hidden, hidden.sum(0), (hidden @ w.T)
 
-    x, w = jax.device_put(HOST, rows), jax.device_put(HOST[:, :8].T.copy() @ HOST, NamedSharding(where, PartitionSpec()))
+    w = jax.device_put(HOST[:, :8].T.copy() @ HOST, NamedSharding(where, PartitionSpec()))
     w = w[:, :12] * 1e-3
     hidden, total, back = program(jax.device_put(HOST[:, :8], rows), w)
     assert hidden.sharding.is_equivalent_to(columns, 2)

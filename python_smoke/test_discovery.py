@@ -1,6 +1,6 @@
 """How JAX finds the plugin, and how it does not: installed but not named, named but unusable, without the package."""
 
-import os
+import json
 import site
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def test_the_default_backend_does_not_depend_on_the_hash_seed(hash_seed):
 
 
 @pytest.mark.parametrize(
-    "variable, value, word",
+    ("variable", "value", "word"),
     [
         ("PJRT_ARENA_LIBRARY_PATH", "/no/such/library.so", "is not a file"),
         ("PJRT_ARENA_LIBRARY_PATH", __file__, "cannot be loaded"),
@@ -172,7 +172,12 @@ def test_jaxs_variable_works_beside_the_package(library):
 def test_options_by_a_json_file(library, tmp_path):
     description = tmp_path / "arena.json"
     description.write_text(
-        '{"library_path": "%s", "create_options": {"strategy": "growing", "limit": "32MiB", "devices": 2}}' % library
+        json.dumps(
+            {
+                "library_path": str(library),
+                "create_options": {"strategy": "growing", "limit": "32MiB", "devices": 2},
+            }
+        )
     )
     code = """
         import jax
@@ -200,4 +205,4 @@ def test_importing_the_package_starts_no_jax():
         assert not [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "numpy")]
     """
     run_jax(code)
-    assert os.path.isfile(Path(__file__).parent.parent / "python/jax_plugins/arena/py.typed")
+    assert (Path(__file__).parent.parent / "python/jax_plugins/arena/py.typed").is_file()

@@ -17,7 +17,9 @@ def text(page: str) -> str:
 
 def anchors(page) -> set[str]:
     """What a heading is linked by, as GitHub makes it of its words."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -49,7 +51,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.arena
 def test_the_table_of_settings_has_all_of_them_and_their_defaults():
     doctor = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE=None).stdout
-    known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", doctor, re.M))
+    known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", doctor, re.MULTILINE))
     assert len(known) > 15, known
     # A default that the page says in more than one word depends on the strategy.
     told = {cells[0].strip("`"): cells[2] for cells in rows("docs/settings.md", "setting")}
@@ -62,8 +64,8 @@ def test_the_table_of_settings_has_all_of_them_and_their_defaults():
 
 
 def test_every_command_is_listed():
-    documented = re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.M)
-    listed = re.findall(r"^make ([a-z-]+) ", text("docs/testing.md"), re.M)
+    documented = re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.MULTILINE)
+    listed = re.findall(r"^make ([a-z-]+) ", text("docs/testing.md"), re.MULTILINE)
     assert sorted(listed) == sorted({*documented} - {"help"})
 
 
@@ -77,8 +79,8 @@ def test_every_field_of_the_statistics_is_explained():
 @pytest.mark.arena
 def test_the_example_prints_what_the_page_shows(tmp_path):
     page = text("docs/reports.md")
-    code = re.search(r"```python\n(import jax, jax\.numpy.*?)```", page, re.S)
-    shown = re.search(r"With `PJRT_ARENA_LIMIT=64MiB` this prints:\n\n```\n(.*?)```", page, re.S)
+    code = re.search(r"```python\n(import jax, jax\.numpy.*?)```", page, re.DOTALL)
+    shown = re.search(r"With `PJRT_ARENA_LIMIT=64MiB` this prints:\n\n```\n(.*?)```", page, re.DOTALL)
     assert code and shown
     run = run_jax(f"import os\nos.chdir({str(tmp_path)!r})\n{code[1]}", PJRT_ARENA_LIMIT="64MiB")
     changing = r"the machine has \S+|[\d.]+ m?s$"

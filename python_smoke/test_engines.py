@@ -52,7 +52,7 @@ def foreign(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name, make, words",
+    ("name", "make", "words"),
     [
         ("missing_cpu.so", lambda path: path, ["is not valid", "No such file"]),
         ("text_cpu.so", lambda path: path.write_text("no library"), ["cannot be loaded"]),
@@ -90,7 +90,9 @@ def packages(tmp_path):
 
 def doctor(packages: Path, check: bool = True, **settings):
     """What `python -m jax_plugins.arena` prints when these packages are all that is installed."""
-    run = run_python("-S", "-m", "jax_plugins.arena", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings)
+    run = run_python(
+        "-S", "-m", "jax_plugins.arena", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings
+    )
     return run.stderr if run.returncode else " ".join(run.stdout.split())
 
 
@@ -164,6 +166,7 @@ def test_the_trial_works_where_children_are_reaped_by_another():
 def test_the_list_of_engines_is_the_librarys():
     """What tests call the newest is what the library takes first, by its table of wheels."""
     assert sysconfig.get_path("purelib") in str(engines.DEFAULT.path())
-    code = "from jax_plugins.arena import _library; l = _library.load(); l.set_search_path(); print(l._text('pjrt_arena_engine'))"
+    code = "from jax_plugins.arena import _library; l = _library.load(); l.set_search_path(); "
+    code += "print(l._text('pjrt_arena_engine'))"
     told = json.loads(run_python("-c", code).stdout)
     assert told == {"kind": "cpu", "path": str(engines.under_test())}, (told, sys.path)

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from harness import arena_device, assert_same, eventually, on, run_jax
 from jax.experimental.buffer_callback import buffer_callback
-from test_compaction import TPU, run_case
-
 from jax_plugins.arena import ArenaError, _library
+from test_compaction import TPU, run_case
 
 pytestmark = pytest.mark.arena
 
@@ -97,7 +96,7 @@ def test_a_buffer_callback_is_told_that_there_is_no_stream():
     def callback(context, out):
         for _ in range(100):
             with pytest.raises(Exception, match="XLA FFI GPU context is not available") as raised:
-                context.stream
+                context.stream  # noqa: B018
             said.append(str(raised.value))
         np.asarray(out)[:] = 1
 
@@ -190,7 +189,7 @@ print(jnp.linalg.eigh(jnp.diag(x[:3]))[0])
 
 
 @needs_compiler
-@pytest.mark.parametrize("early, platforms", [(True, "arena,cpu"), (False, "arena")])
+@pytest.mark.parametrize(("early", "platforms"), [(True, "arena,cpu"), (False, "arena")])
 def test_handlers_in_a_fresh_process(library, early, platforms):
     run = run_jax(EARLY.format(early=early, library=str(library)), JAX_PLATFORMS=platforms)
     assert "[0. 1. 2.]" in run.stdout

@@ -1,6 +1,7 @@
 """`jax_plugins.arena.memory`: what an array takes on a TPU, and how the module speaks to the library."""
 
 import ctypes
+import functools
 import json
 
 import jax
@@ -9,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from harness import run_python
-
 from jax_plugins.arena import ArenaError, _library, memory
 
 pytestmark = pytest.mark.arena
@@ -145,7 +145,7 @@ class Answers:
         wide = ctypes.CFUNCTYPE(ctypes.c_size_t, *sizes, ctypes.c_void_p, ctypes.c_size_t)
         for name, text in texts.items():
             function = wide if name == "pjrt_arena_map" else signature
-            setattr(self, name, function(lambda *told, name=name, text=text.encode(): self.write(name, text, *told)))
+            setattr(self, name, function(functools.partial(self.write, name, text.encode())))
 
     def write(self, name, text, *told):
         *arguments, buffer, capacity = told
@@ -169,9 +169,9 @@ def answering(monkeypatch):
 
 
 def test_what_compact_and_trim_tell(answering):
-    moved = dict(device="arena:0", buffers_moved=3, bytes_moved=4096, seconds=0.5, largest_free_before=1)
-    moved |= dict(largest_free_after=9, pinned_buffers=1, pinned_bytes=256, pinned_why={"NumPy view": 1})
-    returned = dict(device="arena:0", bytes_returned=1 << 20, regions_returned=2, seconds=0.25)
+    moved = {"device": "arena:0", "buffers_moved": 3, "bytes_moved": 4096, "seconds": 0.5, "largest_free_before": 1}
+    moved |= {"largest_free_after": 9, "pinned_buffers": 1, "pinned_bytes": 256, "pinned_why": {"NumPy view": 1}}
+    returned = {"device": "arena:0", "bytes_returned": 1 << 20, "regions_returned": 2, "seconds": 0.25}
     library = answering(
         pjrt_arena_compact=json.dumps([moved | {"told by a newer library": 1}]), pjrt_arena_trim=json.dumps([returned])
     )

@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
 ]
 
-HEAD = """
+HEAD = (
+    """
 import json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -32,7 +33,9 @@ def stats(device=gpu):
 
 def full(mib, value):
     return jax.device_put(np.full((mib * MIB // 4,), value, np.float32))
-""" + fake_gpu.ERROR_OF
+"""
+    + fake_gpu.ERROR_OF
+)
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 
@@ -84,13 +87,14 @@ arrays = [full(size, i) for i in range(count)]
 kept, arrays = arrays[::2], None
 large = lambda: jnp.ones((stats()["bytes_limit"] // 3 // 4,), jnp.float32)
 """
-INTACT = 'intact = all((np.asarray(a) == 2.0 * i).all() for i, a in enumerate(kept))\n'
+INTACT = "intact = all((np.asarray(a) == 2.0 * i).all() for i, a in enumerate(kept))\n"
 
 
 def test_defragmentation_makes_room_that_other_strategies_do_not_have():
     """jax-ml/jax#9064 on a GPU."""
     answer = told(
-        FRAGMENT + 'error = error_of(large)\n' + INTACT + 'print(json.dumps([error, intact]))', PJRT_ARENA_STRATEGY="preallocate"
+        FRAGMENT + "error = error_of(large)\n" + INTACT + "print(json.dumps([error, intact]))",
+        PJRT_ARENA_STRATEGY="preallocate",
     )
     error, intact = answer
     assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 128.00MiB") and intact
@@ -146,7 +150,8 @@ SORTS = """
 def sorts(mib):
     \"\"\"A program whose result has so many MiB, and its scratch about as many.\"\"\"
     rows = mib * MIB // 4 // 64
-    program = jax.jit(lambda x: jnp.sort(jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
+    program = jax.jit(lambda x: jnp.sort(
+        jnp.tile(x[:64], (rows, 1)) * jnp.arange(1.0, rows + 1)[:, None], axis=1)[::-1])
     return program, rows
 def expected(x, rows):
     return np.sort(np.asarray(x)[:64] * np.arange(1.0, rows + 1, dtype=np.float32)[:, None], axis=1)[::-1]
@@ -209,7 +214,8 @@ z = compiled(x)
 before = stats()["bytes_reserved"] / MIB
 array = full(size - 1, 6.0)                          # fits best where the scratch was taken from
 after = stats()["bytes_reserved"] / MIB
-good = bool((np.asarray(z) == expected(x, rows)).all() and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
+good = bool((np.asarray(z) == expected(x, rows)).all()
+            and (np.asarray(array) == 6).all() and (np.asarray(rest) == 4).all())
 print(json.dumps([good, scratch, before, after]))
 """,
         PJRT_ARENA_STRATEGY="preallocate",
@@ -290,7 +296,9 @@ print(json.dumps([before, held, after, error, packed, again, intact]))
     assert before <= 128 and held == 16, (before, held)
     # Beside the limit there are 2 MiB for all that programs take.
     assert after <= 130 and again[2] <= 130 and again[:2] == [32, 6.0], (after, again)
-    assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00MiB (16777216 bytes) on cuda:1 [the"), error
+    assert error.startswith(
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00MiB (16777216 bytes) on cuda:1 [the"
+    ), error
     assert "would pass the limit of 128.00MiB" in error, error
     # Elements of less than a byte, too, which are taken for whole ones until they are there.
     assert packed.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32.00MiB"), packed
@@ -298,7 +306,7 @@ print(json.dumps([before, held, after, error, packed, again, intact]))
 
 
 def test_the_next_batch_is_put_on_the_device_while_a_step_runs():
-    """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell of both at once."""
+    """The copy is not behind the step. The GPU's memory is looked at past the API: an engine may tell both at once."""
     answer = told(
         """
 import ctypes, time
@@ -327,7 +335,8 @@ print(json.dumps(first))
 
 
 def test_a_training_loop_finds_its_arrays_where_they_were():
-    """So that CUDA graphs need not be recorded anew: the state is donated, the loss and the batch are gone when the next come."""
+    """So that CUDA graphs need not be recorded anew: the state is donated, the loss and the batch are gone when the
+    next come."""
     steady, moved = told(
         """
 from jax_plugins import arena
@@ -392,7 +401,8 @@ print(json.dumps(before))
 
 def test_without_the_driver_the_engine_keeps_its_memory():
     run = run_on_gpu(
-        HEAD + "print(float(jnp.arange(10.0).sum()), 'pool_bytes' in stats())", PJRT_ARENA_CUDA_DRIVER="/no/such/libcuda.so"
+        HEAD + "print(float(jnp.arange(10.0).sum()), 'pool_bytes' in stats())",
+        PJRT_ARENA_CUDA_DRIVER="/no/such/libcuda.so",
     )
     assert run.stdout.splitlines()[-1].startswith("45.0")
     assert "memory stays with the engine: no NVIDIA driver" in run.stderr and "/no/such/libcuda.so" in run.stderr

@@ -1,8 +1,9 @@
-"""`jax.distributed` with two processes, each with GPUs of its own: JAX's store of keys and values reaches the engine through us.
+"""`jax.distributed` with two processes, each with GPUs of its own: JAX's store of keys and values reaches the engine
+through us.
 
-The GPUs are played (`fake_gpu`). The played engine exchanges what GPUs there are as XLA's does; programs across processes, and so their
-collectives, it refuses. What each process computes on its own GPUs is real. XLA's own CUDA plugin (`make test-cuda-engine`) runs programs over
-both processes, whose GPUs meet by a played NCCL.
+The GPUs are played (`fake_gpu`). The played engine exchanges what GPUs there are as XLA's does; programs across
+processes, and so their collectives, it refuses. What each process computes on its own GPUs is real. XLA's own CUDA
+plugin (`make test-cuda-engine`) runs programs over both processes, whose GPUs meet by a played NCCL.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ print(json.dumps({
 
 @pytest.mark.parametrize("strategy", ["preallocate", "tpu"])
 def test_two_processes_are_one_job(strategy):
-    # The second process may use one GPU only, the second of its machine. So does the first on XLA's own plugin, which from JAX 0.11 on
-    # runs no program where processes have different numbers of GPUs.
+    # The second process may use one GPU only, the second of its machine. So does the first on XLA's own plugin, which
+    # from JAX 0.11 on runs no program where processes have different numbers of GPUs.
     own = ([0], [1]) if fake_gpu.CUDA else (None, [1])
     ordinals = ([0], [1]) if fake_gpu.CUDA else ([0, 1], [1])
     here = [(number, 0) for number in range(len(ordinals[0]))] + [(len(ordinals[0]), 1)]
@@ -150,7 +151,7 @@ def test_two_processes_are_one_job(strategy):
         # An arena for each GPU of this process, named as in the job, and none for others.
         assert answer["arenas"] == [f"cuda:{number}" for number in answer["local"]]
         assert 8 << 20 <= answer["in_use"] < 9 << 20 and answer["on_default"]
-        if not fake_gpu.CUDA:                                  # XLA's own starts it
+        if not fake_gpu.CUDA:  # XLA's own starts it
             assert "devices of other processes" in answer["program_error"], answer["program_error"]
         for error in (answer["stats_error"], answer["read_error"]):
             assert "addressable" in error or "another process" in error, error
@@ -187,18 +188,20 @@ x, parts = put(host, rows), host.reshape(4, 2, 12)
 over = lambda f, out=P("d"): jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out))(x)
 here_is(over(lambda v: jax.lax.psum(v, "d"), P()), parts.sum(0), 1e-5)
 here_is(over(lambda v: jax.lax.pmax(v, "d"), P()), parts.max(0))
-here_is(over(lambda v: jax.lax.all_gather(v, "d")), np.broadcast_to(host.reshape(1, 4, 2, 12), (4, 4, 2, 12)).reshape(16, 2, 12))
-here_is(over(lambda v: jax.lax.all_to_all(v.reshape(4, 6), "d", 0, 0)).reshape(4, 4, 6), host.reshape(4, 4, 6).swapaxes(0, 1))
+here_is(over(lambda v: jax.lax.all_gather(v, "d")),
+        np.broadcast_to(host.reshape(1, 4, 2, 12), (4, 4, 2, 12)).reshape(16, 2, 12))
+here_is(over(lambda v: jax.lax.all_to_all(v.reshape(4, 6), "d", 0, 0)).reshape(4, 4, 6),
+        host.reshape(4, 4, 6).swapaxes(0, 1))
 here_is(over(lambda v: jax.lax.psum_scatter(v.reshape(4, 6), "d")), parts.sum(0).ravel(), 1e-5)
 here_is(over(lambda v: jax.lax.ppermute(v, "d", [(i, (i + 1) % 4) for i in range(4)])), np.roll(host, 2, 0))
 
-# Parameters in quarters and the batch too, as FSDP has them; the state is donated, and arrays change their places in between.
+# Parameters in quarters and the batch too, as FSDP has them; the state is donated, and arrays change places in between.
 def step(state, x, y):
     loss, (gw, gv) = jax.value_and_grad(lambda s: ((jnp.tanh(x @ s[0]) @ s[1] - y) ** 2).mean())(state)
     return (state[0] - 0.1 * gw, state[1] - 0.1 * gv), loss
 
 rng = np.random.default_rng(1)
-w, v, y = rng.standard_normal((12, 16), np.float32), rng.standard_normal((16, 4), np.float32), rng.standard_normal((8, 4), np.float32)
+w, v, y = (rng.standard_normal(shape, np.float32) for shape in ((12, 16), (16, 4), (8, 4)))
 run = jax.jit(step, donate_argnums=0, out_shardings=((rows, rows), all_have))
 state, targets = (put(w, rows), put(v, rows)), put(y, rows)
 plain, counted = jax.device_put((w, v), cpu), 0
@@ -233,8 +236,13 @@ print(json.dumps({
 @pytest.mark.parametrize("strategy", ["preallocate", "growing", "tpu", "platform"])
 def test_programs_over_two_processes(strategy):
     for answer in told(a_job(TOGETHER, PJRT_ARENA_STRATEGY=strategy, **variables(256, 2, 100, 114))):
-        # All results lie where they were to, state that was given for good in its old place, and nothing is left of what failed.
-        assert answer["missed"] == answer["skipped"] == {} and answer["donated"] >= 2 * 2 * 7 and answer["placed"] >= 2 * 13, answer
+        # All results lie where they were to, state that was given for good in its old place, and nothing is left of
+        # what failed.
+        assert (
+            answer["missed"] == answer["skipped"] == {}
+            and answer["donated"] >= 2 * 2 * 7
+            and answer["placed"] >= 2 * 13
+        ), answer
         assert answer["in_use"] == answer["arrays"] and (answer["moved"] > 0) == (strategy != "platform"), answer
 
 

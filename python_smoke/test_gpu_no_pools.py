@@ -1,4 +1,4 @@
-"""GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in the engine's own allocator.
+"""GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in its own allocator.
 
 The GPUs are played (`fake_gpu`), with `FAKE_CUDA_POOLS=0`.
 """
@@ -52,7 +52,7 @@ print(json.dumps([before, after, scratch, refused, array_error]))
         PJRT_ARENA_LOG="info",
         **NO_POOLS,
     )
-    before, after, scratch, refused, array_error = json.loads(run.stdout.splitlines()[-1])
+    before, after, _, refused, array_error = json.loads(run.stdout.splitlines()[-1])
     # What arrays can have; programs' 32 MiB are beside it.
     assert before["bytes_limit"] == after["bytes_limit"] == before["bytes_reservable_limit"] == 96 << 20
     assert before["bytes_reserved"] == after["bytes_reserved"] == after["peak_bytes_reserved"] == 0
@@ -134,7 +134,9 @@ print(json.dumps(error))
         **NO_POOLS,
     )
     error = json.loads(run.stdout.splitlines()[-1])
-    assert error.startswith("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00MiB (12582912 bytes) on cuda:1 [the"), error
+    assert error.startswith(
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00MiB (12582912 bytes) on cuda:1 [the"
+    ), error
     assert "have 32.00MiB, of which such arrays hold 24.00MiB; gpu_scratch=25% (PJRT_ARENA_GPU_SCRATCH)" in error, error
 
 
@@ -146,14 +148,18 @@ def test_with_pools_the_share_means_nothing():
 def test_a_share_that_leaves_nothing_is_refused():
     run = run_on_gpu(HEAD, check=False, **{**NO_POOLS, "PJRT_ARENA_GPU_SCRATCH": "128MiB"})
     assert run.returncode != 0
-    assert "gpu_scratch=128.00MiB (PJRT_ARENA_GPU_SCRATCH) is 128.00MiB of the limit of 128.00MiB" in run.stderr, run.stderr
+    assert "gpu_scratch=128.00MiB (PJRT_ARENA_GPU_SCRATCH) is 128.00MiB of the limit of 128.00MiB" in run.stderr, (
+        run.stderr
+    )
     assert "allowed: 2.00MiB to 126.00MiB" in run.stderr
 
 
 @pytest.mark.parametrize("pools", ["0", "1"])
 def test_the_table_of_settings_says_it(pools):
     machine = fake_gpu.variables(512, 1, 0, 114)
-    table = run_python("-m", "jax_plugins.arena", check=False, **{**machine, **NO_POOLS, "FAKE_CUDA_POOLS": pools}).stdout
+    table = run_python(
+        "-m", "jax_plugins.arena", check=False, **{**machine, **NO_POOLS, "FAKE_CUDA_POOLS": pools}
+    ).stdout
     table = " ".join(table.split())
     assert "gpu_scratch 25% PJRT_ARENA_GPU_SCRATCH" in table, table
     assert ("32.00MiB of 128.00MiB on GPU 0 (no memory pools)" in table) == (pools == "0"), table

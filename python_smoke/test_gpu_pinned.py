@@ -1,8 +1,8 @@
 """Arrays in `pinned_host` on a GPU: an arena of their own, its limit, its statistics, and what programs do with it.
 
-The GPUs are played (`fake_gpu`). The CPU engine that computes there knows no kinds of memory in programs, nor the custom call by which
-JAX tells XLA:GPU of them: it is left out, and a variable of the played engine says which results lie in `pinned_host`. XLA's own
-engine, where that is behind the arena, needs neither.
+The GPUs are played (`fake_gpu`). The CPU engine that computes there knows no kinds of memory in programs, nor the
+custom call by which JAX tells XLA:GPU of them: it is left out, and a variable of the played engine says which results
+lie in `pinned_host`. XLA's own engine, where that is behind the arena, needs neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
 ]
 
-HEAD = """
+HEAD = (
+    """
 import gc, json, os
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -43,7 +44,9 @@ def numbers():
 
 def host(mib, value):
     return np.full((mib * MIB // 4,), value, np.float32)
-""" + fake_gpu.ERROR_OF
+"""
+    + fake_gpu.ERROR_OF
+)
 
 
 def told(code: str, **machine):
@@ -181,7 +184,7 @@ print(json.dumps([numbers_then, results["missed"], results["skipped"], numbers()
         era=era,
         FAKE_ENGINE_PINNED_RESULTS="jit_store:0",
     )
-    placed, missed, skipped, freed, aliases = answer
+    placed, missed, skipped, freed, _ = answer
     assert placed == [2 * MIB, 2, 0] and missed == {} and skipped == {} and freed == [MIB, 1, 0]
 
 
@@ -206,14 +209,16 @@ print(json.dumps([error, fine, ok, numbers(), gpu.memory_stats()["bytes_reserved
         FAKE_ENGINE_PINNED_RESULTS="jit_store:0",
     )
     error, fine, ok, counts, reserved = answer
-    assert "RESOURCE_EXHAUSTED" in error and "Error loading program 'jit_store'" in error and "[the engine's own]" in error
+    assert (
+        "RESOURCE_EXHAUSTED" in error and "Error loading program 'jit_store'" in error and "[the engine's own]" in error
+    )
     assert fine and ok and counts == [4 * MIB, 1, 4 * MIB]
     assert reserved == 0, "it is not the GPU's memory"
 
 
 @pytest.mark.parametrize("era", fake_gpu.ERAS)
 def test_an_optimizer_state_that_waits_in_pinned_host(era):
-    """Brought to the GPU for a step and back, eagerly and in the program, donated: the state keeps its size and its place."""
+    """Brought to the GPU for a step and back, eagerly and in the program, donated: the state keeps size and place."""
     answer = told(
         """
 values = np.random.default_rng(1).random((256, 1024), np.float32)
@@ -265,7 +270,8 @@ values = np.arange(MIB // 2, dtype=np.float32)
 x = jax.device_put(values, on("pinned_host"))
 y = jax.device_put(x, on("device"))
 assert (np.asarray(jax.jit(lambda y: y * 2)(y)) == values * 2).all()
-far = jax.device_put(jax.device_put(values, gpus[0]).block_until_ready(), SingleDeviceSharding(gpus[1], memory_kind="pinned_host"))
+far = jax.device_put(jax.device_put(values, gpus[0]).block_until_ready(),
+                     SingleDeviceSharding(gpus[1], memory_kind="pinned_host"))
 assert (np.asarray(far) == values).all()
 there = jax.device_put(values, SingleDeviceSharding(gpus[1], memory_kind="pinned_host"))
 near = jax.device_put(there, SingleDeviceSharding(gpus[0], memory_kind="device"))
@@ -293,7 +299,8 @@ gc.collect()
 compacted = [report.device for report in memory.compact()]
 memory.reset_peak()
 told_now = memory.summary().devices[1]
-print(json.dumps([unused, summary.device, summary.strategy, summary.in_use.current, summary.in_use.peak, summary.holders[0].origin,
+print(json.dumps([unused, summary.device, summary.strategy, summary.in_use.current, summary.in_use.peak,
+                  summary.holders[0].origin,
                   told_now.in_use.peak, compacted, str(memory.summary()).count("pinned_host")]))
 """
     )

@@ -20,7 +20,7 @@ pytestmark = [
 
 LIMITS = {"PJRT_ARENA_LIMIT": "256MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
 
-#: How often the driver's functions were called, whoever asked; the engine that is played calls it by NVIDIA's names only.
+#: How often the driver's functions were called, whoever asked; the played engine calls it by NVIDIA's names only.
 COUNTS = """
 import ctypes, os
 driver = ctypes.CDLL(os.environ["PJRT_ARENA_HIP_DRIVER"])
@@ -68,7 +68,8 @@ assert float(copied[7]) == sum(range(30)) and float(state[7]) == sum(range(30)) 
 held = stats()
 counters = arena.counters()
 (device,) = counters["devices"]
-calls = {name: calls_of(name) for name in ("hipMalloc", "hipSetDevice", "hipMemcpyHtoDAsync", "cuMemCreate", "cuMemcpyHtoDAsync_v2")}
+calls = {name: calls_of(name) for name in (
+    "hipMalloc", "hipSetDevice", "hipMemcpyHtoDAsync", "cuMemCreate", "cuMemcpyHtoDAsync_v2")}
 arrays = sum(array.nbytes for array in (x, y, state, loss, copied, old) if not array.is_deleted())
 del x, y, state, loss, copied, old
 after = stats()
@@ -129,10 +130,7 @@ print(json.dumps([scratch, refused]))
 
 def test_compaction_makes_room(machine):
     error, intact = told(
-        FRAGMENT
-        + "error = error_of(large)\n"
-        + INTACT
-        + "print(json.dumps([error, intact]))",
+        FRAGMENT + "error = error_of(large)\n" + INTACT + "print(json.dumps([error, intact]))",
         machine,
         PJRT_ARENA_STRATEGY="preallocate",
     )
@@ -164,7 +162,8 @@ mesh = Mesh(np.array(gpus), ("i",))
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), NamedSharding(mesh, P("i")))
 total = jax.jit(lambda x: (x * 2).sum())(x)
 assert float(total) == 2 * 2016
-print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], calls_of("hipMemcpyAsync") + calls_of("hipMemcpyPeerAsync")]))
+print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus],
+                  calls_of("hipMemcpyAsync") + calls_of("hipMemcpyPeerAsync")]))
 """,
         machine,
         gpus=2,
@@ -205,7 +204,9 @@ def test_without_a_driver_that_fits_the_engine_keeps_its_memory(machine, driver)
 
 def test_a_driver_that_shows_nothing_at_first_gets_no_arena(machine):
     """The engine was not told to keep to a share then, and may take the memory that arrays would have."""
-    run = run_on_gpu(HEAD + "print(float(jnp.arange(10.0).sum()))", **{**machine, "FAKE_CUDA_FAIL": "hipDriverGetVersion:1:999"})
+    run = run_on_gpu(
+        HEAD + "print(float(jnp.arange(10.0).sum()))", **{**machine, "FAKE_CUDA_FAIL": "hipDriverGetVersion:1:999"}
+    )
     assert run.stdout.splitlines()[-1] == "45.0"
     assert "memory stays with the engine" in run.stderr, run.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +37,9 @@ def run_script(*arguments: str, **settings: str) -> subprocess.CompletedProcess[
     environment = clean_environment(PYTHONPATH=None, PYTHON=sys.executable)
     environment["PJRT_ARENA_LIBRARY_PATH"] = str(_library.locate())
     environment.update(settings)
-    return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 @pytest.mark.arena
@@ -301,8 +302,10 @@ def test_what_there_was_no_time_for_is_a_line_and_a_command():
     ]
     given = ["--out", "a folder", "--add", "--only", "abdij", "--rounds=1"]
     assert _rest(records, given) == [
-        "2 measurements of parts d, i were left out for time; the rest: "
-        "run.sh --out 'a folder' --rounds=1 --add --missing --only di"
+        (
+            "2 measurements of parts d, i were left out for time; the rest: "
+            "run.sh --out 'a folder' --rounds=1 --add --missing --only di"
+        )
     ]
     assert _rest(records[:1], given) == []
     planned = [Job("b", name, TPU, 1) for name in ("done", "cut", "new")]
@@ -484,7 +487,7 @@ def test_a_model_that_fails_costs_no_other_its_figures(monkeypatch):
         names[2]: {"donated": False},
     }
     failing = names
-    with pytest.raises(RuntimeError, match="^ValueError: no cuDNN$"):
+    with pytest.raises(RuntimeError, match=r"^ValueError: no cuDNN$"):
         steps.train(SIZES["tiny"], [])
 
 
@@ -500,7 +503,7 @@ def test_jax_that_finds_no_gpu_does_not_count_as_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments, settings, said",
+    ("arguments", "settings", "said"),
     [
         ((), {"PJRT_ARENA_LIBRARY_PATH": "/no/such.so"}, "/no/such.so is not a file"),
         ((), {"PYTHON": "/no/such/python"}, "/no/such/python has no jax"),

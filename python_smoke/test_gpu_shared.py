@@ -1,7 +1,8 @@
-"""GPUs that are not the arena's alone: other users of the memory, other users of the engine's pool, callers that run ahead of them.
+"""GPUs that are not the arena's alone: other users of the memory, other users of the engine's pool, callers that run
+ahead of them.
 
-The GPUs are played (`fake_gpu`). The other user is the test itself, by the driver's own functions: for it the numbers are the same, whether
-another process, PyTorch or XLA's autotuner takes the memory.
+The GPUs are played (`fake_gpu`). The other user is the test itself, by the driver's own functions: for it the numbers
+are the same, whether another process, PyTorch or XLA's autotuner takes the memory.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def told(code: str, **machine):
 
 @fake_gpu.not_interpreted
 def test_a_program_that_the_device_has_no_room_for_is_refused_each_time():
-    """The limit alone has room. The arguments, donated, are there as long as the engine was not asked; once the others have gone it runs."""
+    """The limit alone has room. The arguments, donated, are there as long as the engine was not asked; once the others
+    have gone it runs."""
     (errors, deleted, value), _ = told(
         """
 size = 64 * MIB // 4
@@ -149,12 +151,12 @@ print(json.dumps(list(zip(*[after(mib) for mib in (16, 24, 32, 40)]))))
         PJRT_ARENA_STRATEGY="growing",
     )
     assert scratch[0] >= 32 and list(scratch) == sorted(set(scratch)), scratch
-    assert all(now <= most + 8 for now, most in zip(held, scratch)), (held, scratch)
+    assert all(now <= most + 8 for now, most in zip(held, scratch, strict=True)), (held, scratch)
 
 
 @fake_gpu.with_the_played_engine
 def test_the_autotuner_has_what_arrays_do_not_use():
-    """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it has compiled anything."""
+    """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it compiles anything."""
     (programs, free), _ = told(
         """
 from jax_plugins import arena

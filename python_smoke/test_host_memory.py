@@ -1,4 +1,4 @@
-"""Results of programs in memories of the host: what a training offloads to, and where JAX's own CPU says that it lies."""
+"""Results of programs in memories of the host: what a training offloads to, and where JAX's own CPU says it lies."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Arrays in layouts of their own: copied, moved, donated into, and given by programs of callbacks, with their numbers intact."""
+"""Arrays in layouts of their own: copied, moved, donated into, and given by programs of callbacks, numbers intact."""
 
 import itertools
 

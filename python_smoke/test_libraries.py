@@ -2,8 +2,8 @@
 
 Tolerances. The two XLA versions order sums differently, so one f32 operation differs by a few units in the last place
 (1.2e-7 of the value), and training feeds that back: `TRAINED` allows what tens of steps of Adam make of it, whose
-division by the root of a running mean turns an error in a gradient near 0 into one of the size of a step (1e-3). Where a
-program solves for a fixed point or reads back what was written, the tolerance is that of the solver, or none.
+division by the root of a running mean turns an error in a gradient near 0 into one of the size of a step (1e-3). Where
+a program solves for a fixed point or reads back what was written, the tolerance is that of the solver, or none.
 """
 
 import jax
@@ -29,7 +29,7 @@ def both(function, *arguments, **tolerance):
 
 def test_flax_transformer_with_remat_learns():
     """A decoder block with the parts that Hugging Face's Flax models have: embeddings, causal attention with dropout
-    and a mask, an MLP with GELU, layer norms, tied output; `nn.remat` recomputes activations, as `jax.checkpoint` does."""
+    and a mask, an MLP with GELU, layer norms, tied output; `nn.remat` recomputes activations, like `jax.checkpoint`."""
     import flax.linen as nn
     import optax
 
@@ -120,7 +120,9 @@ def test_equinox_gru():
 
         @eqx.filter_jit(donate="all")
         def step(model, state, x, y):
-            loss = lambda model: jnp.mean((jax.vmap(lambda row: predict(model, row))(x)[:, 0] - y) ** 2)
+            def loss(model):
+                return jnp.mean((jax.vmap(lambda row: predict(model, row))(x)[:, 0] - y) ** 2)
+
             value, gradient = eqx.filter_value_and_grad(loss)(model)
             updates, state = optimiser.update(gradient, state, model)
             return eqx.apply_updates(model, updates), state, value
@@ -154,7 +156,10 @@ def test_orbax_saves_and_restores_sharded(tmp_path, spec):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "step", saved)
         checkpointer.wait_until_finished()
-        shapes = lambda where: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), saved)
+
+        def shapes(where):
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), saved)
+
         # To where it was, and cut up in another way: each process reads what its devices hold.
         for where in (sharding, other):
             restored = checkpointer.restore(tmp_path / "step", shapes(where))

@@ -1,4 +1,6 @@
-"""Matrix products see the matrices as they are now, wherever those lie: XLA's CPU engine may keep packed copies of them."""
+"""Matrix products see the matrices as they are now, wherever those lie: XLA's CPU engine may keep packed copies."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ def training():
     """A step of training, and weights to start from."""
     random = np.random.default_rng(0)
     layers = [784, 1024, 1024, 10]
-    start = [random.standard_normal(pair, np.float32) / pair[0] ** 0.5 for pair in zip(layers, layers[1:], strict=False)]
+    start = [random.standard_normal(pair, np.float32) / pair[0] ** 0.5 for pair in itertools.pairwise(layers)]
     x = random.standard_normal((128, 784), np.float32)
     labels = random.integers(10, size=128)
 

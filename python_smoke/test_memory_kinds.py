@@ -119,7 +119,7 @@ def test_transfer_guards():
     for guard in (jax.transfer_guard_host_to_device, jax.transfer_guard):
         with guard("disallow"):
             double(x)
-            with pytest.raises(Exception, match="[Dd]isallowed"):
+            with pytest.raises(Exception, match=r"[Dd]isallowed"):
                 double(np.arange(4))
     with jax.transfer_guard("disallow"):
         y = jax.device_put(np.arange(4), arena_device())  # asked for by name

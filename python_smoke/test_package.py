@@ -13,7 +13,6 @@ from pathlib import Path
 import engines
 import pytest
 from harness import ROOT, run_python
-
 from jax_plugins import arena
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -75,7 +74,11 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
     needs = metadata.get_all("Requires-Dist")
     assert any(need.replace(" ", "").startswith("jax<0.13,>=0.6.2") for need in needs), needs
     # Each engine is the one that tests run on, and each machine gets one.
-    for name, machine in [(engines.ENGINES[0], "x86_64"), (engines.ENGINES[1], "x86_64"), (engines.ENGINES[2], "aarch64")]:
+    for name, machine in [
+        (engines.ENGINES[0], "x86_64"),
+        (engines.ENGINES[1], "x86_64"),
+        (engines.ENGINES[2], "aarch64"),
+    ]:
         assert any(need.startswith(f"{name.requirement};") and machine in need for need in needs), needs
     assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "newest"}
     assert entry_points.split() == ["[jax_plugins]", "arena", "=", "jax_plugins.arena"]
@@ -84,7 +87,7 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
 def test_a_bad_prebuilt_path_is_a_sentence(tmp_path):
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, ROOT]
     run = subprocess.run(
-        command, env={**os.environ, "PJRT_ARENA_PREBUILT": "/no/such.so"}, capture_output=True, text=True
+        command, env={**os.environ, "PJRT_ARENA_PREBUILT": "/no/such.so"}, capture_output=True, text=True, check=False
     )
     assert run.returncode != 0 and "PJRT_ARENA_PREBUILT=/no/such.so is not a file" in run.stdout + run.stderr
 
@@ -120,7 +123,13 @@ def test_library_states_the_same_version():
 def test_table_of_settings():
     run = run_python("-m", "jax_plugins.arena", PJRT_ARENA_STRATEGY="growing", XLA_CLIENT_MEM_FRACTION=".25")
     assert run.stderr == ""
-    for word in ("PJRT_ARENA_STRATEGY", "growing", "PJRT_ARENA_LIMIT", "XLA_CLIENT_MEM_FRACTION", engines.under_test().name):
+    for word in (
+        "PJRT_ARENA_STRATEGY",
+        "growing",
+        "PJRT_ARENA_LIMIT",
+        "XLA_CLIENT_MEM_FRACTION",
+        engines.under_test().name,
+    ):
         assert word in run.stdout, run.stdout
     assert "NVIDIA driver" in run.stdout, "with or without a GPU, the table says what there is"
     assert max(map(len, run.stdout.splitlines())) <= 100

@@ -8,14 +8,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import jax_plugins.arena
 import numpy as np
 import pytest
 from harness import run_jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
-import jax_plugins.arena
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jax_plugins.arena import _shardings
 
 pytestmark = pytest.mark.arena
@@ -74,7 +72,9 @@ def test_an_fft_keeps_its_leading_dimension_split(shardy, spec):
     np.testing.assert_allclose(result, np.fft.fft(HOST * 2) + 1, rtol=1e-4, atol=1e-4)
     assert asked, "nobody asked the partitioner"
     text = program.lower(x).compile().as_text()
-    assert ("all-gather" in text or "all-to-all" in text) == (len(spec) == 2), "only the last dimension is brought together"
+    assert ("all-gather" in text or "all-to-all" in text) == (len(spec) == 2), (
+        "only the last dimension is brought together"
+    )
     assert "CustomSPMDPartitioning" not in text
     # What the rule says, by which Shardy goes; what the function says, by which the older partitioner goes.
     expected = NamedSharding(over, P(*(spec if shardy else spec[:1])))
@@ -107,7 +107,7 @@ def test_a_sum_over_a_split_dimension_and_static_arguments(shardy, scale):
 
 
 def make_double(fail=None):
-    """Doubles, and adds the number of devices that share a row, so that the code of one device can be told from the whole's."""
+    """Doubles, and adds the number of devices that share a row, so that one device's code differs from the whole's."""
 
     @custom_partitioning
     def double(x):
@@ -174,7 +174,9 @@ def unused(double):
 
 
 @pytest.mark.parametrize(
-    "use", [in_a_loop, in_a_branch, with_a_gradient, in_a_function_used_twice, many, unused], ids=lambda use: use.__name__
+    "use",
+    [in_a_loop, in_a_branch, with_a_gradient, in_a_function_used_twice, many, unused],
+    ids=lambda use: use.__name__,
 )
 def test_where_calls_stand(shardy, use):
     double = make_double()
@@ -182,7 +184,9 @@ def test_where_calls_stand(shardy, use):
     with jax.set_mesh(over) if hasattr(jax, "set_mesh") else over:
         ours = jax.jit(use(double))(put(HOST, "x", "y", over=over))
     with jax.default_device(jax.devices("cpu")[0]):
-        theirs = jax.jit(use(lambda x: x * 2) if use is not in_a_function_used_twice else lambda x: (x * 2 + 1, x * 6 + 1))(HOST)
+        theirs = jax.jit(
+            use(lambda x: x * 2) if use is not in_a_function_used_twice else lambda x: (x * 2 + 1, x * 6 + 1)
+        )(HOST)
     for our, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-5)
 
@@ -226,7 +230,7 @@ def test_two_threads_at_once():
 
 def test_an_error_of_the_partitioner_is_the_callers(shardy):
     double = make_double(fail=ValueError("no code for one device today"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="CustomSPMDPartitioning(.|\n)*no code for one device today"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"CustomSPMDPartitioning(.|\n)*no code for one device today"):
         jax.jit(double)(put(HOST, "x", over=mesh(4)))
     # The next program is none the worse for it.
     np.testing.assert_array_equal(jax.jit(make_double())(put(HOST, "x", over=mesh(4))), HOST * 2)
@@ -264,7 +268,9 @@ def test_pieces_that_are_not_alike_are_refused_by_name(shardy):
     def f(x):
         return double(jax.lax.with_sharding_constraint(x[:6] + 1, NamedSharding(over, P("x"))))
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="UNIMPLEMENTED: custom call CustomSPMDPartitioning: .* 6 .* 4 pieces"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"UNIMPLEMENTED: custom call CustomSPMDPartitioning: .* 6 .* 4 pieces"
+    ):
         jax.jit(f)(put(HOST, over=over))
 
 
@@ -293,7 +299,7 @@ def test_an_error_of_who_asks_for_a_sharding_is_the_callers(shardy):
         jax.debug.inspect_array_sharding(x * 2, callback=ask)
         return x
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="InspectSharding(.|\n)*seen enough"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"InspectSharding(.|\n)*seen enough"):
         jax.jit(f)(put(HOST, "x", over=mesh(4)))
 
 
@@ -311,13 +317,17 @@ def test_each_device_makes_a_callback_with_its_part(shardy):
     jax.effects_barrier()
     np.testing.assert_array_equal(result, HOST + 1)
     assert [part.shape for part in seen] == [(2, 16)] * 4
-    np.testing.assert_array_equal(np.concatenate(sorted(seen, key=lambda part: HOST[:, 0].tolist().index(part[0, 0] / 2))), HOST * 2)
+    np.testing.assert_array_equal(
+        np.concatenate(sorted(seen, key=lambda part: HOST[:, 0].tolist().index(part[0, 0] / 2))), HOST * 2
+    )
 
 
 @pytest.mark.parametrize("spec", [("x",), ("x", None, "y"), (None, "x"), ()], ids=str)
 def test_linear_algebra_of_a_split_batch(shardy, spec):
     over = mesh(2, 2)
-    matrices = np.einsum("bij,bkj->bik", *[rng.standard_normal((8, 4, 4)).astype(np.float32)] * 2) + 4 * np.eye(4, dtype=np.float32)
+    matrices = np.einsum("bij,bkj->bik", *[rng.standard_normal((8, 4, 4)).astype(np.float32)] * 2) + 4 * np.eye(
+        4, dtype=np.float32
+    )
     x = put(matrices, *spec, over=over)
     for function, numpys in [(jnp.linalg.cholesky, np.linalg.cholesky), (jnp.linalg.eigvalsh, np.linalg.eigvalsh)]:
         program = jax.jit(lambda x, function=function: function(x * 2) + 1)
@@ -377,7 +387,13 @@ def test_shardings_and_numbers_are_those_of_jaxs_own_backend():
 
 def test_the_axes_of_every_partition_spec_are_found_again():
     count = 0
-    for shape, order in [((4,), None), ((2, 2), None), ((2, 2), [2, 0, 3, 1]), ((1, 4), None), ((2, 1, 2), [3, 2, 1, 0])]:
+    for shape, order in [
+        ((4,), None),
+        ((2, 2), None),
+        ((2, 2), [2, 0, 3, 1]),
+        ((1, 4), None),
+        ((2, 1, 2), [3, 2, 1, 0]),
+    ]:
         over = mesh(*shape, order=order)
         ids = tuple(np.arange(4)[order if order is not None else slice(None)].tolist())
         told = _shardings.Mesh("mesh", tuple(over.shape.items()), ids)

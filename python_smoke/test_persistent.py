@@ -1,8 +1,8 @@
 """The persistent compilation cache, and blobs of programs that cross between us and the bare engine.
 
 JAX's key for an entry contains the platform's version, to which we add our name: the two never meet by themselves. Here
-their entries are exchanged by hand, damaged and cut off. What loads must compute what was asked for; what does not load is
-compiled anew.
+their entries are exchanged by hand, damaged and cut off. What loads must compute what was asked for; what does not load
+is compiled anew.
 """
 
 import json

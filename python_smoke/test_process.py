@@ -21,7 +21,8 @@ print(jax.devices()[0].memory_stats()["bytes_limit"])
 @pytest.mark.parametrize("which", ["RLIMIT_AS", "RLIMIT_DATA"])
 @pytest.mark.parametrize("strategy", ["preallocate", "growing"])
 def test_limits_of_the_shell_leave_room_for_arrays(strategy, which):
-    """`ulimit -v` and `-d`, as batch systems set them: libraries and threads are mapped too, so arrays cannot have three quarters."""
+    """`ulimit -v` and `-d`, as batch systems set them: libraries and threads are mapped too, so arrays cannot have
+    three quarters."""
     run = run_jax(LIMITED.format(which=which, bytes=4 << 30), PJRT_ARENA_STRATEGY=strategy)
     assert 384 << 20 < int(run.stdout.split()[-1]) < 3 << 30
 

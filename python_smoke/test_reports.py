@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from harness import run_jax
-
 from jax_plugins.arena import memory
 
 # A training step with donation, an array that NumPy looks at, one that comes and goes, arrays that a compaction moves,
@@ -242,14 +241,23 @@ def test_error_and_summary_lead_to_the_program(run):
 LONG = f"jit_{'long_' * 20}name output 17 f32[8]"
 # What a library could answer: a device of every number, and one that was not used.
 USED = {
-    "device": "cpu:0", "strategy": "growing", "limit_bytes": 16 << 30,
+    "device": "cpu:0",
+    "strategy": "growing",
+    "limit_bytes": 16 << 30,
     "in_use": {"current": 3 << 29, "peak": 5 << 30, "allocated": 7 << 40, "freed": (7 << 40) - (3 << 29)},
     "pinned": {"current": 4096, "peak": 1 << 20, "allocated": 3 << 20, "freed": (3 << 20) - 4096},
     "reserved": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
     "pool": {"current": 2 << 30, "peak": 6 << 30},
     "moved": {"bytes": 12 << 20, "blocks": 1, "compactions": 2, "migrations": 3},
-    "pending_bytes": 1 << 20, "slack_bytes": 504, "free_bytes": 511 << 20, "largest_hole_bytes": 384 << 20,
-    "fragmentation": 1 - 384 / 511, "allocations": 123456, "frees": 1, "blocks": 87, "engine_bytes": 1023,
+    "pending_bytes": 1 << 20,
+    "slack_bytes": 504,
+    "free_bytes": 511 << 20,
+    "largest_hole_bytes": 384 << 20,
+    "fragmentation": 1 - 384 / 511,
+    "allocations": 123456,
+    "frees": 1,
+    "blocks": 87,
+    "engine_bytes": 1023,
     "holders": [
         {"origin": "jit_train_step output 3 bf16[8192,8192]", "bytes": 1 << 30, "blocks": 8, "oldest_seconds": 7265.0},
         {"origin": LONG, "bytes": 509 << 20, "blocks": 70, "oldest_seconds": 4.25},
@@ -259,9 +267,12 @@ USED = {
     ],
     "of a newer library": 1,
 }
-NOTHING = {key: 0 for key in ("current", "peak", "allocated", "freed", "bytes", "blocks", "compactions", "migrations")}
+NOTHING = dict.fromkeys(("current", "peak", "allocated", "freed", "bytes", "blocks", "compactions", "migrations"), 0)
 UNUSED = {key: NOTHING if isinstance(value, dict) else 0 for key, value in USED.items()} | {
-    "device": "cpu:1", "strategy": "growing", "limit_bytes": 16 << 30, "holders": []
+    "device": "cpu:1",
+    "strategy": "growing",
+    "limit_bytes": 16 << 30,
+    "holders": [],
 }
 
 GOLDEN = """\
@@ -356,7 +367,7 @@ def test_track_finds_who_made_the_peak():
 
     with memory.track("outer") as outer, memory.track("inner") as inner:
         call()
-    with pytest.raises(KeyError, match="mine"), memory.track("raises") as raises:
+    with pytest.raises(KeyError, match="mine"), memory.track("raises") as raises:  # noqa: PT012
         kept = temporary(x)
         raise KeyError("mine")
     call()

@@ -1,7 +1,9 @@
-"""XLA's own ROCm plugin behind the arena, on a GPU of AMD's that is played: it opens its client, compiles, allocates and copies as on one.
+"""XLA's own ROCm plugin behind the arena, on a GPU of AMD's that is played: it opens its client, compiles, allocates
+and copies as on one.
 
-Only with `make test-rocm-engine`, which fetches the plugin. What it compiles is machine code of AMD's GPUs, which nothing here runs: a
-launch is an error. So the programs here are those that XLA makes of copies, of callbacks and of RCCL's collectives, which are played.
+Only with `make test-rocm-engine`, which fetches the plugin. What it compiles is machine code of AMD's GPUs, which
+nothing here runs: a launch is an error. So the programs here are those that XLA makes of copies, of callbacks and of
+RCCL's collectives, which are played.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from harness import run_python
 
 pytestmark = [
     pytest.mark.arena,
-    pytest.mark.skipif(
-        not fake_gpu.ROCM, reason="XLA's ROCm plugin is 160 MB to fetch: make test-rocm-engine does"
-    ),
+    pytest.mark.skipif(not fake_gpu.ROCM, reason="XLA's ROCm plugin is 160 MB to fetch: make test-rocm-engine does"),
 ]
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 
 LIMITS = {"PJRT_ARENA_LIMIT": "256MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
 
-HEAD = fake_gpu.ERROR_OF + """
+HEAD = (
+    fake_gpu.ERROR_OF
+    + """
 import ctypes, json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
@@ -58,6 +60,7 @@ def on_host(function, *x):
     like = jax.ShapeDtypeStruct(x[0].shape, x[0].dtype)
     return jax.pure_callback(lambda *v: np.asarray(function(*v), like.dtype), like, *x)
 """
+)
 
 
 def told(code: str, installed: bool = True, **more):
@@ -249,7 +252,8 @@ store = jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host))
 back = store(load(there))
 assert back.sharding.memory_kind == "pinned_host" and (np.asarray(back) == host).all()
 (counted,) = arena.counters()["devices"]
-print(json.dumps([there.sharding.memory_kind, stats()["bytes_in_use"], counted["pinned_host"]["in_use_bytes"], counted["engine_bytes"]]))
+print(json.dumps([there.sharding.memory_kind, stats()["bytes_in_use"],
+                  counted["pinned_host"]["in_use_bytes"], counted["engine_bytes"]]))
 """
     )
     assert (kind, in_use) == ("pinned_host", 0)
@@ -283,7 +287,8 @@ for number in range(1, 8):
     last = x, y
     x, y = swap(x, y)
     assert all(array.is_deleted() for array in last)
-    assert (np.asarray(x) == (-host if number % 2 else host)).all() and (np.asarray(y) == (host if number % 2 else -host)).all()
+    assert (np.asarray(x) == (-host if number % 2 else host)).all()
+    assert (np.asarray(y) == (host if number % 2 else -host)).all()
 place = x.unsafe_buffer_pointer()
 same = jax.jit(lambda x: x, donate_argnums=0)(x)
 assert same.unsafe_buffer_pointer() == place and x.is_deleted()
@@ -301,7 +306,8 @@ print(json.dumps([copied, missed, results]))
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_training_whose_arithmetic_is_the_hosts(strategy):
-    """Programs with scratch, destinations and donated state, as XLA runs them on a GPU; callbacks compute in place of kernels."""
+    """Programs with scratch, destinations and donated state, as XLA runs them on a GPU; callbacks compute in place of
+    kernels."""
     results, allocations, scratch = told(
         """
 def step(w, x, y):
@@ -384,7 +390,8 @@ import jax, jax.numpy as jnp, numpy as np
 driver = ctypes.CDLL("libamdhip64.so.7")
 driver.fake_cuda_counts.restype, driver.fake_cuda_counts.argtypes = ctypes.c_uint64, [ctypes.c_char_p]
 NAMES = (
-    "hipGraphLaunch", "hipGraphExecMemcpyNodeSetParams1D", "hipMemcpyDtoDAsync", "hipMemcpyAsync", "hipMalloc", "hipFree",
+    "hipGraphLaunch", "hipGraphExecMemcpyNodeSetParams1D", "hipMemcpyDtoDAsync", "hipMemcpyAsync", "hipMalloc",
+    "hipFree",
     "hipModuleLoadData",
 )
 def counts():

@@ -1,6 +1,7 @@
 """Programs' scratch lies in memory that stays warm, or in malloc's where the user wants that.
 
-What it saves is measured by `bench`; here: which allocations it takes over, that they come back, and that results stay right.
+What it saves is measured by `bench`; here: which allocations it takes over, that they come back, and that results
+stay right.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
 
 @pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])
 def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
-    of_program, before, after, results, right, trimmed, again = told(variables)
+    _, before, after, results, right, trimmed, again = told(variables)
     assert before["allocations"] == after["allocations"] == 0
     assert "scratch" not in trimmed
     assert results == [results[0]] * 10 == [again] * 10

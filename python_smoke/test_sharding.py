@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import bytes_in_use, eventually
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 HOST = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
 
@@ -121,9 +120,7 @@ def test_data_parallel_training_step(mesh):
     weights = np.ones((8, 3), np.float32)
     x = HOST / 100
     step = jax.jit(lambda w, x: w - 0.1 * jax.grad(loss)(w, x))
-    sharded = step(
-        jax.device_put(weights, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("x")))
-    )
+    sharded = step(jax.device_put(weights, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("x"))))
     alone = step(jax.device_put(weights, jax.devices("arena")[0]), jax.device_put(x, jax.devices("arena")[0]))
     np.testing.assert_allclose(np.asarray(sharded), np.asarray(alone), rtol=1e-5)
 

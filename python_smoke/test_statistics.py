@@ -1,13 +1,13 @@
 """`memory_stats()`: every field, exact, and what programs leave in the counters."""
 
 import gc
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, stats
-
 from jax_plugins import arena
 
 pytestmark = pytest.mark.arena
@@ -53,7 +53,7 @@ def test_fields_agree_with_one_another():
     assert seen["num_allocs"] > 0
 
 
-@pytest.mark.parametrize("count, dtype", [(1, np.float32), (1000, np.float32), (3, np.int8), (1 << 20, np.int8)])
+@pytest.mark.parametrize(("count", "dtype"), [(1, np.float32), (1000, np.float32), (3, np.int8), (1 << 20, np.int8)])
 def test_bytes_in_use_is_exact(count, dtype):
     start = bytes_in_use()
     arrays = [put(count, dtype) for _ in range(3)]
@@ -98,7 +98,8 @@ def test_limit_is_constant():
 def test_default_limit_is_three_quarters_of_the_machine_shared_by_the_devices():
     limits = {stats(device)["bytes_limit"] for device in jax.devices("arena")}
     assert len(limits) == 1
-    machine = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemTotal:"))
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    machine = int(total.split()[1]) << 10
     # A control group may allow less than the machine has, never more.
     assert 0 < limits.pop() <= 0.75 * machine / len(jax.devices("arena"))
 

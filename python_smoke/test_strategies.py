@@ -147,7 +147,7 @@ def test_options_given_through_jax():
 
 
 @pytest.mark.parametrize(
-    "variables, count",
+    ("variables", "count"),
     [
         ({}, 1),
         ({"PJRT_ARENA_DEVICES": "3"}, 3),
@@ -161,7 +161,7 @@ def test_number_of_devices(variables, count):
 
 
 def test_loops_of_the_engine_may_look_over_the_edges_of_a_buffer():
-    # This convolution loads an element before its first one, and drops it. With one mapping a buffer that is another page.
+    # This convolution loads an element before its first one, and drops it. With one mapping that is another page.
     run_jax(
         """
         import jax.numpy as jnp, numpy as np

@@ -102,7 +102,8 @@ TILES = """
     assert memory.stats()[0]["padding_bytes"] == 0
 
     # Weights with a short last dimension: 24 MB of numbers, 512 bytes a row of three on a TPU.
-    model = lambda: jax.block_until_ready([jax.device_put(np.ones((20_000, 3), "f4"), arena_device()) for _ in range(10)])
+    model = lambda: jax.block_until_ready(
+        [jax.device_put(np.ones((20_000, 3), "f4"), arena_device()) for _ in range(10)])
     if TILED:
         assert int(memory.tpu_footprint((20_000, 3), "float32")) == 20_000 * 512
         error = fails(model)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import viewer_data
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.support.ui import Select, WebDriverWait
-
-import viewer_data
 from viewer_data import COMPACTION, MOVE, OUT_OF_MEMORY, PENDING, PINNED, RESERVED
 from viewer_replay import by_origin, final_blocks, first, replay
 

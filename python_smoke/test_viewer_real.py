@@ -1,4 +1,4 @@
-"""The snapshot of a real training run that fragmented its memory, was compacted and ran out of it, in a real browser."""
+"""The snapshot of a real training run that fragmented its memory, was compacted and ran out, in a real browser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import pytest
 from harness import run_jax
 from selenium.webdriver import ActionChains, Keys
-
 from viewer_data import COMPACTION, OUT_OF_MEMORY, PINNED, RESERVED
 from viewer_replay import by_origin, final_blocks, first, replay
 

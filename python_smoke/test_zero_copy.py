@@ -1,8 +1,9 @@
 """NumPy arrays that are used where they lie: which, for how long, and what programs may do with them."""
 
+import functools
 import gc
-import time
 import threading
+import time
 import weakref
 
 import jax
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, host_array, run_jax
-
 from jax_plugins import arena
 
 pytestmark = pytest.mark.arena
@@ -61,7 +61,7 @@ def test_an_aligned_array_is_used_where_it_lies_and_let_go():
     assert np.asarray(x + 0).tolist() == expected
     assert alive() is not None
     x.delete()
-    eventually(lambda: gone(alive), True)
+    eventually(functools.partial(gone, alive), True)
     eventually(usage, before)
 
 
@@ -77,12 +77,19 @@ def test_the_owner_outlives_every_view():
     assert view.tolist() == outside.tolist() == expected
     assert alive() is not None
     del view, outside
-    eventually(lambda: gone(alive), True)
+    eventually(functools.partial(gone, alive), True)
 
 
 def test_what_cannot_be_used_in_place_is_copied():
     square = host_array().reshape(256, 256)
-    cases = [host_array(offset=16), host_array(offset=4), host_array(count=1000), square.T, square[:, ::2], square[::-1]]
+    cases = [
+        host_array(offset=16),
+        host_array(offset=4),
+        host_array(count=1000),
+        square.T,
+        square[:, ::2],
+        square[::-1],
+    ]
     cases += [np.broadcast_to(host_array(count=256), (256, 256)), host_array().astype("int4")]
     for host in cases:
         before = foreign_bytes()
@@ -146,9 +153,13 @@ def test_a_donated_array_is_never_written_and_its_result_lies_in_the_arena():
             time.sleep(0.01)
         assert usage() == (before[0] + BYTES, before[1]), turn
         now = results()
-        assert (now["donated"], now["missed"], now["skipped"]) == (counted["donated"] + 1, counted["missed"], counted["skipped"])
+        assert (now["donated"], now["missed"], now["skipped"]) == (
+            counted["donated"] + 1,
+            counted["missed"],
+            counted["skipped"],
+        )
         del host, x
-        eventually(lambda: gone(alive), True)
+        eventually(functools.partial(gone, alive), True)
         z = on_arena(expected[1:]) * 1
         address = z.unsafe_buffer_pointer()
         assert jax.jit(lambda x: x + 1, donate_argnums=0)(z).unsafe_buffer_pointer() == address
@@ -177,7 +188,7 @@ def test_donations_of_all_kinds_in_one_call():
 def test_donating_an_array_twice_is_refused_as_ever():
     x = on_arena(host_array())
     both = jax.jit(lambda a, b: (a + b, a - b), donate_argnums=(0, 1))
-    with pytest.raises((RuntimeError, ValueError), match="[Dd]onat"):
+    with pytest.raises((RuntimeError, ValueError), match=r"[Dd]onat"):
         both(x, x)
     assert not x.is_deleted()
 
@@ -193,29 +204,31 @@ def test_a_copy_to_another_device_lies_in_its_arena():
 def test_deleting_an_array_while_threads_use_it():
     add = jax.jit(lambda x: x + 1)
     add(on_arena(host_array()))
+
+    def copy(x):
+        return np.array(jax.device_put(x, arena_device(1)))
+
+    def run(x):
+        return np.array(add(x)) - 1
+
     for _ in range(20):
         host = host_array()
-        expected, x, found = host.copy(), on_arena(host), []
+        expected, x, found, errors = host.copy(), on_arena(host), [], []
 
-        def copy():
+        def use(work, x=x, found=found, errors=errors):
             try:
-                found.append(np.array(jax.device_put(x, arena_device(1))))
-            except (RuntimeError, ValueError) as error:
-                assert "deleted" in str(error)
+                found.append(work(x))
+            except Exception as error:
+                errors.append(str(error))
 
-        def run():
-            try:
-                found.append(np.array(add(x)) - 1)
-            except (RuntimeError, ValueError) as error:
-                assert "deleted" in str(error)
-
-        threads = [threading.Thread(target=work) for work in (copy, run, copy)]
+        threads = [threading.Thread(target=use, args=(work,)) for work in (copy, run, copy)]
         for thread in threads:
             thread.start()
         x.delete()
         del host
         for thread in threads:
             thread.join()
+        assert all("deleted" in said for said in errors), errors
         for values in found:
             np.testing.assert_array_equal(values, expected)
 

@@ -29,16 +29,17 @@ def find_python(wanted: str) -> str:
         return wanted
     name = f"python{wanted}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for python in filter(None, [shutil.which(name), *sorted(pyenv.glob(f"{wanted}.*/bin/python"), reverse=True)]):
+    found = map(str, sorted(pyenv.glob(f"{wanted}.*/bin/python"), reverse=True))
+    for python in filter(None, [shutil.which(name), *found]):
         if f"{version_of(python)}.".startswith(f"{wanted}."):  # pyenv's shims are there without a Python behind them
-            return str(python)
+            return python
     raise Unavailable(f"this machine has no Python {wanted}: neither {name} on PATH nor {pyenv}/{wanted}.*/bin/python")
 
 
 def pip(python: str | Path, *arguments: str | Path) -> str:
     """Runs pip; gives the reason if it fails, which is its last line that names an error."""
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = (run.stdout + run.stderr).strip().splitlines()
     errors = [line for line in lines if "ERROR" in line] or lines or [f"status {run.returncode}"]
     return "" if run.returncode == 0 else errors[-1]
@@ -57,7 +58,7 @@ def virtual_environment(place: Path, wanted: str) -> Path:
     if not python.is_file():
         base = find_python(wanted)
         shutil.rmtree(place, ignore_errors=True)
-        made = subprocess.run([base, "-m", "venv", place], capture_output=True, text=True)
+        made = subprocess.run([base, "-m", "venv", place], capture_output=True, text=True, check=False)
         if made.returncode != 0:
             shutil.rmtree(place, ignore_errors=True)
             said = (made.stdout + made.stderr).strip().splitlines() or [f"status {made.returncode}"]
@@ -69,7 +70,8 @@ def virtual_environment(place: Path, wanted: str) -> Path:
 
 def version_of(python: str | Path) -> str:
     """Such as 3.12.1."""
-    return subprocess.run([python, "--version"], capture_output=True, text=True).stdout.removeprefix("Python ").strip()
+    run = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
+    return run.stdout.removeprefix("Python ").strip()
 
 
 def site_packages(python: Path) -> Path:
@@ -97,7 +99,7 @@ def install_engine(python: Path, engine: Engine, folder: Path | None = None) -> 
     Raises:
       Unavailable: the index has no such wheel, or the wheel has no such library.
     """
-    target = []
+    target: list[str | Path] = []
     if folder:
         target = ["--upgrade", "--target", folder]
     else:

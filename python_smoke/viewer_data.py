@@ -13,6 +13,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 VIEWER = Path(__file__).parent.parent / "src" / "report" / "viewer"
 KIB, MIB = 1 << 10, 1 << 20
@@ -30,7 +31,7 @@ class Origins:
     """What blocks may come from; the first is always unknown."""
 
     def __init__(self):
-        self.columns = {"kind": [], "program": [], "result": [], "shape": [], "label": []}
+        self.columns: dict[str, list[Any]] = {"kind": [], "program": [], "result": [], "shape": [], "label": []}
         self.add(UNKNOWN, "unknown")
 
     def add(self, kind, label, program="", result=-1, shape=""):
@@ -52,7 +53,7 @@ class Arena:
         self.name, self.limit, self.strategy = name, limit, strategy
         self.regions, self.blocks = {}, {}
         self.by_size, self.by_start, self.by_end = [], {}, {}
-        self.events = {column: [] for column in EVENT_COLUMNS}
+        self.events: dict[str, list[Any]] = {column: [] for column in EVENT_COLUMNS}
         self.failures = []
         self.time, self.next_id, self.next_base = 0, 1, base
         self.reserved = 0
@@ -394,7 +395,7 @@ def large_run(blocks=50_000, events=200_000, seed=7):
         origins.from_host(f"bf16[{i + 1},128]") for i in range(20)
     ]
     arena = Arena("cpu:0", blocks * 200_000)
-    live = []
+    live: list[Any] = []
     while len(live) < blocks:
         arena.time += rng.randrange(20_000)
         live.append(arena.allocate(rng.choice((256, 4096, 20_000, 65_536, 130_000)), rng.choice(kinds), len(live) // 8))
@@ -456,7 +457,7 @@ def hostile_run():
     names = [
         "</script><script>window.harmed = 1</script>",
         "<img src=x onerror='window.harmed = 1'>",
-        "‮evil‭ ‏program",
+        "\u202eevil\u202d \u200fprogram",
         "x" * 5000,
         "__proto__",
         "\u0000\u2028\u2029 --><!-- ${window.harmed = 1}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from viewer_data import ALLOCATE, FREE, MOVE, PENDING, PIN, PINNED, RETIRE, UNPIN
 
 
@@ -44,7 +46,7 @@ def final_blocks(device):
 
 def by_origin(data, blocks):
     """Bytes asked for and ids, by label."""
-    found = {}
+    found: dict[str, list[Any]] = {}
     for block in blocks:
         entry = found.setdefault(data["origins"]["label"][block[5]], [0, set()])
         entry[0] += block[3]

@@ -99,7 +99,8 @@ def main() -> int:
         print("\n".join(f"{program.name:18} {program.title}" for program in PROGRAMS))
         return 0
     if chosen.compare:
-        comparison = guard.compare(*map(results.load, chosen.compare), chosen.threshold or guard.THRESHOLD)
+        old, new = map(results.load, chosen.compare)
+        comparison = guard.compare(old, new, chosen.threshold or guard.THRESHOLD)
         print(comparison.text())
         return 1 if comparison.bad else 0
     report = results.load(chosen.source) if chosen.source else _measure(parser, chosen)

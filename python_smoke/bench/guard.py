@@ -23,6 +23,7 @@ Memory: the peak resident memory is compared by the same two rules, with the rou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.backends import BACKENDS, REFERENCE
@@ -88,7 +89,8 @@ def _is_floor(name: str) -> bool:
 def compare(old: dict, new: dict, threshold: float = THRESHOLD) -> Comparison:
     """`new` against `old`, both as `results.load` returns them."""
     relative, warnings = _comparable(old, new)
-    changes, compared, before = [], 0, {program["name"]: program for program in old["programs"]}
+    changes: list[Change] = []
+    compared, before = 0, {program["name"]: program for program in old["programs"]}
     for program in new["programs"]:
         name = program["name"]
         if name not in before:
@@ -100,10 +102,15 @@ def compare(old: dict, new: dict, threshold: float = THRESHOLD) -> Comparison:
             if theirs is None or _is_floor(backend) or (backend == REFERENCE and relative):
                 continue
             field = "relative" if relative and "relative" in ours and "relative" in theirs else "seconds"
+            shown: Callable[[float], str]
             shown = (lambda value: f"{value:.3f} of JAX's CPU") if field == "relative" else show_seconds
-            figures = [("slower", "faster", theirs[field], ours[field], shown)]
-            peaks = [quartiles([each["peak_bytes"] for each in entry["rounds"]]) for entry in (theirs, ours)]
-            figures.append(("more memory", "less memory", *peaks, lambda value: f"{value / 2**20:.0f} MiB"))
+            before_peak, peak = (
+                quartiles([each["peak_bytes"] for each in entry["rounds"]]) for entry in (theirs, ours)
+            )
+            figures: list[tuple[str, str, dict, dict, Callable[[float], str]]] = [
+                ("slower", "faster", theirs[field], ours[field], shown),
+                ("more memory", "less memory", before_peak, peak, lambda value: f"{value / 2**20:.0f} MiB"),
+            ]
             for worse, better, was, now, show in figures:
                 compared += 1
                 ratio = now["median"] / was["median"]
@@ -138,12 +145,15 @@ def _comparable(old: dict, new: dict) -> tuple[bool, list[str]]:
         )
     elif not both:
         warnings.append("a file lacks JAX's built-in backend: seconds are compared, so the machine must be the same")
-    for key in ("cpu", "cpus", "transparent_hugepage"):
-        if old["machine"][key] != new["machine"][key]:
-            warnings.append(f"another machine: {key} was {old['machine'][key]} and is {new['machine'][key]}")
-    for key in ("quick", "variables"):
-        if old["settings"][key] != new["settings"][key]:
-            warnings.append(f"other settings: {key} was {old['settings'][key]} and is {new['settings'][key]}")
+    warnings += [
+        f"{what}: {key} was {old[group][key]} and is {new[group][key]}"
+        for group, what, keys in (
+            ("machine", "another machine", ("cpu", "cpus", "transparent_hugepage")),
+            ("settings", "other settings", ("quick", "variables")),
+        )
+        for key in keys
+        if old[group][key] != new[group][key]
+    ]
     for which, each in (("old", old), ("new", new)):
         if each["settings"]["rounds"] < 3:
             warnings.append(f"the {which} file has {each['settings']['rounds']} round(s): too few to tell noise")

@@ -6,6 +6,8 @@ a tree of parameters in, a tree of updated ones out.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,9 +32,7 @@ def mlp(width):
     """784 - 1024 - 1024 - 10, batches of 128, Adam: 7 MiB of parameters."""
     random = np.random.default_rng(0)
     layers = [width(784), width(1024), width(1024), 10]
-    parameters = [
-        {"w": _weights(random, *pair), "b": jnp.zeros(pair[1])} for pair in zip(layers, layers[1:], strict=False)
-    ]
+    parameters = [{"w": _weights(random, *pair), "b": jnp.zeros(pair[1])} for pair in itertools.pairwise(layers)]
     batch = (
         jnp.asarray(random.standard_normal((width(128), layers[0]), np.float32)),
         jnp.asarray(random.integers(10, size=width(128))),
@@ -45,8 +45,8 @@ def mlp(width):
         logits = x @ parameters[-1]["w"] + parameters[-1]["b"]
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    # So slow that the loss stays near its start: once this one batch is learned by heart, what is left of it is rounding, and two
-    # versions of XLA differ in that.
+    # So slow that the loss stays near its start: once this one batch is learned by heart, what is left of it is
+    # rounding, and two versions of XLA differ in that.
     optimiser = optax.adam(1e-5)
     return _step(loss, optimiser), (parameters, optimiser.init(parameters)), batch
 

@@ -319,7 +319,7 @@ def loader(sizes: Sizes) -> Case:
     host, scale = host_array(max(rows), 16), jax.jit(lambda x: (x - 0.5) * 2)
 
     def run(_):
-        queue = collections.deque(maxlen=3)
+        queue: collections.deque[jax.Array] = collections.deque(maxlen=3)
         for index in order:
             queue.append(scale(jax.device_put(host[: rows[index]])))
         return wait(list(queue))

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+
 from bench.backends import REFERENCE
 from bench.worker import quartiles
 

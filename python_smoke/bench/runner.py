@@ -82,7 +82,7 @@ class _Progress:
 
     def __init__(self, plan: list[tuple[int, Any, list[Backend]]]):
         self._seen: dict[str, list[float]] = {}
-        self._rest = collections.Counter()
+        self._rest: collections.Counter[str] = collections.Counter()
         for _, program, backends in plan:
             self._rest[program.name] += len(backends)
         self._all, self._done = self._rest.total(), 0
@@ -103,7 +103,7 @@ class _Progress:
 
 def disagreements(values: dict[str, list], tolerance: float) -> dict[str, str]:
     """By backend: how its result differs from the built-in backend's, or from the first's where that is missing."""
-    reference = REFERENCE if REFERENCE in values else next(iter(values), None)
+    reference = REFERENCE if REFERENCE in values else next(iter(values), REFERENCE)
     return {
         name: f"result differs from that on {reference}: {error}"
         for name, value in values.items()
@@ -121,7 +121,7 @@ def _import_what_processes_share() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     if xla_bridge.backends_are_initialized():
         raise RuntimeError("JAX has started a backend in the runner: its processes would inherit it")
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise RuntimeError(f"the runner has {threads} threads: it cannot fork")
     # The collector must not touch, and so copy, what the processes share.

@@ -1,9 +1,9 @@
 """Markdown: a short table for the README, a full one, and what falls short of the promises.
 
 The promises: within 5 % of the floor where there is one, never below 0.97x of what the bare engine reaches, 1.1x on the
-geometric mean, a tiny dispatch at most 1.05x of the bare engine's, peak memory at most 1.10x of the built-in's. Where the
-floor of one destination is missed, the line also compares with the floor of two, and with that of the bare engine: what
-the engine takes longer for than JAX's own XLA, no allocator can give back.
+geometric mean, a tiny dispatch at most 1.05x of the bare engine's, peak memory at most 1.10x of the built-in's. Where
+the floor of one destination is missed, the line also compares with the floor of two, and with that of the bare engine:
+what the engine takes longer for than JAX's own XLA, no allocator can give back.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def findings(report: dict) -> str:
 
 
 def worst(report: dict) -> str:
-    """The programs that gain least, as one line, with what the bare engine reaches; empty where nothing was compared."""
+    """The programs that gain least, as one line, with what the bare engine reaches; "" if nothing was compared."""
     ours = [
         (program["backends"][OURS]["speedup"]["median"], program)
         for program in report["programs"]

@@ -1,9 +1,10 @@
 """Small programs on all backends in one process, block by block in turn: `python -m bench.together`.
 
-A program of some microseconds differs between two processes, and between two minutes of a shared machine, by more than the
-backends do. Here each block of calls has its neighbours on the other backends milliseconds away, and what is told is the median
-of the ratios of neighbours, with their quartiles. That is repeated in several processes, because how the heap happens to lie
-lasts as long as a process does. Memory cannot be told apart this way: for that there is `python -m bench`.
+A program of some microseconds differs between two processes, and between two minutes of a shared machine, by more than
+the backends do. Here each block of calls has its neighbours on the other backends milliseconds away, and what is told
+is the median of the ratios of neighbours, with their quartiles. That is repeated in several processes, because how the
+heap happens to lie lasts as long as a process does. Memory cannot be told apart this way: for that there is
+`python -m bench`.
 
     process 1    cpu bare arena | arena bare cpu | cpu bare arena | ...     one block each, the order turning
     process 2    ...

@@ -13,9 +13,11 @@ backend where numpy has no such function.
 import json
 import sys
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 
 DEVICES = 4
-CHECKS = {}
+CHECKS: dict[str, Callable[[], str | None]] = {}
 
 
 def check(function):
@@ -31,9 +33,10 @@ def same(actual, expected, rtol=1e-5, atol=1e-6):
 
     ours, theirs = jax.tree.leaves(actual), jax.tree.leaves(expected)
     assert ours and len(ours) == len(theirs), f"{len(ours)} results instead of {len(theirs)}"
-    for our, their in zip(ours, theirs):
-        our, their = np.asarray(our), np.asarray(their)
-        assert (our.shape, our.dtype) == (their.shape, their.dtype), f"{our.shape} {our.dtype}, not {their.shape} {their.dtype}"
+    for our, their in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True):
+        assert (our.shape, our.dtype) == (their.shape, their.dtype), (
+            f"{our.shape} {our.dtype}, not {their.shape} {their.dtype}"
+        )
         np.testing.assert_allclose(our, their, rtol=rtol, atol=atol)
 
 
@@ -61,7 +64,7 @@ def load():
     assert len(devices) == DEVICES and jax.devices("arena") == devices, devices
     assert {device.platform for device in devices} == {"cpu"}
     assert "pjrt-arena" in devices[0].client.platform_version, devices[0].client.platform_version
-    assert any(line.rstrip("\n").endswith("/libpjrt_arena.so") for line in open("/proc/self/maps"))
+    assert any(line.endswith("/libpjrt_arena.so") for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @check
@@ -165,7 +168,10 @@ def loops_and_branches():
 
     def collatz(n):
         odd, even = (lambda n: 3 * n + 1), (lambda n: n // 2)
-        step = lambda state: (jax.lax.cond(state[0] % 2 == 1, odd, even, state[0]), state[1] + 1)
+
+        def step(state):
+            return jax.lax.cond(state[0] % 2 == 1, odd, even, state[0]), state[1] + 1
+
         return jax.lax.while_loop(lambda state: state[0] != 1, step, (n, 0))[1]
 
     assert int(jax.jit(collatz)(27)) == 111
@@ -298,8 +304,8 @@ def ffi_error():
 
     def host(context, out, x):
         try:
-            context.stream
-        except Exception as error:  # noqa: BLE001 - the type differs between versions
+            context.stream  # noqa: B018
+        except Exception as error:  # The type differs between versions.
             seen.append(str(error))
         np.asarray(out)[...] = np.asarray(x) * 2
 
@@ -308,6 +314,7 @@ def ffi_error():
     for _ in range(3):
         same(double(x), x * 2)
     assert len(seen) == 3 and all(seen), seen
+    return ""
 
 
 @check
@@ -447,7 +454,7 @@ def errors():
     too_much = jax.devices("arena")[0].memory_stats()["bytes_limit"] // 4 + 1
     try:
         jnp.ones(too_much, jnp.float32).block_until_ready()
-    except Exception as error:  # noqa: BLE001 - the type differs between versions
+    except Exception as error:  # The type differs between versions.
         assert "RESOURCE_EXHAUSTED" in str(error), error
     else:
         raise AssertionError(f"{too_much} floats fitted")
@@ -460,7 +467,6 @@ def compaction():
 
     import jax
     import numpy as np
-
     from jax_plugins.arena import memory
 
     device = jax.devices("arena")[1]
@@ -482,7 +488,7 @@ def main(names):
         print(json.dumps({"begin": name}), flush=True)
         try:
             detail, ok = CHECKS[name]() or "", True
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the next check runs
+        except BaseException as error:  # Whatever it is, the next check runs.
             where = traceback.extract_tb(error.__traceback__)[-1]
             detail, ok = f"{type(error).__name__}: {error} ({where.name}:{where.lineno})", False
         print(json.dumps({"name": name, "ok": ok, "detail": " ".join(detail.split())[:400]}), flush=True)

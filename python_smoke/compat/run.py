@@ -26,8 +26,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from engines import ENGINES, Engine, by_name  # noqa: E402
-from venvs import QUIET, Unavailable, install, install_engine, pip, virtual_environment  # noqa: E402
+from engines import ENGINES, Engine, by_name
+from venvs import QUIET, Unavailable, install, install_engine, pip, virtual_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = Path(__file__).with_name("checks.py")
@@ -76,12 +76,18 @@ def run_checks(python, library=None):
     settings = {"JAX_PLATFORMS": "arena,cpu", "PJRT_ARENA_DEVICES": "4", "TF_CPP_MIN_LOG_LEVEL": "3"}
     settings |= {"PJRT_ARENA_ENGINE": str(library)} if library else {}
     names = subprocess.run([python, CHECKS, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    results = {}
+    results: dict[str, str] = {}
     while left := [name for name in names if name not in results]:
         command = [python, CHECKS, *left]
         try:
             run = subprocess.run(
-                command, env=kept | settings, capture_output=True, text=True, timeout=PATIENCE, cwd=python.parent
+                command,
+                env=kept | settings,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                cwd=python.parent,
+                check=False,
             )
             out, ended = run.stdout, f"the process ended with status {run.returncode}: {run.stderr.strip()[-300:]}"
         except subprocess.TimeoutExpired as expired:
@@ -89,7 +95,10 @@ def run_checks(python, library=None):
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         results |= {line["name"]: "" if line["ok"] else line["detail"] for line in lines if "name" in line}
         begun = [line["begin"] for line in lines if "begin" in line]
-        if lost := [name for name in begun if name not in results] or [name for name in left if name not in results][:1]:
+        if (
+            lost := [name for name in begun if name not in results]
+            or [name for name in left if name not in results][:1]
+        ):
             results[lost[-1]] = ended
     return results
 

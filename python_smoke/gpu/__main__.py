@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shlex
 import sys
 import time
@@ -88,7 +87,7 @@ def _replace(path: Path, text: str) -> None:
     """Writes a file that is there as a whole at any time."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(text)
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def main() -> int:
@@ -96,7 +95,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.only.replace(",", "")) - set(PARTS):
-        parser.error(f"--only={chosen.only}: {sorted(unknown)[0]} is none of {''.join(PARTS)}")
+        parser.error(f"--only={chosen.only}: {min(unknown)} is none of {''.join(PARTS)}")
     if chosen.budget <= 0 or chosen.rounds < 1:
         parser.error(f"--budget={chosen.budget} --rounds={chosen.rounds}: must be above 0")
     if chosen.missing and not chosen.add:

@@ -104,8 +104,10 @@ def device(asked: Driver) -> Found:
     said = ", ".join(f"{'has' if there else 'no'} {name}" for name, there in has.items())
     return (
         bool(has["mapping"] and has["pools"]) and units[1] == UNIT,
-        f"CUDA {version // 1000}.{version % 1000 // 10}, {size(free)} of {size(total)} free, "
-        f"units of {size(units[0])}, {size(units[1])} recommended; {said}",
+        (
+            f"CUDA {version // 1000}.{version % 1000 // 10}, {size(free)} of {size(total)} free, "
+            f"units of {size(units[0])}, {size(units[1])} recommended; {said}"
+        ),
         {"version": version, "free": free, "total": total, "units": units, **has},
     )
 
@@ -319,7 +321,8 @@ def growth_of_a_pool(asked: Driver) -> Found:
 def calls_beside_work(asked: Driver) -> Found:
     total = asked.memory()[1]
     bytes_, chunk = min(4 * GIB, _whole(total / 16, UNIT)), arenas_chunk(asked)
-    at, addresses, stream, held = asked.allocate(bytes_), asked.reserve(chunk), asked.stream(), {}
+    at, addresses, stream = asked.allocate(bytes_), asked.reserve(chunk), asked.stream()
+    held: dict[str, int] = {}
     # As much work as takes a fifth of a second, less where a played device computes.
     once = timed(lambda: (asked.fill(at, 1, bytes_, stream), asked.wait(stream)))[0]
     times = max(2, min(800, int((0.2 if total > 32 * GIB else 0.05) / once)))

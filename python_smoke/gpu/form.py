@@ -11,7 +11,8 @@ MARK = " (!)"
 
 def named(record: Record, names: dict[str, str]) -> str:
     """Who a row is of."""
-    return names.get(record["backend"], record["backend"]) + (MARK if record.get("warned") else "")
+    backend: str = record["backend"]
+    return names.get(backend, backend) + (MARK if record.get("warned") else "")
 
 
 def seconds(value: float) -> str:

@@ -11,12 +11,22 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gpu.clock import chain
 from gpu.sizes import Sizes
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda12-pjrt", "lammps-jax-pjrt-cpu", "fastatomstruct-xla-cpu", "xla-cpu-pjrt", "numpy", "pjrt-arena")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-pjrt",
+    "jax-cuda12-pjrt",
+    "lammps-jax-pjrt-cpu",
+    "fastatomstruct-xla-cpu",
+    "xla-cpu-pjrt",
+    "numpy",
+    "pjrt-arena",
+)
 QUERIED = "name,memory.total,driver_version,compute_cap,clocks.max.sm,clocks.max.mem"
 
 
@@ -107,7 +117,7 @@ class _Tensor(ctypes.Structure):
 class _Lent:
     """Memory of an array, lent to the engine as a foreign view of float32; `returned` tells when it let go of it."""
 
-    _kept: list[Any] = []  # what the engine may still call
+    _kept: ClassVar[list[Any]] = []  # what the engine may still call
 
     def __init__(self, address: int, count: int, on_gpu: bool) -> None:
         self.returned = False

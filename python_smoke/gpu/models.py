@@ -5,6 +5,7 @@ A state holds parameters and moments in float32, and the loss; matrices are mult
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -136,8 +137,7 @@ def mlp(sizes: Sizes) -> tuple[Callable[[Any, Any], Any], Any, Any]:
     random = np.random.default_rng(2)
     layers = [784, width, width, width, 10]
     parameters = [
-        {"w": _weights(random, *pair), "b": np.zeros(pair[1], np.float32)}
-        for pair in zip(layers, layers[1:], strict=False)
+        {"w": _weights(random, *pair), "b": np.zeros(pair[1], np.float32)} for pair in itertools.pairwise(layers)
     ]
     batch = (
         jnp.asarray(random.standard_normal((rows, 784), np.float32)),

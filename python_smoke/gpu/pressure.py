@@ -122,7 +122,7 @@ def device(sizes: Sizes) -> dict[str, Any]:
     losses = [float(state[-1])]
     limit = device.memory_stats()["bytes_limit"]
     piece = max(MIB, limit // 96)
-    ballast = []
+    ballast: list[tuple[float, jax.Array]] = []
     # A sixteenth of the limit stays, and twice the scratch.
     while device.memory_stats()["bytes_in_use"] + piece + 2 * need + limit // 16 <= limit:
         ballast.append((float(len(ballast)), filled(float(len(ballast)), piece // 4)))

@@ -1,10 +1,10 @@
 """A process that does several things in a row: what it has is on disk, and one that hangs is ended with all its stacks.
 
-    begin ---> step "a" ---> step "b" ---> the answer           result.json
-                  |             |
-                  |             `-- takes too long: stacks of all threads in the log, and the end
-                  v
-        result.json.partial: the answer so far, what runs now, what is left       from which the runner goes on
+begin ---> step "a" ---> step "b" ---> the answer           result.json
+              |             |
+              |             `-- takes too long: stacks of all threads in the log, and the end
+              v
+    result.json.partial: the answer so far, what runs now, what is left       from which the runner goes on
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begin(target: Path) -> None:
     """Stacks are written at a crash, and shortly before the time is up; parts of the answer go beside `target`."""
     faulthandler.enable()
     _state["target"] = target
-    if seconds := float(os.environ.get(SECONDS_VARIABLE, 0)):
+    if seconds := float(os.environ.get(SECONDS_VARIABLE, "0")):
         _state["end"] = time.monotonic() + seconds - min(BEFORE_THE_END, SHARE_OF_IT * seconds)
         _watch(math.inf)
 
@@ -47,7 +47,7 @@ def write(path: Path, value: Any) -> None:
     """Writes a file that is there as a whole at any time."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(json.dumps(value))
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def partial(target: Path) -> Path:

@@ -102,9 +102,7 @@ def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]
     unit = chunk_of(limit)
     piece = max(unit, limit // 384 // unit * unit)
     count = (piece - (44 << 10 if odd else 0)) // 4
-    arrays = []
-    for turn in range(int(0.9 * limit) // piece):
-        arrays.append((float(turn), filled(float(turn), count)))
+    arrays = [(float(turn), filled(float(turn), count)) for turn in range(int(0.9 * limit) // piece)]
     jax.block_until_ready([array for _, array in arrays])
     del arrays[::2]
     gc.collect()

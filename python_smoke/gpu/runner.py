@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -138,9 +139,12 @@ class Runner:
         if not isinstance(job.limit, int):
             return job.limit
         for record in self.records:
-            if record["part"] == job.part and not record["backend"].startswith("arena"):
-                if had := (record.get("result") or {}).get("limit"):
-                    return had
+            if (
+                record["part"] == job.part
+                and not record["backend"].startswith("arena")
+                and (had := (record.get("result") or {}).get("limit"))
+            ):
+                return had
         return job.limit
 
     def _total(self) -> int | None:
@@ -222,7 +226,7 @@ def _result(status: int | None, seconds: float, text: str, target: Path, sanitiz
 
 def _words(text: str) -> str:
     """The last line, but for the stacks that are written last where a process hangs or crashes."""
-    return logs.last(re.split(rf"^{re.escape(progress.TIME_IS_UP)}|^Fatal Python error", text, flags=re.M)[0])
+    return logs.last(re.split(rf"^{re.escape(progress.TIME_IS_UP)}|^Fatal Python error", text, flags=re.MULTILINE)[0])
 
 
 def _work(job: Job) -> tuple[str, ...]:
@@ -232,8 +236,6 @@ def _work(job: Job) -> tuple[str, ...]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends the process, if it runs, and what it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

@@ -61,6 +61,11 @@ def _setup(report: dict[str, Any]) -> str:
     )
 
 
+def _whose(record: Record, names: dict[str, str]) -> str:
+    backend: str = record["backend"]
+    return names.get(backend, backend)
+
+
 def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
     """A line for each measurement that has no result, and one for all backends where it went the same way."""
     verbs = {"failed": "failed", "timeout": "took too long", "skipped": "was left out"}
@@ -68,7 +73,7 @@ def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
     for record in records:
         if record["status"] != "done":
             said = f"{_what(record)}: {verbs[record['status']]}: {record['error']}"
-            alike.setdefault(said, []).append(names.get(record["backend"], record["backend"]))
+            alike.setdefault(said, []).append(_whose(record, names))
     lines = [f"- {', '.join(dict.fromkeys(backends))}, {said}" for said, backends in alike.items()]
     return ["\n".join(lines)] if lines else []
 
@@ -78,7 +83,7 @@ def _warned(records: list[Record], names: dict[str, str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for record in records:
         for line in record.get("warned", ()):
-            alike.setdefault(f"{_what(record)}: {line}", []).append(names.get(record["backend"], record["backend"]))
+            alike.setdefault(f"{_what(record)}: {line}", []).append(_whose(record, names))
     lines = [f"-{MARK} {', '.join(dict.fromkeys(backends))}, {said}" for said, backends in alike.items()]
     if (more := len(lines) - MOST_WARNINGS) > 0:
         lines[MOST_WARNINGS:] = [f"-{MARK} and {more} more in the JSON file"]

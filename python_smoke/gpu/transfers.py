@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,19 +21,27 @@ def both(sizes: Sizes) -> dict[str, Any]:
     return bandwidth(sizes) | {"prefetch": prefetch(sizes)}
 
 
+def _put(host: np.ndarray) -> None:
+    jax.device_put(host).block_until_ready()
+
+
+def _get_next(arrays: Iterator[jax.Array]) -> None:
+    np.asarray(jax.device_get(next(arrays)))
+
+
 def bandwidth(sizes: Sizes) -> dict[str, Any]:
     """Seconds of `device_put` and of `device_get`, for each size."""
     rows = []
     for size in sizes.copies:
         host = _host(size)
-        put = timed(lambda host=host: jax.device_put(host).block_until_ready(), sizes.readings)
+        put = timed(functools.partial(_put, host), sizes.readings)
         # Each result is new: of an array that was read once, JAX keeps the copy.
         double = jax.jit(lambda x: x * 2)
         on_device = jax.device_put(host)
         results = [double(on_device) for _ in range(sizes.readings + 2)]
         jax.block_until_ready(results)
         turn = iter(results)
-        get = timed(lambda turn=turn: np.asarray(jax.device_get(next(turn))), sizes.readings)
+        get = timed(functools.partial(_get_next, turn), sizes.readings)
         assert np.array_equal(np.asarray(results[-1])[:: 1 << 12], 2 * host[:: 1 << 12])
         rows.append({"bytes": size, "put": put, "get": get})
     return {"rows": rows}

@@ -49,11 +49,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from comparing import compare  # noqa: E402
-from engines import DEFAULT, ENGINES, by_name, of_library  # noqa: E402
-from environments import make  # noqa: E402
-from running import Backend, File, counts, in_words, read_list, run_file  # noqa: E402
-from venvs import Unavailable  # noqa: E402
+from comparing import compare
+from engines import DEFAULT, ENGINES, by_name, of_library
+from environments import make
+from running import Backend, File, counts, in_words, read_list, run_file
+from venvs import Unavailable
 
 SAMPLE = Path(__file__).resolve().parent / "sample.txt"
 BAD = ("failed", "crash", "timeout", "notrun")
@@ -100,6 +100,7 @@ def main() -> int:
         except (Unavailable, ValueError) as reason:
             sys.exit(f"jax_suite: {reason}")
         return 0
+    assert tests, "the parser wants it"
     files = chosen(arguments, tests)
     if not files:
         parser.error("no file to run")
@@ -123,7 +124,10 @@ def chosen(arguments: argparse.Namespace, tests: Path) -> list[File]:
         known = {file.name: file for file in listed}
         listed = [known.get(name) or File(name, 0, 600) for name in named]
     kept = [file for file in listed if file.name not in left_out]
-    instead = lambda value, other: other if value is None else value  # noqa: E731
+
+    def instead(value, other):
+        return other if value is None else value
+
     return [
         File(file.name, instead(arguments.keep, file.keep), instead(arguments.limit, file.limit), file.variables)
         for file in kept
@@ -142,14 +146,16 @@ def run_all(files: list[File], tests: Path, backend: Backend, arguments: argpars
     results = {"about": about(backend), "files": {}}
     if arguments.files and arguments.out.exists():
         results["files"] = json.loads(arguments.out.read_text())["files"]
-    total, wall = Counter(), 0.0
-    engines = set()
+    total: Counter[str] = Counter()
+    wall = 0.0
+    engines: set[str] = set()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = {pool.submit(run_file, file, tests, backend, arguments.stall, work): file for file in files}
         for done in as_completed(running):
             name, result = running[done].name, done.result()
             results["files"][name] = result
-            engines |= {(result["arena"] or {}).get("engine")} - {None}
+            if engine := (result["arena"] or {}).get("engine"):
+                engines.add(engine)
             results["about"]["engines"] = sorted(map(named_engine, engines))
             # After each file: a run of hours that is ended early is still a result.
             write(arguments.out, results)
@@ -169,7 +175,7 @@ def run_all(files: list[File], tests: Path, backend: Backend, arguments: argpars
 def write(path: Path, results: dict) -> None:
     half = path.with_name(path.name + ".part")
     half.write_text(json.dumps(results, indent=0))
-    os.replace(half, path)
+    half.replace(path)
 
 
 def named_engine(path: str) -> str:
@@ -180,7 +186,7 @@ def named_engine(path: str) -> str:
 
 def about(backend: Backend) -> dict:
     """What a run can be told from another by. `engines`, which files tell, are those that the arena took."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in ("jax", "jaxlib", "numpy", "scipy", "pjrt-arena", *(engine.distribution for engine in ENGINES)):
         try:
             versions[package] = version(package)

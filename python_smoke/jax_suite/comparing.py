@@ -34,8 +34,9 @@ def _cells(counted: Counter) -> str:
 
 def compare(base: dict, new: dict, every: bool) -> bool:
     """Prints a table, the regressions by cause and what passes now; whether there is a regression."""
-    total, absent = [Counter(), Counter()], []
-    regressions, notes, mended = defaultdict(list), [], 0
+    total: list[Counter[str]] = [Counter(), Counter()]
+    regressions: defaultdict[str, list[str]] = defaultdict(list)
+    absent, notes, mended = [], [], 0
     print(f"{'passed/failed/skipped/broken':42} {'base':>18} {'new':>18} regressions, mended")
     for name, old in base["files"].items():
         if name not in new["files"]:
@@ -59,8 +60,8 @@ def compare(base: dict, new: dict, every: bool) -> bool:
         both = [counts(old["tests"]), counts(now["tests"])]
         total = [sum_ + one for sum_, one in zip(total, both, strict=True)]
         print(f"{name:42} {_cells(both[0]):>18} {_cells(both[1]):>18} {len(lost):5} {won:5}")
-    lost = sum(map(len, regressions.values()))
-    print(f"{'TOTAL':42} {_cells(total[0]):>18} {_cells(total[1]):>18} {lost:5} {mended:5}")
+    every_lost = sum(map(len, regressions.values()))
+    print(f"{'TOTAL':42} {_cells(total[0]):>18} {_cells(total[1]):>18} {every_lost:5} {mended:5}")
     if absent:
         print(f"not in the new run: {', '.join(absent)}")
     for why, tests in sorted(regressions.items(), key=lambda item: -len(item[1])):

@@ -7,32 +7,33 @@ Set by `running.py`: JAX_SUITE_LOG, the log; JAX_SUITE_KEEP, how many tests of t
 JAX_SUITE_PLUGIN, the path of a bare PJRT plugin to run on, if it is one.
 """
 
+import contextlib
 import json
 import os
 import sys
 import zlib
+from pathlib import Path
+from typing import Any
 
-LOG = os.environ.get("JAX_SUITE_LOG")
+LOG = os.environ.get("JAX_SUITE_LOG", "")
 KEEP = int(os.environ.get("JAX_SUITE_KEEP", "0"))
 PLUGIN = os.environ.get("JAX_SUITE_PLUGIN")
 
 #: Outcome, message and seconds of the tests that are running, over setup, call and teardown.
-_running = {}
+_running: dict[str, dict[str, Any]] = {}
 
 
 def _write(**line):
-    with open(LOG, "a") as log:
+    with Path(LOG).open("a") as log:
         log.write(json.dumps(line) + "\n")
 
 
 def read(path):
     """The lines of a log. A crash may have cut one off."""
-    with open(path) as log:
+    with Path(path).open() as log:
         for line in log:
-            try:
+            with contextlib.suppress(ValueError):
                 yield json.loads(line)
-            except ValueError:
-                pass
 
 
 def chosen(names, keep):
@@ -106,8 +107,8 @@ def _backend():
 
 def _arena():
     """What the arena did, and with which engine: proof that what was asked for took place."""
-    arena = sys.modules.get("jax_plugins.arena")
     try:
+        arena = sys.modules["jax_plugins.arena"]
         counted = arena.counters()
         engine = json.loads(arena._library.load()._text("pjrt_arena_engine")).get("path")
     except Exception:  # Another backend: the package is not imported, or has loaded no library.

@@ -21,14 +21,26 @@ COMPILE_SLOT = 8 + 8 + 24 + 20 * 8
 
 
 class Program(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("extension_start", ctypes.c_void_p), ("code", ctypes.c_void_p),
-                ("code_size", ctypes.c_size_t), ("format", ctypes.c_void_p), ("format_size", ctypes.c_size_t)]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("code", ctypes.c_void_p),
+        ("code_size", ctypes.c_size_t),
+        ("format", ctypes.c_void_p),
+        ("format_size", ctypes.c_size_t),
+    ]
 
 
 class CompileArgs(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("extension_start", ctypes.c_void_p), ("client", ctypes.c_void_p),
-                ("program", ctypes.POINTER(Program)), ("options", ctypes.c_void_p), ("options_size", ctypes.c_size_t),
-                ("executable", ctypes.c_void_p)]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("client", ctypes.c_void_p),
+        ("program", ctypes.POINTER(Program)),
+        ("options", ctypes.c_void_p),
+        ("options_size", ctypes.c_size_t),
+        ("executable", ctypes.c_void_p),
+    ]
 
 
 COMPILE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CompileArgs))
@@ -43,8 +55,12 @@ recorded = []
 def record(args):
     program = args.contents.program.contents
     assert ctypes.string_at(program.format, program.format_size) == b"mlir"
-    recorded.append((ctypes.string_at(program.code, program.code_size),
-                     ctypes.string_at(args.contents.options, args.contents.options_size)))
+    recorded.append(
+        (
+            ctypes.string_at(program.code, program.code_size),
+            ctypes.string_at(args.contents.options, args.contents.options_size),
+        )
+    )
     return original(args)
 
 
@@ -74,7 +90,10 @@ def compile_text(name, text):
     """Compiles StableHLO text for one device."""
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=[[0]])
     with jax_mlir.make_ir_context() as context:
-        module = ir.Module.parse(f"module @{name} attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32}} {{{text}}}", context)
+        module = ir.Module.parse(
+            f"module @{name} attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32}} {{{text}}}",
+            context,
+        )
         backend.compile_and_load(module, xla_client.DeviceList(tuple(backend.devices()[:1])), options)
     save(name)
 
@@ -91,7 +110,9 @@ def main(args, results, body, values):
 
 
 def add_one(t, literal="1.0"):
-    return main(f"%x: {t}", [t], f"%c = stablehlo.constant dense<{literal}> : {t} %y = stablehlo.add %x, %c : {t}", ["%y"])
+    return main(
+        f"%x: {t}", [t], f"%c = stablehlo.constant dense<{literal}> : {t} %y = stablehlo.add %x, %c : {t}", ["%y"]
+    )
 
 
 ADD = f"%s = stablehlo.add %a, %b : {F}"
@@ -105,35 +126,67 @@ texts = {
     "add_one_empty": add_one("tensor<0xf32>"),
     "not_pred": main("%x: tensor<64xi1>", ["tensor<64xi1>"], "%y = stablehlo.not %x : tensor<64xi1>", ["%y"]),
     "add": main(f"%a: {F}, %b: {F}", [F], ADD, ["%s"]),
-    "matmul": main("%a: tensor<32x48xf32>, %b: tensor<48x64xf32>", ["tensor<32x64xf32>"],
-                   "%y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] "
-                   ": (tensor<32x48xf32>, tensor<48x64xf32>) -> tensor<32x64xf32>", ["%y"]),
+    "matmul": main(
+        "%a: tensor<32x48xf32>, %b: tensor<48x64xf32>",
+        ["tensor<32x64xf32>"],
+        "%y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] "
+        ": (tensor<32x48xf32>, tensor<48x64xf32>) -> tensor<32x64xf32>",
+        ["%y"],
+    ),
     "two_results": main(f"%a: {F}, %b: {F}", [F, F], ADD + f" %p = stablehlo.multiply %a, %b : {F}", ["%s", "%p"]),
     "constant": main("", ["tensor<256xi32>"], "%y = stablehlo.iota dim = 0 : tensor<256xi32>", ["%y"]),
     "passthrough": main(f"%a: {F}, %b: {F}", [F, F, F], "", ["%b", "%a", "%a"]),
     "no_results": main(f"%a: {F}", [], "", []),
-    "donate": main(f"%x: {F} {ALIAS % 0}", [F], f"%c = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %x, %c : {F}", ["%y"]),
+    "donate": main(
+        f"%x: {F} {ALIAS % 0}", [F], f"%c = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %x, %c : {F}", ["%y"]
+    ),
     "donate_first": main(f"%a: {F} {ALIAS % 0}, %b: {F}", [F], ADD, ["%s"]),
     "donate_second": main(f"%a: {F}, %b: {F} {ALIAS % 0}", [F], ADD, ["%s"]),
-    "donate_both": main(f"%a: {F} {ALIAS % 0}, %b: {F} {ALIAS % 1}", [F, F], ADD + f" %d = stablehlo.subtract %a, %b : {F}", ["%s", "%d"]),
-    "buffer_donor": main(f"%x: {F} {{jax.buffer_donor = true}}", [F, F],
-                         f"%c = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %x, %c : {F} %z = stablehlo.add %y, %c : {F}", ["%y", "%z"]),
-    "many_results": main("%x: tensor<16xf32>", ["tensor<16xf32>"] * 300, " ".join(
-        f"%c{i} = stablehlo.constant dense<{float(i)}> : tensor<16xf32> %y{i} = stablehlo.add %x, %c{i} : tensor<16xf32>" for i in range(300)),
-        [f"%y{i}" for i in range(300)]),
-    "temp_heavy": main("%x: tensor<256x256xf32>", ["tensor<256x256xf32>"], " ".join(
-        f"%{i + 1} = stablehlo.dot_general %{i}, %x, contracting_dims = [1] x [0] "
-        ": (tensor<256x256xf32>, tensor<256x256xf32>) -> tensor<256x256xf32>".replace("%0", "%x") for i in range(3)), ["%3"]),
+    "donate_both": main(
+        f"%a: {F} {ALIAS % 0}, %b: {F} {ALIAS % 1}",
+        [F, F],
+        ADD + f" %d = stablehlo.subtract %a, %b : {F}",
+        ["%s", "%d"],
+    ),
+    "buffer_donor": main(
+        f"%x: {F} {{jax.buffer_donor = true}}",
+        [F, F],
+        f"%c = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %x, %c : {F} %z = stablehlo.add %y, %c : {F}",
+        ["%y", "%z"],
+    ),
+    "many_results": main(
+        "%x: tensor<16xf32>",
+        ["tensor<16xf32>"] * 300,
+        " ".join(
+            f"%c{i} = stablehlo.constant dense<{float(i)}> : tensor<16xf32> %y{i} = stablehlo.add %x, %c{i} : tensor<16xf32>"
+            for i in range(300)
+        ),
+        [f"%y{i}" for i in range(300)],
+    ),
+    "temp_heavy": main(
+        "%x: tensor<256x256xf32>",
+        ["tensor<256x256xf32>"],
+        " ".join(
+            f"%{i + 1} = stablehlo.dot_general %{i}, %x, contracting_dims = [1] x [0] "
+            ": (tensor<256x256xf32>, tensor<256x256xf32>) -> tensor<256x256xf32>".replace("%0", "%x")
+            for i in range(3)
+        ),
+        ["%3"],
+    ),
 }
 
 
 def gate(args, results, extra=""):
     """A program that waits in the tests' own FFI handler. The matmul makes it too heavy to be run inline by the caller."""
-    dot = ("%w = stablehlo.constant dense<1.0> : tensor<32x32xf32> %v = stablehlo.reshape %a : (tensor<1024xf32>) -> tensor<32x32xf32> "
-           "%u = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<32x32xf32>, tensor<32x32xf32>) -> tensor<32x32xf32> "
-           f"%r = stablehlo.reshape %u : (tensor<32x32xf32>) -> {F} ")
-    call = (f'%g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {{api_version = 4 : i32, has_side_effect = true, backend_config = {{}}}} '
-            f": ({F}, tensor<i32>) -> {F} %one = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %g, %one : {F} ")
+    dot = (
+        "%w = stablehlo.constant dense<1.0> : tensor<32x32xf32> %v = stablehlo.reshape %a : (tensor<1024xf32>) -> tensor<32x32xf32> "
+        "%u = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<32x32xf32>, tensor<32x32xf32>) -> tensor<32x32xf32> "
+        f"%r = stablehlo.reshape %u : (tensor<32x32xf32>) -> {F} "
+    )
+    call = (
+        f"%g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {{api_version = 4 : i32, has_side_effect = true, backend_config = {{}}}} "
+        f": ({F}, tensor<i32>) -> {F} %one = stablehlo.constant dense<1.0> : {F} %y = stablehlo.add %g, %one : {F} "
+    )
     return main(args, results, dot + call + extra, ["%y", "%r"])
 
 
@@ -141,15 +194,21 @@ texts["gate"] = gate(f"%a: {F}, %t: tensor<i32>", [F, F])
 texts["gate_donate"] = gate(f"%a: {F} {ALIAS % 0}, %t: tensor<i32>", [F, F])
 # Light enough to be run by the calling thread, inside PJRT_LoadedExecutable_Execute.
 texts["gate_inline"] = main(
-    f"%a: {F}, %t: tensor<i32>", [F],
-    '%y = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} '
-    f": ({F}, tensor<i32>) -> {F}", ["%y"])
+    f"%a: {F}, %t: tensor<i32>",
+    [F],
+    "%y = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} "
+    f": ({F}, tensor<i32>) -> {F}",
+    ["%y"],
+)
 
 LARGE = "tensor<1048576xf32>"
 texts["gate_large"] = main(
-    f"%a: {LARGE}, %t: tensor<i32>", [LARGE],
-    '%g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} '
-    f": ({LARGE}, tensor<i32>) -> {LARGE} %c = stablehlo.constant dense<1.0> : {LARGE} %y = stablehlo.add %g, %c : {LARGE}", ["%y"])
+    f"%a: {LARGE}, %t: tensor<i32>",
+    [LARGE],
+    "%g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t) {api_version = 4 : i32, has_side_effect = true, backend_config = {}} "
+    f": ({LARGE}, tensor<i32>) -> {LARGE} %c = stablehlo.constant dense<1.0> : {LARGE} %y = stablehlo.add %g, %c : {LARGE}",
+    ["%y"],
+)
 
 # The engine must know the handler's name to compile the gates: any handler does here, since nothing runs.
 FFI_REGISTER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -167,30 +226,42 @@ def handler(frame):
         metadata = extension.contents[3]
         version = (ctypes.c_int * 2).from_address(metadata + 8 + 16)
         version[0], version[1] = 0, 2
-    return None
 
 
 class Register(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("name_size", ctypes.c_size_t), ("handler", ctypes.c_void_p),
-                ("platform", ctypes.c_char_p), ("platform_size", ctypes.c_size_t), ("traits", ctypes.c_int)]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("name_size", ctypes.c_size_t),
+        ("handler", ctypes.c_void_p),
+        ("platform", ctypes.c_char_p),
+        ("platform_size", ctypes.c_size_t),
+        ("traits", ctypes.c_int),
+    ]
 
 
 extension = ctypes.c_void_p.from_address(library.GetPjrtApi() + 8).value
 while ctypes.c_int.from_address(extension + 8).value != 5:
     extension = ctypes.c_void_p.from_address(extension + 16).value
 register = FFI_REGISTER(ctypes.c_void_p.from_address(extension + 24 + 16).value)
-target = Register(ctypes.sizeof(Register), b"pjrt_arena_test_gate", 20, ctypes.cast(handler, ctypes.c_void_p).value, b"cpu", 3, 0)
+target = Register(
+    ctypes.sizeof(Register), b"pjrt_arena_test_gate", 20, ctypes.cast(handler, ctypes.c_void_p).value, b"cpu", 3, 0
+)
 assert not register(ctypes.byref(target))
 
 for name, text in texts.items():
     compile_text(name, text)
 
 # Programs from jit: control flow, and four devices with a collective.
-jax.jit(lambda x: jax.lax.fori_loop(0, 1000, lambda i, c: jnp.sin(c) + 1, x)).lower(jax.ShapeDtypeStruct((1024,), np.float32)).compile()
+jax.jit(lambda x: jax.lax.fori_loop(0, 1000, lambda i, c: jnp.sin(c) + 1, x)).lower(
+    jax.ShapeDtypeStruct((1024,), np.float32)
+).compile()
 save("iterate")
 
 mesh = jax.make_mesh((4,), ("d",))
 split = NamedSharding(mesh, PartitionSpec("d"))
 whole = NamedSharding(mesh, PartitionSpec())
-jax.jit(lambda x: (x + 1, jnp.sum(x)), in_shardings=split, out_shardings=(split, whole)).lower(jax.ShapeDtypeStruct((4096,), np.float32)).compile()
+jax.jit(lambda x: (x + 1, jnp.sum(x)), in_shardings=split, out_shardings=(split, whole)).lower(
+    jax.ShapeDtypeStruct((4096,), np.float32)
+).compile()
 save("sharded")

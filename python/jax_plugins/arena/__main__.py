@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(library.path)
             return 0
         library.set_search_path()
-        # This loads the engine. Then the table finds a driver that lies where the engine alone looks, as a program does.
+        # This loads the engine. Then the table finds a driver where the engine alone looks, as a program does.
         reason = library.why_unusable()
         print(library.doctor().rstrip("\n"))
         if engine := library.gpu_engine():

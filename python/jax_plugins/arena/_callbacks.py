@@ -133,9 +133,9 @@ def _address(*names: str) -> int:
 def _numpy_functions() -> Any:
     """NumPy's table of C functions."""
     try:
-        from numpy._core import _multiarray_umath as numpy_core
+        import numpy._core._multiarray_umath as numpy_core
     except ImportError:  # NumPy 1
-        from numpy.core import _multiarray_umath as numpy_core
+        import numpy.core._multiarray_umath as numpy_core
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

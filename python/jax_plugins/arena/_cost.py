@@ -22,7 +22,9 @@ def properties(module: bytes) -> dict[str, float]:
     except ImportError:  # an older jaxlib
         from jaxlib._jax import HloModule
 
-    return _jax.hlo_module_cost_analysis(backend.get_backend("cpu"), HloModule.from_serialized_hlo_module_proto(module))
+    parsed = HloModule.from_serialized_hlo_module_proto(module)
+    cost: dict[str, float] = _jax.hlo_module_cost_analysis(backend.get_backend("cpu"), parsed)
+    return cost
 
 
 def _answer(module: bytes) -> tuple[int, bytes]:
@@ -36,7 +38,8 @@ def _answer(module: bytes) -> tuple[int, bytes]:
 
 @functools.cache
 def install(library: Library) -> None:
-    """Has the cost of programs that the engine does not analyse counted here; nothing of JAX is started before it is asked for."""
+    """Has the cost of programs that the engine does not analyse counted here; nothing of JAX is started before it is
+    asked for."""
     from jax_plugins.arena import _hooks
 
     library.install_hook("cost_analysis", _hooks.hook(_answer, inputs=1))

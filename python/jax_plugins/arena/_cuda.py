@@ -26,7 +26,8 @@ and the first one stays; a second compiler of Triton kernels is an error. So `in
 Nothing here raises but `client_options`, for a number that is none: a program without custom calls needs none of it.
 What fails is one warning that names it.
 
-ROCm goes the same ways under its own names, with packages made for tests: the real ones were never run, nor was any of this on a GPU.
+ROCm goes the same ways under its own names, with packages made for tests: the real ones were never run, nor was any of
+this on a GPU.
 """
 
 from __future__ import annotations
@@ -148,21 +149,23 @@ def client_options(kind: str) -> dict[str, Any]:
     from jax._src import xla_bridge
 
     options: dict[str, Any] = {"platform_name": PLATFORMS[kind] if kind == "rocm" else kind}
-    for variable, name, read in (
-        ("COLLECTIVE_MEM_SIZE_MB", "collective_memory_size", lambda text: int(text) << 20),
-        ("ABORT_COLLECTIVES_ON_FAILURE", "abort_collectives_on_failure", lambda text: bool(int(text))),
-        ("USE_TFRT_GPU_CLIENT", "use_tfrt_gpu_client", lambda text: bool(int(text))),
-    ):
-        variable = f"XLA_PYTHON_CLIENT_{variable}"
+    readers: tuple[tuple[str, str, Callable[[int], int]], ...] = (
+        ("COLLECTIVE_MEM_SIZE_MB", "collective_memory_size", lambda number: number << 20),
+        ("ABORT_COLLECTIVES_ON_FAILURE", "abort_collectives_on_failure", bool),
+        ("USE_TFRT_GPU_CLIENT", "use_tfrt_gpu_client", bool),
+    )
+    for suffix, name, read in readers:
+        variable = f"XLA_PYTHON_CLIENT_{suffix}"
         if text := os.environ.get(variable):
             try:
-                options[name] = read(text)
+                options[name] = read(int(text))
             except ValueError:
                 raise RuntimeError(f"{variable}={text} is not valid; allowed: a whole number") from None
-    # NCCL would register arrays that a captured collective uses, by the memory behind their first byte. Ours lie over several pieces of
-    # memory, which change places (NVIDIA/nccl issues 1820 and 2332).
+    # NCCL would register arrays that a captured collective uses, by the memory behind their first byte. Ours lie over
+    # several pieces of memory, which change places (NVIDIA/nccl issues 1820 and 2332).
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    return options | xla_bridge._options_from_jax_configs(kind)
+    options |= xla_bridge._options_from_jax_configs(kind)
+    return options
 
 
 def stand_in(kind: str, client: Any) -> None:
@@ -277,9 +280,13 @@ def _package_of(engine: GpuEngine) -> ModuleType | None:
     """The package of `jax_plugins` whose library the engine is; to import it registers nothing."""
     name = f"jax_plugins.{engine.path.parent.name}"
     with _warning(f"{name}, which has the engine, cannot be imported"):
-        if engine.path.parent.name.isidentifier() and (spec := importlib.util.find_spec(name)) and spec.origin:
-            if Path(spec.origin).parent.resolve() == engine.path.parent.resolve():
-                return importlib.import_module(name)
+        if (
+            engine.path.parent.name.isidentifier()
+            and (spec := importlib.util.find_spec(name))
+            and spec.origin
+            and Path(spec.origin).parent.resolve() == engine.path.parent.resolve()
+        ):
+            return importlib.import_module(name)
     return None
 
 

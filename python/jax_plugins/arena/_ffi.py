@@ -80,9 +80,7 @@ class _Forwarder:
         """From now on it is a user's call that a refused handler fails."""
         refused, self._refused = self._refused, None
         if refused:
-            _log.warning(
-                "%d handlers for the CPU are not available on arena; the first: %s", len(refused), refused[0]
-            )
+            _log.warning("%d handlers for the CPU are not available on arena; the first: %s", len(refused), refused[0])
 
     def handler(self, name: str, fn: Any, platform: str, api_version: int = 0, traits: Any = 0) -> None:
         """Registers a custom call's handlers with both; jaxlib's function for it, with the same arguments."""
@@ -129,4 +127,5 @@ def _address(capsule: Any) -> int:
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return pointer(capsule, name(capsule))
+    address: int = pointer(capsule, name(capsule))
+    return address

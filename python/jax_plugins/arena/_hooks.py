@@ -27,5 +27,7 @@ def hook(answer: Callable[..., tuple[int, bytes]], *, inputs: int) -> Any:
         code, said = answer(*pieces)
         _GIVE(give)(reply, code, said, len(said))
 
-    _kept.append(ctypes.CFUNCTYPE(None, *[ctypes.c_void_p, ctypes.c_size_t] * inputs, ctypes.c_void_p, ctypes.c_void_p)(ask))
+    _kept.append(
+        ctypes.CFUNCTYPE(None, *[ctypes.c_void_p, ctypes.c_size_t] * inputs, ctypes.c_void_p, ctypes.c_void_p)(ask)
+    )
     return _kept[-1]

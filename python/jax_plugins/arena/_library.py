@@ -14,6 +14,7 @@ library that JAX runs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -38,10 +39,9 @@ def named_by_jax_variable() -> Path | None:
         name, colon, path = entry.partition(":")
         if colon and name == "arena":
             if path.endswith(".json"):
-                try:
+                # JAX reports a bad file itself, with its reason.
+                with contextlib.suppress(OSError, ValueError, KeyError):
                     path = json.loads(Path(path).read_text())["library_path"]
-                except (OSError, ValueError, KeyError):
-                    pass  # JAX reports a bad file itself, with its reason
             return Path(path)
     return None
 
@@ -122,7 +122,8 @@ class Library:
     def set_search_path(self) -> None:
         """Tells the library in which folders engine wheels may be installed: Python's own search path."""
         function = self._function("pjrt_arena_set_search_path", ctypes.c_char_p, returns=None)
-        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]
+        # Path.is_dir raises for a folder that may not be looked into.
+        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]  # noqa: PTH100, PTH112
         function(os.fsencode(":".join(folders)))
 
     def gpu_engine(self) -> GpuEngine | None:
@@ -140,11 +141,13 @@ class Library:
 
     def counters(self) -> dict[str, Any]:
         """See `jax_plugins.arena.counters`."""
-        return json.loads(self._text("pjrt_arena_counters"))
+        counters: dict[str, Any] = json.loads(self._text("pjrt_arena_counters"))
+        return counters
 
     def version(self) -> str:
         """Version of the library itself."""
-        return self._function("pjrt_arena_version", returns=ctypes.c_char_p)().decode()
+        version: bytes = self._function("pjrt_arena_version", returns=ctypes.c_char_p)()
+        return version.decode()
 
     def map(self, width: int, rows: int) -> str:
         """See `jax_plugins.arena.memory.map`."""
@@ -152,7 +155,8 @@ class Library:
 
     def summary(self) -> list[dict[str, Any]]:
         """What each device's memory comes to; see `jax_plugins.arena.memory.summary`."""
-        return json.loads(self._text("pjrt_arena_summary", room=1 << 16))
+        devices: list[dict[str, Any]] = json.loads(self._text("pjrt_arena_summary", room=1 << 16))
+        return devices
 
     def snapshot(self, path: bytes) -> str:
         """Writes a snapshot to `path`; the sentence on why not, empty when it worked."""
@@ -164,7 +168,8 @@ class Library:
 
     def track_begin(self) -> int:
         """Begins to watch every device there is; the track's number, or 0 if there are too many."""
-        return self._function("pjrt_arena_track_begin", returns=ctypes.c_uint64)()
+        track: int = self._function("pjrt_arena_track_begin", returns=ctypes.c_uint64)()
+        return track
 
     def track_end(self, track: int) -> Any:
         """Ends a track and says what it saw. Asked again for more room, the library says the same."""
@@ -175,14 +180,16 @@ class Library:
         numbers = (ctypes.c_int64 * len(dims))(*dims)
         name = (ctypes.c_char_p, element_type.encode())
         rank = (ctypes.c_size_t, len(dims))
-        return json.loads(self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank))
+        text = self._text("pjrt_arena_tpu_footprint", name, (type(numbers), numbers), rank)
+        footprint: dict[str, Any] = json.loads(text)
+        return footprint
 
     def install_python_callbacks(self, table: ctypes.Structure) -> str:
         """See `_callbacks.install`; the sentence on why not, empty when it worked."""
         return self._text("pjrt_arena_install_python_callbacks", (ctypes.c_void_p, ctypes.addressof(table)))
 
     def partitioner(self, name: str) -> tuple[str, int]:
-        """What was registered for splitting this custom call: ``callbacks`` and their address, ``batch``, or nothing."""
+        """What was registered for splitting this custom call: ``callbacks`` and their address, ``batch``, or none."""
         types = (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
         address = ctypes.c_void_p()
         encoded = name.encode()
@@ -190,7 +197,7 @@ class Library:
         return ("", "callbacks", "batch")[kind], address.value or 0
 
     def install_hook(self, name: str, hook: Any) -> None:
-        """Has the library call this function of `_hooks.hook`, which has to stay for ever; the first of a name stays."""
+        """Has the library call this function of `_hooks.hook`, which must stay for ever; the first of a name stays."""
         self._function(f"pjrt_arena_install_{name}", ctypes.c_void_p, returns=None)(ctypes.cast(hook, ctypes.c_void_p))
 
     def act(self, name: str) -> Any:
@@ -202,7 +209,7 @@ class Library:
         return json.loads(text)
 
     def serves_cpu_handlers(self) -> bool:
-        """Whether the engine computes on the CPU, as far as is known: then handlers for the CPU are for it. Loads it."""
+        """Whether the engine computes on the CPU, as far as is known: handlers for the CPU are for it. Loads it."""
         return bool(self._function("pjrt_arena_ffi_is_for_cpu", returns=ctypes.c_int)())
 
     def register_ffi_handler(self, name: str, stages: dict[str, int], traits: int = 0) -> None:
@@ -212,7 +219,9 @@ class Library:
           ArenaError: the engine, or the library, refuses them; it says why, and of which custom call.
         """
         bundle = _Bundle(*(stages.get(stage) for stage in STAGES))
-        self._register("pjrt_arena_ffi_register_handler", name, (ctypes.POINTER(_Bundle), bundle), (ctypes.c_uint32, traits))
+        self._register(
+            "pjrt_arena_ffi_register_handler", name, (ctypes.POINTER(_Bundle), bundle), (ctypes.c_uint32, traits)
+        )
 
     def register_ffi_type(self, name: str, type_id: int, type_info: int | None) -> None:
         """Registers a type of handlers' states or user data: addresses of its id and of its ``XLA_FFI_TypeInfo``.

@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from jax_plugins.arena import _shardings
+from jax_plugins.arena._shardings import Axis, Inexpressible, Mesh
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
-from jax_plugins.arena import _shardings
-from jax_plugins.arena._shardings import Axis, Inexpressible, Mesh
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jax_plugins.arena._partitioners import Split
+    from jax_plugins.arena._partitioner_calls import Split
 
 #: Begins the names of functions that were brought in.
 PREFIX = "pjrt_arena_partition"
@@ -46,7 +45,9 @@ class Writer:
         """
         operands, results = list(op.operands), list(op.results)
         seen = split.seen if len(split.seen) == len(results) else []
-        arguments = [self._local(value.type, sharding) for value, sharding in zip(operands, split.arguments, strict=True)]
+        arguments = [
+            self._local(value.type, sharding) for value, sharding in zip(operands, split.arguments, strict=True)
+        ]
         # A call without results may have one for its effects, which nothing uses.
         given = [self._local(value.type, sharding) for value, sharding in zip(results, split.results, strict=False)]
         wrap = self._in_manual_computation if self._shardy else self._between_custom_calls
@@ -67,14 +68,18 @@ class Writer:
         counts = _shardings.tiles(sharding, whole.rank, self._partitions).counts
         for size, count in zip(whole.shape, counts, strict=True):
             if size % count:
-                raise Inexpressible(f"a dimension of {size} elements is cut into {count} pieces, which are not all alike")
+                raise Inexpressible(
+                    f"a dimension of {size} elements is cut into {count} pieces, which are not all alike"
+                )
         return ir.RankedTensorType.get(
             [size // count for size, count in zip(whole.shape, counts, strict=True)], whole.element_type
         )
 
     # ---- Shardy ----
 
-    def _in_manual_computation(self, operands: Any, results: Any, split: Split, seen: list[Any]) -> Callable[..., list[Any]]:
+    def _in_manual_computation(
+        self, operands: Any, results: Any, split: Split, seen: list[Any]
+    ) -> Callable[..., list[Any]]:
         shardings = [*split.arguments, *split.results]
         ranks = [ir.RankedTensorType(value.type).rank for value in (*operands, *results[: len(split.results)])]
         mesh, told = self._in_axes(shardings, ranks)
@@ -83,14 +88,21 @@ class Writer:
         inside, outside = texts[: len(operands)], texts[len(operands) :]
 
         def write(arguments: list[Any], given: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
-            per_value = [ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(some)}]>") for some in (inside, outside)]
+            per_value = [
+                ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(some)}]>") for some in (inside, outside)
+            ]
             kinds = [value.type for value in results[: len(split.results)]]
-            manual = sdy.ManualComputationOp(kinds, operands, *per_value, ir.Attribute.parse(f"#sdy<manual_axes{every}>"))
+            manual = sdy.ManualComputationOp(
+                kinds, operands, *per_value, ir.Attribute.parse(f"#sdy<manual_axes{every}>")
+            )
             block = ir.Block.create_at_start(manual.body, arguments, [ir.Location.unknown()] * len(arguments))
             with ir.InsertionPoint(block):
                 values = body(list(block.arguments))
                 sdy.ReturnOp(values if split.results else [])
-            return [self._constrained(value, sharding) for value, sharding in zip(manual.results, seen or manual.results, strict=True)]
+            return [
+                self._constrained(value, sharding)
+                for value, sharding in zip(manual.results, seen or manual.results, strict=True)
+            ]
 
         return write
 
@@ -104,17 +116,23 @@ class Writer:
 
     def _in_axes(self, shardings: Sequence[Any], ranks: Sequence[int]) -> tuple[Mesh, list[list[list[Axis]]]]:
         """The shardings in the axes of one mesh of the program."""
-        numbers = [_shardings.tiles(sharding, rank, self._partitions) for sharding, rank in zip(shardings, ranks, strict=True)]
+        numbers = [
+            _shardings.tiles(sharding, rank, self._partitions) for sharding, rank in zip(shardings, ranks, strict=True)
+        ]
         for mesh in self._meshes:
             told = [_shardings.axes(found, mesh) for found in numbers]
             if (cuts := [dims for dims in told if dims is not None]) and len(cuts) == len(told):
                 return mesh, cuts
         names = ", ".join(f"{mesh.name} {dict(mesh.axes)}" for mesh in self._meshes) or "none"
-        raise Inexpressible(f"no mesh of the program ({names}) has axes for the shardings {', '.join(map(str, shardings))}")
+        raise Inexpressible(
+            f"no mesh of the program ({names}) has axes for the shardings {', '.join(map(str, shardings))}"
+        )
 
     # ---- XLA's older partitioner ----
 
-    def _between_custom_calls(self, operands: Any, results: Any, split: Split, seen: list[Any]) -> Callable[..., list[Any]]:
+    def _between_custom_calls(
+        self, operands: Any, results: Any, split: Split, seen: list[Any]
+    ) -> Callable[..., list[Any]]:
         def write(arguments: list[Any], given: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
             manual = "{manual}"
             local = []
@@ -122,7 +140,7 @@ class Writer:
                 annotated = _annotation("Sharding", value, value.type, str(sharding))
                 local.append(_annotation("SPMDFullToShardShape", annotated, kind, manual))
             values = body(local)
-            whole = []
+            whole: list[Any] = []
             for value, result, sharding in zip(values, results, split.results, strict=False):
                 annotated = _annotation("Sharding", value, value.type, manual)
                 full = _annotation("SPMDShardToFullShape", annotated, result.type, str(sharding))
@@ -157,7 +175,9 @@ class Writer:
             raise Inexpressible("its partitioner gave a program without a function main")
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         if list(kind.inputs) != arguments or list(kind.results) != given:
-            raise Inexpressible(f"its partitioner gave a program of type {kind} for arguments {arguments} and results {given}")
+            raise Inexpressible(
+                f"its partitioner gave a program of type {kind} for arguments {arguments} and results {given}"
+            )
         self._renumber(body)
         for op in functions:
             op.operation.detach_from_parent()
@@ -199,7 +219,11 @@ def _itself(op: Any, kinds: list[Any]) -> Callable[..., list[Any]]:
             "stablehlo.custom_call",
             results=kinds,
             operands=values,
-            attributes={name: op.attributes[name] for name in _names(op) if not name.startswith("sdy.") and name != "mhlo.sharding"},
+            attributes={
+                name: op.attributes[name]
+                for name in _names(op)
+                if not name.startswith("sdy.") and name != "mhlo.sharding"
+            },
             regions=0,
         )
         return list(copy.results)
@@ -249,7 +273,9 @@ def _manual_sharding(mesh: Mesh, cuts: list[list[Axis]]) -> str:
     used = {axis for dimension in cuts for axis in dimension}
     sizes = dict(mesh.axes)
     if parts := [axis for axis in used if axis.size != sizes[axis.name]]:
-        raise Inexpressible(f"the sharding cuts axis {parts[0].name} of {mesh.name}, which a manual computation has to take whole")
+        raise Inexpressible(
+            f"the sharding cuts axis {parts[0].name} of {mesh.name}, which a manual computation has to take whole"
+        )
     copied = [name for name, _ in mesh.axes if name not in {axis.name for axis in used}]
     return _sharding(mesh, cuts, copied)
 

@@ -1,10 +1,11 @@
-"""Custom calls with a partitioner, by who splits them: functions that a framework registered, a rule, or each device for itself."""
+"""Custom calls with a partitioner, by who splits them: functions that a framework registered, a rule, or each device
+for itself."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jax_plugins.arena import _shardings
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 #: What jaxlib's XLA gets for the code of a call that runs nowhere.
 OPAQUE = "pjrt_arena_code_of_one_device"
+
+_T = TypeVar("_T")
 
 
 class Refused(Exception):
@@ -112,9 +115,13 @@ class Partitioner:
         self._address = address
         self._callbacks = _Callbacks.from_address(address)
 
-    def partition(self, args: Any, shardings: Any, result: Any, result_sharding: Any, config: bytes) -> tuple[bytes, list[Any], Any]:
+    def partition(
+        self, args: Any, shardings: Any, result: Any, result_sharding: Any, config: bytes
+    ) -> tuple[bytes, list[Any], Any]:
         kept: list[Any] = []
-        call = _Partition(num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept))
+        call = _Partition(
+            num_args=len(args), args=_values(args, shardings, kept), backend_config=_String.of(config, kept)
+        )
         call.result = _value(result, result_sharding, kept)
         return self._ask(
             self._callbacks.partition,
@@ -143,7 +150,7 @@ class Partitioner:
         call.result_sharding = _String.of(sharding.to_proto().SerializeToString(), kept)
         return self._ask(self._callbacks.propagate_user_sharding, call, lambda: _read_sharding(call.result_sharding))
 
-    def _ask(self, function: Any, call: Any, read: Callable[[], Any]) -> Any:
+    def _ask(self, function: Any, call: Any, read: Callable[[], _T]) -> _T:
         function(self._address, ctypes.byref(call))
         try:
             if call.header.has_error:
@@ -356,4 +363,5 @@ def _opaque(arguments: list[Any], results: list[Any]) -> bytes:
             f" : ({', '.join(taken)}) -> ({', '.join(given)})\n"
             f"  return {values} : {', '.join(given)}\n}}"
         )
-        return mlir.module_to_bytecode(module)
+        bytecode: bytes = mlir.module_to_bytecode(module)
+        return bytecode

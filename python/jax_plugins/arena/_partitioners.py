@@ -18,7 +18,17 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena._partitioner_calls import BatchCall, Call, CallbackCall, Partitioner, Refused, UserCall, packed, replicated, shapes_of
+from jax_plugins.arena._partitioner_calls import (
+    BatchCall,
+    Call,
+    CallbackCall,
+    Partitioner,
+    Refused,
+    UserCall,
+    packed,
+    replicated,
+    shapes_of,
+)
 from jax_plugins.arena._shardings import Inexpressible
 
 if TYPE_CHECKING:
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The name under which jaxlib's XLA meets the calls. Its configuration says which run and which call of the program it is.
+#: The name under which jaxlib's XLA meets the calls. Its configuration says the run and the call of the program.
 PROBE = "pjrt_arena_partitioned_call"
 
 INSPECT_SHARDING = "InspectSharding"
@@ -38,8 +48,8 @@ PARTITIONED_CALLBACK = "xla_ffi_partitioned_python_cpu_callback"
 
 _IN_MANUAL_AXES = "stands in a computation that is manual in some axes; it is split where all axes are automatic"
 
-#: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or its own where
-#: the engine refuses ours.
+#: What the library does with a program, as numbers that are no absl codes: it compiles the one it has; ours; ours, or
+#: its own where the engine refuses ours.
 SAME, OTHER, PREFERRED = 0, -1, -2
 
 #: absl's codes.
@@ -131,7 +141,8 @@ class _Resolver:
         self._library = library
 
     def __call__(self, program: bytes, options: bytes) -> tuple[int, bytes]:
-        """What the library is to do, `SAME`, `OTHER` or `PREFERRED`, and the program with all calls resolved that have a partitioner.
+        """What the library is to do, `SAME`, `OTHER` or `PREFERRED`, and the program with all calls resolved that have
+        a partitioner.
 
         Raises:
           Refused: a partitioner says no, or what it says cannot be written.
@@ -158,10 +169,9 @@ class _Resolver:
             return PREFERRED if optional else OTHER, resolved
 
     def _resolved(self, program: bytes, module: Any, found: list[tuple[Any, Call | None]], options: bytes) -> bytes:
+        from jax_plugins.arena import _manual
         from jaxlib import xla_client
         from jaxlib.mlir.dialects import stablehlo
-
-        from jax_plugins.arena import _manual
 
         given = xla_client.CompileOptions.ParseFromString(options)
         shardy = given.executable_build_options.use_shardy_partitioner
@@ -181,10 +191,12 @@ class _Resolver:
                         raise Refused(_UNIMPLEMENTED, f"custom call {call.name}: {reason}") from None
                     _log.debug("custom call %s is left to the engine: %s", call.name, reason)
         module.operation.verify()
-        return stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+        portable: bytes = stablehlo.serialize_portable_artifact(module, _version(program), allow_other_dialects=True)
+        return portable
 
     def _calls(self, module: Any) -> Iterator[tuple[Any, Call | None]]:
-        """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that only asks."""
+        """Each custom call with a partitioner and what is known of it, in the order of the program; None for one that
+        only asks."""
         from jaxlib.mlir import ir
 
         ops = _operations(module, "stablehlo.custom_call")
@@ -230,7 +242,9 @@ class _Resolver:
             _rename(op, call, f"{number}:{index}")
         build = options.executable_build_options
         devices = build.num_replicas * build.num_partitions
-        options.device_assignment = xla_client.DeviceAssignment.create(_device_grid(build.num_replicas, build.num_partitions))
+        options.device_assignment = xla_client.DeviceAssignment.create(
+            _device_grid(build.num_replicas, build.num_partitions)
+        )
         client = _client(devices)
         over = None
         _runs[number] = run
@@ -247,7 +261,9 @@ class _Resolver:
         unknown = [call for call in run.calls if call.split is None and not call.left and not call.optional]
         if over is not None and unknown:
             # Without an error, nothing uses the call.
-            raise Refused(_UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}")
+            raise Refused(
+                _UNIMPLEMENTED, f"jaxlib's XLA does not say how custom call {unknown[0].name} is sharded: {over}"
+            )
         if over is not None and _INSPECTION_FAILED in str(over):
             raise Refused(_INTERNAL, f"custom call {INSPECT_SHARDING}: {over}")
         if over is not None:

@@ -31,8 +31,17 @@ from typing import Any, Protocol
 
 from jax_plugins.arena import _library, _reports, _snapshots
 from jax_plugins.arena._library import ArenaError
-from jax_plugins.arena._reports import DeviceSummary, Holder, Moved, Pool, Summary, Track, TrackedDevice, Usage
-from jax_plugins.arena._reports import known as _fields
+from jax_plugins.arena._reports import (
+    DeviceSummary,
+    Holder,
+    Moved,
+    Pool,
+    Summary,
+    Track,
+    TrackedDevice,
+    Usage,
+    known as _fields,
+)
 from jax_plugins.arena._snapshots import Diff, Growth, Snapshot
 
 __all__ = [
@@ -163,7 +172,8 @@ def map(width: int = 64, rows: int = 16) -> str:
 
 def stats() -> list[dict[str, Any]]:
     """For each device what its arena and its engine hold, in bytes: ``devices`` of `jax_plugins.arena.counters`."""
-    return _library.load().counters()["devices"]
+    devices: list[dict[str, Any]] = _library.load().counters()["devices"]
+    return devices
 
 
 def summary(top: int = 10) -> Summary:
@@ -251,7 +261,7 @@ def track(name: str = "", report: Callable[[Track], object] | None = None) -> It
 
         with memory.track("load") as t:
             parameters = load()
-        print(t)             # t.start, t.peak, t.end in bytes; t.holders: whose blocks took how much at the peak; t.devices
+        print(t)             # t.start, t.peak, t.end in bytes; t.holders: who had how much at the peak; t.devices
 
     As a decorator, ``@memory.track("step", report=print)``, it watches each call. Tracks may be nested, and open in
     many threads; each sees all that the process does. It watches the devices that are there when it begins: none,
@@ -299,7 +309,7 @@ def tpu_footprint(shape: int | Sequence[int] | ShapeAndDtype, dtype: Any = None)
     if dtype is None:
         if not (hasattr(shape, "shape") and hasattr(shape, "dtype")):
             raise TypeError("dtype is missing: give a shape and a dtype, or one object that has both")
-        shape, dtype = shape.shape, shape.dtype
+        dtype, shape = shape.dtype, shape.shape
     dims = _dimensions(shape)
     for dim in dims:
         if not 0 <= dim < 1 << 63:
@@ -327,7 +337,7 @@ def _xla_name(dtype: Any) -> str:
     import numpy as np
 
     try:
-        name = np.dtype(dtype).name
+        name: str = np.dtype(dtype).name
     except TypeError:
         raise TypeError(f"dtype={dtype!r} is not a dtype of NumPy's or JAX's") from None
     if name == "bool":
@@ -343,4 +353,5 @@ def _act(name: str) -> list[dict[str, Any]]:
     answer = _library.load().act(name)
     if isinstance(answer, dict) and "error" in answer:
         raise ArenaError(answer["error"])
-    return answer
+    done: list[dict[str, Any]] = answer
+    return done

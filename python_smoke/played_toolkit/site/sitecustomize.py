@@ -1,4 +1,4 @@
-"""On a played machine: JAX looks for NVIDIA's devices in /dev before it loads its own client's plugin, and there are none."""
+"""On a played machine: JAX looks for NVIDIA's devices in /dev, which has none, before it loads its plugin."""
 
 import importlib.util
 import sys

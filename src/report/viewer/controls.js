@@ -167,7 +167,7 @@ try {
   get('open').textContent = 'Open…';
 }
 /** For the console: what is shown, whether more is still to be drawn, and a way to steer it. */
-window.arenaViewer = {
+/** @type {any} */ (window).arenaViewer = {
   state,
   map,
   second,

@@ -2,6 +2,7 @@
 //
 //   seek, select, zoom, ... --> what has to be done again --> requestAnimationFrame --> draw once
 
+/** An element of the page, of whatever kind the page says. @type {(id: string) => any} */
 const get = (id) => document.getElementById(id);
 const root = document.documentElement;
 const painter = new Painter();
@@ -46,7 +47,6 @@ const map = new ArenaMap(get('map'), 'Memory map. Arrow keys go from block to bl
   zoom: () => sameScale(map, second),
   fit: () => fitBoth(),
 });
-map.markHole = true;
 const second = new ArenaMap(get('second-map'), 'Memory map of the second snapshot', {
   hover: (hit, event) => showTip(state.otherView, hit, event),
   select: (hit) => selectInSecond(hit),
@@ -54,7 +54,6 @@ const second = new ArenaMap(get('second-map'), 'Memory map of the second snapsho
   zoom: () => sameScale(second, map),
   fit: () => fitBoth(),
 });
-second.markHole = true;
 const chart = new Timeline(get('chart'), { seek });
 const holders = new Holders(get('holders-table'), { select, changed: () => refresh('table') });
 const growthTable = new Growth(get('growth-table'), {

@@ -22,6 +22,7 @@ class ArenaMap {
    */
   constructor(host, label, on) {
     this.on = on;
+    this.wanted = null;
     this.canvas = element('canvas', { role: 'img' });
     this.spacer = element('div', { class: 'map-spacer' }, this.canvas);
     this.scroller = element(

@@ -31,6 +31,9 @@ class Device {
     this.count = this.events.rows;
     /** Events that do not fit what comes after them, so that nothing was drawn from them. */
     this.strays = 0;
+    this.slots = this.spans = null;
+    /** @type {any} */
+    this.series = null;
     const history = undo(this);
     redo(this, history);
     measure(this);

@@ -74,7 +74,7 @@ class Painter {
     if (view?.regionCount) {
       this.#heads(map, top, width, height);
       this.#labels(map, labels);
-      this.#outlines(map, top, width, height);
+      this.#outlines(map, top, width);
     }
   }
 
@@ -259,7 +259,7 @@ class Painter {
       }
       c.setLineDash([]);
     };
-    if (map.markHole && view.largestHole.bytes) this.#largestHole(map, top, width);
+    if (view.largestHole.bytes) this.#largestHole(map, top, width);
     if (map.moves) this.#moves(map, top, outline);
     if (map.selected >= 0) outline(spans.address[map.selected], spans.bytes[map.selected], this.strong, [], 2);
     if (map.wanted) outline(map.wanted.address, map.wanted.bytes, this.strong, [], 2);
@@ -373,6 +373,7 @@ function rgb(text) {
   return [(value >> 16) & 255, (value >> 8) & 255, value & 255];
 }
 
+/** @param {number[]} colour */
 function hex([r, g, b]) {
   return `rgb(${Math.round(r)}, ${Math.round(g)}, ${Math.round(b)})`;
 }
@@ -381,6 +382,7 @@ function mix(a, b, share) {
   return a.map((value, i) => value + (b[i] - value) * share);
 }
 
+/** @param {number[]} colour */
 function pixel([r, g, b]) {
   return ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
 }

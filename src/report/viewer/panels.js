@@ -273,10 +273,12 @@ function drawRibbons(canvas, device, compaction, groupOf, painter, style) {
   c.fillStyle = muted;
   c.fillText(`before: largest hole ${formatBytes(before.largestHole.bytes)}`, 0, caption / 2 - 1);
   c.fillText(`after: largest hole ${formatBytes(after.largestHole.bytes)}`, 0, height - caption / 2 + 1);
-  for (const [view, y] of [
+  /** @type {[View, number][]} */
+  const strips = [
     [before, top],
     [after, bottom],
-  ]) {
+  ];
+  for (const [view, y] of strips) {
     c.fillStyle = hex(painter.holeRgb);
     c.fillRect(0, y, width, strip);
     let painted = -1;

@@ -20,7 +20,7 @@ class Timeline {
     const seek = (event) => {
       const box = canvas.getBoundingClientRect();
       if (this.device)
-        on.seek(this.positionOf((event.clientX - box.left - THUMB) / Math.max(1, box.width - 2 * THUMB), event));
+        on.seek(this.positionOf((event.clientX - box.left - THUMB) / Math.max(1, box.width - 2 * THUMB)));
     };
     canvas.addEventListener('pointerdown', (event) => {
       dragging = true;

@@ -53,7 +53,7 @@ class Tensor:
 
 
 def from_dlpack(array):
-    more = float(os.environ.get("PLAYED_TORCH_ADDS", 0))
+    more = float(os.environ.get("PLAYED_TORCH_ADDS", "0"))
     return Tensor(array + more if more else array)
 
 
