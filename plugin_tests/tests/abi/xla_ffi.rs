@@ -38,7 +38,8 @@ fn is_of_another_version(name: &str) -> bool {
 fn jaxlib_header() -> PathBuf {
     let file = "jaxlib/include/xla/ffi/api/c_api.h";
     let engine = env::var_os("PJRT_ARENA_TEST_ENGINE").map(PathBuf::from);
-    let beside = engine.and_then(|engine| Some(engine.ancestors().nth(3)?.join(file))).filter(|file| file.is_file());
+    let beside =
+        engine.and_then(|engine| engine.ancestors().map(|folder| folder.join(file)).find(|file| file.is_file()));
     beside.or_else(|| crate::in_venv(file)).unwrap_or_else(|| {
         panic!("no jaxlib with its header was found: run `make`, or set PJRT_ARENA_TEST_ENGINE to an engine beside one")
     })
