@@ -62,6 +62,21 @@ def test_result_shardings(shardy, out):
     assert ("sdy.mesh" in program.lower(x).as_text()) == shardy
 
 
+def test_donated_arrays_go_to_results_of_other_shapes_too(shardy):
+    """JAX leaves to XLA which result takes an array whose shape or sharding no result has; it goes by the size."""
+    where = mesh(4)
+    rows, columns = (NamedSharding(where, PartitionSpec(*axes)) for axes in (("x",), (None, "x", None)))
+    x, y, z = (jax.device_put(np.arange(16).reshape(shape), rows) for shape in ((16,), (16, 1), (4, 4, 1)))
+
+    @partial(jax.jit, out_shardings=(rows, rows, columns), donate_argnums=(0, 1, 2))
+    def program(x, y, z):
+        return x, y.reshape(16), z
+
+    for result in program(x, y, z):
+        np.testing.assert_array_equal(np.asarray(result).reshape(-1), np.arange(16))
+    assert x.is_deleted() and y.is_deleted() and z.is_deleted()
+
+
 def test_constraints_and_propagation(shardy):
     where = mesh(4)
     rows, columns = (NamedSharding(where, PartitionSpec(*axes)) for axes in (("x", None), (None, "x")))

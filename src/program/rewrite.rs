@@ -157,8 +157,19 @@ pub(super) enum Sharding {
     Tied,
 }
 
-/// What a donor and a result must have in common: the type, and whether they are bound to `pinned_host`.
-type Fits<'a> = (&'a ValueType, bool);
+/// What a donor and a result must have in common: the size in bits, and whether they are bound to `pinned_host`. XLA goes
+/// by the size on one device (`OptimizeInputOutputBufferAlias`), so a donor may take a result of another shape (JAX's
+/// `testBufferDonationDifferentIOShapes`). The size before partitioning stands for it.
+type Fits = (u64, bool);
+
+/// `None` for what no donor fits, or what is no array.
+fn fits(value_type: &ValueType, known: &Known) -> Option<Fits> {
+    let ValueType::Tensor { dimensions, element: Some(element) } = value_type else { return None };
+    let bits = dimensions.iter().try_fold(u64::from(element.bits()), |bits, &dimension| {
+        u64::try_from(dimension).ok().and_then(|dimension| bits.checked_mul(dimension))
+    })?;
+    Some((bits, known.memory_kind.is_pinned_host()))
+}
 
 struct Plan {
     placements: Vec<Placement>,
@@ -166,19 +177,22 @@ struct Plan {
     released: Vec<ParameterIndex>,
 }
 
-/// Where more results have a donor's type than there are donors, none of them takes a destination: XLA matches donors
+/// Where more results have a donor's size than there are donors, none of them takes a destination: XLA matches donors
 /// after partitioning, by the shape on one device, and only it knows which of the results has that. Taking one away could
 /// take the donor's own (JAX's `testBufferDonationWithOutputShardingInference`).
-fn spare_candidates<'a>(
-    program: &'a Program<'_>,
+fn spare_candidates(
+    program: &Program<'_>,
     policy: &Policy,
     aliased_by: &[Option<ParameterIndex>],
-    donors: &mut HashMap<Fits<'a>, usize>,
+    donors: &mut HashMap<Fits, usize>,
 ) {
-    let mut candidates: HashMap<Fits<'_>, usize> = HashMap::new();
+    let mut candidates: HashMap<Fits, usize> = HashMap::new();
     for ((value_type, known), aliased) in program.results.iter().zip(aliased_by) {
-        if aliased.is_none() && fit(value_type, known, policy).is_ok() {
-            *candidates.entry((value_type, known.memory_kind.is_pinned_host())).or_default() += 1;
+        if aliased.is_none()
+            && fit(value_type, known, policy).is_ok()
+            && let Some(fits) = fits(value_type, known)
+        {
+            *candidates.entry(fits).or_default() += 1;
         }
     }
     for (fits, waiting) in donors {
@@ -195,8 +209,8 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
         && tables.dialect(vhlo::BUILTIN).is_some();
     let mut aliased_by = vec![None; program.results.len()];
     let mut released = Vec::new();
-    // Donors wait for a result of their type; how many of each type still do.
-    let mut donors: HashMap<Fits<'_>, usize> = HashMap::new();
+    // Donors wait for a result of their size; how many of each size still do.
+    let mut donors: HashMap<Fits, usize> = HashMap::new();
     for (at, (parameter, known)) in program.known_parameters().enumerate() {
         match parameter.donation {
             Donation::Kept => {}
@@ -208,7 +222,9 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
             }
             Donation::Aliases(ResultIndex(result)) => aliased_by[result] = Some(ParameterIndex(at)),
             Donation::Donor => {
-                *donors.entry((&parameter.value_type, known.memory_kind.is_pinned_host())).or_default() += 1;
+                if let Some(fits) = fits(&parameter.value_type, known) {
+                    *donors.entry(fits).or_default() += 1;
+                }
             }
         }
     }
@@ -227,7 +243,7 @@ fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) -> Result<P
             let sharding = if specified { Sharding::Same } else { Sharding::Tied };
             if sharding == Sharding::Tied && !(can_tie && Ties::can_tie(value_type)) {
                 Placement::Skipped(Skip::UnspecifiedSharding)
-            } else if let Some(waiting @ 1..) = donors.get_mut(&(value_type, known.memory_kind.is_pinned_host())) {
+            } else if let Some(waiting @ 1..) = fits(value_type, known).and_then(|fits| donors.get_mut(&fits)) {
                 *waiting -= 1;
                 Placement::LeftToDonor
             } else {

@@ -43,7 +43,7 @@ fn results_beside_a_donor(program: &mut Program<'_>, partitions: u64, fitting: &
 }
 
 #[test]
-fn a_donor_takes_one_result_of_its_type() {
+fn a_donor_takes_one_result_of_its_size() {
     let placed =
         |fitting: &[bool]| placed("0434_shard_donate_unspec", |program| results_beside_a_donor(program, 1, fitting));
     let own = |number: usize| Placement::Destination(ParameterIndex(2 + number));
@@ -52,7 +52,7 @@ fn a_donor_takes_one_result_of_its_type() {
 }
 
 #[test]
-fn among_partitions_a_donor_may_take_any_result_of_its_type() {
+fn among_partitions_a_donor_may_take_any_result_of_its_size() {
     let placed =
         |fitting: &[bool]| placed("0434_shard_donate_unspec", |program| results_beside_a_donor(program, 4, fitting));
     let own = |number: usize| Placement::Destination(ParameterIndex(2 + number));
@@ -61,6 +61,20 @@ fn among_partitions_a_donor_may_take_any_result_of_its_type() {
     assert_eq!(placed(&[true, false, true, true, false]), [left, own(0), left, left, own(1)]);
     // One that the user's own argument takes is nobody else's.
     assert_eq!(placed(&[false]), [own(0)]);
+}
+
+#[test]
+fn a_donor_takes_a_result_of_its_size_and_another_shape() {
+    for partitions in [1, 4] {
+        let placed = placed("0434_shard_donate_unspec", |program| {
+            results_beside_a_donor(program, partitions, &[false, true]);
+            let ValueType::Tensor { dimensions, element } = program.results[1].0.clone() else { panic!("no tensor") };
+            let flat = vec![dimensions.iter().product()];
+            assert_ne!(flat, dimensions);
+            program.results[1].0 = ValueType::Tensor { dimensions: flat, element };
+        });
+        assert_eq!(placed, [Placement::Destination(ParameterIndex(2)), Placement::LeftToDonor], "{partitions}");
+    }
 }
 
 #[test]
