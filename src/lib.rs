@@ -27,6 +27,7 @@ pub mod logging;
 pub mod memory;
 pub mod program;
 pub mod report;
+pub mod runtime;
 mod sync;
 pub mod sys;
 pub mod units;

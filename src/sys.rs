@@ -51,3 +51,24 @@ pub const PJRT_API_FUNCTIONS: usize =
     (PJRT_Api_STRUCT_SIZE as usize - core::mem::offset_of!(PJRT_Api, PJRT_Error_Destroy)) / size_of::<usize>();
 
 include!("../pjrt_c_api/bindings.rs");
+
+/// The slice that a C array describes; NULL is empty.
+///
+/// # Safety
+/// `data` must be NULL or point to `len` values that live for `'a`.
+pub unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: `data` is not NULL here, and points to `len` values that live for `'a`, as this function asks.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+/// The text that a C pointer and length describe; bytes that are not UTF-8 are replaced.
+///
+/// # Safety
+/// As for [`slice()`].
+pub unsafe fn text<'a>(data: *const std::ffi::c_char, len: usize) -> std::borrow::Cow<'a, str> {
+    // SAFETY: the bytes are as this function asks of its caller.
+    String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), len) })
+}

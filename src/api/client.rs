@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{
-    arena::{devices, idle},
-    entry::{Entry, Outcome, required, slice, text},
-    plugin, state,
-};
+use crate::engine::named_values::named_values;
+use crate::runtime::executable::registry;
 use crate::{
+    api::entry::Entry,
     config::{Environment, OptionValue, Scratch, Settings},
-    engine::{Raw, scratch},
+    engine::{Outcome, Raw, failure::required, process, scratch},
     error::{Error, Result},
-    logging, sys,
+    logging,
+    runtime::{
+        allocator::trimmer,
+        client::{self, open_devices},
+    },
+    sys::{self, slice, text},
 };
 
 /// The client options as the caller passed them.
@@ -51,50 +54,9 @@ unsafe fn options(args: &sys::PJRT_Client_Create_Args) -> Result<Vec<(String, Op
         .collect()
 }
 
-/// Options in the form of the C API; the pointers are into `from`.
-pub(super) fn named_values(from: &[(String, OptionValue)]) -> Vec<sys::PJRT_NamedValue> {
-    from.iter()
-        .map(|(name, option)| {
-            let mut value = sys::PJRT_NamedValue {
-                struct_size: size_of::<sys::PJRT_NamedValue>(),
-                name: name.as_ptr().cast(),
-                name_size: name.len(),
-                value_size: 1,
-                ..Default::default()
-            };
-            let inner = &mut value.__bindgen_anon_1;
-            value.type_ = match option {
-                OptionValue::String(string) => {
-                    inner.string_value = string.as_ptr().cast();
-                    value.value_size = string.len();
-                    sys::PJRT_NamedValue_kString
-                }
-                OptionValue::Int64(number) => {
-                    inner.int64_value = *number;
-                    sys::PJRT_NamedValue_kInt64
-                }
-                OptionValue::Int64List(numbers) => {
-                    inner.int64_array_value = numbers.as_ptr();
-                    value.value_size = numbers.len();
-                    sys::PJRT_NamedValue_kInt64List
-                }
-                OptionValue::Float(number) => {
-                    inner.float_value = *number;
-                    sys::PJRT_NamedValue_kFloat
-                }
-                OptionValue::Bool(flag) => {
-                    inner.bool_value = *flag;
-                    sys::PJRT_NamedValue_kBool
-                }
-            };
-            value
-        })
-        .collect()
-}
-
 impl Entry for sys::PJRT_Client_Create_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let engine = plugin::engine()?;
+        let engine = process::engine()?;
         // SAFETY: the caller's promise.
         let options = unsafe { options(self)? };
         let environment = Environment::of_process();
@@ -103,7 +65,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
         for warning in &settings.warnings {
             log::warn!("{warning}");
         }
-        let choice = plugin::choose(&settings.engine, &environment)?;
+        let choice = process::choose(&settings.engine, &environment)?;
         let wanted = choice.taken();
         if wanted.path != engine.path() {
             return Err(Error::failed_precondition(format!(
@@ -116,8 +78,8 @@ impl Entry for sys::PJRT_Client_Create_Args {
         }
         scratch::open(settings.scratch.value == Scratch::Warm);
         // Settle what can be wrong on our side before the engine starts its threads.
-        let share = devices::check(&settings, plugin::kind())?;
-        let for_engine = settings.engine_options(plugin::kind(), share)?;
+        let share = open_devices::check(&settings, process::kind())?;
+        let for_engine = settings.engine_options(process::kind(), share)?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
         }
@@ -126,10 +88,10 @@ impl Entry for sys::PJRT_Client_Create_Args {
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
         // SAFETY: the client was just created and is ours.
-        match unsafe { devices::dress(engine, Raw(created.client), settings, share) } {
+        match unsafe { open_devices::open_devices(engine, Raw(created.client), settings, share) } {
             Ok(client) => {
-                idle::watch_scratch(&client);
-                state::insert_client(client);
+                trimmer::watch_scratch(&client);
+                client::register(client);
                 self.client = created.client;
                 Ok(())
             }
@@ -150,16 +112,16 @@ impl Entry for sys::PJRT_Client_Create_Args {
 impl Entry for sys::PJRT_Client_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         let handle = required(self.client, "PJRT_Client_Destroy", "client")?;
-        let Some(client) = state::remove_client(handle) else {
+        let Some(client) = client::unregister(handle) else {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
         client.show_out();
         client.idle.end();
-        state::with_a_client(idle::watch_scratch);
+        client::with_any(trimmer::watch_scratch);
         // Views first, then the engine's client; the arenas go with the last buffer.
-        client.traffic.end(client.engine);
+        client.in_flight.end(client.engine);
         client.spares.clear();
-        for loaded in state::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
+        for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
             loaded.twins.end(client.engine);
         }
         client.beside.end(client.engine);
@@ -172,7 +134,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
 
 impl Entry for sys::PJRT_Client_PlatformVersion_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         let version = client.platform_version.as_bytes();
         (self.platform_version, self.platform_version_size) = (version.as_ptr().cast(), version.len());
         Ok(())

@@ -6,6 +6,7 @@
 mod engine;
 mod ffi;
 mod memory;
+mod python;
 mod report;
 pub mod snapshot;
 mod track;
@@ -19,20 +20,20 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    arena::{device_memory::DeviceMemory, devices, pinned_host::KIND},
-    entry::panicked,
-    plugin,
-    programs::counters::Tally,
-    state::{self, Visit},
-};
+use crate::runtime::executable::registry;
 use crate::{
     config::{self, ENGINE, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
     device::{
         cuda::{self, Vendor},
         host,
     },
-    engine::scratch,
+    engine::{failure::panicked, process, scratch},
+    runtime::{
+        allocator::pinned_host::KIND,
+        client::{self, ClientGuard, open_devices},
+        device_memory::DeviceMemory,
+        executable::counters::Tally,
+    },
 };
 
 /// Writes `text` as the module says.
@@ -78,10 +79,10 @@ pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) 
 }
 
 fn check() -> crate::error::Result<()> {
-    plugin::engine()?;
+    process::engine()?;
     let settings = Settings::read(&Environment::of_process(), &[])?;
     settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
-    settings.engine_options(plugin::kind(), None).map(drop)
+    settings.engine_options(process::kind(), None).map(drop)
 }
 
 /// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,
@@ -107,8 +108,8 @@ fn doctor() -> String {
             Ok(format!("{} per device of {capacity} in all", crate::units::Bytes::new(bytes)))
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
-        let choice = plugin::choose(&settings.engine, &environment);
-        let gpus = choice.as_ref().ok().and_then(|choice| devices::vendor_of(choice.taken().kind));
+        let choice = process::choose(&settings.engine, &environment);
+        let gpus = choice.as_ref().ok().and_then(|choice| open_devices::vendor_of(choice.taken().kind));
         match choice {
             Ok(choice) => {
                 let lines = choice.lines().into_iter();
@@ -118,9 +119,9 @@ fn doctor() -> String {
         }
         // Without an engine for GPUs those are shown that most engines are for.
         vendor = gpus.unwrap_or(Vendor::Nvidia);
-        library = devices::library_of(&settings, vendor).to_owned();
+        library = open_devices::library_of(&settings, vendor).to_owned();
         if gpus.is_some()
-            && let Some(what) = devices::scratch_of_gpus(&settings, vendor).transpose()
+            && let Some(what) = open_devices::scratch_of_gpus(&settings, vendor).transpose()
         {
             findings.push(Finding { row: &GPU_SCRATCH, what: Found::Led(what) });
         }
@@ -139,18 +140,18 @@ fn doctor() -> String {
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
-    let counters = tell(|| counters(&state::visits()).to_string());
+    let counters = tell(|| counters(&client::guard_all()).to_string());
     // SAFETY: the caller's promise.
     unsafe { give(&counters, buffer, capacity) }
 }
 
-fn counters(clients: &[Visit]) -> Value {
+fn counters(clients: &[ClientGuard]) -> Value {
     let mut tally = Tally::default();
     for client in clients {
         client.settle();
         tally.add(&client.counters.tally());
     }
-    for program in state::LOADED.values() {
+    for program in registry::LOADED.values() {
         tally.add(&program.program.tally());
     }
     let reasons = |counts: &std::collections::BTreeMap<String, u64>| -> Map<String, Value> {
@@ -179,7 +180,7 @@ fn counters(clients: &[Visit]) -> Value {
     })
 }
 
-fn device(device: &state::Device) -> Value {
+fn device(device: &client::Device) -> Value {
     let engine_bytes = device.engine_bytes.load(Ordering::Relaxed);
     let foreign_bytes = device.foreign_bytes.load(Ordering::Relaxed);
     let Some(arena) = &device.arena else {
@@ -228,7 +229,7 @@ fn of_arena(arena: &DeviceMemory, engine_bytes: i64) -> Value {
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
     let mut count = 0;
-    for client in state::visits() {
+    for client in client::guard_all() {
         for arena in client.arenas() {
             arena.clear_peaks();
         }

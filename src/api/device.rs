@@ -1,10 +1,13 @@
 //! `PJRT_Device`: memory statistics. Everything else passes to the engine.
 
-use super::{
-    entry::{Entry, Outcome, required},
-    plugin, state,
+use crate::{
+    api::entry::Entry,
+    engine::{Outcome, failure::required, process},
+    memory::Strategy,
+    runtime::client,
+    sys,
+    units::Bytes,
 };
-use crate::{memory::Strategy, sys, units::Bytes};
 
 fn signed(bytes: Bytes) -> i64 {
     i64::try_from(bytes.get()).unwrap_or(i64::MAX)
@@ -13,11 +16,11 @@ fn signed(bytes: Bytes) -> i64 {
 impl Entry for sys::PJRT_Device_MemoryStats_Args {
     unsafe fn run(&mut self) -> Outcome {
         let handle = required(self.device, "PJRT_Device_MemoryStats", "device")?;
-        let client = state::client_of_device(handle);
+        let client = client::of_device(handle);
         let Some(arena) = client.as_ref().and_then(|client| client.device(handle)?.arena.as_ref()) else {
             // A device of another process, or one whose memory stays with the engine.
             // SAFETY: the caller's promise, handed on as it is.
-            *self = unsafe { plugin::engine()?.call(*self)? };
+            *self = unsafe { process::engine()?.call(*self)? };
             return Ok(());
         };
         // What the engine is done with is free, whether or not a call has noticed.
@@ -65,13 +68,13 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
 impl Entry for sys::PJRT_Device_ClearMemoryStats_Args {
     unsafe fn run(&mut self) -> Outcome {
         let handle = required(self.device, "PJRT_Device_ClearMemoryStats", "device")?;
-        let client = state::client_of_device(handle);
+        let client = client::of_device(handle);
         if let Some(arena) = client.as_ref().and_then(|client| client.device(handle)?.arena.as_ref()) {
             arena.clear_peaks();
             return Ok(());
         }
         // SAFETY: the caller's promise, handed on as it is.
-        unsafe { plugin::engine()?.call(*self)? };
+        unsafe { process::engine()?.call(*self)? };
         Ok(())
     }
 }

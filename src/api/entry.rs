@@ -6,51 +6,16 @@
 //! it. Panics end here as INTERNAL errors.
 
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
 };
 
-use super::{error, plugin};
 use crate::{
-    engine::{Args, EngineError, fitted},
+    api::error,
+    engine::{Args, Failure, Outcome, failure::panicked, fitted, process},
     error::{Code, Error},
     sys::{self, CStruct},
 };
-
-/// Why an entry point failed.
-#[derive(Debug)]
-pub enum Failure {
-    /// Our own word.
-    Own(Error),
-    /// The engine's, handed on as it is.
-    Engine(EngineError),
-}
-
-impl Failure {
-    /// Whether it says that memory, or another bounded resource, is exhausted.
-    pub fn is_exhausted(&self) -> bool {
-        match self {
-            Self::Own(error) => error.code == Code::ResourceExhausted,
-            Self::Engine(error) => error.is_exhausted(),
-        }
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Own(error)
-    }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(error)
-    }
-}
-
-/// What an entry point gives.
-pub type Outcome<T = ()> = Result<T, Failure>;
 
 /// A PJRT function that we answer ourselves.
 pub trait Entry: CStruct {
@@ -80,7 +45,7 @@ pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
     guard(A::FUNCTION, || {
-        let engine = plugin::engine()?;
+        let engine = process::engine()?;
         let Some(function) = engine.slot(A::SLOT) else {
             return Err(Error::unimplemented(format!(
                 "the engine {} (PJRT C API 0.{}) has no function {}",
@@ -136,42 +101,4 @@ fn guard(function: &'static str, body: impl FnOnce() -> Outcome) -> *mut sys::PJ
             error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
         }
     }
-}
-
-/// The text of a panic.
-pub fn panicked(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("without a message")
-}
-
-/// The slice that a C array describes; NULL is empty.
-///
-/// # Safety
-/// `data` must be NULL or point to `len` values that live for `'a`.
-pub unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
-    if data.is_null() || len == 0 {
-        return &[];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(data, len) }
-}
-
-/// The text that a C pointer and length describe.
-///
-/// # Safety
-/// As for [`slice()`].
-pub unsafe fn text<'a>(data: *const std::ffi::c_char, len: usize) -> std::borrow::Cow<'a, str> {
-    // SAFETY: the caller's promise.
-    String::from_utf8_lossy(unsafe { slice(data.cast::<u8>(), len) })
-}
-
-/// INVALID_ARGUMENT that names a handle which must not be NULL.
-pub fn required<T>(handle: *mut T, function: &str, field: &str) -> Outcome<*mut T> {
-    if handle.is_null() {
-        return Err(Error::invalid_argument(format!("{function}: {field} is NULL")).into());
-    }
-    Ok(handle)
 }

@@ -9,11 +9,9 @@ use std::{
     ptr,
 };
 
-use super::{
-    entry::{Entry, Outcome, required},
-    plugin,
-};
 use crate::{
+    api::entry::Entry,
+    engine::{Outcome, failure::required, process},
     error::{Code, Error},
     sys::{self, CStruct},
 };
@@ -119,7 +117,7 @@ pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) 
     unsafe {
         if own(error).is_some() {
             destroy(error);
-        } else if let Some(theirs) = plugin::engine().ok().and_then(|engine| engine.table().PJRT_Error_Destroy) {
+        } else if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Destroy) {
             theirs(args);
         }
     }
@@ -139,7 +137,7 @@ pub unsafe extern "C" fn error_message(args: *mut sys::PJRT_Error_Message_Args) 
     } else if fields.error.is_null() {
         fields.message = c"".as_ptr();
         fields.message_size = 0;
-    } else if let Some(theirs) = plugin::engine().ok().and_then(|engine| engine.table().PJRT_Error_Message) {
+    } else if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Message) {
         // SAFETY: the error is the engine's.
         unsafe { theirs(args) };
     }
@@ -154,7 +152,7 @@ impl Entry for sys::PJRT_Error_GetCode_Args {
             return Ok(());
         }
         // SAFETY: the error is the engine's.
-        let args = unsafe { plugin::engine()?.call(*self)? };
+        let args = unsafe { process::engine()?.call(*self)? };
         self.code = args.code;
         Ok(())
     }
@@ -166,7 +164,7 @@ impl Entry for sys::PJRT_Error_ForEachPayload_Args {
         // SAFETY: the error is alive.
         if unsafe { own(error) }.is_none() {
             // SAFETY: the error is the engine's.
-            unsafe { plugin::engine()?.call(*self)? };
+            unsafe { process::engine()?.call(*self)? };
         }
         Ok(())
     }

@@ -9,17 +9,15 @@ use std::{ffi::c_void, mem::offset_of, ptr};
 
 use once_cell::sync::OnceCell;
 
-use super::{
-    buffer::Buffer,
-    entry::{Entry, Outcome, entry, required},
-    execute::context::Context,
-    partitioners, profiler,
-    state::EXECUTABLES,
-    table::PADDING,
-};
 use crate::{
-    engine::{Engine, library::Function, set_struct_size},
+    api::{
+        entry::{Entry, entry},
+        profiler,
+        table::PADDING,
+    },
+    engine::{Engine, Outcome, failure::required, library::Function, set_struct_size},
     error::Error,
+    runtime::{buffer::Buffer, callbacks::partitioners, executable::registry::EXECUTABLES, execute::context::Context},
     sys::{self, CStruct},
 };
 

@@ -22,23 +22,14 @@
 //! memories, events, executables and topologies are the engine's own pointers, with side tables here; a `PJRT_Error` is
 //! whoever's first word says it is.
 
-pub mod arena;
+pub mod async_transfer;
 pub mod buffer;
 pub mod client;
 pub mod control;
 pub mod device;
 pub mod entry;
 pub mod error;
-pub mod execute;
+pub mod executable;
 pub mod extensions;
-pub mod ffi;
-pub mod flight;
-pub mod hooks;
-pub mod partitioners;
-pub mod plugin;
 pub mod profiler;
-pub mod programs;
-pub mod python;
-pub mod state;
 pub mod table;
-pub mod transfer;

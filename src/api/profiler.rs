@@ -15,8 +15,9 @@ use std::{
     ptr,
 };
 
-use super::{entry::panicked, table::PADDING};
 use crate::{
+    api::table::PADDING,
+    engine::failure::panicked,
     error::{Code, Error, Result},
     report::timeline::TIMELINE,
     sys,

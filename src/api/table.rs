@@ -8,13 +8,13 @@ use std::{mem::offset_of, ptr};
 
 use once_cell::sync::OnceCell;
 
-use super::{
-    entry::{entry, pass},
-    error::{error_destroy, error_message},
-    extensions, plugin,
-};
 use crate::{
-    engine::Engine,
+    api::{
+        entry::{entry, pass},
+        error::{error_destroy, error_message},
+        extensions,
+    },
+    engine::{Engine, process},
     sys::{self, CStruct},
 };
 
@@ -43,7 +43,7 @@ static WITHOUT_ENGINE: OnceCell<Table> = OnceCell::new();
 /// says so, and the next call tries again.
 #[unsafe(no_mangle)]
 pub extern "C" fn GetPjrtApi() -> *const sys::PJRT_Api {
-    let table = std::panic::catch_unwind(|| match plugin::engine() {
+    let table = std::panic::catch_unwind(|| match process::engine() {
         Ok(engine) => TABLE.get_or_init(|| build(Some(engine))),
         Err(error) => {
             log::debug!("{error}");
@@ -67,7 +67,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     };
     api.PJRT_Error_Destroy = Some(error_destroy);
     api.PJRT_Error_Message = Some(error_message);
-    api.PJRT_Plugin_Attributes = Some(plugin::attributes);
+    api.PJRT_Plugin_Attributes = Some(process::attributes);
     fill(&mut api, engine);
     Table { api, padding: [0; PADDING] }
 }

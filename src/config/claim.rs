@@ -7,8 +7,10 @@
 
 use std::ffi::{OsStr, OsString};
 
-use super::{Environment, OptionValue, Row, Setting, Source, xla_flags};
-use crate::error::{Error, Result};
+use crate::{
+    config::{Environment, OptionValue, Row, Setting, Source, xla_flags},
+    error::{Error, Result},
+};
 
 /// One value as it was given, under one name.
 #[derive(Clone, Debug)]

@@ -19,8 +19,10 @@
 
 use std::fmt;
 
-use super::{EngineKind, Setting, Settings, Source, did_you_mean, table};
-use crate::error::{Error, Result};
+use crate::{
+    config::{EngineKind, Setting, Settings, Source, did_you_mean, table},
+    error::{Error, Result},
+};
 
 /// The value of a client option, as `PJRT_NamedValue` carries it.
 #[derive(Clone, Debug, PartialEq)]

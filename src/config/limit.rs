@@ -15,9 +15,10 @@ use std::num::NonZeroU32;
 
 use bytesize::ByteSize;
 
-use super::claim::Said;
-use super::{Bytes, LIMIT, Setting, Source};
-use crate::error::{Error, Result};
+use crate::{
+    config::{Bytes, LIMIT, Setting, Source, claim::Said},
+    error::{Error, Result},
+};
 
 /// Limits are whole multiples of this many bytes (1 MiB), and at least one of it: a multiple of every page size in use,
 /// small enough to make an arena for a test.

@@ -10,10 +10,10 @@ use std::num::NonZeroU32;
 
 use bytesize::ByteSize;
 
-use super::claim::Said;
-use super::limit::show;
-use super::{Bytes, GRANULE_BYTES, PINNED_LIMIT, Setting, Source};
-use crate::error::{Error, Result};
+use crate::{
+    config::{Bytes, GRANULE_BYTES, PINNED_LIMIT, Setting, Source, claim::Said, limit::show},
+    error::{Error, Result},
+};
 
 /// XLA's variable, in whole GiB.
 const XLA_VARIABLE: &str = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB";

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::Path;
 
-use super::limit::show;
-use super::{
-    Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES,
-    LIMIT, LOG, OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY, Setting, Settings,
-    Source, TABLE, TPU_TILES, ZERO_COPY, strategy_name,
+use crate::{
+    config::{
+        Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY,
+        HUGE_PAGES, LIMIT, LOG, OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY,
+        Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY, limit::show, strategy_name,
+    },
+    error::Result,
 };
-use crate::error::Result;
 
 /// What the settings led to on this machine.
 #[derive(Clone, Copy, Debug)]

@@ -24,10 +24,15 @@
 //! names lead there. `cuda_async` and `vmm` name allocators that are not ours to imitate, and are refused where they would
 //! decide.
 
-use super::claim::{Notes, Said, contradiction};
-use super::{STRATEGY, Setting, Source, did_you_mean};
-use crate::error::{Error, Result};
-use crate::memory::Strategy;
+use crate::{
+    config::{
+        STRATEGY, Setting, Source,
+        claim::{Notes, Said, contradiction},
+        did_you_mean,
+    },
+    error::{Error, Result},
+    memory::Strategy,
+};
 
 /// All strategies; of those left open, the first is taken.
 const ALL: [Strategy; 4] = [Strategy::Preallocate, Strategy::Growing, Strategy::Platform, Strategy::Tpu];

@@ -1,7 +1,10 @@
 //! The one table of settings. Whatever reads, explains or lists settings goes through it.
 
-use super::Source::{self, Environment as Var, Option as Opt, XlaFlag};
-use super::{Environment, nearest};
+use crate::config::{
+    Environment,
+    Source::{self, Environment as Var, Option as Opt, XlaFlag},
+    nearest,
+};
 
 /// One setting.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::{prop_assert, proptest};
 
-use super::*;
+use crate::config::*;
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
     variables.iter().copied().collect()

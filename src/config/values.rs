@@ -8,12 +8,11 @@ use std::str::FromStr;
 
 use bytesize::ByteSize;
 
-use super::claim::Said;
-use super::{
-    COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES, LOG,
-    Limit, OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, did_you_mean,
-};
 use crate::{
+    config::{
+        COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES, LOG,
+        Limit, OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, claim::Said, did_you_mean,
+    },
     error::{Error, Result},
     memory::Strategy,
     report::snapshot::Format,
@@ -376,7 +375,7 @@ impl Headroom {
 
 impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&super::limit::show(self.0.get()))
+        f.write_str(&crate::config::limit::show(self.0.get()))
     }
 }
 

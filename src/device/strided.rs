@@ -21,7 +21,7 @@ use std::ptr;
 
 use smallvec::SmallVec;
 
-use super::pieces;
+use crate::device::pieces;
 
 /// Bytes of a dense array that are worth a thread: on idle processors two threads win from twice as many on. On busy
 /// ones a copy into memory used before can lose, by the time that a helper waits for its turn.

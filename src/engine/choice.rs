@@ -13,12 +13,12 @@
 
 use std::fmt;
 
-use super::{
-    discover::EngineChoice,
-    trial::{Spoken, Trial},
-};
 use crate::{
     config::EngineKind,
+    engine::{
+        discover::EngineChoice,
+        trial::{Spoken, Trial},
+    },
     error::{Code, Error, Result},
 };
 

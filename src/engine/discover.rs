@@ -11,7 +11,7 @@
 //!                                                                                 rocm  jax-rocm7-pjrt, jax-rocm60-pjrt
 //! ```
 //!
-//! Every wheel that is installed is a candidate, each from the first folder that has it. [`super::choice`] takes one:
+//! Every wheel that is installed is a candidate, each from the first folder that has it. [`crate::engine::choice`] takes one:
 //! for GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package (a library
 //! given to JAX by path) nobody tells the search path; jaxlib's own libraries, mapped into the process, still show the
 //! `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from some shell.

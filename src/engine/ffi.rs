@@ -16,8 +16,8 @@ use std::{
     sync::atomic::{AtomicPtr, Ordering},
 };
 
-use super::{Engine, EngineError};
 use crate::{
+    engine::{Engine, EngineError},
     error::{Code, Error, Result},
     sys::{self, CStruct},
 };

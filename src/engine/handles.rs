@@ -2,8 +2,8 @@
 
 use std::{ffi::c_void, fmt, ptr, slice};
 
-use super::Engine;
 use crate::{
+    engine::Engine,
     error::{Code, Error},
     sys,
 };

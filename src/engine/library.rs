@@ -9,12 +9,12 @@ use std::{
     ptr,
 };
 
-use super::{
-    abi::{Args, fitted, oversize, set_struct_size},
-    handles::{EngineError, EngineEvent},
-    thrown::{self, Landed},
-};
 use crate::{
+    engine::{
+        abi::{Args, fitted, oversize, set_struct_size},
+        exceptions::{self, Landed},
+        handles::{EngineError, EngineEvent},
+    },
     error::{Error, Result},
     sys::{self, CStruct},
 };
@@ -187,7 +187,7 @@ impl Engine {
     pub unsafe fn invoke<A: CStruct>(&'static self, args: *mut A, function: Function) -> Result<(), EngineError> {
         let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
         // SAFETY: the caller's promise.
-        let outcome = unsafe { fitted(args, size.., size, |args| thrown::call(function, args.cast())) };
+        let outcome = unsafe { fitted(args, size.., size, |args| exceptions::call(function, args.cast())) };
         match outcome {
             Ok(error) if error.is_null() => Ok(()),
             other => Err(self.refused(other)),

@@ -8,30 +8,34 @@
 //!  choice.rs    which one is taken
 //!  abi.rs       the argument struct and the table slot of each function
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
-//!  thrown.rs    C++ exceptions, which end as errors
+//!  exceptions.rs C++ exceptions, which end as errors
 //!  ffi.rs       the engine's XLA FFI: handlers for custom calls
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
-//!  tail.rs      the end of what a device was given so far
+//!  fence.rs     the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself
-//!  statics.rs   what the engine's library builds once stays to the end
+//!  atexit.rs    what the engine's library builds once stays to the end
 //!  imports.rs   the import table of a library, where both of these meet it
 //! ```
 
 pub mod abi;
+pub mod atexit;
 pub mod choice;
 pub mod discover;
+pub mod exceptions;
+pub mod failure;
+pub mod fence;
 pub mod ffi;
 pub mod handles;
 mod imports;
 pub mod library;
+pub mod named_values;
+pub mod process;
 pub mod scratch;
-pub mod statics;
-pub mod tail;
-pub mod thrown;
 pub mod trial;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};
+pub use failure::{Failure, Outcome};
 pub use handles::{EngineError, EngineEvent, Raw};
 pub use library::Engine;

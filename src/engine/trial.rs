@@ -23,8 +23,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Engine, ffi};
 use crate::{
+    engine::{Engine, ffi},
     error::{Code, Error, Result},
     sys,
 };

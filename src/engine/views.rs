@@ -1,8 +1,8 @@
 //! Views: buffers of the engine that look at memory of ours.
 //!
 //! ```text
-//!  Sight::Host    a host buffer over the address: ready at once                       CPU
-//!  Sight::Device  a view of a device's buffer: ready at once, or after what was put
+//!  ViewKind::Host    a host buffer over the address: ready at once                       CPU
+//!  ViewKind::Device  a view of a device's buffer: ready at once, or after what was put
 //!                 on a stream of the engine before                                    CUDA, ROCm
 //! ```
 //!
@@ -18,8 +18,10 @@ use std::{ffi::c_void, ptr};
 
 use smallvec::SmallVec;
 
-use super::{Args, Engine, EngineError, handles::Raw};
-use crate::sys;
+use crate::{
+    engine::{Args, Engine, EngineError, handles::Raw},
+    sys,
+};
 
 /// Alignment in bytes that every address given to [`view`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
 pub const ALIGNMENT: usize = 64;
@@ -30,9 +32,9 @@ const NEWEST: u32 = sys::PJRT_Buffer_Type_F4E2M1FN.0;
 
 /// Element types whose arrays the engine can view in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Viewable(u32);
+pub struct AliasableTypes(u32);
 
-impl Viewable {
+impl AliasableTypes {
     /// None: this engine views nothing of ours.
     pub const NONE: Self = Self(0);
 
@@ -50,7 +52,7 @@ impl Viewable {
 
 /// How an engine is shown memory of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum ViewKind {
     /// As memory of the host, whose owner lends it.
     Host,
     /// As memory of a device, by its address there.
@@ -334,7 +336,11 @@ pub unsafe fn address(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) ->
 ///
 /// # Safety
 /// `client` and `memory` must be alive.
-pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memory: *mut sys::PJRT_Memory) -> Viewable {
+pub unsafe fn probe(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    memory: *mut sys::PJRT_Memory,
+) -> AliasableTypes {
     #[repr(align(64))]
     struct Scratch([u8; 64]);
     let mut scratch = Scratch([0; 64]);
@@ -355,5 +361,5 @@ pub unsafe fn probe(engine: &'static Engine, client: Raw<sys::PJRT_Client>, memo
         unsafe { destroy(engine, buffer) };
         viewable |= u32::from(aliased) << number;
     }
-    Viewable(viewable)
+    AliasableTypes(viewable)
 }

@@ -14,11 +14,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{
-    BlockId, BlockInfo, BlockState, OutOfMemory, Region,
-    maker::{Maker, Moment, OriginId, PinReason, Run},
+use crate::{
+    memory::{
+        BlockId, BlockInfo, BlockState, OutOfMemory, Region,
+        provenance::{Execution, OriginId, PinReason, Provenance, Timestamp},
+    },
+    units::{Address, Bytes},
 };
-use crate::units::{Address, Bytes};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +103,8 @@ impl Event {
     }
 
     /// When.
-    pub fn time(&self) -> Moment {
-        Moment::from_nanos(self.stamp >> 8)
+    pub fn time(&self) -> Timestamp {
+        Timestamp::from_nanos(self.stamp >> 8)
     }
 }
 
@@ -118,7 +120,7 @@ pub struct Failure {
     /// The numbers.
     pub numbers: OutOfMemory,
     /// For whom the room was.
-    pub maker: Maker,
+    pub maker: Provenance,
     /// The whole text.
     pub text: String,
 }
@@ -208,7 +210,7 @@ impl History {
     }
 
     /// Notes an event that happened at `at`.
-    pub(super) fn note(&mut self, at: Moment, note: Note) {
+    pub(super) fn note(&mut self, at: Timestamp, note: Note) {
         if self.capacity == 0 {
             return;
         }
@@ -231,7 +233,7 @@ impl History {
 
     /// Notes how the regions differ from those of the last look.
     #[cold]
-    pub(super) fn see_regions(&mut self, at: Moment, mut now: Vec<Region>) {
+    pub(super) fn see_regions(&mut self, at: Timestamp, mut now: Vec<Region>) {
         now.sort_unstable_by_key(|region| region.address);
         let before = std::mem::replace(&mut self.regions, now);
         let gone = before.iter().filter(|region| !self.regions.contains(region)).map(|&r| (EventKind::RegionGone, r));
@@ -243,8 +245,8 @@ impl History {
 
     /// Remembers a failure, and notes it.
     #[cold]
-    pub(super) fn fail(&mut self, at: Moment, failure: Failure) {
-        let (requested, Maker { origin, run }) = (failure.numbers.requested, failure.maker);
+    pub(super) fn fail(&mut self, at: Timestamp, failure: Failure) {
+        let (requested, Provenance { origin, run }) = (failure.numbers.requested, failure.maker);
         if self.failures.len() == MOST_FAILURES {
             self.failures.pop_front();
             self.failures_forgotten += 1;
@@ -288,7 +290,7 @@ pub struct PastBlock {
     /// Live, pinned or retired.
     pub state: BlockState,
     /// Who made it.
-    pub maker: Maker,
+    pub maker: Provenance,
 }
 
 /// What an arena looked like at an earlier instant.
@@ -319,8 +321,8 @@ impl Past {
                 self.blocks.remove(&event.block);
             }
             EventKind::Free => {
-                let run = Run { step: event.step, at: Moment::from_nanos(event.other) };
-                let maker = Maker { origin: event.origin, run };
+                let run = Execution { step: event.step, at: Timestamp::from_nanos(event.other) };
+                let maker = Provenance { origin: event.origin, run };
                 let (address, bytes, state) = (event.address, event.bytes, event.before());
                 self.blocks.insert(event.block, PastBlock { address, bytes, state, maker });
             }
@@ -370,11 +372,11 @@ pub struct Holding {
     /// How many.
     pub blocks: u64,
     /// When the oldest was made, as far as that is known.
-    pub oldest: Moment,
+    pub oldest: Timestamp,
 }
 
 /// What blocks, each with its maker and what it takes, come to by origin; the largest first, then by origin.
-pub fn holdings(blocks: impl Iterator<Item = (Maker, Bytes)>) -> Vec<Holding> {
+pub fn holdings(blocks: impl Iterator<Item = (Provenance, Bytes)>) -> Vec<Holding> {
     let mut sums: BTreeMap<OriginId, Holding> = BTreeMap::new();
     for (maker, bytes) in blocks {
         let (origin, oldest) = (maker.origin, maker.run.at);
@@ -384,7 +386,7 @@ pub fn holdings(blocks: impl Iterator<Item = (Maker, Bytes)>) -> Vec<Holding> {
         sum.oldest = match (sum.oldest.nanos(), oldest.nanos()) {
             (Some(_), Some(_)) => sum.oldest.min(oldest),
             // An unknown moment is before all known ones.
-            _ => Moment::UNKNOWN,
+            _ => Timestamp::UNKNOWN,
         };
     }
     let mut holdings: Vec<Holding> = sums.into_values().collect();
@@ -402,7 +404,7 @@ mod tests {
     use super::*;
 
     fn noted(history: &mut History, bytes: u64) {
-        history.note(Moment::from_nanos(bytes), Note::new(EventKind::Scratch, Bytes::new(bytes)));
+        history.note(Timestamp::from_nanos(bytes), Note::new(EventKind::Scratch, Bytes::new(bytes)));
     }
 
     fn sizes(events: &[Event]) -> Vec<u64> {
@@ -450,7 +452,7 @@ mod tests {
         let states = [BlockState::Live, BlockState::Pinned, BlockState::Retired];
         for kind in EventKind::ALL {
             for before in states {
-                history.note(Moment::from_nanos(77), Note { before, ..Note::new(kind, Bytes::new(1)) });
+                history.note(Timestamp::from_nanos(77), Note { before, ..Note::new(kind, Bytes::new(1)) });
             }
         }
         let parts: Vec<_> = history.events().list.iter().map(|event| (event.kind(), event.before())).collect();
@@ -477,11 +479,11 @@ mod tests {
             story: None,
             refusal: None,
         };
-        let maker = Maker { origin: OriginId::new(5), run: Run { step: 6, at: Moment::UNKNOWN } };
+        let maker = Provenance { origin: OriginId::new(5), run: Execution { step: 6, at: Timestamp::UNKNOWN } };
         let all = MOST_FAILURES as u64 + 3;
         for number in 0..all {
             let failure = Failure { numbers: numbers(number + 1), maker, text: format!("failure {number}") };
-            history.fail(Moment::from_nanos(number + 1), failure);
+            history.fail(Timestamp::from_nanos(number + 1), failure);
         }
         let events = history.events();
         assert_eq!((events.failures.len(), events.failures_forgotten), (MOST_FAILURES, 3));
@@ -504,9 +506,9 @@ mod tests {
         let mut history = History::with_capacity(10);
         history.begin_with(vec![region(1), region(2)]);
         // In another order they are still the same ones.
-        history.see_regions(Moment::from_nanos(1), vec![region(2), region(1)]);
+        history.see_regions(Timestamp::from_nanos(1), vec![region(2), region(1)]);
         assert!(history.events().list.is_empty());
-        history.see_regions(Moment::from_nanos(2), vec![region(3), region(1)]);
+        history.see_regions(Timestamp::from_nanos(2), vec![region(3), region(1)]);
         let seen: Vec<_> = history.events().list.iter().map(|event| (event.kind(), event.address)).collect();
         assert_eq!(seen, [(EventKind::RegionGone, region(2).address), (EventKind::Region, region(3).address)]);
     }
@@ -514,7 +516,15 @@ mod tests {
     #[test]
     fn the_past_is_summed_by_who_holds_it() {
         let block = |at: u64, mib, state| {
-            (at, PastBlock { address: Address::new(at << 30), bytes: Bytes::mib(mib), state, maker: Maker::default() })
+            (
+                at,
+                PastBlock {
+                    address: Address::new(at << 30),
+                    bytes: Bytes::mib(mib),
+                    state,
+                    maker: Provenance::default(),
+                },
+            )
         };
         let blocks = [(1, 1, BlockState::Live), (2, 2, BlockState::Pinned), (3, 4, BlockState::Retired)];
         let region = |at: u64, mib| Region { address: Address::new(at << 30), bytes: Bytes::mib(mib) };
@@ -529,8 +539,8 @@ mod tests {
     #[test]
     fn holdings_are_summed_by_origin_the_largest_first() {
         let of = |origin, nanos, bytes| {
-            let run = Run { step: 0, at: Moment::from_nanos(nanos) };
-            (Maker { origin: OriginId::new(origin), run }, Bytes::new(bytes))
+            let run = Execution { step: 0, at: Timestamp::from_nanos(nanos) };
+            (Provenance { origin: OriginId::new(origin), run }, Bytes::new(bytes))
         };
         let blocks = [of(1, 5, 10), of(2, 7, 100), of(1, 3, 20), of(3, 0, 1), of(3, 9, 1)];
         let sums = holdings(blocks.into_iter());

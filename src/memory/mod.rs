@@ -30,8 +30,8 @@ pub mod budget;
 pub mod compaction;
 pub mod history;
 pub mod idle;
-mod maker;
 mod oom;
+mod provenance;
 mod slab;
 mod space;
 mod stats;
@@ -43,16 +43,34 @@ pub mod tiles;
 
 use std::fmt;
 
-pub use self::{
-    arena::{
-        Arena, Block, BlockInfo, BlockState, Compaction, Goal, Move, NoScratch, Obstacle, ScopeId, Scoped, Surplus,
-        Survey,
-    },
-    maker::{Maker, Moment, OriginId, PinReason, Request, Run, began},
-    oom::{Hint, Holder, OutOfMemory, Pinned, Story, Tried},
-    stats::Stats,
-    table::BlockId,
-};
+pub use crate::memory::arena::Arena;
+pub use crate::memory::arena::Block;
+pub use crate::memory::arena::BlockInfo;
+pub use crate::memory::arena::BlockState;
+pub use crate::memory::arena::Compaction;
+pub use crate::memory::arena::Goal;
+pub use crate::memory::arena::Move;
+pub use crate::memory::arena::NoScratch;
+pub use crate::memory::arena::Obstacle;
+pub use crate::memory::arena::ScopeId;
+pub use crate::memory::arena::Scoped;
+pub use crate::memory::arena::Surplus;
+pub use crate::memory::arena::Survey;
+pub use crate::memory::oom::Hint;
+pub use crate::memory::oom::Holder;
+pub use crate::memory::oom::OomDetails;
+pub use crate::memory::oom::OutOfMemory;
+pub use crate::memory::oom::Pinned;
+pub use crate::memory::oom::Tried;
+pub use crate::memory::provenance::Execution;
+pub use crate::memory::provenance::OriginId;
+pub use crate::memory::provenance::PinReason;
+pub use crate::memory::provenance::Provenance;
+pub use crate::memory::provenance::Request;
+pub use crate::memory::provenance::Timestamp;
+pub use crate::memory::provenance::began;
+pub use crate::memory::stats::Stats;
+pub use crate::memory::table::BlockId;
 use crate::{
     error::Result,
     units::{Address, Bytes},

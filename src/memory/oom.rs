@@ -2,9 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use super::Strategy;
 use crate::{
     error::{Code, Error},
+    memory::Strategy,
     units::{Bytes, short},
 };
 
@@ -34,14 +34,14 @@ pub struct OutOfMemory {
     /// The arena's limit.
     pub limit: Bytes,
     /// What is known beyond the numbers.
-    pub story: Option<Box<Story>>,
+    pub story: Option<Box<OomDetails>>,
     /// What the device said, where it refused memory that the limit allows.
     pub refusal: Option<Box<Error>>,
 }
 
 /// What a request was for, what was tried, and who holds the memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Story {
+pub struct OomDetails {
     /// What was to be allocated, in words.
     pub wanted: String,
     /// What compaction did, where it was on.
@@ -200,7 +200,7 @@ impl OutOfMemory {
         writeln!(f, "; ({})", self.arena)
     }
 
-    fn write_story(&self, story: &Story, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_story(&self, story: &OomDetails, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !story.share.is_zero() {
             write!(f, "\n  programs' scratch has {} beside the limit for good (gpu_scratch)", story.share)?;
         }
@@ -277,7 +277,7 @@ mod tests {
             ),
             "{tpu}"
         );
-        let story = Story {
+        let story = OomDetails {
             wanted: "jit_step output 3 f32[1610612736]".to_owned(),
             tried: Some(Tried { hole_before: Bytes::gib(2), blocks: 2, bytes: Bytes::mib(7) }),
             pinned: vec![Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }],
@@ -306,7 +306,7 @@ mod tests {
             "{told}"
         );
         let tried = Some(Tried { hole_before: Bytes::gib(3), blocks: 0, bytes: Bytes::ZERO });
-        let idle = OutOfMemory { story: Some(Box::new(Story { tried, ..story })), ..oom.clone() }.to_string();
+        let idle = OutOfMemory { story: Some(Box::new(OomDetails { tried, ..story })), ..oom.clone() }.to_string();
         assert!(idle.contains("\n  compaction moved nothing\n"), "{idle}");
         let (enough, memory) = (Bytes::gib(12), Bytes::gib(64));
         let limit = |devices| {
@@ -338,7 +338,11 @@ mod tests {
             largest_request: Bytes::mib(8),
             reserved: Bytes::mib(32),
             limit: Bytes::mib(55),
-            story: Some(Box::new(Story { share: Bytes::mib(64), wanted: "x".to_owned(), ..Story::default() })),
+            story: Some(Box::new(OomDetails {
+                share: Bytes::mib(64),
+                wanted: "x".to_owned(),
+                ..OomDetails::default()
+            })),
             refusal: None,
         };
         assert_eq!((oom.pool(), oom.in_prospect()), (Bytes::mib(55), Bytes::mib(54)));

@@ -23,8 +23,10 @@
 
 use std::num::NonZeroU32;
 
-use super::space::Tenure;
-use crate::units::{Address, Bytes};
+use crate::{
+    memory::space::Tenure,
+    units::{Address, Bytes},
+};
 
 /// The largest request that gets a slot.
 pub(crate) const LARGEST_SLOT: Bytes = Bytes::kib(4);

@@ -10,12 +10,14 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use super::{
-    maker::{Maker, PinReason},
-    space::Tenure,
-    strategy::Place,
+use crate::{
+    memory::{
+        provenance::{PinReason, Provenance},
+        space::Tenure,
+        strategy::Place,
+    },
+    units::{Address, Bytes},
 };
-use crate::units::{Address, Bytes};
 
 /// Names a block for as long as it lives, and nothing afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +57,7 @@ pub(super) struct Record {
     pub(super) tenure: Tenure,
     /// Why it is pinned, where it is.
     pub(super) pin: PinReason,
-    pub(super) maker: Maker,
+    pub(super) maker: Provenance,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +161,7 @@ mod tests {
             place,
             tenure: Tenure::Live,
             pin: PinReason::default(),
-            maker: Maker::default(),
+            maker: Provenance::default(),
         }
     }
 

@@ -23,7 +23,7 @@
 
 use std::collections::HashSet;
 
-use super::{
+use crate::program::{
     Reject,
     wire::{Field, fields, put_bytes, put_packed},
 };

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::program::{
     Reject,
     bytecode::{
         Additions, Artifact, AttrId, Cursor, OpNameId, PropertyId, Tables, ValueId, container,

@@ -20,7 +20,7 @@
 
 use std::borrow::Cow;
 
-use super::{
+use crate::program::{
     Reject,
     wire::{Field, fields, put_bytes, put_integer, put_packed},
 };

@@ -18,7 +18,7 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
-use super::{
+use crate::program::{
     Reject,
     bytecode::{
         Additions, Artifact, AttrId, Cursor, DialectId, PropertyId, Tables, TypeId, ValueId, container,

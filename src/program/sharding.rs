@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{
+use crate::program::{
     Reject,
     bytecode::{AttrId, Cursor, Tables},
     signature::Known,

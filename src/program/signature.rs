@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::{
+use crate::program::{
     Reject,
-    bytecode::{Artifact, AttrId, Cursor, PropertyId, Tables, TypeId, container, ops, ops::Regions},
+    bytecode::{
+        Artifact, AttrId, Cursor, PropertyId, Tables, TypeId, container,
+        ops::{self, Regions},
+    },
     vhlo::{self, Attribute, VHLO, ValueType},
 };
 

@@ -14,7 +14,7 @@
 //! The groups do not disturb the propagation: over the whole test corpus outputs have the shardings that they have
 //! without ties.
 
-use super::{
+use crate::program::{
     Reject,
     bytecode::{
         Additions, Artifact, Cursor, DialectId, TypeId, ValueId,

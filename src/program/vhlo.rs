@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{
+use crate::program::{
     Reject,
     bytecode::{AttrId, Cursor, Entry, StringId, Tables, TypeId},
 };

@@ -3,14 +3,14 @@
 //! The file under test is the library's own, compiled against the model checker's locks. The bytes are two cells, of
 //! which one is the buffer's place at a time; the checker reports any access that races with the mover's.
 
-#[path = "../../../src/api/buffer/custody.rs"]
-#[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
-mod custody;
 #[allow(missing_docs, reason = "see the types that it stands for")]
 mod sync;
+#[path = "../../../src/runtime/buffer/usage.rs"]
+#[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
+mod usage;
 
-use custody::{Custody, Life, Reader, User};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
+use usage::{Life, Reader, Usage, User};
 
 const CONTENTS: u32 = 42;
 const RUBBISH: u32 = 0xdead;
@@ -18,14 +18,14 @@ const RUBBISH: u32 = 0xdead;
 /// Two places, and a buffer that lies in the first.
 struct World {
     places: [UnsafeCell<u32>; 2],
-    custody: Custody<usize>,
+    usage: Usage<usize>,
 }
 
 impl World {
     fn new() -> Arc<Self> {
-        let custody = Custody::new(0);
-        custody.lock().mark_whole();
-        Arc::new(Self { places: [UnsafeCell::new(CONTENTS), UnsafeCell::new(RUBBISH)], custody })
+        let usage = Usage::new(0);
+        usage.lock().mark_whole();
+        Arc::new(Self { places: [UnsafeCell::new(CONTENTS), UnsafeCell::new(RUBBISH)], usage })
     }
 
     fn read(&self, place: usize) -> u32 {
@@ -40,18 +40,18 @@ impl World {
 
     /// What the mover does; whether it moved.
     fn relocate(&self) -> bool {
-        let Some(from) = self.custody.seize(|place| Some(*place)) else { return false };
+        let Some(from) = self.usage.seize(|place| Some(*place)) else { return false };
         let to = 1 - from;
         self.write(to, self.read(from));
         self.write(from, RUBBISH);
-        self.custody.release(|place| *place = to);
+        self.usage.release(|place| *place = to);
         true
     }
 
     /// What a copy of ours does; whether it was made, and not left to the engine.
     fn copy(&self, reader: Reader) -> bool {
         let place = {
-            let mut state = self.custody.lock();
+            let mut state = self.usage.lock();
             if state.life() != Life::Live || !state.begin_copy(reader) {
                 return false;
             }
@@ -59,7 +59,7 @@ impl World {
         };
         assert_eq!(self.read(place), CONTENTS);
         assert_eq!(self.read(place), CONTENTS);
-        drop(self.custody.end_copy(reader));
+        drop(self.usage.end_copy(reader));
         true
     }
 
@@ -67,7 +67,7 @@ impl World {
     /// not given something else.
     fn launch(&self, consumes: bool) -> bool {
         let place = {
-            let Some(mut state) = self.custody.lock_to_take() else { return false };
+            let Some(mut state) = self.usage.lock_to_take() else { return false };
             if state.life() != Life::Live {
                 state.end_taking();
                 return false;
@@ -78,7 +78,7 @@ impl World {
         if consumes {
             self.write(place, RUBBISH);
         }
-        let mut state = self.custody.lock();
+        let mut state = self.usage.lock();
         state.end_taking();
         state.end_use(User::Run);
         if consumes {
@@ -90,7 +90,7 @@ impl World {
     /// What a program does with an argument; whether the buffer was alive.
     fn run(&self) -> bool {
         let place = {
-            let mut state = self.custody.lock();
+            let mut state = self.usage.lock();
             if state.life() != Life::Live {
                 return false;
             }
@@ -98,7 +98,7 @@ impl World {
             **state
         };
         assert_eq!(self.read(place), CONTENTS);
-        self.custody.lock().end_use(User::Run);
+        self.usage.lock().end_use(User::Run);
         true
     }
 }
@@ -115,7 +115,7 @@ fn programs_never_read_bytes_that_move() {
             .collect();
         world.relocate();
         users.into_iter().for_each(|user| user.join().expect("no panic"));
-        assert_eq!(world.read(**world.custody.lock()), CONTENTS);
+        assert_eq!(world.read(**world.usage.lock()), CONTENTS);
     });
 }
 
@@ -127,13 +127,13 @@ fn an_address_that_an_outsider_holds_stays() {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 let place = {
-                    let mut state = world.custody.lock();
+                    let mut state = world.usage.lock();
                     assert!(state.add_reference());
                     **state
                 };
                 assert_eq!(world.read(place), CONTENTS);
                 assert_eq!(world.read(place), CONTENTS);
-                assert_eq!(world.custody.lock().drop_reference(), Some(true));
+                assert_eq!(world.usage.lock().drop_reference(), Some(true));
             })
         };
         world.relocate();
@@ -149,7 +149,7 @@ fn bytes_are_freed_once_whoever_lets_go_last() {
         let world = World::new();
         // As `Buffer::land` and `Buffer::delete` do: whoever finds the bytes free takes them.
         let take_if_free = |world: &World| {
-            let mut state = world.custody.lock();
+            let mut state = world.usage.lock();
             let free = state.is_free() && **state < 2;
             if free {
                 **state = 2;
@@ -164,7 +164,7 @@ fn bytes_are_freed_once_whoever_lets_go_last() {
             let world = Arc::clone(&world);
             thread::spawn(move || world.relocate())
         };
-        let ended = world.custody.lock().end(Life::Deleted);
+        let ended = world.usage.lock().end(Life::Deleted);
         assert!(ended);
         let by_owner = take_if_free(&world);
         let by_user = user.join().expect("no panic");
@@ -183,7 +183,7 @@ fn two_movers_never_have_the_same_bytes() {
         };
         let moved = usize::from(world.relocate()) + usize::from(other.join().expect("no panic"));
         assert!(moved >= 1);
-        assert_eq!(**world.custody.lock(), moved % 2);
+        assert_eq!(**world.usage.lock(), moved % 2);
         assert_eq!(world.read(moved % 2), CONTENTS);
     });
 }
@@ -235,10 +235,10 @@ fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_eac
     // One of them is copied meanwhile, so that there is something to wait for.
     loom::model(|| {
         let worlds = [World::new(), World::new()];
-        assert!(worlds[0].custody.lock().begin_copy(Reader::Copy));
+        assert!(worlds[0].usage.lock().begin_copy(Reader::Copy));
         let take = |worlds: [&Arc<World>; 2]| {
             for world in worlds {
-                assert!(world.custody.lock_to_take().is_some());
+                assert!(world.usage.lock_to_take().is_some());
             }
         };
         let other = {
@@ -247,7 +247,7 @@ fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_eac
         };
         let copier = {
             let world = Arc::clone(&worlds[0]);
-            thread::spawn(move || drop(world.custody.end_copy(Reader::Copy)))
+            thread::spawn(move || drop(world.usage.end_copy(Reader::Copy)))
         };
         let [one, two] = &worlds;
         take([one, two]);
@@ -260,15 +260,15 @@ fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_eac
 fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
     loom::model(|| {
         let world = World::new();
-        assert!(world.custody.lock().begin_copy(Reader::Copy));
+        assert!(world.usage.lock().begin_copy(Reader::Copy));
         let launch = {
             let world = Arc::clone(&world);
             thread::spawn(move || assert!(world.launch(true)))
         };
-        drop(world.custody.end_copy(Reader::Copy));
+        drop(world.usage.end_copy(Reader::Copy));
         let moved = world.relocate();
         launch.join().expect("no panic");
-        let place = **world.custody.lock();
+        let place = **world.usage.lock();
         assert_eq!(place, usize::from(moved));
         assert_eq!(world.read(place), RUBBISH, "the program wrote there");
     });

@@ -8,14 +8,14 @@
 
 use std::ptr;
 
-use super::{Buffer, custody::Stay};
 use crate::{
-    api::{
-        arena::compaction,
-        entry::{Entry, Outcome},
-    },
-    engine::views,
+    api::entry::Entry,
+    engine::{Outcome, views},
     error::Error,
+    runtime::{
+        allocator::compaction,
+        buffer::{Buffer, usage::MoveBarrier},
+    },
     sys,
 };
 
@@ -73,7 +73,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
             let mut state = hold.buffer.state();
             let first = state.add_reference();
             if let Some(held) = state.held().filter(|_| first) {
-                held.pin(Stay::Referenced);
+                held.pin(MoveBarrier::Referenced);
             }
         }
         Ok(())
@@ -113,7 +113,7 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         let mut state = hold.buffer.state();
         let first = state.give_address();
         if let Some(held) = state.held().filter(|_| first) {
-            held.pin(Stay::AddressKnown);
+            held.pin(MoveBarrier::AddressKnown);
         }
         Ok(())
     }

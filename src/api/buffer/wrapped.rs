@@ -2,26 +2,26 @@
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
-use super::{
-    Buffer,
-    shape::{Shape, dense_size},
-    storage::{Access, Storage},
-};
 use crate::{
-    api::{
-        arena::admission::Admission,
-        entry::{Entry, Outcome, slice},
-        plugin, state,
-        transfer::{
-            arrival::Arrival,
-            host::{destination, is_default_layout},
-        },
-    },
+    api::entry::Entry,
     config::EngineKind,
-    engine::views,
+    engine::{Outcome, process, views},
     error::Error,
     report::snapshot::OriginKind,
-    sys,
+    runtime::{
+        allocator::admission::Admission,
+        buffer::{
+            Buffer,
+            storage::{Access, Storage},
+        },
+        client,
+        shape::{Shape, dense_size},
+        transfer::{
+            host::{destination, is_default_layout},
+            upload::Upload,
+        },
+    },
+    sys::{self, slice},
 };
 
 /// Told of the end of a view whose maker does not want to know: engines call the callback without looking whether there
@@ -30,7 +30,7 @@ unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
 
 impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         if self.memory.is_null() && self.device.is_null() {
             return Err(Error::invalid_argument(
                 "PJRT_Client_CreateViewOfDeviceBuffer requires either a device or a memory",
@@ -44,7 +44,7 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
                 .call(Self { on_delete_callback: self.on_delete_callback.or(Some(nobody_listens)), ..*self })?;
             let at = self.device_buffer_ptr.expose_provenance();
             // Another platform's memory is not this process's to read.
-            let readable = plugin::kind() == Some(EngineKind::Cpu)
+            let readable = process::kind() == Some(EngineKind::Cpu)
                 && is_default_layout(self.layout)
                 && client.viewable.contains(self.element_type);
             self.buffer =
@@ -56,7 +56,7 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
 
 impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         if self.memory.is_null() && self.device.is_null() {
             return Err(Error::invalid_argument(
                 "PJRT_Client_CreateUninitializedBuffer requires either a device or a memory",
@@ -75,7 +75,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                 Some((site, size)) => {
                     let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
                     // Whatever the bytes are, they are what was asked for.
-                    Arrival::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
+                    Upload::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
                     let place = (self.device, self.memory);
@@ -92,7 +92,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
 
 impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
             let args = views::with_layout(self.shape_layout, self.shape_num_dims, |shape_layout| {
@@ -106,7 +106,7 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
 
 impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
             let dims = slice(self.shape_dims, self.shape_num_dims);
@@ -127,7 +127,7 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
 
 impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let client = state::client(self.client)?;
+        let client = client::find(self.client)?;
         if self.buffer.is_null() {
             // SAFETY: the caller's promise; the alias is to hold an error.
             unsafe { client.engine.call(*self)? };

@@ -4,9 +4,10 @@ use std::ffi::c_char;
 
 use serde_json::{Value, json};
 
-use super::{super::plugin, give, tell};
 use crate::{
+    api::control::{give, tell},
     config::{self, Environment},
+    engine::process,
     error::Result,
 };
 
@@ -24,12 +25,12 @@ pub unsafe extern "C" fn pjrt_arena_engine(buffer: *mut c_char, capacity: usize)
 }
 
 fn engine() -> Result<Value> {
-    let (kind, path) = match plugin::loaded() {
+    let (kind, path) = match process::loaded() {
         Some((engine, kind)) => (kind, engine.path().to_path_buf()),
         None => {
             let environment = Environment::of_process();
             let (request, _) = config::before_client(&environment)?;
-            let choice = plugin::choose(&request, &environment)?;
+            let choice = process::choose(&request, &environment)?;
             (choice.taken().kind, choice.taken().path.clone())
         }
     };

@@ -2,11 +2,13 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::{
-    super::{entry::Failure, ffi, plugin},
-    give, tell,
+use crate::{
+    api::control::{give, tell},
+    config::EngineKind,
+    engine::{Failure, process},
+    runtime::callbacks::ffi,
+    sys,
 };
-use crate::{config::EngineKind, sys};
 
 /// What went wrong, in one sentence; empty when nothing did.
 fn sentence(outcome: Result<(), Failure>) -> String {
@@ -80,5 +82,5 @@ pub unsafe extern "C" fn pjrt_arena_ffi_register_type(
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_ffi_is_for_cpu() -> std::ffi::c_int {
     let gpu = |kind| kind != EngineKind::Cpu;
-    (plugin::engine().is_ok() && !plugin::kind().is_some_and(gpu)).into()
+    (process::engine().is_ok() && !process::kind().is_some_and(gpu)).into()
 }

@@ -8,12 +8,8 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    super::state::{self, Client},
-    give, tell,
-};
 use crate::{
-    api::arena::{admission::Shared, compaction, device_memory::DeviceMemory},
+    api::control::{give, tell},
     engine::scratch,
     error::{Error, Result},
     memory::{
@@ -21,13 +17,18 @@ use crate::{
         tiles::{self, Element},
     },
     report::{MapBlock, MapKind, Screen, map},
+    runtime::{
+        allocator::{admission::SharedPool, compaction},
+        client::{self, Client},
+        device_memory::DeviceMemory,
+    },
     units::Bytes,
 };
 
 /// What `each` says of each device's memory, over all clients; behind the devices of a client, of what was put into the host's
 /// memory for them.
 fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
-    let visits = state::visits();
+    let visits = client::guard_all();
     let arenas = visits.iter().flat_map(|client| client.arenas().map(move |arena| (client, arena)));
     arenas.map(|(client, arena)| each(client, arena)).collect()
 }
@@ -99,7 +100,7 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
         })
     });
     // What the engine's pool keeps for the next program, where that lies in the same memory.
-    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, Shared::shrink);
+    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::shrink);
     returned(memory.name(), whole + pages + scratch, regions, start)
 }
 

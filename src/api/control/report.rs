@@ -8,16 +8,15 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{
-    super::state,
-    give,
-    snapshot::{self, Settled},
-    tell, track,
-};
 use crate::{
-    api::arena::device_memory::DeviceMemory,
+    api::control::{
+        give,
+        snapshot::{self, Settled},
+        tell, track,
+    },
     config,
-    memory::{Moment, history::holdings},
+    memory::{Timestamp, history::holdings},
+    runtime::{client, device_memory::DeviceMemory},
     units::Bytes,
 };
 
@@ -46,14 +45,14 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
 
 /// What each device's memory comes to, as JSON: an array with, for each device, bytes now, at the peak, allocated and
 /// freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start or
-/// [`super::pjrt_arena_reset_peak`], sums since the start.
+/// [`crate::api::control::pjrt_arena_reset_peak`], sums since the start.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
-        let clients = state::visits();
+        let clients = client::guard_all();
         clients.iter().for_each(|client| client.settle());
         let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
         let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
@@ -68,7 +67,7 @@ fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
     let stats = memory.stats();
     memory.complete(&mut blocks);
     let holders = holdings(blocks.iter().map(|info| (info.maker, info.held)));
-    let now = memory.records_history().then(|| Moment::now().nanos()).flatten();
+    let now = memory.records_history().then(|| Timestamp::now().nanos()).flatten();
     let row = |current: Bytes, peak: Bytes, allocated: Bytes, freed: Bytes| {
         let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes::get);
         json!({ "current": current, "peak": peak, "allocated": allocated, "freed": freed })

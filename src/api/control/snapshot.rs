@@ -3,14 +3,14 @@
 use std::{env, path::Path, time::SystemTime};
 
 use crate::{
-    api::{
-        arena::{device_memory::DeviceMemory, origins::ORIGINS},
-        buffer::custody::Stay,
-        state::{self, Client},
-    },
     config,
     memory::began,
     report::snapshot::{Device, Snapshot},
+    runtime::{
+        buffer::usage::MoveBarrier,
+        client::{self, Client},
+        device_memory::{DeviceMemory, origins::ORIGINS},
+    },
     units::Bytes,
 };
 
@@ -25,7 +25,7 @@ pub enum Settled {
 
 /// All arenas now. Each is looked at under its own lock.
 pub fn take(settled: Settled) -> Snapshot {
-    let clients = state::visits();
+    let clients = client::guard_all();
     if settled == Settled::Yes {
         clients.iter().for_each(|client| client.settle());
     }
@@ -48,7 +48,7 @@ pub fn take(settled: Settled) -> Snapshot {
         now,
         // After the blocks, so that each finds its row.
         origins: ORIGINS.rows(),
-        pin_reasons: std::iter::once("").chain(Stay::ALL.map(Stay::reason)).collect(),
+        pin_reasons: std::iter::once("").chain(MoveBarrier::ALL.map(MoveBarrier::reason)).collect(),
         devices,
     }
 }

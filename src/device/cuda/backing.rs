@@ -2,15 +2,15 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{
-    chunks::Chunks,
-    device::CudaDevice,
-    driver::Failure,
-    maker::Maker,
-    owned::DeviceMemory,
-    regions::{Held, Memory},
-};
 use crate::{
+    device::cuda::{
+        chunks::Chunks,
+        device::CudaDevice,
+        driver::Failure,
+        maker::Maker,
+        owned::DeviceMemory,
+        regions::{Held, Memory},
+    },
     error::{Code, Error, Result},
     memory::{Backing, Region, budget::Budget, compaction::Costs},
     units::Bytes,
@@ -87,13 +87,13 @@ impl CudaBacking {
             log::warn!("GPU {} maps no memory that it can use: {failure}; regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         }
-        let costs = super::carrier::costs(device.bandwidth(), Some(chunk));
+        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), Some(chunk));
         Ok(Self { device, chunks: Some((maker, chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
-        let costs = super::carrier::costs(device.bandwidth(), None);
+        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), None);
         Self { device, chunks: None, budget: None, costs }
     }
 

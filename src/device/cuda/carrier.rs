@@ -13,17 +13,17 @@
 
 use std::sync::Arc;
 
-use super::{
-    backing::CudaBacking,
-    chunks::Chunks,
-    device::CudaDevice,
-    driver::Failure,
-    exchange::{Exchange, Parts},
-    regions::Held,
-};
 use crate::{
     device::{
         Carrier, HostArray, Mover,
+        cuda::{
+            backing::CudaBacking,
+            chunks::Chunks,
+            device::CudaDevice,
+            driver::Failure,
+            exchange::{Exchange, Parts},
+            regions::Held,
+        },
         shift::{Extent, Shift},
     },
     error::{Error, Result},
@@ -40,7 +40,7 @@ const SHARE_TENTHS: u64 = 8;
 /// The bandwidth of a GPU that does not tell: that of a small one of today.
 const BANDWIDTH: u64 = 1_000_000_000_000;
 
-/// What an exchange of chunks costs, see [`super::exchange`].
+/// What an exchange of chunks costs, see [`crate::device::cuda::exchange`].
 const PER_EXCHANGE_NS: u32 = 20_000;
 const PER_EXCHANGED_CHUNK_NS: u64 = 150_000;
 

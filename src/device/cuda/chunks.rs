@@ -22,11 +22,11 @@ use std::{
 use cudarc::driver::sys::CUdeviceptr;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{
-    driver::{Failure, out},
-    maker::{Maker, Physical},
-};
 use crate::{
+    device::cuda::{
+        driver::{Failure, out},
+        maker::{Maker, Physical},
+    },
     memory::Region,
     units::{Address, Bytes},
 };

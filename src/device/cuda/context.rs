@@ -22,11 +22,13 @@ use std::{
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
 
-use super::{
-    driver::{Driver, Failure, out, out_pointer},
-    vendor::{COPY_BY_ADDRESS, Vendor},
+use crate::{
+    device::cuda::{
+        driver::{Driver, Failure, out, out_pointer},
+        vendor::{COPY_BY_ADDRESS, Vendor},
+    },
+    units::{Address, Bytes},
 };
-use crate::units::{Address, Bytes};
 
 /// The primary context of a device, which the engine uses too. Held until this is dropped.
 #[derive(Debug)]

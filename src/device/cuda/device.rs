@@ -9,15 +9,15 @@ use std::{
 use cudarc::driver::sys::CUdevice_attribute;
 use parking_lot::Mutex;
 
-use super::{
-    context::Context,
-    driver::{Driver, Failure, out},
-    owned::DeviceMemory,
-    regions::{Held, Regions},
-    staging::Staging,
-    stream::Stream,
-};
 use crate::{
+    device::cuda::{
+        context::Context,
+        driver::{Driver, Failure, out},
+        owned::DeviceMemory,
+        regions::{Held, Regions},
+        staging::Staging,
+        stream::Stream,
+    },
     error::{Code, Error, Result},
     memory::Region,
     units::{Address, Bytes},

@@ -12,7 +12,7 @@
 //!
 //! HIP's functions take what NVIDIA's take: handles are pointers, devices ordinals, and its `hipDeviceptr_t`, a pointer, is passed
 //! as the number that `CUdeviceptr` is. Its statuses that are told apart here have NVIDIA's numbers. What differs is in
-//! [`vendor`](super::vendor) and [`context`](super::context).
+//! [`vendor`](crate::device::cuda::vendor) and [`context`](crate::device::cuda::context).
 //!
 //! The types and the constants are cudarc's. Its calls (`driver::result`, `driver::safe`) are not used, for they go to a
 //! library that cudarc opens itself: it panics where there is none or where a symbol is missing, it prefers another file
@@ -34,9 +34,10 @@ use cudarc::driver::sys::{
 };
 use parking_lot::Mutex;
 
-pub use super::failure::Unavailable;
-pub(super) use super::failure::{Failure, Status};
-use super::{failure::is_missing, vendor::Vendor};
+pub(super) use crate::device::cuda::failure::Failure;
+pub(super) use crate::device::cuda::failure::Status;
+pub use crate::device::cuda::failure::Unavailable;
+use crate::device::cuda::{failure::is_missing, vendor::Vendor};
 
 /// Declares [`Functions`]: one field for each function, with the symbol that it is found by and its parameters; `as` says
 /// what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's. Each function

@@ -14,12 +14,14 @@
 //! GPU copies in a tenth of that. So blocks are copied as a rule. Exchanges win where memory is slow, and wherever chunks of
 //! the destination have no memory: then nothing has to be made, which takes longer than all else and may fail.
 
-use super::{
-    chunks::{self, Chunks},
-    driver::Failure,
-};
 use crate::{
-    device::shift::{Direction, Extent, Shift},
+    device::{
+        cuda::{
+            chunks::{self, Chunks},
+            driver::Failure,
+        },
+        shift::{Direction, Extent, Shift},
+    },
     memory::compaction::Costs,
     units::Bytes,
 };

@@ -4,8 +4,8 @@ use std::{error, fmt};
 
 use cudarc::driver::sys::CUresult;
 
-use super::vendor::Vendor;
 use crate::{
+    device::cuda::vendor::Vendor,
     error::{Code, Error},
     memory::budget::Over,
 };

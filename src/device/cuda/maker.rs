@@ -20,11 +20,11 @@ use cudarc::driver::sys::{
 };
 use parking_lot::RwLock;
 
-use super::{
-    context::Context,
-    driver::{Failure, out},
-};
 use crate::{
+    device::cuda::{
+        context::Context,
+        driver::{Failure, out},
+    },
     memory::budget::{Budget, Charge},
     units::{Address, Bytes},
 };

@@ -43,12 +43,20 @@ mod stream;
 mod tests;
 mod vendor;
 
-pub use self::{
-    backing::{CHUNK, CudaBacking},
-    device::{CudaDevice, MemoryInfo},
-    driver::{Driver, Unavailable},
-    pinned::PinnedBacking,
-    pool::{EnginePool, FixedShare, KeptPool, PoolUsage},
-    probe::{Gpu, Offer, Version, probe, probe_library},
-    vendor::Vendor,
-};
+pub use crate::device::cuda::backing::CHUNK;
+pub use crate::device::cuda::backing::CudaBacking;
+pub use crate::device::cuda::device::CudaDevice;
+pub use crate::device::cuda::device::MemoryInfo;
+pub use crate::device::cuda::driver::Driver;
+pub use crate::device::cuda::driver::Unavailable;
+pub use crate::device::cuda::pinned::PinnedBacking;
+pub use crate::device::cuda::pool::EnginePool;
+pub use crate::device::cuda::pool::FixedShare;
+pub use crate::device::cuda::pool::KeptPool;
+pub use crate::device::cuda::pool::PoolUsage;
+pub use crate::device::cuda::probe::Gpu;
+pub use crate::device::cuda::probe::Offer;
+pub use crate::device::cuda::probe::Version;
+pub use crate::device::cuda::probe::probe;
+pub use crate::device::cuda::probe::probe_library;
+pub use crate::device::cuda::vendor::Vendor;

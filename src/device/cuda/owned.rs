@@ -4,11 +4,11 @@ use std::{ffi::c_void, sync::Arc};
 
 use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr};
 
-use super::{
-    context::Context,
-    driver::{Failure, out, out_pointer},
-};
 use crate::{
+    device::cuda::{
+        context::Context,
+        driver::{Failure, out, out_pointer},
+    },
     memory::budget::Charge,
     units::{Address, Bytes},
 };

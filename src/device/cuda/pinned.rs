@@ -2,14 +2,17 @@
 
 use std::{ptr, sync::Arc};
 
-use super::{
-    device::CudaDevice,
-    driver::Failure,
-    owned::PinnedMemory,
-    regions::{Held, Memory},
-};
 use crate::{
-    device::{Carrier, HostArray, Mover, strided},
+    device::{
+        Carrier, HostArray, Mover,
+        cuda::{
+            device::CudaDevice,
+            driver::Failure,
+            owned::PinnedMemory,
+            regions::{Held, Memory},
+        },
+        strided,
+    },
     error::{Error, Result},
     memory::{Backing, Region, budget::Budget, compaction::Costs},
     units::{Address, Bytes},

@@ -16,8 +16,14 @@ use std::{ffi::c_void, sync::Arc};
 
 use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool, CUresult};
 
-use super::{device::CudaDevice, driver::out_pointer};
-use crate::{device::ScratchPool, error::Result, units::Bytes};
+use crate::{
+    device::{
+        ScratchPool,
+        cuda::{device::CudaDevice, driver::out_pointer},
+    },
+    error::Result,
+    units::Bytes,
+};
 
 /// The default pool of a device.
 #[derive(Clone, Debug)]

@@ -18,11 +18,13 @@ use std::{
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::{
-    driver::{Driver, Failure, Unavailable, out, out_pointer},
-    vendor::Vendor,
+use crate::{
+    device::cuda::{
+        driver::{Driver, Failure, Unavailable, out, out_pointer},
+        vendor::Vendor,
+    },
+    units::Bytes,
 };
-use crate::units::Bytes;
 
 /// What the driver offers.
 #[derive(Clone, Debug, PartialEq, Eq)]

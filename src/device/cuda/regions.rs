@@ -11,13 +11,13 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{
-    chunks::Chunks,
-    driver::Failure,
-    owned::{DeviceMemory, PinnedMemory},
-    stream::Ticket,
-};
 use crate::{
+    device::cuda::{
+        chunks::Chunks,
+        driver::Failure,
+        owned::{DeviceMemory, PinnedMemory},
+        stream::Ticket,
+    },
     error::{Error, Result},
     memory::Region,
     units::{Address, Bytes},

@@ -17,14 +17,17 @@ use std::{ffi::c_void, sync::Arc};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::{
-    context::Context,
-    driver::Failure,
-    owned::PinnedMemory,
-    stream::{Event, Stream},
-};
 use crate::{
-    device::{HostArray, strided},
+    device::{
+        HostArray,
+        cuda::{
+            context::Context,
+            driver::Failure,
+            owned::PinnedMemory,
+            stream::{Event, Stream},
+        },
+        strided,
+    },
     units::{Address, Bytes},
 };
 

@@ -20,7 +20,7 @@ use std::sync::{
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 use parking_lot::Mutex;
 
-use super::{
+use crate::device::cuda::{
     context::Context,
     driver::{Failure, out_pointer},
 };

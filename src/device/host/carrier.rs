@@ -2,9 +2,8 @@
 
 use std::ptr;
 
-use super::HostBacking;
 use crate::{
-    device::{Carrier, HostArray, strided},
+    device::{Carrier, HostArray, host::HostBacking, strided},
     error::Result,
     units::{Address, Bytes},
 };

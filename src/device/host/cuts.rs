@@ -23,8 +23,10 @@ use std::{
     },
 };
 
-use super::exchange::{Direction, Extent, Shift};
-use crate::units::{Address, Bytes};
+use crate::{
+    device::host::exchange::{Direction, Extent, Shift},
+    units::{Address, Bytes},
+};
 
 /// The cuts of all devices of the process.
 static ALL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);

@@ -31,9 +31,11 @@ use rustix::{
     mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap},
 };
 
-use super::HUGE_PAGE;
 pub(super) use crate::device::shift::{Direction, Extent, Shift};
-use crate::units::{Address, Bytes};
+use crate::{
+    device::host::HUGE_PAGE,
+    units::{Address, Bytes},
+};
 
 impl Extent {
     pub(super) fn pointer(self) -> *mut c_void {

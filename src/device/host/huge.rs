@@ -35,7 +35,7 @@ use rustix::{
     thread::transparent_huge_pages_are_disabled,
 };
 
-use super::exchange::Extent;
+use crate::device::host::exchange::Extent;
 
 /// The kernel's folder, below the root.
 const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";

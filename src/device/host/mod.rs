@@ -30,12 +30,12 @@ use std::{ffi::c_void, ptr, sync::Arc};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-pub use self::{
-    capacity::{capacity, left_to_map},
-    huge::{HugePages, huge_pages},
-};
-use self::{exchange::Extent, mover::Exchanges};
+pub use crate::device::host::capacity::capacity;
+pub use crate::device::host::capacity::left_to_map;
+pub use crate::device::host::huge::HugePages;
+pub use crate::device::host::huge::huge_pages;
 use crate::{
+    device::host::{exchange::Extent, mover::Exchanges},
     error::{Code, Error, Result},
     memory::{Backing, Region},
     units::{Address, Bytes},

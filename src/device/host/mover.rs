@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A unit is a page, or a huge page where regions ask for those or the kernel gives them to everybody. Where source and
-//! destination lie alike within a unit, and there are enough whole units, pages change places ([`exchange`](super::exchange));
+//! destination lie alike within a unit, and there are enough whole units, pages change places ([`exchange`](crate::device::host::exchange));
 //! head and tail share their pages with neighbours, and are copied. All else is copied at once: one `memmove` runs as
 //! fast as the memory does (20 GB/s forwards, 18 GB/s overlapping), and a second thread adds nothing.
 //!
@@ -43,13 +43,15 @@ use rustix::{
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous},
 };
 
-use super::{
-    HostBacking,
-    cuts::{self, Cuts},
-    exchange::{self, Extent, Shift},
-};
 use crate::{
-    device::Mover,
+    device::{
+        Mover,
+        host::{
+            HostBacking,
+            cuts::{self, Cuts},
+            exchange::{self, Extent, Shift},
+        },
+    },
     error::{Error, Result},
     memory::compaction::{Costs, Remap},
     units::{Address, Bytes},

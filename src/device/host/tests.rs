@@ -12,13 +12,15 @@ use std::{
 use proptest::prelude::*;
 use rustix::{io::Errno, mm::mmap_anonymous};
 
-use super::{
-    cuts::{Cuts, borders},
-    exchange::{Shift, exchange, remap},
-    mover::resident,
-    *,
+use crate::device::{
+    Mover,
+    host::{
+        cuts::{Cuts, borders},
+        exchange::{Shift, exchange, remap},
+        mover::resident,
+        *,
+    },
 };
-use crate::device::Mover;
 
 const PAGE: Bytes = Bytes::kib(4);
 const ORDER: Ordering = Ordering::Relaxed;

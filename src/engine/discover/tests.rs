@@ -1,7 +1,6 @@
 //! Discovery over folders made for each test.
 
-use super::*;
-use crate::error::Code;
+use crate::{engine::discover::*, error::Code};
 use proptest::prelude::proptest;
 use tempfile::TempDir;
 

@@ -40,10 +40,9 @@ use std::{
     },
 };
 
-use self::pool::Pool;
-pub use self::pool::Usage;
+pub use crate::engine::scratch::pool::Usage;
 use crate::{
-    engine::imports,
+    engine::{imports, scratch::pool::Pool},
     error::Result,
     memory::{Arena, Backing, Region},
     units::Bytes,

@@ -20,8 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{ALIGN, Discard};
 use crate::{
+    engine::scratch::{ALIGN, Discard},
     error::{Error, Result},
     memory::{Arena, Backing, Block, BlockId, Region, Strategy},
     units::{Address, Bytes},

@@ -13,13 +13,13 @@
 
 use std::{fmt, time::Instant};
 
-use super::{Arena, Block, OutOfMemory, State, recording::lay_at};
 use crate::{
     error::{Error, Result},
     memory::{
+        arena::{Arena, Block, OutOfMemory, State, recording::lay_at},
         compaction::{self, Costs, Kind, Layout, Plan, Run},
         history::EventKind,
-        maker::{Moment, PinReason, Request},
+        provenance::{PinReason, Request, Timestamp},
         space::{Holds, NodeId, Space, Tenure},
         strategy::{Place, SmallBlock},
         table::BlockId,
@@ -82,7 +82,7 @@ pub struct Compaction<'a> {
     ended: bool,
     /// It makes way for a pin, not for a request.
     for_pin: Option<BlockId>,
-    began: Moment,
+    began: Timestamp,
     moved: Bytes,
 }
 
@@ -249,7 +249,7 @@ impl<'a> Compaction<'a> {
             holds: Holds::default(),
             ended: true,
             for_pin: None,
-            began: Moment::now(),
+            began: Timestamp::now(),
             moved: Bytes::ZERO,
         }
     }

@@ -10,9 +10,8 @@
 //! the lock: what a block has taken meanwhile is not touched. When use rises above what was to stay, the rest of the plan
 //! is dropped.
 
-use super::Arena;
 use crate::{
-    memory::{Region, space::NodeId},
+    memory::{Region, arena::Arena, space::NodeId},
     units::{Address, Bytes},
 };
 

@@ -27,27 +27,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::{
-    compaction::{Compaction, Goal, Move, Obstacle},
-    idle::Surplus,
-    recording::{ScopeId, Scoped, Survey},
-    scratch::NoScratch,
-};
-use self::{
-    lock::{Guard, Lock},
-    recording::{Scopes, Watched},
-    state::{Counters, State},
-};
-use super::{
-    Backing, OutOfMemory, Region, Stats, Strategy, give_back,
-    history::{EventKind, History},
-    maker::{Maker, PinReason, Request},
-    space::{MIN_GRANULE, Tenure},
-    strategy::{Growing, Placement, Platform, Preallocate, Shortage},
-    table::{BlockId, Table},
-};
+pub use crate::memory::arena::compaction::Compaction;
+pub use crate::memory::arena::compaction::Goal;
+pub use crate::memory::arena::compaction::Move;
+pub use crate::memory::arena::compaction::Obstacle;
+pub use crate::memory::arena::idle::Surplus;
+pub use crate::memory::arena::recording::ScopeId;
+pub use crate::memory::arena::recording::Scoped;
+pub use crate::memory::arena::recording::Survey;
+pub use crate::memory::arena::scratch::NoScratch;
 use crate::{
     error::{Error, Result},
+    memory::{
+        Backing, OutOfMemory, Region, Stats, Strategy,
+        arena::{
+            lock::{Guard, Lock},
+            recording::{Scopes, Watched},
+            state::{Counters, State},
+        },
+        give_back,
+        history::{EventKind, History},
+        provenance::{PinReason, Provenance, Request},
+        space::{MIN_GRANULE, Tenure},
+        strategy::{Growing, Placement, Platform, Preallocate, Shortage},
+        table::{BlockId, Table},
+    },
     units::{Address, Bytes},
 };
 
@@ -83,7 +87,7 @@ pub struct BlockInfo {
     /// Live, pinned or retired.
     pub state: BlockState,
     /// Who made it, as far as the arena was told.
-    pub maker: Maker,
+    pub maker: Provenance,
     /// Why it is pinned, where it is.
     pub pin: PinReason,
 }
@@ -234,7 +238,7 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::retire`].
-    pub fn retire_as(&self, id: BlockId, maker: Option<Maker>) -> Result<()> {
+    pub fn retire_as(&self, id: BlockId, maker: Option<Provenance>) -> Result<()> {
         let state = &mut *self.state.lock();
         let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
         if record.tenure == Tenure::Retired {
@@ -269,7 +273,7 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::free`].
-    pub fn free_as(&self, id: BlockId, maker: Option<Maker>) -> Result<()> {
+    pub fn free_as(&self, id: BlockId, maker: Option<Provenance>) -> Result<()> {
         let mut state = self.state.lock();
         let mut record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
         if let Some(maker) = maker {

@@ -11,13 +11,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Arena, BlockInfo, BlockState, OutOfMemory, Request, State};
 use crate::{
     error::Result,
     memory::{
         Backing, Region, Stats,
+        arena::{Arena, BlockInfo, BlockState, OutOfMemory, Request, State},
         history::{Event, EventKind, Events, Failure, History, Note, block_number, told},
-        maker::{Maker, Moment, PinReason},
+        provenance::{PinReason, Provenance, Timestamp},
         space::Tenure,
         strategy::Place,
         table::{BlockId, Record},
@@ -140,7 +140,7 @@ pub struct Survey {
     /// What happened before.
     pub events: Events,
     /// When it was taken.
-    pub at: Moment,
+    pub at: Timestamp,
 }
 
 impl Arena {
@@ -162,7 +162,7 @@ impl Arena {
     /// Everything about this instant, taken in one piece. O(blocks and events), with the lock.
     pub fn survey(&self) -> Survey {
         let state = &mut *self.state.lock();
-        let at = Moment::now();
+        let at = Timestamp::now();
         if state.history.is_on() {
             // Growth that failed gave some back, and no block came that would have told.
             state.history.see_regions(at, state.placement.regions());
@@ -178,8 +178,8 @@ impl Arena {
     }
 
     /// Remembers that a request failed and what the caller was told.
-    pub fn note_failure(&self, numbers: OutOfMemory, maker: Maker, text: String) {
-        self.state.lock().history.fail(Moment::now(), Failure { numbers, maker, text });
+    pub fn note_failure(&self, numbers: OutOfMemory, maker: Provenance, text: String) {
+        self.state.lock().history.fail(Timestamp::now(), Failure { numbers, maker, text });
     }
 
     /// Begins to watch for the most in use. O(1).
@@ -233,8 +233,8 @@ impl State {
 
     /// Notes that `id` came, `at` that moment or now.
     #[inline(never)]
-    pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, at: Option<Moment>, backing: &Watched) {
-        let at = at.unwrap_or_else(Moment::now);
+    pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, at: Option<Timestamp>, backing: &Watched) {
+        let at = at.unwrap_or_else(Timestamp::now);
         let calls = backing.calls.load(Ordering::Relaxed);
         if calls != self.device_calls {
             self.device_calls = calls;
@@ -252,8 +252,8 @@ impl State {
 
     /// Notes that `id` went, and perhaps its region with it; when, which is now.
     #[inline(never)]
-    pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) -> Moment {
-        let at = Moment::now();
+    pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) -> Timestamp {
+        let at = Timestamp::now();
         let other = record.maker.run.at.raw();
         self.history.note(at, Note { other, ..of_block(EventKind::Free, id, record, held) });
         if let Place::Mapping { .. } = record.place {
@@ -269,7 +269,7 @@ impl State {
     pub(super) fn note_block(&mut self, kind: EventKind, id: BlockId, before: &Record, other: u64) {
         if self.history.is_on() {
             let held = self.placement.held(before.place);
-            self.history.note(Moment::now(), Note { other, ..of_block(kind, id, before, held) });
+            self.history.note(Timestamp::now(), Note { other, ..of_block(kind, id, before, held) });
         }
     }
 
@@ -282,14 +282,14 @@ impl State {
         let now = self.scratch.bytes();
         if self.history.is_on() && now != before {
             let note = Note { other: before.get(), ..Note::new(EventKind::Scratch, now) };
-            self.history.note(Moment::now(), note);
+            self.history.note(Timestamp::now(), note);
         }
     }
 
     /// Notes which regions are about to go.
     pub(super) fn note_surplus(&mut self, surplus: &[Region]) {
         if self.history.is_on() && !surplus.is_empty() {
-            self.history.see_regions(Moment::now(), self.placement.regions());
+            self.history.see_regions(Timestamp::now(), self.placement.regions());
         }
     }
 
@@ -298,7 +298,7 @@ impl State {
         let Some(record) = self.table.get(id).copied() else { return };
         let held = self.placement.held(record.place);
         if self.history.is_on() && held != before {
-            let at = Moment::now();
+            let at = Timestamp::now();
             let born = record.maker.run.at.raw();
             self.history.note(at, Note { other: born, ..of_block(EventKind::Free, id, &record, before) });
             let other = record.requested.get();
@@ -309,8 +309,8 @@ impl State {
 
     /// Notes the end of a compaction that began at `began`.
     #[cold]
-    pub(super) fn note_compaction(&mut self, began: Moment, buffers: usize, bytes: Bytes) {
-        let at = Moment::now();
+    pub(super) fn note_compaction(&mut self, began: Timestamp, buffers: usize, bytes: Bytes) {
+        let at = Timestamp::now();
         let lasted = at.raw().saturating_sub(began.raw());
         let note = Note {
             block: buffers as u64,

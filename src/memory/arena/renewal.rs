@@ -8,11 +8,11 @@
 //! the same place: the old id is stale, and numbers, peaks and history show one block going and one coming. Only the place
 //! is never free in between, so nobody else can take it.
 
-use super::{Arena, BlockId, State};
 use crate::{
     error::{Error, Result},
     memory::{
-        maker::{Maker, Request},
+        arena::{Arena, BlockId, State},
+        provenance::{Provenance, Request},
         space::Tenure,
         strategy::Placed,
         table::Record,
@@ -25,7 +25,7 @@ impl Arena {
     ///
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is not retired; nothing changes then.
-    pub fn renew(&self, id: BlockId, maker: Maker) -> Result<BlockId> {
+    pub fn renew(&self, id: BlockId, maker: Provenance) -> Result<BlockId> {
         let mut state = self.state.lock();
         let record = *state.table.get(id).ok_or_else(|| self.unknown(id))?;
         if record.tenure != Tenure::Retired {
@@ -40,7 +40,7 @@ impl Arena {
 }
 
 impl State {
-    fn renew(&mut self, id: BlockId, record: &Record, maker: Maker, backing: &super::Watched) -> BlockId {
+    fn renew(&mut self, id: BlockId, record: &Record, maker: Provenance, backing: &super::Watched) -> BlockId {
         let Record { requested: size, address, place, .. } = *record;
         let held = self.placement.held(place);
         // One reading of the clock for both: they are one event.

@@ -11,10 +11,12 @@
 
 use std::fmt;
 
-use super::{Arena, Compaction, State};
 use crate::{
     error::{Code, Error, Result},
-    memory::space::NodeId,
+    memory::{
+        arena::{Arena, Compaction, State},
+        space::NodeId,
+    },
     units::{Bytes, short},
 };
 

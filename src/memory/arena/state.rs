@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::{
-    Block, compaction,
-    recording::{Scopes, Watched},
-    scratch,
-};
 use crate::{
     memory::{
         Region, Stats,
+        arena::{
+            Block, compaction,
+            recording::{Scopes, Watched},
+            scratch,
+        },
         history::History,
-        maker::{Moment, Request},
+        provenance::{Request, Timestamp},
         space::Tenure,
         strategy::{Placed, Placement, Shortage},
         table::{BlockId, Record, Table},
@@ -86,7 +86,13 @@ impl State {
 
     /// Puts a block that has a place into the books, but for its slack. It came `at` that moment; `None` is now.
     #[inline(always)]
-    pub(super) fn enter(&mut self, request: Request, placed: Placed, at: Option<Moment>, backing: &Watched) -> BlockId {
+    pub(super) fn enter(
+        &mut self,
+        request: Request,
+        placed: Placed,
+        at: Option<Timestamp>,
+        backing: &Watched,
+    ) -> BlockId {
         let size = request.size;
         let id = self.table.insert(request.record(placed.address, placed.place));
         let counters = &mut self.counters;

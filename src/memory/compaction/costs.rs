@@ -1,7 +1,6 @@
 //! What moving costs on a device.
 
-use super::Spot;
-use crate::units::Bytes;
+use crate::{memory::compaction::Spot, units::Bytes};
 
 /// What it costs to move blocks; all times in nanoseconds. The planner compares plans by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,15 @@ mod costs;
 mod layout;
 mod plan;
 
-pub use self::costs::{Costs, Remap};
-use self::layout::Spot;
-pub(crate) use self::{
-    layout::{Kind, Layout, Run, Span},
-    plan::{Plan, clear, open_hole, pack, pin},
-};
+pub use crate::memory::compaction::costs::Costs;
+pub use crate::memory::compaction::costs::Remap;
+pub(crate) use crate::memory::compaction::layout::Kind;
+pub(crate) use crate::memory::compaction::layout::Layout;
+pub(crate) use crate::memory::compaction::layout::Run;
+pub(crate) use crate::memory::compaction::layout::Span;
+use crate::memory::compaction::layout::Spot;
+pub(crate) use crate::memory::compaction::plan::Plan;
+pub(crate) use crate::memory::compaction::plan::clear;
+pub(crate) use crate::memory::compaction::plan::open_hole;
+pub(crate) use crate::memory::compaction::plan::pack;
+pub(crate) use crate::memory::compaction::plan::pin;

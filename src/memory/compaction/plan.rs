@@ -35,9 +35,13 @@ pub(super) mod testing;
 mod tests;
 mod windows;
 
-use self::{evacuate::Evacuation, gather::Gathering, picture::Picture, slide::Slider};
-use super::{Costs, Layout, Run};
-use crate::memory::space::RegionId;
+use crate::memory::{
+    compaction::{
+        Costs, Layout, Run,
+        plan::{evacuate::Evacuation, gather::Gathering, picture::Picture, slide::Slider},
+    },
+    space::RegionId,
+};
 
 /// Moves one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use crate::memory::slab::*;
 
 const BASE: Address = Address::new(1 << 20);
 

@@ -28,11 +28,13 @@ mod tests;
 
 use std::num::NonZeroU32;
 
-use self::bins::{Bin, Bins};
-pub(crate) use self::moves::Holds;
-use super::Region;
+pub(crate) use crate::memory::space::moves::Holds;
 use crate::{
     error::{Error, Result},
+    memory::{
+        Region,
+        space::bins::{Bin, Bins},
+    },
     units::{Address, Bytes},
 };
 

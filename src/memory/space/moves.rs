@@ -10,11 +10,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Node, NodeId, RegionId, Space, Tenure};
 use crate::{
     memory::{
         Region,
         compaction::{Kind, Layout, Run, Span},
+        space::{Node, NodeId, RegionId, Space, Tenure},
         table::BlockId,
     },
     units::{Address, Bytes},

@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
-use super::*;
-use crate::memory::compaction::Run;
+use crate::memory::{compaction::Run, space::*};
 
 const BASE: Address = Address::new(0x10_0000);
 

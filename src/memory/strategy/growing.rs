@@ -13,16 +13,16 @@
 //! while a loop that takes and frees the same memory pays for one round and runs warm from the second on (fresh
 //! pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts over.
 
-use super::{
-    Place, Placed, Placement, Shortage, Vacated,
-    pool::{Emptied, Pool},
-};
 use crate::{
     error::Error,
     memory::{
         Backing, Region, give_back,
         slab::{Class, ExtentId, MAX_EXTENT},
         space::{RegionId, Space, Tenure},
+        strategy::{
+            Place, Placed, Placement, Shortage, Vacated,
+            pool::{Emptied, Pool},
+        },
     },
     units::{Address, Bytes},
 };

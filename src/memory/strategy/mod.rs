@@ -12,14 +12,16 @@ mod preallocate;
 
 use std::fmt;
 
-pub(super) use self::{growing::Growing, platform::Platform, preallocate::Preallocate};
-use super::{
-    Backing, Region,
-    slab::SlotId,
-    space::{NodeId, RegionId, Space, Tenure},
-};
+pub(super) use crate::memory::strategy::growing::Growing;
+pub(super) use crate::memory::strategy::platform::Platform;
+pub(super) use crate::memory::strategy::preallocate::Preallocate;
 use crate::{
     error::Error,
+    memory::{
+        Backing, Region,
+        slab::SlotId,
+        space::{NodeId, RegionId, Space, Tenure},
+    },
     units::{Address, Bytes},
 };
 

@@ -2,9 +2,12 @@
 //!
 //! A block takes whole units of the device's granularity (a page on the host); a request of nothing takes one unit.
 
-use super::{Place, Placed, Placement, Shortage, Vacated};
 use crate::{
-    memory::{Backing, Region, space::Tenure},
+    memory::{
+        Backing, Region,
+        space::Tenure,
+        strategy::{Place, Placed, Placement, Shortage, Vacated},
+    },
     units::{Address, Bytes},
 };
 

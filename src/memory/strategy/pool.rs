@@ -1,10 +1,10 @@
 //! What the region strategies share: spans for large blocks, slots for small ones.
 
-use super::{Place, Placed};
 use crate::{
     memory::{
         slab::{self, Class, ExtentId, Slabs},
         space::{End, RegionId, Space, Tenure},
+        strategy::{Place, Placed},
     },
     units::Bytes,
 };

@@ -5,16 +5,16 @@
 //!                                                                 slots of small blocks
 //! ```
 
-use super::{
-    Place, Placed, Placement, Shortage, SmallBlock, Vacated,
-    pool::{Emptied, Pool},
-};
 use crate::{
     error::Code,
     memory::{
         Backing, Region,
         slab::{Class, ExtentId},
         space::{End, MIN_GRANULE, NodeId, RegionId, Space, Tenure},
+        strategy::{
+            Place, Placed, Placement, Shortage, SmallBlock, Vacated,
+            pool::{Emptied, Pool},
+        },
     },
     units::{Address, Bytes},
 };

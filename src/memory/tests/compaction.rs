@@ -2,10 +2,11 @@
 
 use std::{sync::mpsc, thread};
 
-use super::{super::Strategy as Kind, *};
 use crate::memory::{
+    Strategy as Kind,
     compaction::Remap,
     history::{Event, EventKind, Past},
+    tests::*,
 };
 
 fn all(_: BlockId) -> bool {

@@ -3,8 +3,11 @@
 // Named, because the arena has a `Strategy` too.
 use proptest::prelude::{Strategy, *};
 
-use super::{super::Strategy as Kind, *};
-use crate::memory::history::{Event, EventKind, Past, PastBlock, block_number};
+use crate::memory::{
+    Strategy as Kind,
+    history::{Event, EventKind, Past, PastBlock, block_number},
+    tests::*,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -64,8 +67,8 @@ fn past(arena: &Arena) -> (Past, Vec<Event>, u64) {
     (Past::now(&survey.blocks, &survey.regions, scratch), survey.events.list, survey.events.lost)
 }
 
-fn maker(number: u32) -> Maker {
-    Maker { origin: OriginId::new(number), run: Run { step: number + 1, at: Moment::UNKNOWN } }
+fn maker(number: u32) -> Provenance {
+    Provenance { origin: OriginId::new(number), run: Execution { step: number + 1, at: Timestamp::UNKNOWN } }
 }
 
 fn run(kind: Kind, capacity: usize, steps: Vec<Step>) {
@@ -159,7 +162,7 @@ fn a_block_remembers_its_maker_and_takes_over_what_is_known_better() {
     let info = arena.blocks()[0];
     assert_eq!((info.maker.origin, info.maker.run.step), (OriginId::new(3), 4));
     assert!(info.maker.run.at.nanos().is_some(), "with a history it is known when");
-    let later = Maker { origin: OriginId::new(9), run: Run { step: 70, at: Moment::from_nanos(5) } };
+    let later = Provenance { origin: OriginId::new(9), run: Execution { step: 70, at: Timestamp::from_nanos(5) } };
     assert_eq!(arena.free_as(block.id, Some(later)), Ok(()));
     let last = *arena.survey().events.list.last().expect("an event");
     assert_eq!((last.kind(), last.block), (EventKind::Free, block_number(block.id)));
@@ -256,7 +259,7 @@ fn events_tell_of_pins_with_their_reasons_and_of_who_let_go() {
     assert!(arena.records_history() && !self::arena(Kind::Preallocate, Bytes::mib(80)).0.records_history());
     let block = take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
     assert_eq!((arena.pin_because(block.id, PinReason(7)), arena.unpin(block.id)), (Ok(()), Ok(())));
-    let later = Maker { origin: OriginId::new(9), run: Run { step: 70, at: Moment::from_nanos(5) } };
+    let later = Provenance { origin: OriginId::new(9), run: Execution { step: 70, at: Timestamp::from_nanos(5) } };
     assert_eq!(arena.retire_as(block.id, Some(later)), Ok(()));
     assert_eq!(arena.blocks()[0].maker, later, "a retired block is what the program made of it");
     assert_eq!((arena.pending(), arena.stats().pending_bytes), (Bytes::kib(8), Bytes::kib(8)));

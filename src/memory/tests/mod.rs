@@ -9,11 +9,10 @@ mod threads;
 
 use std::time::{Duration, Instant};
 
-use super::*;
 use crate::{
     device::fake::FakeBacking,
     error::{Code, Error},
-    memory::compaction::Costs,
+    memory::{compaction::Costs, *},
 };
 
 const PAGE: Bytes = Bytes::kib(4);
@@ -406,12 +405,12 @@ fn a_renewed_block_is_another_one_in_the_same_place() {
             let (arena, device) = arena(strategy, Bytes::mib(80));
             let block = take(&arena, size);
             let before = assert_sums(&arena);
-            let refused = arena.renew(block.id, Maker::default()).expect_err("it is live");
+            let refused = arena.renew(block.id, Provenance::default()).expect_err("it is live");
             assert_eq!(refused.code, Code::FailedPrecondition);
             assert!(refused.message.contains("fake:0") && refused.message.contains(&block.id.to_string()), "{refused}");
             assert_eq!(arena.retire(block.id), Ok(()));
             assert_eq!(arena.stats().peak_bytes_in_use, size);
-            let id = arena.renew(block.id, Maker::default()).expect("it is retired");
+            let id = arena.renew(block.id, Provenance::default()).expect("it is retired");
             assert_eq!(arena.free(block.id).map_err(|error| error.code), Err(Code::NotFound), "the old one is gone");
             assert_eq!(arena.blocks().iter().map(|info| info.block).collect::<Vec<_>>(), [Block { id, ..block }]);
             let after = assert_sums(&arena);
@@ -419,7 +418,7 @@ fn a_renewed_block_is_another_one_in_the_same_place() {
             assert_eq!((after.num_allocs, after.frees_total, after.freed_total), (2, 1, size), "{strategy}");
             assert_eq!((after.peak_bytes_in_use, after.slack_bytes), (size, before.slack_bytes));
             assert_eq!(arena.free(id), Ok(()));
-            assert!(arena.renew(id, Maker::default()).is_err());
+            assert!(arena.renew(id, Provenance::default()).is_err());
             assert_eq!(assert_sums(&arena).bytes_in_use, Bytes::ZERO);
             drop(arena);
             assert!(device.regions().is_empty() && device.violations() == 0, "{strategy}");

@@ -3,7 +3,7 @@
 // Named, because the arena has a `Strategy` too.
 use proptest::prelude::{Strategy, *};
 
-use super::{super::Strategy as Kind, *};
+use crate::memory::{Strategy as Kind, tests::*};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -138,7 +138,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::Renew(index) if !model.blocks.is_empty() => {
                 let at = index.index(model.blocks.len());
                 let (block, state) = model.blocks[at];
-                let renewed = arena.renew(block.id, Maker::default());
+                let renewed = arena.renew(block.id, Provenance::default());
                 assert_eq!(renewed.is_ok(), state == BlockState::Retired);
                 if let Ok(id) = renewed {
                     assert_ne!(id, block.id);
@@ -155,7 +155,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::FreeStale(index) if !model.stale.is_empty() => {
                 let id = model.stale[index.index(model.stale.len())];
                 assert!(arena.free(id).is_err() && arena.retire(id).is_err());
-                assert!(arena.renew(id, Maker::default()).is_err());
+                assert!(arena.renew(id, Provenance::default()).is_err());
             }
             Step::Trim => {
                 let pool = arena.stats().pool_bytes;

@@ -6,8 +6,11 @@ use rustc_hash::FxHashMap;
 
 use proptest::prelude::{Strategy, *};
 
-use super::{super::Strategy as Kind, *};
-use crate::memory::compaction::{Costs, Remap};
+use crate::memory::{
+    Strategy as Kind,
+    compaction::{Costs, Remap},
+    tests::*,
+};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use super::*;
+use crate::memory::tests::*;
 
 #[test]
 fn a_waiter_gets_the_room_that_another_thread_frees() {
@@ -62,7 +62,7 @@ fn a_waiter_whose_hope_is_renewed_gives_up() {
             while arena.waiters() == 0 {
                 thread::yield_now();
             }
-            assert!(arena.renew(block.id, Maker::default()).is_ok());
+            assert!(arena.renew(block.id, Provenance::default()).is_ok());
             assert!(waiter.join().expect("no panic").is_err());
         });
         assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its patience did not end");

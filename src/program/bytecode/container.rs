@@ -1,7 +1,13 @@
 //! The file as a whole: header and sections.
 
-use super::{Additions, Cursor, Tables, tables::TableSections, writer::put_section, writer::put_varint};
-use crate::program::Reject;
+use crate::program::{
+    Reject,
+    bytecode::{
+        Additions, Cursor, Tables,
+        tables::TableSections,
+        writer::{put_section, put_varint},
+    },
+};
 
 /// Section ids.
 pub(in crate::program) mod id {

@@ -9,8 +9,10 @@
 //! An *isolated* operation keeps its regions in one nested section and numbers their values from 0; other regions
 //! number on behind everything that the enclosing region defines. Isolated regions are therefore never entered here.
 
-use super::{AttrId, Cursor, OpNameId, PropertyId, TypeId, ValueId, container::id, tables::Tables};
-use crate::program::Reject;
+use crate::program::{
+    Reject,
+    bytecode::{AttrId, Cursor, OpNameId, PropertyId, TypeId, ValueId, container::id, tables::Tables},
+};
 
 /// Which parts an operation has.
 pub(in crate::program) mod mask {

@@ -2,12 +2,14 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
-use super::{
-    AttrId, Cursor, DialectId, OpNameId, PropertyId, StringId, TypeId,
-    container::id,
-    writer::{flagged, put_varint},
+use crate::program::{
+    Reject,
+    bytecode::{
+        AttrId, Cursor, DialectId, OpNameId, PropertyId, StringId, TypeId,
+        container::id,
+        writer::{flagged, put_varint},
+    },
 };
-use crate::program::Reject;
 
 /// An attribute or a type: who encodes it, and its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

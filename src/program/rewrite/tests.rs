@@ -1,4 +1,4 @@
-use super::*;
+use crate::program::rewrite::*;
 
 #[test]
 fn values_move_by_what_is_added_before_them() {

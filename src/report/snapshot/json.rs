@@ -6,10 +6,12 @@
 
 use serde::Serialize;
 
-use super::{Device, Origin, Snapshot, unix_nanos};
-use crate::memory::{
-    BlockState, Moment, Stats,
-    history::{Event, EventKind, Events, Failure, block_number},
+use crate::{
+    memory::{
+        BlockState, Stats, Timestamp,
+        history::{Event, EventKind, Events, Failure, block_number},
+    },
+    report::snapshot::{Device, Origin, Snapshot, unix_nanos},
 };
 
 /// 2^53 - 1: what JSON's readers keep exact.
@@ -136,7 +138,7 @@ fn state(state: BlockState) -> u8 {
 /// The number of what is kept for scratch, which is no block.
 const SCRATCH: u8 = 3;
 
-fn born(moment: Moment) -> i64 {
+fn born(moment: Timestamp) -> i64 {
     moment.nanos().map_or(-1, |nanos| nanos.min(MOST) as i64)
 }
 
@@ -262,7 +264,7 @@ fn events(events: &Events) -> EventColumns {
 
 fn other(event: &Event, failures_forgotten: u64) -> i64 {
     match event.kind() {
-        EventKind::Free => born(Moment::from_nanos(event.other)),
+        EventKind::Free => born(Timestamp::from_nanos(event.other)),
         // A failure that was forgotten has no row.
         EventKind::OutOfMemory => event.other.checked_sub(failures_forgotten).map_or(-1, |row| row as i64),
         _ => event.other.min(MOST) as i64,

@@ -24,7 +24,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-pub use self::file::{Format, write};
+pub use crate::report::snapshot::file::Format;
+pub use crate::report::snapshot::file::write;
 use crate::{
     error::Result,
     memory::{BlockInfo, Region, Stats, history::Events},

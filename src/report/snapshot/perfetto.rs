@@ -5,10 +5,12 @@
 
 use serde::Serialize;
 
-use super::{Device, Snapshot, unix_nanos};
-use crate::memory::{
-    BlockState,
-    history::{Event, EventKind, Past},
+use crate::{
+    memory::{
+        BlockState,
+        history::{Event, EventKind, Past},
+    },
+    report::snapshot::{Device, Snapshot, unix_nanos},
 };
 
 #[derive(Serialize)]

@@ -15,12 +15,12 @@
 
 use std::collections::HashMap;
 
-use super::{Device, OriginKind, Snapshot, unix_nanos};
 use crate::{
     memory::{
         BlockState, OriginId, Region,
         history::{Event, EventKind},
     },
+    report::snapshot::{Device, OriginKind, Snapshot, unix_nanos},
     units::Bytes,
 };
 

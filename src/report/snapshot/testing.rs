@@ -4,10 +4,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{Device, Origin, OriginKind, Snapshot};
 use crate::{
     device::fake::FakeBacking,
-    memory::{Arena, BlockId, Goal, Maker, Moment, OriginId, PinReason, Request, Run, Strategy, compaction::Costs},
+    memory::{
+        Arena, BlockId, Execution, Goal, OriginId, PinReason, Provenance, Request, Strategy, Timestamp,
+        compaction::Costs,
+    },
+    report::snapshot::{Device, Origin, OriginKind, Snapshot},
     units::Bytes,
 };
 
@@ -35,7 +38,7 @@ pub(super) fn snapshot() -> Snapshot {
         .unwrap_or_else(|error| panic!("{error}"));
     arena.record_history(1000);
     let take = |origin: u32, step: u32, size: Bytes| {
-        let maker = Maker { origin: OriginId::new(origin), run: Run { step, at: Moment::UNKNOWN } };
+        let maker = Provenance { origin: OriginId::new(origin), run: Execution { step, at: Timestamp::UNKNOWN } };
         arena.allocate(Request { size, maker }).unwrap_or_else(|oom| panic!("{oom}")).id
     };
     let gone = take(9, 0, Bytes::mib(4));
@@ -53,7 +56,7 @@ pub(super) fn snapshot() -> Snapshot {
     drop(compaction);
     let size = Bytes::mib(60);
     let shortage = arena.allocate(size).expect_err("too much");
-    let maker = Maker { origin: OriginId::new(8), run: Run { step: 4, at: Moment::UNKNOWN } };
+    let maker = Provenance { origin: OriginId::new(8), run: Execution { step: 4, at: Timestamp::UNKNOWN } };
     arena.note_failure(shortage, maker, "Out of memory".to_owned());
     let survey = arena.survey();
     let mut blocks = survey.blocks;

@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 
 use fake_cuda::control;
 
-use super::*;
 use crate::{
-    device::cuda::{EnginePool, PinnedBacking, Unavailable, driver::required},
+    device::cuda::{EnginePool, PinnedBacking, Unavailable, driver::required, tests::*},
     error::Code,
 };
 
@@ -177,7 +176,7 @@ fn an_older_driver_has_no_pools() {
     let (region, content) = filled(&chunked(&gpu), 4 << 20, 1);
     assert!(read(&gpu, region.address, 4 << 20) == content);
     // A pool that fails for another reason is told.
-    let gpu = CudaDevice::open(super::driver(), 0, &[]).expect("a GPU");
+    let gpu = CudaDevice::open(crate::device::cuda::tests::driver(), 0, &[]).expect("a GPU");
     control::configure("fail", "cuDeviceGetDefaultMemPool:1:999").expect("a call to fail");
     let why = EnginePool::of(&gpu).expect_err("a failure");
     assert!(why.message.contains("cuDeviceGetDefaultMemPool gave 999"), "{why}");

@@ -4,8 +4,7 @@ use std::{num::NonZeroUsize, thread};
 
 use fake_cuda::control;
 
-use super::*;
-use crate::device::cuda::PinnedBacking;
+use crate::device::cuda::{PinnedBacking, tests::*};
 
 /// Uploads an array of 4-byte elements.
 fn upload_strided(backing: &CudaBacking, data: *const u8, dims: &[i64], strides: &[i64], to: Address) -> Result<()> {

@@ -4,11 +4,10 @@ use std::{ffi::OsString, fs, path::Path, process::Command, thread};
 
 use fake_cuda::control;
 
-use super::*;
 use crate::{
     device::{
         ScratchPool,
-        cuda::{EnginePool, FixedShare, PinnedBacking, driver, probe::probe_driver},
+        cuda::{EnginePool, FixedShare, PinnedBacking, driver, probe::probe_driver, tests::*},
     },
     error::Code,
 };

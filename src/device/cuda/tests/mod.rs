@@ -18,9 +18,11 @@ use std::{
 
 use fake_cuda::{FakeCudaRange, Session, control};
 
-use super::{CudaBacking, CudaDevice, Driver, Vendor};
 use crate::{
-    device::{Carrier, HostArray, Mover},
+    device::{
+        Carrier, HostArray, Mover,
+        cuda::{CudaBacking, CudaDevice, Driver, Vendor},
+    },
     error::Result,
     memory::{Backing, Region, compaction::Costs},
     units::{Address, Bytes},

@@ -2,7 +2,7 @@
 
 use fake_cuda::control;
 
-use super::*;
+use crate::device::cuda::tests::*;
 
 const MIB: u64 = 1 << 20;
 
@@ -194,8 +194,8 @@ fn costs_come_from_the_bandwidth_and_prefer_what_is_cheaper() {
     assert_eq!(costs.per_mib, 533);
     assert_eq!(costs.remap.map(|remap| (remap.page, remap.per_mib)), Some((CHUNK, 75_000)));
     let large = CudaBacking::new(rig.gpu.clone(), Bytes::gib(140)).expect("a device that maps").costs();
-    assert_eq!(large.remap.map(|remap| (remap.page, remap.per_mib)), Some((super::super::CHUNK, 4687)));
+    assert_eq!(large.remap.map(|remap| (remap.page, remap.per_mib)), Some((crate::device::cuda::CHUNK, 4687)));
     assert_eq!(CudaBacking::with_driver_allocations(rig.gpu.clone()).costs().remap, None);
     // One that does not tell is taken for a small one, of 1 TB/s.
-    assert_eq!(super::super::carrier::costs(None, None).per_mib, 2621);
+    assert_eq!(crate::device::cuda::carrier::costs(None, None).per_mib, 2621);
 }

@@ -70,7 +70,7 @@ int cuGetErrorString(int code, const char **text) {
 "#;
 
 fn probe_library(library: impl AsRef<OsStr>) -> Result<Offer, Unavailable> {
-    super::super::probe_library(Vendor::Nvidia, library)
+    crate::device::cuda::probe_library(Vendor::Nvidia, library)
 }
 
 /// A driver, and the folder that it lies in.

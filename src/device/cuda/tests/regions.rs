@@ -2,11 +2,10 @@
 
 use fake_cuda::control;
 
-use super::*;
 use crate::{
     device::{
         ScratchPool,
-        cuda::{EnginePool, KeptPool, PinnedBacking},
+        cuda::{EnginePool, KeptPool, PinnedBacking, tests::*},
     },
     error::Code,
     memory::budget::Budget,

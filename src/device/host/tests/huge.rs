@@ -1,7 +1,6 @@
 //! Huge pages: what the kernel's files say, what regions ask for, and what moves and returns leave whole.
 
-use super::*;
-use crate::device::host::{capacity::tests::machine, huge::offer_under};
+use crate::device::host::{capacity::tests::machine, huge::offer_under, tests::*};
 
 /// Lines of `/proc/self/smaps` that say `field`, of the mappings that an extent reaches into.
 fn smaps(extent: Extent, field: &str) -> Vec<String> {

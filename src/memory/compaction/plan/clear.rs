@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
-use super::{
-    Plan,
-    evacuate::Evacuation,
-    gather::{Gathering, Target},
-    picture::{Between, Draft, Extent, Picture},
-    slide::{Slider, Toward, shove},
+use crate::memory::compaction::{
+    Run, Spot,
+    plan::{
+        Plan,
+        evacuate::Evacuation,
+        gather::{Gathering, Target},
+        picture::{Between, Draft, Extent, Picture},
+        slide::{Slider, Toward, shove},
+    },
 };
-use crate::memory::compaction::{Run, Spot};
 
-/// The plan behind [`super::clear()`].
+/// The plan behind [`crate::memory::compaction::plan::clear()`].
 pub(super) fn clear(picture: &Picture, window: Run) -> Option<Plan> {
     let spot = Spot { region: window.region, offset: window.offset };
     let extent = Extent { low: window.offset, high: window.offset.checked_add(window.size)? };

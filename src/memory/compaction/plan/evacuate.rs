@@ -13,14 +13,16 @@ use std::{cmp::Reverse, ops::Range};
 
 use smallvec::SmallVec;
 
-use super::{
-    Plan,
-    fit::{BestFit, Place},
-    picture::{Draft, Extent, Picture},
-    slide::Slider,
-    windows::Candidates,
+use crate::memory::compaction::{
+    Spot,
+    plan::{
+        Plan,
+        fit::{BestFit, Place},
+        picture::{Draft, Extent, Picture},
+        slide::Slider,
+        windows::Candidates,
+    },
 };
-use crate::memory::compaction::Spot;
 
 /// One plan's trials: the holes as places to go (the owner is the span's index), and scratch space.
 #[derive(Debug)]

@@ -14,15 +14,17 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{
-    Plan,
-    evacuate::split_by_size,
-    fit::{BestFit, Place},
-    picture::{Draft, Extent, Picture},
-    slide::Slider,
-    windows::Candidates,
+use crate::memory::compaction::{
+    Spot,
+    plan::{
+        Plan,
+        evacuate::split_by_size,
+        fit::{BestFit, Place},
+        picture::{Draft, Extent, Picture},
+        slide::Slider,
+        windows::Candidates,
+    },
 };
-use crate::memory::compaction::Spot;
 
 /// Neighbouring spans, as far as they lie in an extent.
 #[derive(Clone, Debug)]
@@ -197,7 +199,10 @@ fn place_in_holes(picture: &Picture, part: &Part, group: &[(u32, usize)]) -> Opt
         Some(Place { size: extent.size(), owner: u32::try_from(span).ok()?, offset: extent.low })
     });
     let mut fit = BestFit::new(places.collect());
-    group.iter().map(|&(_, block)| Some((block, super::evacuate::settle(picture, &mut fit, block)?))).collect()
+    group
+        .iter()
+        .map(|&(_, block)| Some((block, crate::memory::compaction::plan::evacuate::settle(picture, &mut fit, block)?)))
+        .collect()
 }
 
 /// The spans of `part` between whose holes the fewest blocks lie, by cost, for `need` granules. O(part).

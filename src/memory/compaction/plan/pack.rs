@@ -11,12 +11,14 @@
 
 use std::ops::Range;
 
-use super::{
-    evacuate::split_by_size,
-    fit::{BestFit, Place},
-    picture::{Draft, Picture},
+use crate::memory::compaction::{
+    Spot,
+    plan::{
+        evacuate::split_by_size,
+        fit::{BestFit, Place},
+        picture::{Draft, Picture},
+    },
 };
-use crate::memory::compaction::Spot;
 
 /// Regions that are tried for emptying, and runs for the largest hole: both from the last on.
 const TRIES: usize = 16;
@@ -40,7 +42,7 @@ enum Role {
     Takes,
 }
 
-/// The plan behind [`super::pack()`]. O(n log n).
+/// The plan behind [`crate::memory::compaction::plan::pack()`]. O(n log n).
 pub(super) fn pack(picture: &Picture) -> super::Plan {
     let mut packing = Packing::new(picture);
     packing.empty_regions();

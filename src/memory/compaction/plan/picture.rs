@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
-use super::{Plan, Step};
-use crate::memory::compaction::{Costs, Kind, Layout, Run, Span, Spot, costs::Tariff};
+use crate::memory::compaction::{
+    Costs, Kind, Layout, Run, Span, Spot,
+    costs::Tariff,
+    plan::{Plan, Step},
+};
 
 /// A layout, prepared: O(n), once a plan.
 #[derive(Debug)]

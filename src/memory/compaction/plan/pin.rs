@@ -10,8 +10,10 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use super::{Plan, Step, clear::clear, picture::Picture};
-use crate::memory::compaction::{Costs, Kind, Layout, Run, Spot};
+use crate::memory::compaction::{
+    Costs, Kind, Layout, Run, Spot,
+    plan::{Plan, Step, clear::clear, picture::Picture},
+};
 
 /// Stretches that are tried.
 const TRIED: usize = 5;
@@ -31,7 +33,7 @@ impl Stretch {
     }
 }
 
-/// The plan behind [`super::pin()`].
+/// The plan behind [`crate::memory::compaction::plan::pin()`].
 pub(super) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> {
     let span = *layout.spans.get(block)?;
     let mut stretches = stretches(layout);

@@ -12,12 +12,14 @@
 
 use std::ops::Range;
 
-use super::{
-    Plan,
-    picture::{Draft, Extent, Picture},
-    windows::{self, KEEP, SPANS},
+use crate::memory::compaction::{
+    Spot,
+    plan::{
+        Plan,
+        picture::{Draft, Extent, Picture},
+        windows::{self, KEEP, SPANS},
+    },
 };
-use crate::memory::compaction::Spot;
 
 /// Where each block would go in one direction; `[0]` is the block that moves first.
 #[derive(Debug, Default)]

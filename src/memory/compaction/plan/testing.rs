@@ -1,8 +1,7 @@
 //! What the planner's tests share: layouts as text, and a simulator that is too simple to be wrong.
 
-use super::Plan;
 use crate::memory::{
-    compaction::{Costs, Kind, Layout, Span, Spot},
+    compaction::{Costs, Kind, Layout, Span, Spot, plan::Plan},
     space::RegionId,
 };
 

@@ -3,11 +3,16 @@
 mod reference;
 mod thousands;
 
-use super::{
-    testing::{carry_out, layout, text},
-    *,
+use crate::{
+    memory::compaction::{
+        Remap,
+        plan::{
+            testing::{carry_out, layout, text},
+            *,
+        },
+    },
+    units::Bytes,
 };
-use crate::{memory::compaction::Remap, units::Bytes};
 
 /// Every granule copied costs one, and every move ten.
 const UNIT: Costs = Costs { per_move: 10, per_mib: 1 << 12, remap: None };

@@ -13,8 +13,10 @@ use std::{
 
 use rustc_hash::FxHashSet;
 
-use super::picture::{Extent, Picture};
-use crate::memory::compaction::Span;
+use crate::memory::compaction::{
+    Span,
+    plan::picture::{Extent, Picture},
+};
 
 /// Windows that are tried; no heap keeps more of them.
 pub(super) const KEEP: usize = 64;

@@ -2,8 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::{super::testing::SHIFT, reference, *};
-use crate::memory::compaction::{Kind, Span};
+use crate::memory::compaction::{
+    Kind, Span,
+    plan::{
+        testing::SHIFT,
+        tests::{reference, *},
+    },
+};
 
 /// Spans of one region: holes never touch. `stays` of a hundred blocks stay.
 fn region(spans: usize, size: u32, stays: u32) -> impl Strategy<Value = Vec<(u32, Kind)>> {

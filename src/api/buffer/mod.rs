@@ -1,0 +1,5 @@
+//! `PJRT_Buffer`.
+
+mod getters;
+mod references;
+mod wrapped;

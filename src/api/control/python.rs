@@ -1,0 +1,26 @@
+//! Host callbacks into Python: the package hands over the interpreter's functions.
+
+use std::ffi::c_char;
+
+use crate::{
+    api::control::{give, tell},
+    runtime::callbacks::python::{self, Table},
+};
+
+/// Has the engine call Python for the custom calls of JAX's host callbacks. An empty text means that it does, anything
+/// else is one sentence that says why not. Calling it again changes nothing.
+///
+/// # Safety
+/// `table` must be NULL or point to a [`Table`] of `struct_size` bytes whose addresses stay valid as long as the process
+/// lives; `buffer` must be NULL or have `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_install_python_callbacks(
+    table: *const Table,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    let sentence = tell(|| unsafe { python::install(table) }.err().map(|error| error.message).unwrap_or_default());
+    // SAFETY: the caller's promise.
+    unsafe { give(&sentence, buffer, capacity) }
+}

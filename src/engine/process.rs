@@ -1,0 +1,192 @@
+//! The one engine of the process.
+
+use std::{
+    ffi::{CStr, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use crate::{
+    api::entry::{Entry, pass},
+    config::{self, EngineKind, EngineRequest, Environment, Setting},
+    device::{
+        Mover,
+        host::{self, HostBacking},
+    },
+    engine::{
+        Engine, Outcome, atexit,
+        choice::{self, Choice},
+        discover::{Surroundings, discover},
+        scratch, trial,
+    },
+    error::{Error, Result},
+    logging,
+    memory::Region,
+    sys::{self, CStruct},
+    units::Bytes,
+};
+
+/// The engine, and what discovery knows about it.
+struct Chosen {
+    engine: Engine,
+    kind: Option<EngineKind>,
+}
+
+static CHOSEN: OnceCell<Chosen> = OnceCell::new();
+static SEARCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The engine; found and loaded by the first call that succeeds, so that a failure can be mended and tried again.
+///
+/// # Errors
+/// A setting is invalid, no engine is installed where we look, or the one that was named cannot be used.
+pub fn engine() -> Result<&'static Engine> {
+    let chosen = CHOSEN.get_or_try_init(|| -> Result<Chosen> {
+        let environment = Environment::of_process();
+        let (request, log) = config::before_client(&environment)?;
+        logging::init(&log);
+        let choice = choose(&request, &environment)?;
+        for line in choice.lines() {
+            log::info!("engine {line}");
+        }
+        let choice = choice.taken();
+        let engine = Engine::load(&choice.path).map_err(|error| {
+            let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
+            Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
+        })?;
+        if choice.kind == Some(EngineKind::Cpu) {
+            warm(&engine);
+            // SAFETY: the engine is never unloaded, and was loaded just now: nothing of it runs.
+            if let Err(error) = unsafe { atexit::keep(engine.inside()) } {
+                log::debug!("the engine takes its statics down at the end: {error}");
+            }
+        }
+        Ok(Chosen { engine, kind: choice.kind })
+    })?;
+    Ok(&chosen.engine)
+}
+
+/// Prepares warm memory for what the engine allocates itself. Without it everything works, with malloc's memory.
+fn warm(engine: &Engine) {
+    let host = HostBacking::new();
+    let mover = host.clone();
+    let discard = move |region: Region| {
+        // SAFETY: a hole of the pool's region, which its arena keeps everybody out of meanwhile.
+        unsafe { mover.discard(region.address, region.bytes) }.unwrap_or_else(|error| {
+            log::warn!("{} of scratch could not be given back: {error}", region.bytes);
+            Bytes::ZERO
+        })
+    };
+    // Where addresses are scarce they are not to be all the pool's: arrays, threads and malloc need some.
+    let most = host::left_to_map().map_or(Bytes::MAX, |left| Bytes::new(left.get() / 4));
+    let installed = host::capacity().map(|capacity| capacity.min(most)).and_then(|capacity| {
+        // SAFETY: the engine is never unloaded, and was loaded just now: it has no client, so nothing of it runs.
+        unsafe { scratch::install(engine.inside(), Box::new(host), capacity, Box::new(discard)) }
+    });
+    if let Err(error) = installed {
+        log::info!("programs' scratch comes from malloc: {error}");
+    }
+}
+
+/// What kind of engine is loaded; `None` if its path does not tell.
+pub fn kind() -> Option<EngineKind> {
+    CHOSEN.get().and_then(|chosen| chosen.kind)
+}
+
+/// The engine that was loaded, and its kind; `None` before that.
+pub fn loaded() -> Option<(&'static Engine, Option<EngineKind>)> {
+    CHOSEN.get().map(|chosen| (&chosen.engine, chosen.kind))
+}
+
+/// Finds the engines that `request` can mean and takes one, without loading it here: engines for CPUs are tried in a
+/// process of their own.
+///
+/// # Errors
+/// There is none, or none that can serve.
+pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Result<Choice> {
+    let search_path = SEARCH.lock().clone();
+    let own_library = own_path();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let found = discover(
+        request,
+        &Surroundings { search_path: &search_path, environment, own_library: own_library.as_deref(), maps: &maps },
+    )?;
+    choice::choose(found, |choice| trial::of(&choice.path))
+}
+
+/// Where this library was loaded from.
+pub fn own_path() -> Option<PathBuf> {
+    library_of(own_path as *const () as usize)
+}
+
+/// Where the library was loaded from that the function at that address lies in.
+pub fn library_of(function: usize) -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: any address may be asked for, `info` is a place to write to.
+    let found = unsafe { libc::dladdr(std::ptr::without_provenance(function), &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gives a C string that lives as long as the library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+/// Names the folders, separated by colons, in which engines are looked for; Python's `sys.path` as a rule. NULL
+/// forgets them. Has no effect once an engine is loaded.
+///
+/// # Safety
+/// `paths` must be NULL or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjrt_arena_set_search_path(paths: *const c_char) {
+    *SEARCH.lock() = if paths.is_null() {
+        Vec::new()
+    } else {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { CStr::from_ptr(paths) }.to_bytes();
+        std::env::split_paths(OsStr::from_bytes(bytes)).filter(|path| !path.as_os_str().is_empty()).collect()
+    };
+}
+
+/// `PJRT_Plugin_Attributes`: the engine's.
+///
+/// Callers older than 0.71 (jaxlib 0.6) say a size that leaves out the last field, which their struct has and which they
+/// read. It is the one struct whose caller is given more than it says.
+///
+/// # Safety
+/// `args` must be NULL or point to the function's argument struct.
+pub unsafe extern "C" fn attributes(args: *mut sys::PJRT_Plugin_Attributes_Args) -> *mut sys::PJRT_Error {
+    type Args = sys::PJRT_Plugin_Attributes_Args;
+    let size = args.cast::<usize>();
+    // SAFETY: not NULL, so a struct that begins with its size.
+    let told_short = !args.is_null() && unsafe { size.read() } == Args::MIN_SIZE;
+    // SAFETY: a struct of that size is as long as ours, see above; the rest is the caller's promise.
+    unsafe {
+        if told_short {
+            size.write(Args::STRUCT_SIZE);
+        }
+        let error = pass(args);
+        if told_short {
+            size.write(Args::MIN_SIZE);
+        }
+        error
+    }
+}
+
+impl Entry for sys::PJRT_Plugin_Initialize_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        // Without an engine there is nothing to initialise; the creation of a client says why there is none.
+        if let Ok(engine) = engine() {
+            // SAFETY: the struct has nothing in it but its head.
+            unsafe { engine.call(*self)? };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Out of memory, explained: what was wanted, what was tried, who holds the memory, and what would have helped.
+//!
+//! A hint is said only if it is true at this instant under the present settings: the planner is asked, and nothing moves.
+//! The failure is remembered in the arena's history, and written as a report where the user wants one.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    api::control::snapshot,
+    config::Compact,
+    device::host,
+    error::{Code, Error},
+    memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
+    runtime::{
+        allocator::{compaction, reclaim::NoRoom},
+        client::Client,
+        device_memory::{DeviceMemory, origins::ORIGINS},
+    },
+    units::Bytes,
+};
+
+/// Holders that the text names.
+const HOLDERS: usize = 5;
+
+/// The least time between two reports: a program that tries again and again does not write all the time.
+const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
+
+impl Client {
+    /// The error for an array that found no room. Remembers it, and writes the report.
+    #[cold]
+    pub fn exhausted(&self, memory: &DeviceMemory, shortage: NoRoom) -> Error {
+        let NoRoom { mut numbers, maker, tried } = shortage;
+        let mut blocks = memory.blocks();
+        memory.complete(&mut blocks);
+        let mut holders = holdings(blocks.iter().map(|info| (info.maker, info.held)));
+        let rest = holders.split_off(holders.len().min(HOLDERS));
+        let story = OomDetails {
+            wanted: ORIGINS.label(maker.origin),
+            tried,
+            // What divides the memory is worth a look only where that is the cause.
+            pinned: match numbers.free >= numbers.requested && self.compacts() {
+                true => compaction::pinned(memory),
+                false => Vec::new(),
+            },
+            holders: holders
+                .iter()
+                .map(|sum| Holder { label: ORIGINS.label(sum.origin), bytes: sum.bytes, blocks: sum.blocks })
+                .collect(),
+            others: rest.iter().map(|sum| sum.blocks).sum(),
+            other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
+            share: share(memory),
+            hint: self.hint(memory, &numbers),
+        };
+        numbers.story = Some(Box::new(story));
+        let text = numbers.to_string();
+        memory.note_failure(*numbers, maker, text.clone());
+        if let Some(path) = self.settings.oom_report.value.path() {
+            report(path);
+        }
+        Error::new(Code::ResourceExhausted, text)
+    }
+
+    /// What would have made room.
+    fn hint(&self, memory: &DeviceMemory, numbers: &OutOfMemory) -> Option<Hint> {
+        let size = numbers.requested;
+        if numbers.refusal.is_none() && memory.fits_after_pending(size) {
+            return Some(Hint::Wait { pending: numbers.pending });
+        }
+        if self.compaction == Compact::Off
+            && let Some(bytes) = compaction::would_open(memory, size)
+        {
+            return Some(Hint::Compact { bytes });
+        }
+        // What the device refuses a limit does not give.
+        if numbers.refusal.is_some() {
+            return None;
+        }
+        // The engine's fixed share grows with the limit.
+        let limit = numbers.limit + share(memory);
+        let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
+        let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
+        let (owner, capacity, devices) = match &memory.shared {
+            Some(shared) => {
+                let free = shared.pool.free_on_device().ok()?;
+                ("GPU", shared.most.min(limit + free), 1)
+            }
+            None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
+        };
+        let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
+        let is_pinned = pinned.map(|pinned| &*pinned.arena).any(|arena| std::ptr::eq(arena, memory));
+        let setting = if is_pinned { "PJRT_ARENA_PINNED_LIMIT" } else { "PJRT_ARENA_LIMIT" };
+        let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
+        fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
+    }
+}
+
+/// What the engine has for good beside the arena's limit.
+fn share(memory: &DeviceMemory) -> Bytes {
+    memory.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO)
+}
+
+/// A limit under which the same run finds `size` bytes more at the end of its pool: small blocks take part in a larger
+/// pool, up to 1/128 of it.
+fn enough(limit: Bytes, size: Bytes) -> Option<Bytes> {
+    let sum = limit.checked_add(size)?;
+    sum.checked_add(Bytes::new(sum.get() / 64))?.checked_round_up(Bytes::mib(1))
+}
+
+/// Writes a snapshot to `path`, unless one was written a moment ago. That it could not be is no reason to fail anything.
+fn report(path: &Path) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    {
+        let mut last = LAST.lock();
+        if last.is_some_and(|last| last.elapsed() < BETWEEN_REPORTS) {
+            return;
+        }
+        *last = Some(Instant::now());
+    }
+    match snapshot::take(snapshot::Settled::No).save(path) {
+        Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
+        Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
+    }
+}

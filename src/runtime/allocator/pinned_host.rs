@@ -1,0 +1,187 @@
+//! `pinned_host`: memory of the host that a GPU reads and writes by itself, in an arena of its own.
+//!
+//! ```text
+//!  NumPy --the processor--> | arena "cuda:0 pinned_host"   | <--our stream--> the GPU's arena      arrays that are there
+//!  (whole at once)          |  regions on demand, pinned   | <---programs----                      destinations, donated arguments
+//!                           |------------------------------|
+//!                           | the engine's own pool        | <--its streams-- arrays that a program still writes; elements of
+//!                           `------------------------------'                  less than a byte; programs that were not rewritten
+//!                            one limit (a `Budget`) for both
+//! ```
+//!
+//! # What the engine makes of such memory
+//! Read in XLA at PJRT C API 0.112 and 0.114 (`xla/pjrt/`); nothing of it was seen on hardware.
+//!
+//! - *It takes a view.* `PJRT_Client_CreateViewOfDeviceBuffer` hands `memory` on as it is (`c/pjrt_c_api_wrapper_impl.cc`).
+//!   `PjRtStreamExecutorClient::CreateViewOfDeviceBuffer` (0.112, `pjrt_stream_executor_client.cc`) and
+//!   `PjRtStreamExecutorRawClient::ImportForeignMemory` (0.114, `se/pjrt_stream_executor_client.cc`) put the pointer into a foreign
+//!   buffer of that memory space without a look at what it points to. So all that is known of views of device memory holds: when they
+//!   are ready, and that a stream for external ready events may be named. At 0.112 the view's shape keeps the layout that was given,
+//!   which names no memory space; at 0.114 `MakeCanonicalShapeForMemorySpace` (`gpu/se_gpu_topology_description.cc`) adds it. Nothing
+//!   compares the two but what refuses `non_donatable_input_indices` for donated arrays in `pinned_host`
+//!   (`CommonPjRtClient::PrepareArguments`, UNIMPLEMENTED), which at 0.112 lets a view pass.
+//! - *The address is the host's too.* `PjRtStreamExecutorClient::IsOnCpu` says yes for every buffer of the memory space, and
+//!   `PjRtStreamExecutorRawBuffer::GetHostPointer` gives the view's pointer: JAX reads such arrays where they lie.
+//! - *Programs take it.* `CommonPjRtLoadedExecutable::CheckBufferCompatibilities` compares the kind of an argument's memory space
+//!   with the parameter's (`mhlo.memory_kind`, `Layout::kHostMemorySpace`), and `StreamExecutorGpuClient::RunAsync`
+//!   (`gpu/se_gpu_pjrt_client.cc`) uses the pointer; unified addressing makes it the GPU's too.
+//! - *Results have destinations.* `RunAsync` writes a result into the argument that it aliases if that was donated, whatever
+//!   memory the two lie in; JAX itself lets a donated array in `pinned_host` alias a result there (`mlir.py`, `_set_up_aliases`), and
+//!   `CompiledMemoryStats` counts such pairs apart (`compiled_memory_stats.cc`, `host_alias_size_in_bytes`). A result without
+//!   one comes from `Allocate(.., memory_space = host)`: a pool of pinned memory for each GPU, of 64 GiB unless
+//!   `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` says otherwise (`gpu/gpu_helpers.cc`, `GetGpuHostAllocator`), with no statistics.
+//! - *Copies between the two* are the same `MemcpyD2D` as between arrays of a GPU
+//!   (`PjRtStreamExecutorRawBuffer::IntraClientCopyToWithDependencies`): the shapes differ in nothing but the memory space, which
+//!   `CommonPjRtBufferImpl::CopyToMemorySpace` ignores.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
+
+use crate::{
+    config::Compact,
+    engine::{Engine, Raw, views},
+    error::{Code, Error, Result},
+    memory::{
+        Arena, Strategy,
+        budget::{Budget, Charge},
+    },
+    program::HostMemory,
+    runtime::{
+        allocator::admission::ROUNDS,
+        client::{Client, Device},
+        device_memory::DeviceMemory,
+        executable::bound::HostMemories,
+    },
+    sys,
+    units::Bytes,
+};
+
+/// The kind of memory that this module is about, as PJRT names it.
+pub const KIND: &str = HostMemory::Pinned.name();
+
+/// A device's `pinned_host` memory.
+pub struct PinnedHost {
+    /// The engine's memory.
+    pub memory: Raw<sys::PJRT_Memory>,
+    /// Ours.
+    pub arena: Arc<DeviceMemory>,
+    /// Bytes of buffers there that the engine holds itself.
+    pub engine_bytes: Arc<AtomicI64>,
+    /// What both may have.
+    budget: Arc<Budget>,
+}
+
+impl PinnedHost {
+    /// `memory` with the regions of `backing`, which `budget` bounds.
+    ///
+    /// # Errors
+    /// The arena's.
+    pub fn new(
+        memory: Raw<sys::PJRT_Memory>,
+        name: String,
+        client: (&crate::config::Settings, &Arc<Budget>),
+        backing: crate::device::cuda::PinnedBacking,
+    ) -> Result<Self> {
+        let (settings, budget) = client;
+        // Pinning takes long, and what is pinned nobody else has: only as much as was asked for, about.
+        let strategy = match settings.strategy.value {
+            Strategy::Platform => Strategy::Platform,
+            Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => Strategy::Growing,
+        };
+        let backing = backing.bound_by(budget);
+        let mut arena = Arena::new(name, strategy, budget.limit(), Box::new(backing.clone()))?;
+        arena.record_history(settings.history.value);
+        if settings.compaction() == Compact::Always {
+            arena.use_no_slots();
+        }
+        Ok(Self {
+            memory,
+            arena: DeviceMemory::new(arena, Box::new(backing)),
+            engine_bytes: Arc::default(),
+            budget: Arc::clone(budget),
+        })
+    }
+
+    /// Whether anything was ever put there: reports leave out what nobody uses.
+    pub fn is_used(&self) -> bool {
+        self.arena.stats().allocations_total > 0 || self.engine_bytes.load(Ordering::Relaxed) != 0
+    }
+
+    /// Counts an array that the engine has made there unasked. It is there already: where the limit has no room for it, it counts in
+    /// the statistics alone.
+    pub fn charge_made(&self, bytes: usize) -> Option<Charge> {
+        self.budget.take(Bytes::new(bytes as u64)).ok()
+    }
+}
+
+impl Client {
+    /// Room within the limit for an array that the engine is about to make in `pinned`: empty regions of the arena go back for it, and
+    /// what is under way is waited for.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the numbers.
+    pub fn admit_pinned(&self, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
+        match pinned.budget.take(bytes) {
+            Ok(charge) => Ok(charge),
+            Err(_) => self.make_pinned_room(pinned, bytes),
+        }
+    }
+
+    #[cold]
+    fn make_pinned_room(&self, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
+        self.in_flight.waiting(self.engine, || {
+            let patience = self.patience();
+            let mut rounds = 0..ROUNDS;
+            loop {
+                let arrivals = self.in_flight.arrivals();
+                self.settle();
+                pinned.arena.trim();
+                let over = match pinned.budget.take(bytes) {
+                    Ok(charge) => return Ok(charge),
+                    Err(over) => over,
+                };
+                if rounds.next().is_none() || !self.in_flight.wait_for_arrival(arrivals, &patience) {
+                    let (name, engine) = (pinned.arena.name(), pinned.engine_bytes.load(Ordering::Relaxed));
+                    let engine = Bytes::new(u64::try_from(engine).unwrap_or(0));
+                    return Err(Error::new(
+                        Code::ResourceExhausted,
+                        format!(
+                            "Out of memory while trying to allocate {bytes} ({} bytes) on {name} [the engine's own].\n  {} more would pass the \
+                             limit of {} by {}: arrays hold {}, {engine} of them in the engine's memory and {} in the arena's pool\n  PJRT_ARENA_PINNED_LIMIT sets \
+                             the limit",
+                            bytes.get(),
+                            over.wanted,
+                            over.limit,
+                            over.missing,
+                            over.held,
+                            pinned.arena.stats().pool_bytes,
+                        ),
+                    ));
+                }
+            }
+        })
+    }
+
+    /// The device whose `pinned_host` memory this is, if there is an arena for it.
+    pub fn pinned(&self, memory: *mut sys::PJRT_Memory) -> Option<(&Device, &PinnedHost)> {
+        let of = |device: &Device| device.pinned.as_ref().is_some_and(|pinned| pinned.memory.0 == memory);
+        let device = self.devices.iter().find(|device| of(device))?;
+        Some((device, device.pinned.as_ref()?))
+    }
+}
+
+/// The `pinned_host` memory among a device's, if the engine takes views of it as they are.
+///
+/// # Safety
+/// The client must be alive.
+pub unsafe fn viewable(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    memories: &HostMemories,
+) -> Option<Raw<sys::PJRT_Memory>> {
+    let memory = memories.of(HostMemory::Pinned)?;
+    // SAFETY: the caller's promise; the memory lives as long as the client.
+    unsafe { views::takes_views_as_they_are(engine, client.0, memory.0) }.then_some(memory)
+}

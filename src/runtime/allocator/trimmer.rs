@@ -1,0 +1,462 @@
+//! Memory that is not used any more goes back to the system, though nobody calls us: one thread per client that sleeps.
+//!
+//! ```text
+//!  allocate: the client's use reaches 256 MiB ---> the thread starts
+//!                                                    |
+//!  every 5 s:  the peak of use since the last time -> the rule (memory/idle.rs) -> keep so much
+//!                                                    |
+//!              16 MiB of holes at a time, each under the arena's lock; a pause; the next, unless use rises meanwhile
+//! ```
+//!
+//! Programs that ended after the last call into us still hold their arrays, because landing is left to the next call
+//! (`flight`). Where none comes, the thread frees the memory in its stead.
+//!
+//! The thread runs nothing in the engine, and keeps nothing alive: devices are found through weak references. It ends with
+//! its client; where the process ends first, it just ends with it.
+//!
+//! A child after `fork` has no such thread, and gives nothing back. The arena's lock must not be held by a thread that it
+//! lacks, though, so forks wait for the piece that is going back at that moment (`gate`).
+
+use std::{
+    process,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    engine::{scratch, views::ViewKind},
+    memory::{
+        Arena, Region, Strategy,
+        idle::{self, Idle, WORTH_WATCHING},
+    },
+    runtime::{
+        client::{self, Client},
+        device_memory::DeviceMemory,
+        in_flight::InFlight,
+    },
+    units::Bytes,
+};
+
+/// The thread's name, as the system shows it.
+pub const THREAD: &str = "arena-idle";
+
+/// How often the thread looks, and how long use must be low at first.
+#[derive(Clone, Copy, Debug)]
+pub struct TrimInterval {
+    /// From look to look.
+    pub tick: Duration,
+    /// See [`idle::PATIENCE`].
+    pub patience: Duration,
+}
+
+impl Default for TrimInterval {
+    fn default() -> Self {
+        Self { tick: Duration::from_secs(5), patience: idle::PATIENCE }
+    }
+}
+
+/// How long the thread pauses after a piece, so that who waits for the arena's lock gets it.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The thread of one client, which may not have started.
+#[derive(Debug, Default)]
+pub struct Trimmer {
+    awake: AtomicBool,
+    stop: Arc<AtomicBool>,
+    thread: Mutex<Option<(u32, JoinHandle<()>)>>,
+}
+
+impl Trimmer {
+    /// Whether the thread has started.
+    #[inline]
+    pub fn is_awake(&self) -> bool {
+        self.awake.load(Ordering::Relaxed)
+    }
+
+    /// Starts the thread, once, to look after `devices`, what `in_flight` still holds of them, and the engine's scratch.
+    #[cold]
+    pub fn wake<'a>(
+        &self,
+        devices: impl Iterator<Item = &'a Arc<DeviceMemory>>,
+        in_flight: &Arc<InFlight>,
+        rhythm: TrimInterval,
+    ) {
+        if self.awake.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let round = Round {
+            devices: devices.map(|memory| (Arc::downgrade(memory), Idle::new(rhythm.patience))).collect(),
+            in_flight: Arc::downgrade(in_flight),
+            newest: 0,
+            scratch: None,
+            patience: rhythm.patience,
+        };
+        gate::close_at_forks();
+        let stop = Arc::clone(&self.stop);
+        let body = move || round.turn_until(&stop, rhythm.tick);
+        match thread::Builder::new().name(THREAD.to_owned()).stack_size(256 << 10).spawn(body) {
+            Ok(handle) => *self.thread.lock() = Some((process::id(), handle)),
+            Err(error) => log::info!("memory that is not used stays: no thread to give it back ({error})"),
+        }
+    }
+
+    /// Ends the thread, and waits for the piece that it gives back at this moment. No other starts.
+    pub fn end(&self) {
+        self.awake.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
+        let Some((process, handle)) = self.thread.lock().take() else { return };
+        // A child after a fork has no such thread.
+        if process == process::id() {
+            handle.thread().unpark();
+            if handle.join().is_err() {
+                log::error!("the thread that gives idle memory back panicked; this is a bug");
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Starts the thread that gives idle memory back, once this memory, or the engine's scratch, is large enough for it.
+    #[cold]
+    pub fn watch(&self, memory: &DeviceMemory) {
+        // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
+        if memory.strategy() != Strategy::Platform && self.sight == ViewKind::Host && memory.used() >= WORTH_WATCHING {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        let devices = self.devices.iter().filter_map(|device| device.arena.as_ref());
+        self.idle.wake(devices, &self.in_flight, TrimInterval::default());
+    }
+}
+
+/// Lets this client look after the engine's scratch once it is large: to be called when a client has been made, and with
+/// another one when one has ended.
+pub fn watch_scratch(client: &Client) {
+    scratch::watch(WORTH_WATCHING, || client::with_any(Client::wake));
+    if scratch::usage().is_some_and(|usage| usage.warm >= WORTH_WATCHING) {
+        client.wake();
+    }
+}
+
+/// What the thread knows from look to look.
+struct Round {
+    devices: Vec<(Weak<DeviceMemory>, Idle)>,
+    in_flight: Weak<InFlight>,
+    /// For [`InFlight::unload_stale`].
+    newest: usize,
+    scratch: Option<(ScratchLease, Idle)>,
+    patience: Duration,
+}
+
+impl Round {
+    fn turn_until(mut self, stop: &AtomicBool, tick: Duration) {
+        let (mut now, mut looked) = (Duration::ZERO, Instant::now());
+        while !stop.load(Ordering::Acquire) {
+            thread::park_timeout(tick.saturating_sub(looked.elapsed()));
+            if looked.elapsed() < tick {
+                continue;
+            }
+            // While the process was stopped, nobody could use anything.
+            now += looked.elapsed().min(2 * tick);
+            looked = Instant::now();
+            self.look(now, &|| stop.load(Ordering::Acquire));
+        }
+    }
+
+    /// One look, at `now` since the first one began.
+    fn look(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
+        if let Some(in_flight) = self.in_flight.upgrade() {
+            gate::passing(|| in_flight.unload_stale(&mut self.newest));
+        }
+        for (memory, idle) in &mut self.devices {
+            let Some(memory) = memory.upgrade() else { continue };
+            let discard = |hole: Region| {
+                // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+                unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
+                    log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
+                    Bytes::ZERO
+                })
+            };
+            give_back(&memory, idle, now, &discard, enough);
+        }
+        let Some((arena, discard)) = scratch::memory() else { return };
+        // One thread of the process looks after the scratch that all its clients share.
+        if self.scratch.is_none() {
+            self.scratch = ScratchLease::take().map(|claim| (claim, Idle::new(self.patience)));
+            // What is warm already may have been used before anybody looked.
+            if let (Some((_, idle)), Some(usage)) = (&mut self.scratch, scratch::usage()) {
+                idle.end_window(now, usage.warm);
+            }
+        }
+        if let Some((_, idle)) = &mut self.scratch
+            && let Some(keep) = give_back(arena, idle, now, discard, enough)
+        {
+            scratch::cooled(keep);
+        }
+    }
+}
+
+/// Ends a window of one arena, and gives back what the rule says. What was to stay, if it was time.
+fn give_back(
+    arena: &Arena,
+    idle: &mut Idle,
+    now: Duration,
+    discard: &dyn Fn(Region) -> Bytes,
+    enough: &dyn Fn() -> bool,
+) -> Option<Bytes> {
+    let keep = idle.end_window(now, arena.end_window())?;
+    let start = Instant::now();
+    let (mut surplus, mut pages) = (arena.surplus(keep), Bytes::ZERO);
+    while !enough() {
+        let piece = gate::passing(|| arena.discard_next(&mut surplus, discard));
+        let Some(bytes) = piece else { break };
+        pages += bytes;
+        if !bytes.is_zero() {
+            thread::sleep(PAUSE);
+        }
+    }
+    // Without pages to unmap it is quick.
+    let regions = if enough() { Bytes::ZERO } else { gate::passing(|| arena.shed(keep)) };
+    idle.gave(pages, keep);
+    if !(pages + regions).is_zero() {
+        let (name, used) = (arena.name(), arena.used());
+        log::debug!(
+            "{name}: {pages} of idle memory went back to the system in {:?}, and {regions} of empty regions; {used} in use, \
+             {keep} of it at most for {:?} before",
+            start.elapsed(),
+            idle.patience()
+        );
+    }
+    Some(keep)
+}
+
+/// The right to look after the engine's scratch.
+#[derive(Debug)]
+struct ScratchLease(());
+
+static CLAIMED: AtomicBool = AtomicBool::new(false);
+
+impl ScratchLease {
+    fn take() -> Option<Self> {
+        (!CLAIMED.swap(true, Ordering::Acquire)).then_some(Self(()))
+    }
+}
+
+impl Drop for ScratchLease {
+    fn drop(&mut self) {
+        CLAIMED.store(false, Ordering::Release);
+    }
+}
+
+/// Keeps forks and pieces apart.
+mod gate {
+    use super::{AtomicBool, OnceLock, Ordering, thread};
+
+    /// No lock that a child would find in the hands of a thread that it lacks: the forking thread opens it on both sides.
+    static CLOSED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn close() {
+        while CLOSED.swap(true, Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    extern "C" fn open() {
+        CLOSED.store(false, Ordering::Release);
+    }
+
+    /// Lets no fork begin while `work` runs.
+    pub(super) fn passing<T>(work: impl FnOnce() -> T) -> T {
+        struct Open;
+        impl Drop for Open {
+            fn drop(&mut self) {
+                open();
+            }
+        }
+        close();
+        let _open = Open;
+        work()
+    }
+
+    /// Lets forks wait for the gate, from the first call on.
+    pub(super) fn close_at_forks() {
+        static ASKED: OnceLock<()> = OnceLock::new();
+        ASKED.get_or_init(|| {
+            // SAFETY: the functions touch one atomic.
+            let errno = unsafe { libc::pthread_atfork(Some(close), Some(open), Some(open)) };
+            if errno != 0 {
+                log::info!("forks do not wait for memory on its way back: pthread_atfork failed with {errno}");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ptr, slice};
+
+    use super::*;
+    use crate::{device::host::HostBacking, memory::Block};
+
+    /// A device of the host's memory, and what of it is resident.
+    fn device(strategy: Strategy, limit: Bytes) -> Arc<DeviceMemory> {
+        let host = HostBacking::new();
+        let arena = Arena::new("idle:0".into(), strategy, limit, Box::new(host.clone())).unwrap();
+        DeviceMemory::new(arena, Box::new(host))
+    }
+
+    fn round(memory: &Arc<DeviceMemory>) -> Round {
+        let rule = Idle::new(idle::PATIENCE);
+        let devices = vec![(Arc::downgrade(memory), rule)];
+        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, patience: idle::PATIENCE }
+    }
+
+    fn start(block: &Block) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(block.address.get() as usize)
+    }
+
+    fn filled(memory: &DeviceMemory, mib: u64, with: u8) -> Block {
+        let block = memory.allocate(Bytes::mib(mib)).unwrap();
+        // SAFETY: the block is the test's own, and so long.
+        unsafe { start(&block).write_bytes(with, block.size.get() as usize) };
+        block
+    }
+
+    fn holds(block: &Block, mark: u8) -> bool {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts(start(block), block.size.get() as usize) }.iter().all(|&byte| byte == mark)
+    }
+
+    /// KiB of all regions that are in memory.
+    fn resident(memory: &DeviceMemory) -> Bytes {
+        let page = 4096;
+        let of = |region: Region| {
+            let mut pages = vec![0u8; (region.bytes.get() / page) as usize];
+            let start = ptr::with_exposed_provenance_mut(region.address.get() as usize);
+            // SAFETY: one byte for each page of a region.
+            let refused = unsafe { libc::mincore(start, region.bytes.get() as usize, pages.as_mut_ptr().cast()) };
+            assert_eq!(refused, 0);
+            Bytes::new(pages.iter().filter(|&page| page & 1 != 0).count() as u64 * page)
+        };
+        memory.regions().into_iter().map(of).sum()
+    }
+
+    fn look(round: &mut Round, second: u64) {
+        round.look(Duration::from_secs(second), &|| false);
+    }
+
+    #[test]
+    fn what_is_dropped_goes_back_and_what_lives_stays() {
+        for strategy in [Strategy::Preallocate, Strategy::Growing, Strategy::Tpu] {
+            let memory = device(strategy, Bytes::mib(512));
+            let mut round = round(&memory);
+            let all: Vec<Block> = (1..=8).map(|number| filled(&memory, 16, number)).collect();
+            look(&mut round, 5);
+            assert!(resident(&memory) >= Bytes::mib(128), "{strategy}");
+            let (kept, dropped): (Vec<_>, Vec<_>) =
+                all.into_iter().enumerate().partition(|(number, _)| number % 4 == 1);
+            dropped.iter().for_each(|(_, block)| memory.free(block.id).unwrap());
+            // The window in which they were dropped, and one more.
+            look(&mut round, 10);
+            look(&mut round, 15);
+            assert!(strategy == Strategy::Growing || resident(&memory) >= Bytes::mib(128), "{strategy}: too soon");
+            look(&mut round, 20);
+            let after = resident(&memory);
+            assert!((Bytes::mib(32)..=Bytes::mib(33)).contains(&after), "{strategy}: {after}");
+            for (number, block) in &kept {
+                assert!(holds(block, *number as u8 + 1), "{strategy}: block {number}");
+            }
+            assert!(holds(&filled(&memory, 200, 9), 9));
+        }
+    }
+
+    #[test]
+    fn what_is_used_from_time_to_time_stays() {
+        let memory = device(Strategy::Preallocate, Bytes::mib(512));
+        let mut round = round(&memory);
+        let block = filled(&memory, 256, 1);
+        memory.free(block.id).unwrap();
+        for look_at in 1..20 {
+            // A program between two looks.
+            memory.free(filled(&memory, 100, 2).id).unwrap();
+            look(&mut round, 5 * look_at);
+        }
+        let after = resident(&memory);
+        assert!((Bytes::mib(100)..=Bytes::mib(101)).contains(&after), "{after}");
+        let first = memory.regions()[0].address;
+        assert_eq!(filled(&memory, 100, 3).address, first, "in the pages that stayed");
+        assert!(resident(&memory) <= Bytes::mib(101));
+    }
+
+    #[test]
+    fn the_rest_of_a_plan_is_dropped_when_use_rises() {
+        let memory = device(Strategy::Preallocate, Bytes::mib(512));
+        memory.free(filled(&memory, 128, 1).id).unwrap();
+        memory.end_window();
+        let mut surplus = memory.surplus(Bytes::ZERO);
+        let mut given = Vec::new();
+        let mut next = |surplus: &mut _| {
+            memory.discard_next(surplus, |region| {
+                given.push(region);
+                region.bytes
+            })
+        };
+        // The first piece ends at a multiple of its size.
+        assert!(next(&mut surplus).is_some_and(|bytes| bytes <= Bytes::mib(16)));
+        assert_eq!(next(&mut surplus), Some(Bytes::mib(16)));
+        let block = memory.allocate(Bytes::new(1)).unwrap();
+        assert_eq!(next(&mut surplus), None);
+        memory.free(block.id).unwrap();
+        memory.end_window();
+        memory.end_window();
+        assert_eq!(next(&mut surplus), None, "it is gone");
+        assert_eq!(given.len(), 2);
+    }
+
+    #[test]
+    fn the_thread_gives_back_and_ends() {
+        let memory = device(Strategy::Preallocate, Bytes::mib(256));
+        let (keeper, tick) = (Trimmer::default(), Duration::from_millis(20));
+        let block = filled(&memory, 128, 1);
+        keeper.wake([&memory].into_iter(), &Arc::default(), TrimInterval { tick, patience: 2 * tick });
+        assert!(keeper.is_awake());
+        thread::sleep(3 * tick);
+        memory.free(block.id).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while resident(&memory) > Bytes::mib(1) && Instant::now() < deadline {
+            thread::sleep(tick);
+        }
+        assert!(resident(&memory) <= Bytes::mib(1));
+        // It keeps nothing alive, and a look at a device that is gone is none.
+        let gone = Arc::downgrade(&memory);
+        drop(memory);
+        while gone.strong_count() > 0 && Instant::now() < deadline {
+            thread::sleep(tick);
+        }
+        assert_eq!(gone.strong_count(), 0);
+        keeper.end();
+        keeper.end();
+    }
+
+    #[test]
+    fn a_thread_ends_before_its_tick_and_none_starts_after() {
+        let memory = device(Strategy::Preallocate, Bytes::mib(1));
+        let hour = Duration::from_secs(3600);
+        let rhythm = TrimInterval { tick: hour, patience: hour };
+        let keeper = Trimmer::default();
+        keeper.wake([&memory].into_iter(), &Arc::default(), rhythm);
+        keeper.end();
+        let never = Trimmer::default();
+        never.end();
+        never.wake([&memory].into_iter(), &Arc::default(), rhythm);
+        assert!(never.thread.lock().is_none());
+    }
+}

@@ -1,0 +1,82 @@
+//! How arrays are laid out: asked from the engine once for each shape.
+
+use crate::{
+    engine::{Engine, EngineError, Outcome},
+    runtime::{
+        buffer::Buffer,
+        shape::{Layout, Shape},
+    },
+    sys::{self, slice},
+};
+
+/// How the array is laid out. The engine is asked once for all arrays of the shape.
+///
+/// # Errors
+/// As [`Buffer::hold`], or the engine's.
+pub fn layout(buffer: &Buffer) -> Outcome<&Layout> {
+    buffer.shape.layout.get_or_try_init(|| ask(buffer))
+}
+
+/// Asks the engine how the array is laid out.
+fn ask(buffer: &Buffer) -> Outcome<Layout> {
+    let hold = buffer.hold()?;
+    // SAFETY: the handle is alive while it is held.
+    Ok(unsafe { layout_of(buffer.client.engine, hold.handle())? })
+}
+
+/// How the array in a buffer of the engine is laid out.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> Result<Layout, EngineError> {
+    // SAFETY: the caller's promise; what the answer points to lives as long as the handle.
+    unsafe {
+        let args = engine.call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: handle, ..Default::default() })?;
+        let tiled = args.layout.__bindgen_anon_1.tiled;
+        let tile_dim_sizes = slice(tiled.tile_dim_sizes, tiled.num_tiles).to_vec();
+        Ok(Layout {
+            minor_to_major: slice(tiled.minor_to_major, tiled.minor_to_major_size).to_vec(),
+            tile_dims: slice(tiled.tile_dims, tile_dim_sizes.iter().sum()).to_vec(),
+            tile_dim_sizes,
+        })
+    }
+}
+
+/// Notes how a result of the engine is laid out, unless that is known. An engine that does not say has the default layout.
+///
+/// # Safety
+/// `handle` must be alive, and hold an array of the shape.
+pub unsafe fn note_layout(engine: &'static Engine, handle: *mut sys::PJRT_Buffer, shape: &Shape) {
+    if shape.layout.get().is_none()
+        // SAFETY: the caller's promise.
+        && let Ok(layout) = unsafe { layout_of(engine, handle) }
+    {
+        // Somebody else may have been first; there is one answer.
+        _ = shape.layout.set(layout);
+    }
+}
+
+impl Layout {
+    /// The layout as the C API shows it; the arrays live as long as `self`.
+    pub fn as_c(&self) -> sys::PJRT_Buffer_MemoryLayout {
+        let tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
+            struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
+            minor_to_major: self.minor_to_major.as_ptr(),
+            minor_to_major_size: self.minor_to_major.len(),
+            tile_dims: self.tile_dims.as_ptr(),
+            tile_dim_sizes: self.tile_dim_sizes.as_ptr(),
+            num_tiles: self.tile_dim_sizes.len(),
+            ..Default::default()
+        };
+        let mut layout = sys::PJRT_Buffer_MemoryLayout {
+            struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
+            type_: sys::PJRT_Buffer_MemoryLayout_Type_Tiled,
+            ..Default::default()
+        };
+        layout.__bindgen_anon_1.tiled = tiled;
+        layout
+    }
+}

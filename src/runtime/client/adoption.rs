@@ -1,0 +1,186 @@
+//! Buffers that the engine made, wrapped: what they are and where, and what their memory counts as.
+//!
+//! ```text
+//!  the engine's memory     counted in `engine_bytes`, and where it has a limit (`pinned_host.rs`) as part of that; room was admitted
+//!                          before the engine was asked, but for results that nobody could foresee
+//!  an outsider's memory    counted in `foreign_bytes`
+//! ```
+
+use std::{ptr, sync::Arc};
+
+use crate::{
+    engine::{EngineError, Outcome, Raw, views},
+    runtime::{
+        allocator::admission::Admission,
+        buffer::{
+            Buffer, Place,
+            storage::{Access, Counted, Storage},
+        },
+        client::Client,
+        shape::Shape,
+    },
+    sys,
+};
+
+impl Buffer {
+    /// Wraps a buffer that the engine made in memory of its own.
+    ///
+    /// # Errors
+    /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
+    ///
+    /// # Safety
+    /// `handle` must be a live buffer of the client's engine that nobody else destroys.
+    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let described = unsafe { describe(client, handle)? };
+        Ok(Self::unforeseen(client, handle, described))
+    }
+
+    /// As [`Buffer::adopt`], of a result of a program, which is the `expected` one where the engine cannot say what it is: the program
+    /// may write it at this moment, so there is no way back. It lies in the memory that the program binds it to, whatever the engine
+    /// says. One without memory counts as nothing.
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_result(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        expected: (&Arc<Shape>, Place),
+        bound: Option<Raw<sys::PJRT_Memory>>,
+        has_memory: bool,
+    ) -> Arc<Self> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { look(client, handle) }.unwrap_or_else(|error| {
+            log::warn!("the engine cannot say what a result is, so it is what the program says: {}", error.message());
+            (Arc::clone(expected.0), expected.1)
+        });
+        let memory = bound.unwrap_or(memory);
+        if !has_memory {
+            let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
+            return Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(nothing));
+        }
+        Self::unforeseen(client, handle, (shape, (device, memory)))
+    }
+
+    /// A buffer that was made before anybody could ask for room.
+    fn unforeseen(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        (shape, place): (Arc<Shape>, Place),
+    ) -> Arc<Self> {
+        let charge = client.pinned(place.1.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+        let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
+        Self::admitted(client, handle, (shape, place), admission)
+    }
+
+    /// As [`Buffer::adopt`], of a buffer that there was found room for before it was made.
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_admitted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        admission: Admission<'_>,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let described = unsafe { describe(client, handle)? };
+        Ok(Self::admitted(client, handle, described, admission))
+    }
+
+    fn admitted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        (shape, (device, memory)): (Arc<Shape>, Place),
+        admission: Admission<'_>,
+    ) -> Arc<Self> {
+        let counted = admission.count(client.engine_bytes(device.0, memory.0), shape.size);
+        Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted))
+    }
+
+    /// As [`Buffer::adopt`], of a buffer whose memory is `counted` already.
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`].
+    pub unsafe fn adopt_counted(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        counted: Counted,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
+        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted)))
+    }
+
+    /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
+    /// is where the array lies, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
+    ///
+    /// # Errors
+    /// As [`Buffer::adopt`].
+    ///
+    /// # Safety
+    /// As [`Buffer::adopt`]; this process must be able to read the array at `dense_at`.
+    pub unsafe fn adopt_foreign(
+        client: &Arc<Client>,
+        handle: *mut sys::PJRT_Buffer,
+        access: Access,
+        dense_at: Option<usize>,
+    ) -> Outcome<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let (shape, place) = unsafe { describe(client, handle)? };
+        Ok(Self::foreign(Arc::clone(client), place, shape, handle, access, dense_at))
+    }
+}
+
+/// What a buffer of the engine is and where.
+///
+/// # Errors
+/// The engine's; the handle is destroyed then.
+///
+/// # Safety
+/// `handle` must be alive, and nobody else may destroy it.
+unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe { look(client, handle).inspect_err(|_| views::destroy(client.engine, handle)) }
+}
+
+/// As [`describe`], and the handle stays the caller's.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+unsafe fn look(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+    let engine = client.engine;
+    // SAFETY: the caller's promise; what the getters point to lives as long as the handle.
+    unsafe {
+        let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
+        let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
+        let size = engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
+        let dims = crate::sys::slice(dims.dims, dims.num_dims);
+        let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
+        Ok((shape, place(client, handle)?))
+    }
+}
+
+/// The device and the memory of a buffer of the engine.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `handle` must be alive.
+unsafe fn place(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
+        let memory = client.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
+        Ok((Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |m| m.memory))))
+    }
+}

@@ -1,0 +1,490 @@
+//! Arenas around the engine's devices: whose memory each of them divides.
+//!
+//! ```text
+//!  platform cpu    the machine's memory, shared by all devices      device/host
+//!  platform cuda   each GPU's own, by NVIDIA's driver               device/cuda
+//!  platform rocm   each GPU's own, by AMD's                         device/cuda
+//!    both          the host's, pinned for each GPU                  device/cuda, pinned_host.rs
+//!  any other       stays with the engine: no arena
+//! ```
+
+use std::{
+    ffi::{CString, OsStr},
+    num::NonZeroU32,
+    sync::Arc,
+};
+
+use crate::{
+    config::{Compact, EngineKind, GpuScratch, HugePages, Outcome as Decided, Settings, strategy_name},
+    device::{
+        Carrier, ScratchPool,
+        cuda::{
+            self, CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, Gpu, KeptPool, Offer, PinnedBacking, Vendor,
+        },
+        host,
+    },
+    engine::{
+        Engine, Outcome, Raw,
+        views::{self, AliasableTypes, ViewKind},
+    },
+    error::{Error, Result},
+    memory::{Arena, Backing, Strategy, budget::Budget},
+    runtime::{
+        allocator::{
+            admission::SharedPool,
+            pinned_host::{self, PinnedHost},
+        },
+        client::{Client, Device},
+        device_memory::DeviceMemory,
+        executable::bound::HostMemories,
+        shape::element_bytes,
+    },
+    sys::{self, slice, text},
+    units::Bytes,
+};
+
+/// Whose GPUs an engine of this kind computes on.
+pub fn vendor_of(kind: Option<EngineKind>) -> Option<Vendor> {
+    match kind? {
+        EngineKind::Cpu => None,
+        EngineKind::Cuda => Some(Vendor::Nvidia),
+        EngineKind::Rocm => Some(Vendor::Amd),
+    }
+}
+
+/// The file that the settings name for a vendor's driver.
+pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
+    match vendor {
+        Vendor::Nvidia => settings.cuda_driver.value.as_str(),
+        Vendor::Amd => settings.hip_driver.value.as_str(),
+    }
+}
+
+/// What the settings are held against before the engine starts its threads: the memory that a device can have at most. Returns
+/// the share of each GPU's memory that the engine has to keep for itself, where it cannot have a pool.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a limit that no device or machine can have, or a share of it that leaves nothing.
+pub fn check(settings: &Settings, kind: Option<EngineKind>) -> Result<Option<f32>> {
+    let Some(vendor) = vendor_of(kind) else {
+        settings.limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
+        return Ok(None);
+    };
+    // Without an answer the engine says why there is no GPU.
+    let Ok(offer) = cuda::probe_library(vendor, library_of(settings, vendor)) else { return Ok(None) };
+    let Some(most) = offer.gpus.iter().map(|gpu| gpu.memory).max() else { return Ok(None) };
+    settings.limit.resolve(most.get(), NonZeroU32::MIN)?;
+    settings.pinned_limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
+    let share = engine_share(settings, &offer)?;
+    if let Some(scratch) = scratch_of_gpus(settings, vendor)? {
+        // With AMD's GPUs it is always so, and nothing that a user could change.
+        log::log!(if vendor == Vendor::Amd { log::Level::Info } else { log::Level::Warn }, "{scratch}");
+    }
+    Ok(share)
+}
+
+/// The share of each GPU's memory that holds what the settings give to programs' scratch, in the precision that the engine takes
+/// it in; `None` where all GPUs that are used have pools.
+///
+/// # Errors
+/// As [`check`].
+fn engine_share(settings: &Settings, offer: &Offer) -> Result<Option<f32>> {
+    let gpus = used(settings, offer);
+    if gpus.iter().all(|gpu| gpu.pools) {
+        return Ok(None);
+    }
+    // One number for all of them: the least share.
+    let mut least = 1.0_f64;
+    for gpu in gpus {
+        let (limit, _) = gpu_limit(settings, gpu.memory)?;
+        least = least.min(GpuScratch::of(&settings.gpu_scratch, limit)?.get() as f64 / gpu.memory.get() as f64);
+    }
+    let share = least as f32;
+    Ok(Some(if f64::from(share) > least { share.next_down() } else { share }))
+}
+
+/// The GPUs that the engine will use.
+fn used<'a>(settings: &Settings, offer: &'a Offer) -> Vec<&'a Gpu> {
+    let visible = settings.visible_devices();
+    let is_used = |gpu: &&Gpu| visible.is_none_or(|visible| visible.contains(&i64::from(gpu.ordinal)));
+    offer.gpus.iter().filter(is_used).collect()
+}
+
+/// What an engine whose share is `share` takes of a GPU (XLA `gpu_helpers.cc`: `total_memory * memory_fraction`), and what of
+/// that its programs can rely on, as older ones do not round it up.
+fn taken(total: Bytes, share: f32) -> (Bytes, Bytes) {
+    let bytes = Bytes::new((total.get() as f64 * f64::from(share)) as u64);
+    (bytes.checked_round_up(GpuScratch::UNIT).unwrap_or(bytes), bytes.round_down(Bytes::new(256)))
+}
+
+/// A sentence that says what programs' scratch has for good, where the engine has no memory pools on a GPU.
+///
+/// # Errors
+/// As [`check`].
+pub fn scratch_of_gpus(settings: &Settings, vendor: Vendor) -> Result<Option<String>> {
+    let Ok(offer) = cuda::probe_library(vendor, library_of(settings, vendor)) else { return Ok(None) };
+    let Some(share) = engine_share(settings, &offer)? else { return Ok(None) };
+    let mut words = Vec::new();
+    for gpu in used(settings, &offer) {
+        let (limit, _) = gpu_limit(settings, gpu.memory)?;
+        let why = if gpu.pools { "" } else { " (no memory pools)" };
+        words.push(format!("{} of {limit} on GPU {}{why}", taken(gpu.memory, share).0, gpu.ordinal));
+    }
+    Ok(Some(format!("programs' scratch has a fixed share of the limit, which arrays never get: {}", words.join(", "))))
+}
+
+/// The memory of one device.
+struct Memory {
+    backing: Box<dyn Backing>,
+    carrier: Box<dyn Carrier>,
+    limit: Bytes,
+    /// What the engine takes of the same memory for itself.
+    shared: Option<SharedPool>,
+    /// The host's memory that it can pin for the device, and how much of it.
+    pinned: Option<(PinnedBacking, Arc<Budget>)>,
+}
+
+/// Puts arenas around the engine's client.
+///
+/// # Errors
+/// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
+///
+/// # Safety
+/// `handle` must be alive.
+pub unsafe fn open_devices(
+    engine: &'static Engine,
+    handle: Raw<sys::PJRT_Client>,
+    settings: Settings,
+    share: Option<f32>,
+) -> Outcome<Arc<Client>> {
+    // SAFETY: the client is alive, and with it what the getters point to.
+    let (platform, version, handles) = unsafe {
+        let name = engine.call(sys::PJRT_Client_PlatformName_Args { client: handle.0, ..Default::default() })?;
+        let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client: handle.0, ..Default::default() })?;
+        let devices =
+            engine.call(sys::PJRT_Client_AddressableDevices_Args { client: handle.0, ..Default::default() })?;
+        (
+            text(name.platform_name, name.platform_name_size).into_owned(),
+            text(version.platform_version, version.platform_version_size).into_owned(),
+            slice(devices.addressable_devices, devices.num_addressable_devices),
+        )
+    };
+    // SAFETY: the client is alive.
+    let numbers = unsafe { check_job(engine, handle, &settings, handles)? };
+    let mut own = Vec::with_capacity(handles.len());
+    for &device in handles {
+        // SAFETY: the device is alive.
+        let memory = unsafe { engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })? };
+        own.push(memory.memory);
+    }
+    let (sight, viewable, memories) = match (platform.as_str(), own.first()) {
+        ("cpu", Some(&memory)) => {
+            // SAFETY: the client and the memory are alive.
+            let viewable = unsafe { views::probe(engine, handle, memory) };
+            let wanted = if viewable == AliasableTypes::NONE { 0 } else { handles.len() };
+            (ViewKind::Host, viewable, of_the_host(&settings, wanted)?)
+        }
+        (name @ ("cuda" | "rocm"), Some(_)) => {
+            let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
+            // SAFETY: the devices are alive.
+            let ordinals = unsafe { ordinals(engine, handles)? };
+            // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
+            let viewable = AliasableTypes::those(|kind| element_bytes(kind).is_some());
+            match of_gpus(&settings, vendor, &ordinals, share) {
+                Ok(memories) => (ViewKind::Device, viewable, memories),
+                Err(NotOurs::Settings(error)) => return Err(error.into()),
+                Err(NotOurs::Driver(why)) => {
+                    log::warn!("memory stays with the engine: {why}");
+                    (ViewKind::Device, AliasableTypes::NONE, Vec::new())
+                }
+            }
+        }
+        _ => {
+            log::warn!(
+                "memory stays with the engine: pjrt-arena does not manage the memory of platform {platform} yet"
+            );
+            (ViewKind::Host, AliasableTypes::NONE, Vec::new())
+        }
+    };
+    let scratch = |memory: &Memory| memory.shared.as_ref()?.budget.share();
+    let limit_of = |memory: &Memory| (memory.limit + scratch(memory).unwrap_or(Bytes::ZERO)).get();
+    let limit = memories.iter().map(limit_of).min();
+    let scratch_bytes = memories.iter().filter_map(scratch).map(Bytes::get).min();
+    let mut memories = memories.into_iter();
+    let mut devices = Vec::with_capacity(handles.len());
+    for (number, (&device, &memory)) in numbers.iter().zip(handles.iter().zip(&own)) {
+        // SAFETY: the device is alive.
+        let host = unsafe { HostMemories::find(engine, device) };
+        let mut pinned = None;
+        let arena = match memories.next() {
+            None => None,
+            Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) => {
+                if let Some((backing, budget)) = of_the_host
+                    // SAFETY: the client is alive.
+                    && let Some(memory) = unsafe { pinned_host::viewable(engine, handle, &host) }
+                {
+                    let name = format!("{platform}:{number} {}", pinned_host::KIND);
+                    pinned = Some(PinnedHost::new(memory, name, (&settings, &budget), backing)?);
+                }
+                let mut arena = Arena::new(format!("{platform}:{number}"), settings.strategy.value, limit, backing)?;
+                arena.record_history(settings.history.value);
+                if settings.compaction() == Compact::Always {
+                    arena.use_no_slots();
+                }
+                if shared.is_none() {
+                    arena.use_colours();
+                }
+                Some(match shared {
+                    Some(shared) => DeviceMemory::shared_with_engine(arena, carrier, shared),
+                    None => DeviceMemory::new(arena, carrier),
+                })
+            }
+        };
+        devices.push(Device {
+            handle: Raw(device),
+            memory: Raw(memory),
+            arena,
+            engine_bytes: Arc::default(),
+            foreign_bytes: Arc::default(),
+            pinned,
+            host,
+        });
+    }
+    let decided = limit.map(|limit_bytes| Decided { limit_bytes, scratch_bytes, engine: engine.path() });
+    log::info!("{}", settings.summary(decided));
+    let strategy = strategy_name(settings.strategy.value);
+    log::debug!("{} device(s), strategy {strategy}, {} bytes each", handles.len(), limit.unwrap_or(0));
+    let version = format!("{version}\npjrt-arena {}", env!("CARGO_PKG_VERSION"));
+    let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
+    Ok(Arc::new(Client::new(engine, handle, settings, (sight, viewable), devices, version)))
+}
+
+/// Holds what the engine shows against the job that the caller says this process is part of, and returns the numbers of this
+/// process's devices in the job: names that no two processes share.
+///
+/// An engine that knows nothing of jobs would show each process as the only one, and every process would compute the whole.
+///
+/// # Errors
+/// The engine's, or FAILED_PRECONDITION where it shows another job.
+///
+/// # Safety
+/// The client must be alive.
+unsafe fn check_job(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    settings: &Settings,
+    own: &[*mut sys::PJRT_Device],
+) -> Outcome<Vec<i32>> {
+    let described = |device: *mut sys::PJRT_Device| -> Outcome<(i32, i32)> {
+        // SAFETY: devices and their descriptions live as long as the client.
+        unsafe {
+            let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
+            let device_description = engine.call(args)?.device_description;
+            let args = sys::PJRT_DeviceDescription_Id_Args { device_description, ..Default::default() };
+            let id = engine.call(args)?.id;
+            let args = sys::PJRT_DeviceDescription_ProcessIndex_Args { device_description, ..Default::default() };
+            Ok((id, engine.call(args)?.process_index))
+        }
+    };
+    if let Some((node, nodes)) = settings.place_in_job() {
+        // SAFETY: the client is alive.
+        let (process, all) = unsafe {
+            let process = engine.call(sys::PJRT_Client_ProcessIndex_Args { client: client.0, ..Default::default() })?;
+            let all = engine.call(sys::PJRT_Client_Devices_Args { client: client.0, ..Default::default() })?;
+            (process.process_index, slice(all.devices, all.num_devices))
+        };
+        let mut others = false;
+        for &device in all {
+            others |= described(device)?.1 != process;
+        }
+        if i64::from(process) != node || !others {
+            let (path, count) = (engine.path().display(), all.len());
+            return Err(Error::failed_precondition(format!(
+                "this is process {node} of {nodes} (node_id, num_nodes; jax.distributed.initialize), but the engine {path} shows \
+                 process {process} with {count} device(s) and none of another process: XLA's CPU plugin takes no part in jobs of \
+                 several processes; allowed: an engine for GPUs, or one process"
+            ))
+            .into());
+        }
+    }
+    own.iter().map(|&device| described(device).map(|(id, _)| id)).collect()
+}
+
+/// The machine's memory, for so many devices that share it.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a limit that the machine does not have so many times.
+fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
+    let Some(count) = NonZeroU32::new(devices as u32) else { return Ok(Vec::new()) };
+    let limit = Bytes::new(settings.limit.resolve(host::capacity()?.get(), count)?);
+    let make = host_backing(settings);
+    let memory = |_| {
+        let host = make();
+        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, pinned: None }
+    };
+    Ok((0..devices).map(memory).collect())
+}
+
+/// How a device of this client gets its memory. Warns where huge pages are asked for and there are none.
+fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
+    match (settings.huge_pages.value, host::huge_pages()) {
+        (HugePages::Off, _) => host::HostBacking::new,
+        (HugePages::On, host::HugePages::Never(why)) => {
+            log::warn!("huge_pages=on ({}) has no effect: {why}", settings.huge_pages.source);
+            host::HostBacking::new
+        }
+        (HugePages::On, _) => host::HostBacking::with_huge_pages,
+    }
+}
+
+/// What arrays and scratch may have of a GPU with so much memory, and what they could have at most.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a limit that the GPU cannot have, or a headroom that leaves nothing.
+fn gpu_limit(settings: &Settings, total: Bytes) -> Result<(Bytes, Bytes)> {
+    let limit = Bytes::new(settings.limit.resolve(total.get(), NonZeroU32::MIN)?);
+    let headroom = settings.headroom.value.bytes();
+    let most = total.saturating_sub(headroom).round_down(Bytes::mib(1));
+    if most.is_zero() {
+        return Err(Error::invalid_argument(format!(
+            "{}={headroom} leaves nothing of the GPU's {total}; allowed: less than that by 1MiB or more",
+            settings.headroom.source
+        )));
+    }
+    Ok((limit.min(most), most))
+}
+
+/// Why GPUs' memory is not ours to manage.
+enum NotOurs {
+    /// The user wants what no GPU can give.
+    Settings(Error),
+    /// What the driver lacks, or refuses.
+    Driver(String),
+}
+
+/// The numbers by which the driver knows the engine's devices.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The devices must be alive.
+unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -> Outcome<Vec<i32>> {
+    let mut ordinals = Vec::with_capacity(handles.len());
+    for &device in handles {
+        // SAFETY: the caller's promise.
+        let args = unsafe { engine.call(sys::PJRT_Device_LocalHardwareId_Args { device, ..Default::default() })? };
+        ordinals.push(args.local_hardware_id);
+    }
+    Ok(ordinals)
+}
+
+/// The memory of GPUs that the engine has opened: their contexts are there, and each can reach the others' memory as far as the
+/// machine allows.
+///
+/// With `share` the engine has so much of each of them for itself.
+fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
+    let driver = Driver::load(vendor, OsStr::new(library_of(settings, vendor)))
+        .map_err(|why| NotOurs::Driver(why.to_string()))?;
+    if vendor == Vendor::Amd && share.is_none() {
+        // It may take all of a GPU's memory, and there is no pool in which that could be seen.
+        return Err(NotOurs::Driver(
+            "when the engine was started it was not known for one of ROCm by its file's name, or the driver showed no GPU"
+                .to_owned(),
+        ));
+    }
+    let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
+    let capacity = host::capacity().map_err(NotOurs::Settings)?;
+    let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(NotOurs::Settings)?);
+    let mut memories = Vec::with_capacity(ordinals.len());
+    for &ordinal in ordinals {
+        let failed = |error: Error| NotOurs::Driver(error.to_string());
+        let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
+        let total = device.memory_info().map_err(failed)?.total;
+        let (limit, most) = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
+        if limit == most {
+            log::info!("the limit of GPU {ordinal} is {most}, all that the headroom of {} leaves", settings.headroom);
+        }
+        let (limit, fixed) = match share.map(|share| taken(total, share)) {
+            Some((taken, relied_on)) => (limit.saturating_sub(taken).round_down(Bytes::mib(1)), Some(relied_on)),
+            None => (limit, None),
+        };
+        let budget = Arc::new(fixed.map_or_else(|| Budget::new(limit), |fixed| Budget::with_share(limit, fixed)));
+        let memory = match settings.strategy.value {
+            Strategy::Platform => CudaBacking::with_driver_allocations(Arc::clone(&device)),
+            Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => {
+                CudaBacking::new(Arc::clone(&device), limit).map_err(failed)?
+            }
+        };
+        let memory = memory.bound_by(&budget).map_err(failed)?;
+        let pool: Option<Box<dyn ScratchPool>> = match fixed {
+            Some(bytes) => Some(Box::new(FixedShare::new(&device, bytes))),
+            None => match EnginePool::of(&device).map_err(failed)? {
+                Some(pool) => {
+                    // The engine has set it to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then each synchronisation
+                    // would give all scratch back, and the next program would find it elsewhere.
+                    Some(Box::new(KeptPool::new(pool, limit).map_err(failed)?))
+                }
+                None => None,
+            },
+        };
+        let shared = pool.map(|pool| SharedPool { budget, pool, most });
+        let pinned = Some((PinnedBacking::new(device), Arc::new(Budget::new(pinned))));
+        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared, pinned });
+    }
+    Ok(memories)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Environment, OptionValue},
+        device::cuda::Version,
+    };
+
+    fn offer(gpus: &[(u64, bool)]) -> Offer {
+        let version = Version { major: 12, minor: 8 };
+        let gpu = |(ordinal, &(memory, pools)): (i32, &(u64, bool))| {
+            let memory = Bytes::new(memory);
+            Gpu { ordinal, name: "a GPU".to_owned(), memory, compute_capability: version, pools }
+        };
+        Offer { vendor: Vendor::Nvidia, version, gpus: (0..).zip(gpus).map(gpu).collect() }
+    }
+
+    fn settings(limit: &str, scratch: &str, visible: Option<&[i64]>) -> Settings {
+        let variables = [("PJRT_ARENA_LIMIT", limit), ("PJRT_ARENA_GPU_SCRATCH", scratch)];
+        let visible = visible.map(|list| ("visible_devices".to_owned(), OptionValue::Int64List(list.to_vec())));
+        Settings::read(&variables.into_iter().collect::<Environment>(), &visible.into_iter().collect::<Vec<_>>())
+            .expect("valid settings")
+    }
+
+    #[test]
+    fn the_engine_takes_what_the_settings_say_however_a_share_is_rounded() {
+        // Of an H200, an L4, and sizes that no power of two divides.
+        for memory in [150_110_994_432, 23034 << 20, (80 << 30) - (4096 * 12345), 1 << 40, (16 << 30) + 1] {
+            for (limit, scratch) in [("75%", "50%"), ("99%", "33%"), ("5GiB", "1GiB"), ("61%", "7%")] {
+                let settings = settings(limit, scratch, None);
+                let share = engine_share(&settings, &offer(&[(memory, false)])).expect("room").expect("no pools");
+                let (limit, _) = gpu_limit(&settings, Bytes::new(memory)).expect("a limit");
+                let wanted = GpuScratch::of(&settings.gpu_scratch, limit).expect("a share");
+                let (taken, relied_on) = taken(Bytes::new(memory), share);
+                assert_eq!(taken, wanted, "{memory} {limit} {scratch}");
+                assert!(relied_on <= taken && taken - relied_on < GpuScratch::UNIT, "{memory}: {relied_on} of {taken}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_gpus_without_pools_that_are_used_count_and_the_least_share_holds() {
+        const GIB: u64 = 1 << 30;
+        let mixed = offer(&[(16 * GIB, true), (32 * GIB, false)]);
+        let share = |visible| engine_share(&settings("8GiB", "25%", visible), &mixed).expect("room");
+        assert_eq!(share(None), Some(0.0625), "2 GiB of the larger one");
+        assert_eq!(share(Some(&[1])), Some(0.0625));
+        assert_eq!(share(Some(&[0])), None, "the one that is used has pools");
+        assert_eq!(engine_share(&settings("8GiB", "25%", None), &offer(&[(16 * GIB, true)])), Ok(None));
+        let refused = engine_share(&settings("8GiB", "8GiB", None), &mixed).expect_err("nothing is left for arrays");
+        assert!(refused.message.contains("gpu_scratch=8.00GiB"), "{refused}");
+    }
+}

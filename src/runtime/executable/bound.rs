@@ -1,0 +1,152 @@
+//! Results that a program binds to a memory of the host, on a processor: `pinned_host` and `unpinned_host`.
+//!
+//! ```text
+//!  jit(f, out_shardings=.. "pinned_host")      the engine    device, wherever it puts it: all its memory is the processor's
+//!                                              we            the memory that the program names, for the executable and the buffer
+//! ```
+//!
+//! Such a result has no destination, so that it lies in memory of the engine, as arrays that `device_put` brings there do, and leaves
+//! the arena's room to arrays in `device`.
+
+use std::{borrow::Cow, ffi::c_char};
+
+use crate::{
+    api::entry::Entry,
+    config::EngineKind,
+    engine::{Engine, Outcome, Raw, failure::required, process},
+    program::{self, HostMemory, Unbound},
+    runtime::{client::Client, executable::registry::EXECUTABLES},
+    sys::{self, slice, text},
+};
+
+/// The kind of memory of a result that is not bound, for an engine that does not say: the one that XLA:CPU knew until it learned to bind
+/// results. It answers UNIMPLEMENTED, and JAX then takes each for the device's own.
+const OWN_KIND: &str = "device";
+
+/// The engine's memories of the host, as one device has them.
+#[derive(Clone, Copy, Default)]
+pub struct HostMemories {
+    pinned: Option<Raw<sys::PJRT_Memory>>,
+    unpinned: Option<Raw<sys::PJRT_Memory>>,
+}
+
+impl HostMemories {
+    /// Those of `device`; none, where the engine does not say.
+    ///
+    /// # Safety
+    /// The device must be alive.
+    pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Self {
+        let mut found = Self::default();
+        // SAFETY: the caller's promise; what the getters point to lives as long as the device.
+        unsafe {
+            let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() });
+            let memories = args.map_or(&[][..], |args| slice(args.memories, args.num_memories));
+            for &memory in memories {
+                let Ok(kind) = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() }) else {
+                    continue;
+                };
+                match text(kind.kind, kind.kind_size) {
+                    kind if kind == HostMemory::Pinned.name() => found.pinned = Some(Raw(memory)),
+                    kind if kind == HostMemory::Unpinned.name() => found.unpinned = Some(Raw(memory)),
+                    _ => {}
+                }
+            }
+        }
+        found
+    }
+
+    /// The one that a result is bound to.
+    pub fn of(&self, bound: HostMemory) -> Option<Raw<sys::PJRT_Memory>> {
+        match bound {
+            HostMemory::Pinned => self.pinned,
+            HostMemory::Unpinned => self.unpinned,
+        }
+    }
+}
+
+/// The program without its annotations, where all memory is one, and what its results are bound to.
+pub fn unbind<'a>(client: Option<&Client>, format: &[u8], code: &'a [u8]) -> Unbound<'a> {
+    let unchanged = Unbound { bytes: Cow::Borrowed(code), results: Vec::new() };
+    if process::kind() != Some(EngineKind::Cpu) || format != b"mlir" {
+        return unchanged;
+    }
+    let Ok(unbound) = program::without_annotations(code) else { return unchanged };
+    // A memory that the engine has not is the engine's to refuse.
+    let has = |bound: &HostMemory| {
+        client.is_none_or(|client| client.devices.iter().all(|device| device.host.of(*bound).is_some()))
+    };
+    if unbound.results.iter().flatten().all(has) { unbound } else { unchanged }
+}
+
+/// What each result of a program lies in, as the C API has it.
+pub struct OutputKinds {
+    /// Where the names are.
+    _names: Vec<Box<str>>,
+    pointers: Vec<Raw<c_char>>,
+    sizes: Vec<usize>,
+}
+
+impl OutputKinds {
+    /// The names that the engine gives, but for the results that are bound.
+    fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
+        let bound = bound.iter().copied().chain(std::iter::repeat(None));
+        let names: Vec<Box<str>> = by_engine
+            .into_iter()
+            .zip(bound)
+            .map(|(name, bound)| bound.map_or_else(|| name.into(), |memory| memory.name().into()))
+            .collect();
+        Self {
+            pointers: names.iter().map(|name| Raw(name.as_ptr().cast_mut().cast())).collect(),
+            sizes: names.iter().map(|name| name.len()).collect(),
+            _names: names,
+        }
+    }
+}
+
+impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
+        // SAFETY: the caller's promise, handed on as it is.
+        let answer = unsafe { process::engine()?.call(*self) };
+        let Some(program) = EXECUTABLES.get(executable).filter(|program| !program.plan.bound.is_empty()) else {
+            *self = answer?;
+            return Ok(());
+        };
+        let kinds = program.output_kinds.get_or_init(|| {
+            let names: Vec<Cow<'_, str>> = match &answer {
+                // SAFETY: the engine's names live as long as the executable, which the caller keeps alive during the call.
+                Ok(answer) => unsafe {
+                    let sizes = slice(answer.memory_kind_sizes, answer.num_outputs);
+                    let names = slice(answer.memory_kinds, answer.num_outputs).iter().zip(sizes);
+                    names.map(|(&name, &size)| text(name, size)).collect()
+                },
+                Err(_) => vec![Cow::Borrowed(OWN_KIND); program.results.len()],
+            };
+            OutputKinds::new(names, &program.plan.bound)
+        });
+        // They live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
+        self.memory_kinds = kinds.pointers.as_ptr().cast();
+        self.memory_kind_sizes = kinds.sizes.as_ptr();
+        self.num_outputs = kinds.pointers.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_bound_goes_before_what_the_engine_says() {
+        let device = || vec![Cow::Borrowed("device"); 3];
+        let names = |kinds: &OutputKinds| -> Vec<String> {
+            let pointers = kinds.pointers.iter().zip(&kinds.sizes);
+            // SAFETY: the names live as long as the kinds.
+            pointers.map(|(name, &size)| unsafe { text(name.0, size).into_owned() }).collect()
+        };
+        let bound = [Some(HostMemory::Pinned), None, Some(HostMemory::Unpinned)];
+        assert_eq!(names(&OutputKinds::new(device(), &bound)), ["pinned_host", "device", "unpinned_host"]);
+        assert_eq!(names(&OutputKinds::new(device(), &bound[..1])), ["pinned_host", "device", "device"]);
+        assert_eq!(names(&OutputKinds::new(Vec::new(), &bound)), [""; 0]);
+    }
+}

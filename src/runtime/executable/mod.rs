@@ -1,0 +1,9 @@
+//! Executables.
+
+pub mod bound;
+pub mod compile;
+pub mod cost;
+pub mod counters;
+pub mod loaded;
+pub mod output_cache;
+pub mod registry;

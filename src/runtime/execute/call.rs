@@ -1,0 +1,254 @@
+//! A call of `PJRT_LoadedExecutable_Execute`, checked: its lists as slices, and its options as the engine gets them.
+
+use std::{
+    mem::{MaybeUninit, size_of},
+    ptr,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    engine::{Engine, Outcome, failure::required},
+    error::Error,
+    runtime::{
+        buffer::Buffer,
+        client::Device,
+        executable::loaded::{Donations, Loaded},
+        execute::context::Context,
+    },
+    sys::{self, CStruct, slice},
+};
+
+/// The name that errors give.
+pub const NAME: &str = "PJRT_LoadedExecutable_Execute";
+
+/// As much of the caller's options as any version may have: unknown fields at the end travel on (trap T25).
+#[repr(C)]
+pub struct Options {
+    known: sys::PJRT_ExecuteOptions,
+    tail: [u64; 32],
+}
+
+/// See the module's documentation.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// What the caller passed.
+    pub args: &'a sys::PJRT_LoadedExecutable_Execute_Args,
+    /// The program.
+    pub loaded: &'a Loaded,
+    /// Our copy of the options, with the engine's context in place of ours.
+    pub options: *mut sys::PJRT_ExecuteOptions,
+    /// The caller's context.
+    pub context: Option<&'a Context>,
+    /// The numbers of the arguments that the caller forbids to consume.
+    pub kept: &'a [i64],
+    /// The handles of each device's arguments.
+    lists: &'a [*const *mut sys::PJRT_Buffer],
+}
+
+impl<'a> Call<'a> {
+    /// Checks what can be checked before anything is begun; `room` is where the copy of the options goes.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a NULL, a wrong number of arguments or devices, or options that are too short.
+    ///
+    /// # Safety
+    /// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
+    pub unsafe fn check(
+        args: &'a sys::PJRT_LoadedExecutable_Execute_Args,
+        loaded: &'a Loaded,
+        room: &'a mut MaybeUninit<Options>,
+    ) -> Outcome<Self> {
+        if let Some(expected) = loaded.program.plan.arguments
+            && args.num_args != expected
+        {
+            // XLA's words, with the user's numbers.
+            return Err(Error::invalid_argument(format!(
+                "Execution supplied {} buffers but compiled program expected {expected} buffers",
+                args.num_args
+            ))
+            .into());
+        }
+        let devices = if args.execute_device.is_null() { loaded.devices.len() } else { 1 };
+        if args.num_devices != devices {
+            return Err(Error::invalid_argument(format!(
+                "{NAME}: num_devices is {}, but the program runs on {devices} addressable device(s)",
+                args.num_devices
+            ))
+            .into());
+        }
+        let mut lists: &[*const *mut sys::PJRT_Buffer] = &[];
+        if args.num_args > 0 {
+            required(args.argument_lists.cast_mut(), NAME, "argument_lists")?;
+            // SAFETY: the caller passes `num_devices` lists.
+            lists = unsafe { slice(args.argument_lists, args.num_devices) };
+            for list in lists {
+                required(list.cast_mut(), NAME, "argument_lists' list of a device")?;
+            }
+        }
+        if !loaded.program.results.is_empty() {
+            required(args.output_lists.cast_mut(), NAME, "output_lists")?;
+        }
+        let options = room.as_mut_ptr().cast::<sys::PJRT_ExecuteOptions>();
+        // SAFETY: the options are the caller's, `struct_size` bytes long; ours have room for what is copied, and the copy is as long as
+        // the struct. A context is NULL or one of ours, alive during the call, and there are as many numbers as the caller says.
+        unsafe {
+            copy_options(args.options, loaded.client.engine, options)?;
+            let context = (*options).context.cast::<Context>().as_ref();
+            let kept = slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
+            let call = Self { args, loaded, options, context, kept, lists };
+            if args.num_devices > 1 {
+                call.refuse_what_is_given_twice()?;
+                call.refuse_what_fits_one_device_alone()?;
+            }
+            Ok(call)
+        }
+    }
+
+    /// Refuses an array that is given for good and is another argument as well. The engine refuses it too, but one device after the
+    /// other: those before have begun a program of several devices then, and XLA:CPU waits for the others for ever, with all
+    /// such programs behind this one (PJRT 0.81, and jaxlib 0.10.2's own). O(n log d) for n arguments of which d are given.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT, naming both.
+    pub fn refuse_what_is_given_twice(&self) -> Outcome {
+        let Donations::Only(donated) = &self.loaded.program.plan.donations else { return Ok(()) };
+        if donated.is_empty() {
+            return Ok(());
+        }
+        for index in 0..self.args.num_devices {
+            let arguments = self.arguments(index);
+            let given = donated.iter().filter(|&&argument| !self.keeps(argument));
+            let mut given: SmallVec<[_; 16]> =
+                given.filter_map(|&argument| Some((*arguments.get(argument)?, argument))).collect();
+            given.sort_unstable();
+            for (argument, &handle) in arguments.iter().enumerate() {
+                let first = given.partition_point(|&(other, _)| other < handle);
+                let mut same = given[first..].iter().take_while(|&&(other, _)| other == handle);
+                if let Some(&(_, donated)) = same.find(|&&(_, donated)| donated != argument) {
+                    return Err(Error::invalid_argument(format!(
+                        "{NAME}: argument {donated} of device {index} is donated, but it is argument {argument} of the same call too"
+                    ))
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses arguments of which one device's cannot be right: sizes that differ among the devices, and arrays of
+    /// other devices. The engine refuses them too, but when programs of the devices before have begun. It waits for
+    /// those with what they were donated (PJRT 0.81), or does not wait at all (0.115): then their memory would be
+    /// somebody else's while they write into it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT, naming the argument and the device.
+    ///
+    /// # Safety
+    /// The arguments must be NULL or live buffers of ours.
+    unsafe fn refuse_what_fits_one_device_alone(&self) -> Outcome {
+        for number in 0..self.args.num_args {
+            let mut expected = None;
+            for (index, place) in self.loaded.devices.iter().enumerate().take(self.args.num_devices) {
+                // SAFETY: the caller's promise.
+                let buffer = unsafe { Buffer::borrow(self.arguments(index)[number], NAME)? };
+                let size = *expected.get_or_insert(buffer.shape.size);
+                if buffer.shape.size != size {
+                    return Err(Error::invalid_argument(format!(
+                        "{NAME}: expected parameter {number} of {size} bytes, as on the program's first device, but got a \
+                         buffer of {} bytes on device {index} of {}",
+                        buffer.shape.size, self.args.num_devices
+                    ))
+                    .into());
+                }
+                if buffer.device.0 != place.0 {
+                    return Err(Error::invalid_argument(format!(
+                        "{NAME}: argument {number} of device {index} of {} is on another device than that",
+                        self.args.num_devices
+                    ))
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The handles of the arguments of the device with this number.
+    pub fn arguments(&self, index: usize) -> &'a [*mut sys::PJRT_Buffer] {
+        let list = self.lists.get(index).copied().unwrap_or(ptr::null());
+        // SAFETY: the caller passes `num_args` handles a device.
+        unsafe { slice(list, self.args.num_args) }
+    }
+
+    /// Where the results of the device with this number go; none if the program has none.
+    pub fn places(&self, index: usize) -> *mut *mut sys::PJRT_Buffer {
+        if self.loaded.program.results.is_empty() || index >= self.args.num_devices {
+            return ptr::null_mut();
+        }
+        // SAFETY: the caller passes one list of places a device, and was asked whether it does.
+        unsafe { *self.args.output_lists.add(index) }
+    }
+
+    /// The results of the device with this number, as the engine gave them.
+    ///
+    /// # Safety
+    /// The engine must have filled the places in.
+    pub unsafe fn outputs(&self, index: usize) -> &'a [*mut sys::PJRT_Buffer] {
+        // SAFETY: there is a place for each result.
+        unsafe { slice(self.places(index), self.loaded.program.results.len()) }
+    }
+
+    /// Whether the program may not consume this argument, whatever it was compiled for.
+    pub fn keeps(&self, argument: usize) -> bool {
+        self.kept.contains(&(argument as i64))
+    }
+
+    /// The place of the device among the program's that the argument list with this number runs on, and the device.
+    pub fn device(&self, index: usize) -> (usize, Option<&'a Device>) {
+        let (loaded, asked_for) = (self.loaded, self.args.execute_device);
+        let (slot, handle) = if asked_for.is_null() {
+            (Some(index), loaded.devices.get(index).map(|device| device.0))
+        } else {
+            (loaded.devices.iter().position(|device| device.0 == asked_for), Some(asked_for))
+        };
+        (slot.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
+    }
+}
+
+/// Copies the caller's options to `copy`, with zeros behind up to what the engine may ask for; a longer struct keeps its
+/// tail.
+///
+/// # Errors
+/// INVALID_ARGUMENT if they are NULL, or shorter than any version.
+///
+/// # Safety
+/// `options` must be NULL or point to a struct of `struct_size` bytes, and `copy` to an [`Options`].
+unsafe fn copy_options(
+    options: *const sys::PJRT_ExecuteOptions,
+    engine: &Engine,
+    copy: *mut sys::PJRT_ExecuteOptions,
+) -> Outcome {
+    if options.is_null() {
+        return Err(Error::invalid_argument(format!("{NAME}: options is NULL")).into());
+    }
+    // SAFETY: every version begins with its size.
+    let size = unsafe { ptr::read(options.cast::<usize>()) };
+    let least = sys::PJRT_ExecuteOptions::MIN_SIZE;
+    if size < least {
+        return Err(Error::invalid_argument(format!(
+            "Unexpected PJRT_ExecuteOptions size: expected at least {least}, got {size}. Check installed software \
+             versions."
+        ))
+        .into());
+    }
+    let bytes = size.min(size_of::<Options>());
+    let asked_for = if engine.is_newer() { size_of::<Options>() } else { size_of::<sys::PJRT_ExecuteOptions>() };
+    let total = bytes.max(asked_for);
+    // SAFETY: the caller's struct has at least `bytes`; the copy has room for all of `Options`.
+    unsafe {
+        ptr::copy_nonoverlapping(options.cast::<u8>(), copy.cast(), bytes);
+        copy.cast::<u8>().add(bytes).write_bytes(0, total - bytes);
+        (*copy).struct_size = total;
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! `PJRT_ExecuteContext`: ours, and the engine's behind it where a program can look into it.
+//!
+//! What a context carries is user data for the handlers of custom calls, and jaxlib makes one with data in it for every
+//! call of every function. A program without custom calls never looks, so the engine's context is made when the first
+//! program needs it: as a rule never.
+//!
+//! ```text
+//!  Create, UserData_Add -------> kept here
+//!  Execute, custom calls ------> the engine's is made and given all that was kept; later data goes to it at once
+//!  Execute, no custom call ----> NULL
+//! ```
+//!
+//! jaxlib destroys the context as soon as Execute returns, while the engine may look up the user data in it later, on a
+//! thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
+//! lives until every execution that was given it is done.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::{
+    api::{entry::Entry, extensions},
+    engine::{Engine, Outcome, Raw, failure::required, process},
+    sys,
+};
+
+/// An execute context.
+pub struct Context {
+    engine: &'static Engine,
+    inside: Mutex<Inside>,
+}
+
+struct Inside {
+    /// The engine's context; NULL before a program needs it.
+    handle: Raw<sys::PJRT_ExecuteContext>,
+    /// What was added before.
+    kept: SmallVec<[UserData; 2]>,
+}
+
+/// One pointer of the caller's, under the id of its type.
+#[derive(Clone, Copy)]
+struct UserData {
+    kind: i64,
+    data: Raw<std::ffi::c_void>,
+}
+
+impl Context {
+    /// The engine's context, made now if there is none yet.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn handle(&self) -> Outcome<*mut sys::PJRT_ExecuteContext> {
+        let known = self.inside.lock().handle;
+        if !known.is_null() {
+            return Ok(known.0);
+        }
+        // SAFETY: the struct has only an out field.
+        let made = unsafe { self.engine.call(sys::PJRT_ExecuteContext_Create_Args::default())? }.context;
+        let mut given = 0;
+        loop {
+            // No lock is held while the engine is called.
+            let next = {
+                let mut inside = self.inside.lock();
+                match inside.kept.get(given).copied() {
+                    _ if !inside.handle.is_null() => break,
+                    Some(next) => next,
+                    None => {
+                        inside.handle = Raw(made);
+                        return Ok(made);
+                    }
+                }
+            };
+            // SAFETY: the context is alive; the data is the caller's business.
+            if let Err(failure) = unsafe { extensions::add_user_data(made, next.kind, next.data.0) } {
+                self.destroy(made);
+                return Err(failure);
+            }
+            given += 1;
+        }
+        // Another thread was faster.
+        self.destroy(made);
+        Ok(self.inside.lock().handle.0)
+    }
+
+    /// Adds user data.
+    ///
+    /// # Errors
+    /// The engine's: there is data of that type already, or the pointer is NULL.
+    ///
+    /// # Safety
+    /// As the C API says: the data lives until the executions that are given the context are done.
+    pub unsafe fn add(&self, kind: i64, data: *mut std::ffi::c_void) -> Outcome {
+        let keeps = {
+            let mut inside = self.inside.lock();
+            // What the engine would refuse, it refuses in its own words.
+            let good = !data.is_null() && inside.kept.iter().all(|kept| kept.kind != kind);
+            let keeps = good && inside.handle.is_null();
+            if keeps {
+                inside.kept.push(UserData { kind, data: Raw(data) });
+            }
+            keeps
+        };
+        if !keeps {
+            // SAFETY: the engine's context is alive while this one is.
+            unsafe { extensions::add_user_data(self.handle()?, kind, data)? };
+        }
+        Ok(())
+    }
+
+    /// One more share of a caller's context.
+    ///
+    /// # Safety
+    /// This must be what a handle of the caller points to that is still alive.
+    pub unsafe fn share(&self) -> Arc<Self> {
+        // SAFETY: the caller's promise: the context lies in an `Arc`, one share of which is the handle.
+        unsafe {
+            Arc::increment_strong_count(self);
+            Arc::from_raw(self)
+        }
+    }
+
+    fn destroy(&self, context: *mut sys::PJRT_ExecuteContext) {
+        let args = sys::PJRT_ExecuteContext_Destroy_Args { context, ..Default::default() };
+        // SAFETY: the engine's context is ours, and this is the only time that it is destroyed.
+        if let Err(error) = unsafe { self.engine.call(args) } {
+            log::warn!("the engine could not destroy an execute context: {}", error.message());
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let handle = self.inside.get_mut().handle;
+        if !handle.is_null() {
+            self.destroy(handle.0);
+        }
+    }
+}
+
+impl Entry for sys::PJRT_ExecuteContext_Create_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let inside = Mutex::new(Inside { handle: Raw::NULL, kept: SmallVec::new() });
+        let context = Arc::new(Context { engine: process::engine()?, inside });
+        self.context = Arc::into_raw(context).cast_mut().cast();
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_ExecuteContext_Destroy_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let context = required(self.context, "PJRT_ExecuteContext_Destroy", "context")?;
+        // SAFETY: the handle is one share, which the caller gives up.
+        drop(unsafe { Arc::from_raw(context.cast::<Context>()) });
+        Ok(())
+    }
+}

@@ -1,0 +1,289 @@
+//! Arrays from the host and back.
+//!
+//! ```text
+//!   an array that its owner keeps unchanged (kImmutableZeroCopy: what JAX says of NumPy arrays)
+//!      64-byte aligned, dense, 64 KiB and more ---> the engine aliases it: no copy, no block
+//!      any other ---------------------------------> copied into a block
+//!   memory that may be written to (kMutableZeroCopy) -> the engine aliases it where it can
+//!   sub-byte elements, host memories, layouts -------> as the engine likes, but for a GPU's pinned_host: see there
+//! ```
+//!
+//! An aliased array's `done_with_host_buffer` happens when the engine lets go of it: after the buffer is deleted and the
+//! last program that reads it is done. Until then JAX keeps the NumPy array alive. Who writes to the NumPy array
+//! meanwhile changes what programs see, as on JAX's own CPU backend, whose rule for what is aliased this is (XLA
+//! `AbstractCpuBuffer::BufferFromHostBufferSupportsZeroCopy`), the size apart.
+
+use std::{ptr, sync::Arc};
+
+use smallvec::smallvec;
+
+use crate::{
+    api::entry::Entry,
+    config::EngineKind,
+    device::{HostArray, strided},
+    engine::{Args, Engine, Outcome, failure::required, process, views},
+    error::Error,
+    report::snapshot::OriginKind,
+    runtime::{
+        buffer::{Buffer, storage::Access},
+        client::{self, Client, Site},
+        in_flight::Resources,
+        shape::{Shape, dense_size, element_bytes},
+        transfer::upload::Upload,
+    },
+    sys::{self, slice},
+};
+
+/// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
+/// way up to 32 KiB, 17 and 18 us at 64 KiB, 17 and 41 us at 1 MiB), and nothing is gained for an owner that lives longer,
+/// changes of the NumPy array that show later, and statistics that miss it.
+const SMALLEST_ALIASED: u64 = 64 << 10;
+
+/// The event that says when `buffer` is ready: at once, for one of ours that nothing writes. On a GPU, where bytes are on
+/// their way, when they are there.
+///
+/// # Errors
+/// The engine's.
+pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
+    let hold = buffer.hold()?;
+    // SAFETY: the engine's handle stays while it is held.
+    let args =
+        unsafe { engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: hold.handle(), ..Default::default() })? };
+    Ok(args.event)
+}
+
+/// The arena that an array goes to: that of `memory`, or else the default one of `device`. `None` when the array belongs in
+/// memory that is not ours: a memory of the host but for a GPU's `pinned_host`, or a device without an arena.
+pub fn destination(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Option<Site<'_>> {
+    if memory.is_null() { client.device(device)?.site() } else { client.site_of_memory(memory) }
+}
+
+/// Whether a layout is what an array has when nobody says anything: dense, the last dimension fastest, no tiles.
+///
+/// # Safety
+/// `layout` must be NULL or valid.
+pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(layout) = (unsafe { layout.as_ref() }) else { return true };
+    if layout.type_ != sys::PJRT_Buffer_MemoryLayout_Type_Tiled {
+        return false;
+    }
+    // SAFETY: the type says which field of the union is set.
+    let tiled = unsafe { layout.__bindgen_anon_1.tiled };
+    // SAFETY: the caller's promise.
+    let order = unsafe { slice(tiled.minor_to_major, tiled.minor_to_major_size) };
+    tiled.num_tiles == 0 && order.iter().rev().copied().eq(0..order.len() as i64)
+}
+
+impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
+        let client = client::find(self.client)?;
+        client.in_flight.tend(client.engine);
+        // SAFETY: the caller's arrays are as long as it says.
+        let (dims, strides) =
+            unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
+        if !self.byte_strides.is_null() && strides.len() != dims.len() {
+            return Err(Error::invalid_argument(format!(
+                "{NAME}: {} byte strides for {} dimensions",
+                strides.len(),
+                dims.len()
+            ))
+            .into());
+        }
+        // An outsider's memory that may be written to is the outsider's choice: the engine aliases it.
+        let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
+        // SAFETY: the caller's layout is NULL or valid.
+        let plain = unsafe { is_default_layout(self.device_layout) };
+        let site = destination(&client, self.device, self.memory)
+            .filter(|_| !lends && plain && client.viewable.contains(self.type_));
+        let Some((site, size)) = site.zip(dense_size(self.type_, dims)) else {
+            // SAFETY: the caller's struct, handed on as it is.
+            return unsafe { from_host_by_engine(self, &client, dims, plain) };
+        };
+        if size.get() > 0 {
+            required(self.data.cast_mut(), NAME, "data")?;
+        }
+        let shape = Arc::new(Shape::new(self.type_, dims, size.get() as usize));
+        let strides = (!self.byte_strides.is_null()).then_some(strides);
+        let element = element_bytes(self.type_).map_or(1, usize::from);
+        if self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableZeroCopy
+            && client.zero_copy
+            && size.get() >= SMALLEST_ALIASED
+            && self.data.addr().is_multiple_of(views::ALIGNMENT)
+            && strided::is_dense(dims, strides, element)
+        {
+            // SAFETY: the caller's struct; the array is dense.
+            return unsafe { alias(self, &client, site, shape) };
+        }
+        let from = HostArray { data: self.data.cast(), dims, strides, element };
+        let arrival = Upload::new(&client, site, shape, OriginKind::Host)?;
+        // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
+        // ours alone and as large as the dense array.
+        let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
+        // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
+        self.done_with_host_buffer = ready_event(client.engine, &buffer)?;
+        self.buffer = buffer.into_raw();
+        Ok(())
+    }
+}
+
+/// Lets the engine use the array where it lies.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `args` must satisfy the function's contract; the array must be what the engine can alias, dense whatever its strides.
+unsafe fn alias(
+    args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
+    client: &Arc<Client>,
+    site: Site<'_>,
+    shape: Arc<Shape>,
+) -> Outcome {
+    // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
+    let dense = sys::PJRT_Client_BufferFromHostBuffer_Args {
+        byte_strides: ptr::null(),
+        num_byte_strides: 0,
+        device_layout: ptr::null_mut(),
+        ..*args
+    };
+    // SAFETY: the caller's promise.
+    let done = unsafe { client.engine.call(dense)? };
+    let at = args.data.expose_provenance();
+    // An engine may have other rules than ours: what it copied after all is its own.
+    // SAFETY: the buffer was just made and is ours.
+    let buffer = unsafe {
+        if views::address(client.engine, done.buffer).is_ok_and(|there| there == at) {
+            let place = (site.device.handle, site.memory);
+            Buffer::foreign(Arc::clone(client), place, shape, done.buffer, Access::ReadOnly, Some(at))
+        } else {
+            Buffer::adopt(client, done.buffer)?
+        }
+    };
+    args.done_with_host_buffer = done.done_with_host_buffer;
+    args.buffer = buffer.into_raw();
+    Ok(())
+}
+
+/// Lets the engine take the array as it likes: host memories, sub-byte types, unusual layouts, memory that may be
+/// written to.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `args` must satisfy the function's contract.
+unsafe fn from_host_by_engine(
+    args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
+    client: &Arc<Client>,
+    dims: &[i64],
+    plain: bool,
+) -> Outcome {
+    let admitted = client.admit_shape((args.device, args.memory), args.type_, dims)?;
+    let access = match args.host_buffer_semantics {
+        sys::PJRT_HostBufferSemantics_kImmutableZeroCopy => Some(Access::ReadOnly),
+        sys::PJRT_HostBufferSemantics_kMutableZeroCopy => Some(Access::Full),
+        _ => None,
+    }
+    // Other platforms copy, whatever the semantics.
+    .filter(|_| process::kind() == Some(EngineKind::Cpu));
+    let at = args.data.expose_provenance();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let done = client.engine.call(*args)?;
+        let aliased =
+            access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
+        let buffer = match aliased {
+            Some(access) => {
+                let readable = plain && client.viewable.contains(args.type_);
+                Buffer::adopt_foreign(client, done.buffer, access, readable.then_some(at))?
+            }
+            None => Buffer::adopt_admitted(client, done.buffer, admitted)?,
+        };
+        args.done_with_host_buffer = done.done_with_host_buffer;
+        args.buffer = buffer.into_raw();
+    }
+    Ok(())
+}
+
+/// Keeps `buffer`, which was taken up, in place until `event`, which stays the caller's, has happened.
+///
+/// # Safety
+/// `event` must be a live event of the engine.
+unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
+    let client = Arc::clone(&buffer.client);
+    // SAFETY: the event is alive; it is given back to the caller below, not destroyed.
+    match unsafe { client.engine.own_event(event) } {
+        Some(event) => {
+            if event.is_ready() {
+                buffer.land();
+            } else {
+                client.in_flight.launch(&event, None, Resources { buffers: smallvec![buffer], ..Resources::default() });
+            }
+            let _caller = event.into_raw();
+        }
+        None => buffer.land(),
+    }
+}
+
+/// Calls a function of the engine that reads a buffer's bytes, with the engine's handle in place of ours, and keeps the
+/// bytes in place until the event that it gives.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a buffer that was deleted or donated, or the engine's.
+///
+/// # Safety
+/// `buffer` must be as for [`Buffer::share`]; `args` must give a struct that satisfies the function's contract.
+unsafe fn read<A: Args>(
+    buffer: *mut sys::PJRT_Buffer,
+    args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
+    event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
+) -> Outcome<A> {
+    // SAFETY: the caller's promise.
+    let buffer = unsafe { Buffer::share(buffer, A::FUNCTION)? };
+    let handle = buffer.take_up()?;
+    // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
+    match unsafe { buffer.client.engine.call(args(handle)) } {
+        Ok(args) => {
+            // SAFETY: the event was just made.
+            unsafe { keep_until(buffer, event(&args)) };
+            Ok(args)
+        }
+        Err(error) => {
+            buffer.land();
+            Err(error.into())
+        }
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let call = |src| Self { src, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        let args = unsafe { read(self.src, call, |args| args.event)? };
+        (self.dst_size, self.event) = (args.dst_size, args.event);
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        self.event = unsafe { read(self.buffer, call, |args| args.event)? }.event;
+        Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_Buffer_CopyRawToHostFuture_Args {
+    unsafe fn run(&mut self) -> Outcome {
+        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
+        // SAFETY: the caller's promise.
+        let args = unsafe { read(self.buffer, call, |args| args.event)? };
+        self.event = args.event;
+        self.callback_data = args.callback_data;
+        self.future_ready_callback = args.future_ready_callback;
+        Ok(())
+    }
+}

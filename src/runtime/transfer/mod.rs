@@ -1,0 +1,8 @@
+//! Transfers.
+
+pub mod async_slot;
+pub mod copy;
+pub mod host;
+pub mod own_layout;
+pub mod specs;
+pub mod upload;

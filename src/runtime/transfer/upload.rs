@@ -1,0 +1,219 @@
+//! Arrays on their way into an arena.
+//!
+//! ```text
+//!  new ---> a block ---fill---> host memory:    the bytes are there      a view of them, whole at once
+//!                               a GPU's memory: copies are queued        a view that comes after them, whole when it is
+//!                                                                        ready; until then nobody moves or frees it
+//! ```
+//!
+//! On a GPU nobody waits here for a copy. The engine's programs come after the view's definition, which comes after what was
+//! put on one of its streams; that stream was made to wait for our copies. The block itself is free of older work: it went
+//! back to the arena only after the programs that used it were done, as seen from the host.
+
+use std::sync::Arc;
+
+use smallvec::smallvec;
+
+use crate::{
+    api::extensions::stream_of,
+    device::Carrier,
+    engine::{
+        EngineError, EngineEvent, Outcome, Raw,
+        views::{ViewKind, view, view_on_device},
+    },
+    error::Result,
+    memory::Provenance,
+    report::snapshot::OriginKind,
+    runtime::{
+        buffer::{Buffer, storage::Storage},
+        client::{Client, Site},
+        device_memory::{Allocation, origins::ORIGINS},
+        in_flight::Resources,
+        shape::Shape,
+    },
+    sys,
+    units::Address,
+};
+
+/// A block that an array is brought to.
+pub struct Upload<'a> {
+    client: &'a Arc<Client>,
+    site: Site<'a>,
+    shape: Arc<Shape>,
+    held: Allocation,
+}
+
+impl<'a> Upload<'a> {
+    /// A block of `site` for an array of this shape, whose element type is viewable. `kind` says where it comes from.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED.
+    pub fn new(client: &'a Arc<Client>, site: Site<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
+        let maker = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
+        let held = client.allocate_or_tell(site.arena, &shape, maker)?;
+        Ok(Self { client, site, shape, held })
+    }
+
+    /// The buffer of a block that is as it is.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// The client must be alive.
+    pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
+        // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
+        let view = unsafe { self.client.view(self.site.memory, self.held.address(), &self.shape)? };
+        let buffer = self.buffer(view);
+        {
+            let mut state = buffer.state();
+            state.mark_whole();
+            // Before 0.114 the engine calls the view ready only after the programs that were started before.
+            state.queued = true;
+        }
+        Ok(buffer)
+    }
+
+    /// The buffer of the bytes that `fill` brings to the block with the carrier of its memory. `sources` are in use until they are
+    /// there; each was taken up.
+    ///
+    /// # Errors
+    /// The device's, or the engine's; then nothing writes to the block any more, and the sources have landed.
+    ///
+    /// # Safety
+    /// The client must be alive, and `fill` write to nothing but the array in the block.
+    pub unsafe fn fill(
+        self,
+        sources: &[Arc<Buffer>],
+        fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
+    ) -> Outcome<Arc<Buffer>> {
+        let carrier = &*self.site.arena.carrier;
+        // SAFETY: the caller's promise.
+        unsafe { self.fill_by(carrier, sources, fill) }
+    }
+
+    /// As [`Self::fill`], with another carrier of the same device.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    ///
+    /// # Safety
+    /// As [`Self::fill`]; the carrier must be one of the device, and reach the block.
+    pub unsafe fn fill_by(
+        self,
+        carrier: &dyn Carrier,
+        sources: &[Arc<Buffer>],
+        fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
+    ) -> Outcome<Arc<Buffer>> {
+        let filled = fill(carrier, self.held.block().address);
+        if carrier.is_host() {
+            sources.iter().for_each(|source| source.land());
+            filled?;
+            // SAFETY: the caller's promise.
+            return unsafe { self.as_it_is() };
+        }
+        // SAFETY: the caller's promise; as in `as_it_is`.
+        let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
+            let view = self.client.view_behind(self.site, carrier, self.held.address(), &self.shape)?;
+            Ok((view, ready_event(self.client, view)))
+        });
+        let (view, ready) = match viewed {
+            Ok(viewed) => viewed,
+            Err(failure) => {
+                // What was queued already must not write to memory that is somebody else's by then.
+                carrier.finish();
+                sources.iter().for_each(|source| source.land());
+                return Err(failure);
+            }
+        };
+        let client = self.client;
+        let buffer = self.buffer(view);
+        buffer.state().queued = true;
+        match ready {
+            Ok(Some(ready)) if !ready.is_ready() => {
+                buffer.take_up()?;
+                let (buffers, results) = (sources.iter().cloned().collect(), smallvec![Arc::clone(&buffer)]);
+                client.in_flight.launch(&ready, None, Resources { buffers, results, ..Resources::default() });
+            }
+            ready => {
+                if ready.is_err() {
+                    carrier.finish();
+                }
+                sources.iter().for_each(|source| source.land());
+                buffer.mark_whole();
+            }
+        }
+        Ok(buffer)
+    }
+
+    fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
+        let storage = Storage::Arena(self.held);
+        let Site { device, memory, .. } = self.site;
+        Buffer::new(Arc::clone(self.client), device.handle, memory, self.shape, view, storage)
+    }
+}
+
+/// The event of a view that was just made; none if the engine has none for it.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// `view` must be alive.
+unsafe fn ready_event(client: &Client, view: *mut sys::PJRT_Buffer) -> Result<Option<EngineEvent>, EngineError> {
+    // SAFETY: the caller's promise; the event is ours.
+    unsafe {
+        let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: view, ..Default::default() })?;
+        Ok(client.engine.own_event(args.event))
+    }
+}
+
+impl Client {
+    /// A view of a block whose bytes are there, or are written by nobody but programs that are donated the view.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// The client and the memory must be alive. The block is aligned, holds the array, and is freed only after the view, every
+    /// output that a program wrote into it, and the programs that use them.
+    pub unsafe fn view(
+        &self,
+        memory: Raw<sys::PJRT_Memory>,
+        address: usize,
+        shape: &Shape,
+    ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+        let place = (self.handle.0, memory.0);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.sight {
+                ViewKind::Host => view(self.engine, place, address, shape.array()),
+                ViewKind::Device => view_on_device(self.engine, place, address, shape.array(), 0),
+            }
+        }
+    }
+
+    /// As [`Self::view`], of a block on a GPU that `carrier` was told to bring bytes to: the view is ready when they are there.
+    ///
+    /// # Errors
+    /// The engine's, or the device's.
+    ///
+    /// # Safety
+    /// As [`Self::view`]; but the bytes need not be there.
+    pub unsafe fn view_behind(
+        &self,
+        site: Site<'_>,
+        carrier: &dyn Carrier,
+        address: usize,
+        shape: &Shape,
+    ) -> Outcome<*mut sys::PJRT_Buffer> {
+        let place = (self.handle.0, site.memory.0);
+        // Threads that do this at once make each other's views wait for more than they need, and never for less.
+        // SAFETY: the device is alive, the stream one of its own; otherwise the caller's promise.
+        unsafe {
+            let stream = stream_of(site.device.handle.0)?;
+            carrier.order(stream)?;
+            Ok(view_on_device(self.engine, place, address, shape.array(), stream)?)
+        }
+    }
+}
