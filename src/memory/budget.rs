@@ -118,7 +118,7 @@ pub struct Charge {
 
 impl Charge {
     /// Gives back what is more than `bytes`.
-    pub fn shrink_to(&mut self, bytes: Bytes) {
+    pub fn trim_to(&mut self, bytes: Bytes) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;
         self.budget.give(surplus);
@@ -235,12 +235,12 @@ impl Budget {
 
     /// Takes back what is granted, but for what `trim` says that the engine's pool still has after it has given back what it
     /// can; returns how much. Nothing while an execution is entering. The lock is held while `trim` runs.
-    pub fn shrink(&self, trim: impl FnOnce() -> Bytes) -> Bytes {
+    pub fn trim(&self, trim_pool: impl FnOnce() -> Bytes) -> Bytes {
         let mut books = self.books.lock();
         self.open.store(self.free.get(), Ordering::SeqCst);
         let before = books.granted;
         if !before.is_zero() && self.entering.load(Ordering::SeqCst) == 0 {
-            books.granted = trim().saturating_sub(self.free).min(before);
+            books.granted = trim_pool().saturating_sub(self.free).min(before);
         }
         self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
         before - books.granted
@@ -275,9 +275,9 @@ mod tests {
         assert_eq!(budget.taken(), (mib(50), mib(50)));
         assert_eq!(budget.take(Bytes::MAX).unwrap_err().missing, Bytes::MAX);
         let mut fifty = fifty;
-        fifty.shrink_to(mib(60));
+        fifty.trim_to(mib(60));
         assert_eq!(budget.taken().0, mib(50));
-        fifty.shrink_to(mib(20));
+        fifty.trim_to(mib(20));
         assert_eq!(budget.taken().0, mib(20));
         drop(fifty);
         assert_eq!(budget.taken(), (Bytes::ZERO, mib(50)));
@@ -294,14 +294,14 @@ mod tests {
         assert!(budget.enter(mib(10) + Bytes::new(1)).is_none());
         budget.offer(mib(10)).unwrap().take();
         assert_eq!(budget.offer(mib(11)).unwrap_err().missing, mib(1));
-        assert_eq!(budget.shrink(|| panic!("nothing of the limit is granted")), Bytes::ZERO);
+        assert_eq!(budget.trim(|| panic!("nothing of the limit is granted")), Bytes::ZERO);
         assert!(budget.could_grant(mib(10), mib(640)) && !budget.could_grant(mib(11), mib(640)));
         drop(all);
         budget.offer(mib(30)).unwrap().take();
         assert_eq!(budget.taken().1, mib(20));
         assert!(budget.enter(mib(30)).is_some());
         // The pool gives all back but what programs under way use.
-        assert_eq!(budget.shrink(|| mib(15)), mib(15));
+        assert_eq!(budget.trim(|| mib(15)), mib(15));
         assert_eq!(budget.taken().1, mib(5));
         assert!(budget.enter(mib(15)).is_some() && budget.enter(mib(16)).is_none());
     }
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(budget.offer(mib(61)).unwrap_err().missing, mib(1));
         assert!(budget.enter(mib(61)).is_none());
         assert!(budget.could_grant(mib(60), mib(100)) && !budget.could_grant(mib(61), Bytes::ZERO));
-        assert_eq!(budget.shrink(|| panic!("nothing is granted")), Bytes::ZERO);
+        assert_eq!(budget.trim(|| panic!("nothing is granted")), Bytes::ZERO);
         assert!(budget.enter(mib(60)).is_some());
         assert_eq!(budget.taken(), (Bytes::ZERO, Bytes::ZERO));
     }
@@ -333,15 +333,15 @@ mod tests {
         assert!(budget.enter(mib(31)).is_none());
         let entered = budget.enter(mib(30)).unwrap();
         let trim = || panic!("the pool is in use");
-        assert_eq!(budget.shrink(trim), Bytes::ZERO);
+        assert_eq!(budget.trim(trim), Bytes::ZERO);
         assert_eq!(budget.taken().1, mib(30));
         drop(entered);
         // The pool still has 10 MiB in use by programs under way.
-        assert_eq!(budget.shrink(|| mib(10)), mib(20));
+        assert_eq!(budget.trim(|| mib(10)), mib(20));
         assert!(budget.enter(mib(11)).is_none());
         assert!(budget.enter(mib(10)).is_some());
         let _rest = budget.take(mib(90)).unwrap();
         // A pool that others use too has more than was granted.
-        assert_eq!(budget.shrink(|| mib(50)), Bytes::ZERO);
+        assert_eq!(budget.trim(|| mib(50)), Bytes::ZERO);
     }
 }

@@ -116,11 +116,11 @@ pub fn block_number(id: BlockId) -> u64 {
 
 /// A request that found no room, as it was told to the caller.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct FailedRequest {
     /// The numbers.
     pub numbers: OutOfMemory,
     /// For whom the room was.
-    pub maker: Provenance,
+    pub provenance: Provenance,
     /// The whole text.
     pub text: String,
 }
@@ -141,7 +141,7 @@ pub(super) struct History {
     last: u64,
     /// The regions as of the last look.
     regions: Vec<Region>,
-    failures: VecDeque<Failure>,
+    failures: VecDeque<FailedRequest>,
     failures_forgotten: u64,
 }
 
@@ -182,7 +182,7 @@ pub struct Events {
     /// Older ones that the ring no longer has.
     pub lost: u64,
     /// The last failures, oldest first.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<FailedRequest>,
     /// Older ones, forgotten: the number of the first of `failures`.
     pub failures_forgotten: u64,
 }
@@ -245,8 +245,8 @@ impl History {
 
     /// Remembers a failure, and notes it.
     #[cold]
-    pub(super) fn fail(&mut self, at: Timestamp, failure: Failure) {
-        let (requested, Provenance { origin, run }) = (failure.numbers.requested, failure.maker);
+    pub(super) fn fail(&mut self, at: Timestamp, failure: FailedRequest) {
+        let (requested, Provenance { origin, run }) = (failure.numbers.requested, failure.provenance);
         if self.failures.len() == MOST_FAILURES {
             self.failures.pop_front();
             self.failures_forgotten += 1;
@@ -290,7 +290,7 @@ pub struct PastBlock {
     /// Live, pinned or retired.
     pub state: BlockState,
     /// Who made it.
-    pub maker: Provenance,
+    pub provenance: Provenance,
 }
 
 /// What an arena looked like at an earlier instant.
@@ -309,7 +309,7 @@ impl Past {
     pub fn now(blocks: &[BlockInfo], regions: &[Region], scratch: Bytes) -> Self {
         let entry = |info: &BlockInfo| {
             let (address, bytes, state) = (info.block.address, info.held, info.state);
-            (block_number(info.block.id), PastBlock { address, bytes, state, maker: info.maker })
+            (block_number(info.block.id), PastBlock { address, bytes, state, provenance: info.provenance })
         };
         Self { blocks: blocks.iter().map(entry).collect(), regions: regions.to_vec(), scratch }
     }
@@ -322,9 +322,9 @@ impl Past {
             }
             EventKind::Free => {
                 let run = Execution { step: event.step, at: Timestamp::from_nanos(event.other) };
-                let maker = Provenance { origin: event.origin, run };
+                let provenance = Provenance { origin: event.origin, run };
                 let (address, bytes, state) = (event.address, event.bytes, event.before());
-                self.blocks.insert(event.block, PastBlock { address, bytes, state, maker });
+                self.blocks.insert(event.block, PastBlock { address, bytes, state, provenance });
             }
             EventKind::Retire | EventKind::Pin | EventKind::Unpin => {
                 if let Some(block) = self.blocks.get_mut(&event.block) {
@@ -375,11 +375,11 @@ pub struct Holding {
     pub oldest: Timestamp,
 }
 
-/// What blocks, each with its maker and what it takes, come to by origin; the largest first, then by origin.
+/// What blocks, each with its provenance and what it takes, come to by origin; the largest first, then by origin.
 pub fn holdings(blocks: impl Iterator<Item = (Provenance, Bytes)>) -> Vec<Holding> {
     let mut sums: BTreeMap<OriginId, Holding> = BTreeMap::new();
-    for (maker, bytes) in blocks {
-        let (origin, oldest) = (maker.origin, maker.run.at);
+    for (provenance, bytes) in blocks {
+        let (origin, oldest) = (provenance.origin, provenance.run.at);
         let sum = sums.entry(origin).or_insert(Holding { origin, bytes: Bytes::ZERO, blocks: 0, oldest });
         sum.bytes += bytes;
         sum.blocks += 1;
@@ -479,10 +479,10 @@ mod tests {
             story: None,
             refusal: None,
         };
-        let maker = Provenance { origin: OriginId::new(5), run: Execution { step: 6, at: Timestamp::UNKNOWN } };
+        let provenance = Provenance { origin: OriginId::new(5), run: Execution { step: 6, at: Timestamp::UNKNOWN } };
         let all = MOST_FAILURES as u64 + 3;
         for number in 0..all {
-            let failure = Failure { numbers: numbers(number + 1), maker, text: format!("failure {number}") };
+            let failure = FailedRequest { numbers: numbers(number + 1), provenance, text: format!("failure {number}") };
             history.fail(Timestamp::from_nanos(number + 1), failure);
         }
         let events = history.events();
@@ -522,7 +522,7 @@ mod tests {
                     address: Address::new(at << 30),
                     bytes: Bytes::mib(mib),
                     state,
-                    maker: Provenance::default(),
+                    provenance: Provenance::default(),
                 },
             )
         };

@@ -4,13 +4,13 @@
 //!  use |   ______
 //!      |  |      |                 highest use since memory last went back: as much is resident
 //!      |  |      |
-//!      |  |      |_____ _______    at most half of it for as long as the patience lasts:
+//!      |  |      |_____ _______    at most half of it for as long as the delay lasts:
 //!      |__|            |           what lies above goes back
 //!      +------------------------------> windows
 //! ```
 //!
 //! Giving a GiB back costs about 0.1 s in the background, touching it again 0.13 to 0.29 s in the user's program. So a
-//! mistake must be rare: when half of what went back, or more, is used again within `REGRET` patiences, the patience
+//! mistake must be rare: when half of what went back, or more, is used again within `REUSE_WINDOW` delays, the delay
 //! doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no more. Who comes back later
 //! pays once in five minutes at most, a thousandth of the time for each GiB.
 
@@ -21,23 +21,23 @@ use crate::units::Bytes;
 /// Use of this much is worth a watch.
 pub const WORTH_WATCHING: Bytes = Bytes::mib(256);
 
-/// The patience at first.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// The delay at first.
+pub const DELAY: Duration = Duration::from_secs(10);
 
 /// Less than this is not worth giving back.
 const LEAST: Bytes = Bytes::mib(64);
 
-/// Giving back was a mistake where the memory is used again within so many times the first patience: 5 minutes.
-const REGRET: u32 = 30;
+/// Giving back was a mistake where the memory is used again within so many times the first delay: 5 minutes.
+const REUSE_WINDOW: u32 = 30;
 
-/// The longest patience as a multiple of the first: an hour.
+/// The longest delay as a multiple of the first: an hour.
 const LONGEST: u32 = 360;
 
 /// What one memory's use was so far. See the module's documentation.
 #[derive(Debug)]
 pub struct Idle {
     first: Duration,
-    patience: Duration,
+    delay: Duration,
     /// Where the last window ended.
     now: Duration,
     /// The highest use since memory went back: as much is believed to be resident.
@@ -62,13 +62,13 @@ struct Given {
 }
 
 impl Idle {
-    /// The rule for memory of which nothing was used yet, with this patience at first: [`PATIENCE`] but for tests.
-    pub fn new(patience: Duration) -> Self {
-        Self { first: patience, patience, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, given: None }
+    /// The rule for memory of which nothing was used yet, with this delay at first: [`DELAY`] but for tests.
+    pub fn new(delay: Duration) -> Self {
+        Self { first: delay, delay, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, given: None }
     }
 
     /// Ends a window at `now`, counted from the first one's start, in which use went up to `peak`. Where it is time to give
-    /// back: how much is to stay, what is in use included. The caller then says with [`Self::gave`] what went back.
+    /// back: how much is to stay, what is in use included. The caller then says with [`Self::record_release`] what went back.
     pub fn end_window(&mut self, now: Duration, peak: Bytes) -> Option<Bytes> {
         let began = std::mem::replace(&mut self.now, now);
         self.look_back(now, peak);
@@ -80,7 +80,7 @@ impl Idle {
         let quiet = self.quiet.get_or_insert(Quiet { since: began, peak });
         quiet.peak = quiet.peak.max(peak);
         let Quiet { since, peak: keep } = *quiet;
-        if now.saturating_sub(since) < self.patience || self.touched.saturating_sub(keep) < LEAST {
+        if now.saturating_sub(since) < self.delay || self.touched.saturating_sub(keep) < LEAST {
             return None;
         }
         (self.touched, self.quiet) = (keep, None);
@@ -88,25 +88,25 @@ impl Idle {
     }
 
     /// Says that `bytes` went back, and that `kept` stayed. What was resident no more cannot be missed.
-    pub fn gave(&mut self, bytes: Bytes, kept: Bytes) {
+    pub fn record_release(&mut self, bytes: Bytes, kept: Bytes) {
         if bytes >= LEAST {
             self.given = Some(Given { at: self.now, kept, bytes });
         }
     }
 
     /// How long use must stay low now.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    pub fn delay(&self) -> Duration {
+        self.delay
     }
 
     /// Learns from what went back last.
     fn look_back(&mut self, now: Duration, peak: Bytes) {
         let Some(given) = self.given else { return };
-        if now.saturating_sub(given.at) > self.first * REGRET {
+        if now.saturating_sub(given.at) > self.first * REUSE_WINDOW {
             self.given = None;
         } else if peak.saturating_sub(given.kept).get() >= given.bytes.get() / 2 {
             self.given = None;
-            self.patience = (self.patience * 2).min(self.first * LONGEST);
+            self.delay = (self.delay * 2).min(self.first * LONGEST);
         }
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     impl Play {
         fn new() -> Self {
             Self {
-                idle: Idle::new(PATIENCE),
+                idle: Idle::new(DELAY),
                 now: Duration::ZERO,
                 resident: Bytes::ZERO,
                 touched_again: Bytes::ZERO,
@@ -146,7 +146,7 @@ mod tests {
                 self.resident = self.resident.max(peak);
                 if let Some(keep) = self.idle.end_window(self.now, peak) {
                     assert!(keep >= peak, "what is in use stays: {keep}, {peak}");
-                    self.idle.gave(self.resident - keep, keep);
+                    self.idle.record_release(self.resident - keep, keep);
                     self.resident = keep;
                     self.returns += 1;
                 }
@@ -209,18 +209,18 @@ mod tests {
     #[test]
     fn the_patience_doubles_with_each_mistake_up_to_an_hour() {
         let mut play = Play::new();
-        let mut patience = PATIENCE;
+        let mut delay = DELAY;
         for _ in 0..12 {
             play.uses(GIB, 5);
-            assert_eq!(play.idle.patience(), patience);
+            assert_eq!(play.idle.delay(), delay);
             let before = play.returns;
-            play.uses(Bytes::ZERO, patience.as_secs() - 5);
-            assert_eq!(play.returns, before, "{patience:?}");
+            play.uses(Bytes::ZERO, delay.as_secs() - 5);
+            assert_eq!(play.returns, before, "{delay:?}");
             play.uses(Bytes::ZERO, 5);
-            assert_eq!((play.returns, play.resident), (before + 1, Bytes::ZERO), "{patience:?}");
-            patience = (2 * patience).min(Duration::from_secs(3600));
+            assert_eq!((play.returns, play.resident), (before + 1, Bytes::ZERO), "{delay:?}");
+            delay = (2 * delay).min(Duration::from_secs(3600));
         }
-        assert_eq!(patience, Duration::from_secs(3600));
+        assert_eq!(delay, Duration::from_secs(3600));
     }
 
     #[test]
@@ -263,36 +263,36 @@ mod tests {
         play.uses(Bytes::ZERO, 10);
         // It is in use again for a while: one mistake, not one for each window.
         play.uses(GIB, 60);
-        assert_eq!((play.returns, play.idle.patience()), (1, 2 * PATIENCE));
+        assert_eq!((play.returns, play.idle.delay()), (1, 2 * DELAY));
         // Nor is it one that more is used much later.
         let mut play = Play::new();
         play.uses(GIB, 5);
         play.uses(Bytes::ZERO, 10 + 300);
         play.uses(GIB, 5);
-        assert_eq!(play.idle.patience(), PATIENCE);
+        assert_eq!(play.idle.delay(), DELAY);
     }
 
     #[test]
     fn only_much_of_it_soon_is_a_mistake() {
-        let patience = |again: Bytes, pause: u64| {
+        let delay = |again: Bytes, pause: u64| {
             let mut play = Play::new();
             play.uses(GIB, 5);
             play.uses(Bytes::ZERO, 10 + pause);
             play.uses(again, 5);
-            play.idle.patience()
+            play.idle.delay()
         };
-        assert_eq!(patience(Bytes::mib(511), 0), PATIENCE);
-        assert_eq!(patience(Bytes::mib(512), 0), 2 * PATIENCE);
-        assert_eq!(patience(Bytes::mib(512), 290), 2 * PATIENCE);
-        assert_eq!(patience(Bytes::mib(512), 300), PATIENCE);
+        assert_eq!(delay(Bytes::mib(511), 0), DELAY);
+        assert_eq!(delay(Bytes::mib(512), 0), 2 * DELAY);
+        assert_eq!(delay(Bytes::mib(512), 290), 2 * DELAY);
+        assert_eq!(delay(Bytes::mib(512), 300), DELAY);
         // Nothing went back: `growing` had given its regions back before, or the user had trimmed.
-        let mut idle = Idle::new(PATIENCE);
+        let mut idle = Idle::new(DELAY);
         let second = |second| Duration::from_secs(second);
         assert_eq!(idle.end_window(second(5), GIB), None);
         assert_eq!(idle.end_window(second(10), Bytes::ZERO), None);
         assert_eq!(idle.end_window(second(15), Bytes::ZERO), Some(Bytes::ZERO));
-        idle.gave(Bytes::mib(1), Bytes::ZERO);
+        idle.record_release(Bytes::mib(1), Bytes::ZERO);
         assert_eq!(idle.end_window(second(20), GIB), None);
-        assert_eq!(idle.patience(), PATIENCE);
+        assert_eq!(idle.delay(), DELAY);
     }
 }

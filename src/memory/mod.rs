@@ -36,7 +36,7 @@ mod slab;
 mod space;
 mod stats;
 mod strategy;
-mod table;
+mod block_table;
 #[cfg(test)]
 mod tests;
 pub mod tiles;
@@ -70,7 +70,7 @@ pub use crate::memory::provenance::Request;
 pub use crate::memory::provenance::Timestamp;
 pub use crate::memory::provenance::began;
 pub use crate::memory::stats::Stats;
-pub use crate::memory::table::BlockId;
+pub use crate::memory::block_table::BlockId;
 use crate::{
     error::Result,
     units::{Address, Bytes},
@@ -143,7 +143,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
 }
 
 /// Releases a region where nobody can be told of a failure: it is logged, and the region counts as gone.
-fn give_back(backing: &dyn Backing, region: Region) {
+fn release_or_log(backing: &dyn Backing, region: Region) {
     if let Err(error) = backing.release(region) {
         log::error!("region of {} at {} could not be given back: {error}", region.bytes, region.address);
     }

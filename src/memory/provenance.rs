@@ -49,13 +49,13 @@ pub struct Request {
     /// Bytes.
     pub size: Bytes,
     /// For whom.
-    pub maker: Provenance,
+    pub provenance: Provenance,
 }
 
 impl From<Bytes> for Request {
     /// For nobody in particular.
     fn from(size: Bytes) -> Self {
-        Self { size, maker: Provenance::default() }
+        Self { size, provenance: Provenance::default() }
     }
 }
 

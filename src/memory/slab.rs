@@ -24,7 +24,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    memory::space::Tenure,
+    memory::space::SpanState,
     units::{Address, Bytes},
 };
 
@@ -232,7 +232,7 @@ impl Slabs {
     }
 
     /// Takes back what [`Self::retire`] said: the slot has an owner again.
-    pub(crate) fn renew(&mut self, slot: SlotId) {
+    pub(crate) fn reuse(&mut self, slot: SlotId) {
         self.pages[slot.page_id().index()].retired -= 1;
         if let Some(extent) = &mut self.extents[slot.extent.index()] {
             extent.retired -= 1;
@@ -240,10 +240,10 @@ impl Slabs {
     }
 
     /// Gives a slot back, of which `was` is known; an extent to remove, when one more than the spare is idle now.
-    pub(crate) fn free(&mut self, slot: SlotId, was: Tenure) -> Option<ExtentId> {
+    pub(crate) fn free(&mut self, slot: SlotId, was: SpanState) -> Option<ExtentId> {
         let class = self.class(slot);
         let id = slot.page_id();
-        let retired = u16::from(was == Tenure::Retired);
+        let retired = u16::from(was == SpanState::Retired);
         let page = &mut self.pages[id.index()];
         page.flip(slot.slot);
         page.warm = slot.slot;
@@ -345,12 +345,12 @@ impl Slabs {
     }
 
     /// Every extent, and whether a live block lies in it: one that is not live only waits for retired ones.
-    pub(crate) fn extents(&self) -> impl Iterator<Item = (ExtentId, Bytes, Tenure)> {
+    pub(crate) fn extents(&self) -> impl Iterator<Item = (ExtentId, Bytes, SpanState)> {
         let present =
             self.extents.iter().enumerate().filter_map(|(index, extent)| extent.map(|extent| (index, extent)));
         present.map(|(index, extent)| {
-            let tenure = if extent.used > extent.retired { Tenure::Live } else { Tenure::Retired };
-            (ExtentId(index as u16), extent.bytes, tenure)
+            let state = if extent.used > extent.retired { SpanState::Live } else { SpanState::Retired };
+            (ExtentId(index as u16), extent.bytes, state)
         })
     }
 

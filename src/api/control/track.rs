@@ -91,7 +91,7 @@ fn told(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
         let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
         events.iter().rev().for_each(|event| past.undo(event));
         let in_use = past.blocks.values().filter(|block| block.state != BlockState::Retired);
-        named(&holdings(in_use.map(|block| (block.maker, block.bytes))), None)
+        named(&holdings(in_use.map(|block| (block.provenance, block.bytes))), None)
     });
     json!({
         "device": memory.name(),

@@ -1,7 +1,7 @@
 //! Carrying a plan out.
 //!
 //! ```text
-//!  plan     under the lock: picture -> plan; the holes that it needs leave circulation
+//!  plan     under the lock: input -> plan; the holes that it needs leave circulation
 //!  move     without the lock: the caller copies the bytes of one move
 //!  commit   under the lock: the block is at its new place, its old one is kept out of circulation too
 //!  end      under the lock: all that was kept is free again, and the request that asked for it is served
@@ -20,9 +20,9 @@ use crate::{
         compaction::{self, Costs, Kind, Layout, Plan, Run},
         history::EventKind,
         provenance::{PinReason, Request, Timestamp},
-        space::{Holds, NodeId, Space, Tenure},
-        strategy::{Place, SmallBlock},
-        table::BlockId,
+        space::{Holds, NodeId, Space, SpanState},
+        strategy::{BlockPlace, SmallBlock},
+        block_table::BlockId,
     },
     units::{Address, Bytes},
 };
@@ -88,7 +88,7 @@ pub struct Compaction<'a> {
 
 /// What a plan is made from. At most 24 bytes a node.
 #[derive(Debug, Default)]
-pub(super) struct Picture {
+pub(super) struct PlanInput {
     layout: Layout,
     /// The block of each node, if it may move, by the node's number.
     blocks: Vec<Option<BlockId>>,
@@ -106,7 +106,7 @@ impl Arena {
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
-        self.begin(None, |state, picture| state.plan(goal, costs, movable, picture))
+        self.begin(None, |state, input| state.plan(goal, costs, movable, input))
     }
 
     /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
@@ -138,8 +138,8 @@ impl Arena {
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
-        self.begin(Some(id), |state, picture| {
-            state.plan_pin_making_way(id, costs, most, movable, picture).ok_or(Obstacle::Nothing)
+        self.begin(Some(id), |state, input| {
+            state.plan_pin_making_way(id, costs, most, movable, input).ok_or(Obstacle::Nothing)
         })
     }
 
@@ -152,21 +152,21 @@ impl Arena {
     fn begin(
         &self,
         for_pin: Option<BlockId>,
-        find: impl FnOnce(&mut State, &mut Picture) -> Result<Plan, Obstacle>,
+        find: impl FnOnce(&mut State, &mut PlanInput) -> Result<Plan, Obstacle>,
     ) -> Result<Compaction<'_>, Obstacle> {
         let mut state = self.state.lock();
         if state.compacting {
             return Err(Obstacle::UnderWay);
         }
         let start = Instant::now();
-        let mut picture = std::mem::take(&mut state.picture);
-        let planned = find(&mut state, &mut picture);
+        let mut input = std::mem::take(&mut state.input);
+        let planned = find(&mut state, &mut input);
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
         let mut compaction = Compaction::new(self);
         let prepared =
-            planned.and_then(|plan| state.prepare(&mut compaction, &picture, &plan).ok_or(Obstacle::Nothing));
-        state.picture = picture;
+            planned.and_then(|plan| state.prepare(&mut compaction, &input, &plan).ok_or(Obstacle::Nothing));
+        state.input = input;
         prepared?;
         (compaction.ended, compaction.for_pin) = (false, for_pin);
         state.compacting = true;
@@ -186,7 +186,7 @@ impl Arena {
     /// # Errors
     /// As [`Self::pin`].
     pub fn pin_because(&self, id: BlockId, why: PinReason) -> Result<()> {
-        self.set_pinned(id, Tenure::Live, Tenure::Pinned, why)
+        self.set_pinned(id, SpanState::Live, SpanState::Pinned, why)
     }
 
     /// Takes back what [`Self::pin`] said. O(1).
@@ -194,19 +194,19 @@ impl Arena {
     /// # Errors
     /// As [`Self::pin`].
     pub fn unpin(&self, id: BlockId) -> Result<()> {
-        self.set_pinned(id, Tenure::Pinned, Tenure::Live, PinReason::default())
+        self.set_pinned(id, SpanState::Pinned, SpanState::Live, PinReason::default())
     }
 
-    fn set_pinned(&self, id: BlockId, from: Tenure, to: Tenure, why: PinReason) -> Result<()> {
+    fn set_pinned(&self, id: BlockId, from: SpanState, to: SpanState, why: PinReason) -> Result<()> {
         let state = &mut *self.state.lock();
         let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
-        if record.tenure != from {
+        if record.state != from {
             return Ok(());
         }
         let before = *record;
-        (record.tenure, record.pin) = (to, why);
+        (record.state, record.pin) = (to, why);
         let counters = &mut state.counters;
-        if to == Tenure::Pinned {
+        if to == SpanState::Pinned {
             counters.pinned += before.requested;
             counters.pinned_blocks += 1;
             counters.pinned_total += before.requested;
@@ -214,11 +214,11 @@ impl Arena {
         } else {
             counters.unpin(before.requested);
         }
-        if let (Place::Span(span), Some(space)) = (before.place, state.placement.space_mut()) {
-            if to == Tenure::Pinned { space.pin(span) } else { space.unpin(span) }
+        if let (BlockPlace::Span(span), Some(space)) = (before.place, state.placement.space_mut()) {
+            if to == SpanState::Pinned { space.pin(span) } else { space.unpin(span) }
         }
         match to {
-            Tenure::Pinned => state.note_pin(EventKind::Pin, id, &before, why),
+            SpanState::Pinned => state.note_pin(EventKind::Pin, id, &before, why),
             _ => state.note_pin(EventKind::Unpin, id, &before, before.pin),
         }
         Ok(())
@@ -270,10 +270,10 @@ impl<'a> Compaction<'a> {
         let state = &mut *self.arena.state.lock();
         let stale = || Error::internal(format!("block {} changed while it was moved", next.block));
         let record = state.table.get_mut(next.block).ok_or_else(stale)?;
-        let (Place::Span(id), true) = (record.place, record.address == next.from) else { return Err(stale()) };
+        let (BlockPlace::Span(id), true) = (record.place, record.address == next.from) else { return Err(stale()) };
         let space = state.placement.space_mut().ok_or_else(stale)?;
         let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
-        (record.place, record.address) = (Place::Span(moved), next.to);
+        (record.place, record.address) = (BlockPlace::Span(moved), next.to);
         let now = *record;
         state.note_block(EventKind::Move, next.block, &now, lay_at(next.from));
         self.committed += 1;
@@ -304,9 +304,9 @@ impl<'a> Compaction<'a> {
     pub(super) fn finish<T>(mut self, then: impl FnOnce(&mut State, &'a Arena) -> T) -> T {
         let (result, surplus) = {
             let mut state = self.arena.state.lock();
-            self.give_back(&mut state);
+            self.return_holes(&mut state);
             let result = then(&mut state, self.arena);
-            let surplus = state.shed();
+            let surplus = state.trim_surplus();
             self.arena.wake(&state);
             (result, surplus)
         };
@@ -314,7 +314,7 @@ impl<'a> Compaction<'a> {
         result
     }
 
-    fn give_back(&mut self, state: &mut State) {
+    fn return_holes(&mut self, state: &mut State) {
         self.ended = true;
         state.compacting = false;
         let emptied = state.placement.space_mut().map(|space| space.let_go(&mut self.holds)).unwrap_or_default();
@@ -332,9 +332,9 @@ impl Drop for Compaction<'_> {
         }
         let surplus = {
             let mut state = self.arena.state.lock();
-            self.give_back(&mut state);
+            self.return_holes(&mut state);
             self.arena.wake(&state);
-            state.shed()
+            state.trim_surplus()
         };
         self.arena.release(&surplus);
     }
@@ -357,7 +357,7 @@ impl State {
         goal: Goal,
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
-        picture: &mut Picture,
+        input: &mut PlanInput,
     ) -> Result<Plan, Obstacle> {
         let Some(granule) = self.placement.space().map(Space::granule) else { return Err(Obstacle::Nothing) };
         let lacking = match goal {
@@ -372,29 +372,29 @@ impl State {
             return Err(Obstacle::TooLittle { free });
         }
         let free = self.placement.free();
-        self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
-        let mut plan = self.plan_on(&picture.layout, goal, costs);
+        self.draw(input, movable).ok_or(Obstacle::Nothing)?;
+        let mut plan = self.plan_on(&input.layout, goal, costs);
         if plan.is_none() && self.dissolve_slots() {
-            self.draw(picture, movable).ok_or(Obstacle::Nothing)?;
-            plan = self.plan_on(&picture.layout, goal, costs);
+            self.draw(input, movable).ok_or(Obstacle::Nothing)?;
+            plan = self.plan_on(&input.layout, goal, costs);
         }
         plan.ok_or(Obstacle::Barriers { free })
     }
 
-    fn draw(&self, picture: &mut Picture, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
+    fn draw(&self, input: &mut PlanInput, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
         let space = self.placement.space()?;
-        let Picture { layout, blocks } = picture;
+        let PlanInput { layout, blocks } = input;
         blocks.clear();
         blocks.resize(space.node_count(), None);
         for (id, record) in self.table.iter() {
-            if let Place::Span(node) = record.place
-                && record.tenure == Tenure::Live
+            if let BlockPlace::Span(node) = record.place
+                && record.state == SpanState::Live
                 && movable(id)
             {
                 blocks[node.index()] = Some(id);
             }
         }
-        space.picture(blocks, layout);
+        space.draw(blocks, layout);
         Some(())
     }
 
@@ -419,7 +419,7 @@ impl State {
 
     /// What the slots in use take beyond what ordinary blocks would.
     fn slack_of_slots(&self, granule: Bytes) -> Bytes {
-        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, Place::Slot(_)));
+        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Slot(_)));
         let slack = slots.map(|(_, record)| {
             let span = record.requested.max(granule).checked_round_up(granule);
             span.and_then(|span| self.placement.held(record.place).checked_sub(span)).unwrap_or_default()
@@ -428,30 +428,30 @@ impl State {
     }
 
     /// Names the regions that are to go.
-    fn shed(&mut self) -> Vec<crate::memory::Region> {
-        let surplus = self.placement.shed();
+    fn trim_surplus(&mut self) -> Vec<crate::memory::Region> {
+        let surplus = self.placement.trim_surplus();
         self.note_surplus(&surplus);
         surplus
     }
 
     /// Makes ordinary blocks of those in slots, so that they can move too; whether there were any.
     fn dissolve_slots(&mut self) -> bool {
-        let small = |place: Place, requested, tenure| match place {
-            Place::Slot(slot) => Some(SmallBlock { slot, requested, tenure }),
-            Place::Span(_) | Place::Mapping { .. } => None,
+        let small = |place: BlockPlace, requested, state| match place {
+            BlockPlace::Slot(slot) => Some(SmallBlock { slot, requested, state }),
+            BlockPlace::Span(_) | BlockPlace::Mapping { .. } => None,
         };
         let records = self.table.iter().map(|(_, record)| record);
         let blocks: Vec<_> =
-            records.filter_map(|record| small(record.place, record.requested, record.tenure)).collect();
-        let held: Bytes = blocks.iter().map(|block| self.placement.held(Place::Slot(block.slot))).sum();
-        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, Place::Slot(_)));
+            records.filter_map(|record| small(record.place, record.requested, record.state)).collect();
+        let held: Bytes = blocks.iter().map(|block| self.placement.held(BlockPlace::Slot(block.slot))).sum();
+        let slots = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Slot(_)));
         let sizes: Vec<_> = slots.map(|(id, record)| (id, self.placement.held(record.place))).collect();
         let extents = self.placement.free();
         let Some(spans) = self.placement.dissolve(&blocks) else { return false };
         let mut spans = spans.into_iter();
-        for record in self.table.iter_mut().filter(|record| matches!(record.place, Place::Slot(_))) {
+        for record in self.table.iter_mut().filter(|record| matches!(record.place, BlockPlace::Slot(_))) {
             if let Some(span) = spans.next() {
-                record.place = Place::Span(span);
+                record.place = BlockPlace::Span(span);
                 self.counters.slack += self.placement.held(record.place);
             }
         }
@@ -461,14 +461,14 @@ impl State {
     }
 
     /// Keeps out of circulation what `plan` needs, and writes its moves down.
-    fn prepare(&mut self, compaction: &mut Compaction<'_>, picture: &Picture, plan: &Plan) -> Option<()> {
-        let spans = &picture.layout.spans;
+    fn prepare(&mut self, compaction: &mut Compaction<'_>, input: &PlanInput, plan: &Plan) -> Option<()> {
+        let spans = &input.layout.spans;
         let space = self.placement.space_mut()?;
         for step in &plan.steps {
             let span = spans.get(step.span)?;
             let place = Run { region: step.region, offset: step.to, size: span.size };
             let node = span.node?;
-            let block = picture.blocks[node.index()]?;
+            let block = input.blocks[node.index()]?;
             let requested = self.table.get(block)?.requested;
             let (from, to) = (space.address(node), space.start(place));
             compaction.moves.push(Move { block, from, to, size: requested });
@@ -494,7 +494,7 @@ impl State {
         // In a pool of many regions the best place may be in another one, which could then never go back.
         self.placement.bottom()?;
         let record = self.table.get(id)?;
-        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
+        let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
         (!self.placement.space()?.lies_beside_pinned(span)).then_some(span)
     }
 
@@ -504,17 +504,17 @@ impl State {
         costs: &Costs,
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
-        picture: &mut Picture,
+        input: &mut PlanInput,
     ) -> Option<Plan> {
         let span = self.span_amid(id)?;
-        self.draw(picture, &|other| other == id || movable(other))?;
-        let block = picture.layout.spans.iter().position(|other| other.node == Some(span))?;
-        compaction::pin(&picture.layout, block, costs).filter(|plan| plan.cost <= most)
+        self.draw(input, &|other| other == id || movable(other))?;
+        let block = input.layout.spans.iter().position(|other| other.node == Some(span))?;
+        compaction::pin(&input.layout, block, costs).filter(|plan| plan.cost <= most)
     }
 
     fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {
         let record = *self.table.get(id)?;
-        let (Place::Span(span), Tenure::Live) = (record.place, record.tenure) else { return None };
+        let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
         let space = self.placement.space_mut()?;
         let place = space.pinned_end(span)?;
         let hole = space.high_hole_at(place)?;

@@ -86,14 +86,14 @@ impl Arena {
 
     /// Gives empty regions back, the largest first, until those that stay are at most `keep` less what is used; none when
     /// use has risen above `keep` in this window. Returns their sum. Only `growing` keeps such regions.
-    pub fn shed(&self, keep: Bytes) -> Bytes {
+    pub fn trim_to(&self, keep: Bytes) -> Bytes {
         let surplus = {
             let mut state = self.state.lock();
             if state.counters.window_peak > keep {
                 return Bytes::ZERO;
             }
             let used = state.counters.in_use + state.counters.pending;
-            let surplus = state.placement.shed_to(keep.saturating_sub(used));
+            let surplus = state.placement.trim_to(keep.saturating_sub(used));
             state.note_surplus(&surplus);
             surplus
         };

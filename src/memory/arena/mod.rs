@@ -4,10 +4,10 @@
 //!              allocate                 retire                    free
 //!   (nothing) ---------->  live block  -------->  retired block  ------>  (nothing)
 //!                     ^         `----------------- free -------------------^
-//!                     `------------- renew ------------'
+//!                     `------------- reuse ------------'
 //! ```
 //!
-//! `state` has what the lock guards. Four files add to this one: `compaction` gives blocks another place, `renewal` gives
+//! `state` has what the lock guards. Four files add to this one: `compaction` gives blocks another place, `reuse` gives
 //! retired ones another owner, `scratch` keeps the low end for programs, `recording` notes what happens.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
@@ -18,7 +18,7 @@ mod compaction;
 mod idle;
 mod lock;
 mod recording;
-mod renewal;
+mod reuse;
 mod scratch;
 mod state;
 
@@ -45,12 +45,12 @@ use crate::{
             recording::{Scopes, Watched},
             state::{Counters, State},
         },
-        give_back,
+        release_or_log,
         history::{EventKind, History},
         provenance::{PinReason, Provenance, Request},
-        space::{MIN_GRANULE, Tenure},
+        space::{MIN_GRANULE, SpanState},
         strategy::{Growing, Placement, Platform, Preallocate, Shortage},
-        table::{BlockId, Table},
+        block_table::{BlockId, BlockTable},
     },
     units::{Address, Bytes},
 };
@@ -87,7 +87,7 @@ pub struct BlockInfo {
     /// Live, pinned or retired.
     pub state: BlockState,
     /// Who made it, as far as the arena was told.
-    pub maker: Provenance,
+    pub provenance: Provenance,
     /// Why it is pinned, where it is.
     pub pin: PinReason,
 }
@@ -133,11 +133,11 @@ impl Arena {
         };
         let mut state = State {
             placement,
-            table: Table::default(),
+            table: BlockTable::default(),
             counters: Counters::default(),
             scratch: scratch::Floor::default(),
             compacting: false,
-            picture: compaction::Picture::default(),
+            input: compaction::PlanInput::default(),
             waiters: 0,
             history: History::default(),
             scopes: Scopes::default(),
@@ -194,7 +194,7 @@ impl Arena {
         state.attempt(request, &self.backing).map_err(|shortage| self.out_of_memory(&state, request.size, shortage))
     }
 
-    /// Like [`Self::allocate`]; where the room would come from retired blocks, waits for them, at most `patience`.
+    /// Like [`Self::allocate`]; where the room would come from retired blocks, waits for them, at most `timeout`.
     ///
     /// Whether they would help is computed, not guessed: retired blocks are joined with the holes beside them (and
     /// whole regions with the limit). If the request does not fit even then, the error comes at once; if it would,
@@ -202,11 +202,11 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::allocate`].
-    pub fn allocate_waiting(&self, request: impl Into<Request>, patience: Duration) -> Result<Block, OutOfMemory> {
+    pub fn allocate_waiting(&self, request: impl Into<Request>, timeout: Duration) -> Result<Block, OutOfMemory> {
         let request = request.into();
         let size = request.size;
         let mut state = self.state.lock();
-        // A patience that the clock cannot hold is no bound at all.
+        // A timeout that the clock cannot hold is no bound at all.
         let mut deadline = None;
         loop {
             let shortage = match state.attempt(request, &self.backing) {
@@ -214,7 +214,7 @@ impl Arena {
                 Err(shortage) => shortage,
             };
             let hopeful = state.placement.fits_after_pending(size, shortage.refusal.is_some());
-            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(patience));
+            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
             let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if !hopeful || late {
                 return Err(self.out_of_memory(&state, size, shortage));
@@ -238,21 +238,21 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::retire`].
-    pub fn retire_as(&self, id: BlockId, maker: Option<Provenance>) -> Result<()> {
+    pub fn retire_as(&self, id: BlockId, provenance: Option<Provenance>) -> Result<()> {
         let state = &mut *self.state.lock();
         let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
-        if record.tenure == Tenure::Retired {
+        if record.state == SpanState::Retired {
             let name = &self.name;
             return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is retired already")));
         }
-        if record.tenure == Tenure::Pinned {
+        if record.state == SpanState::Pinned {
             state.counters.unpin(record.requested);
         }
-        if let Some(maker) = maker {
-            record.maker = record.maker.updated(maker);
+        if let Some(provenance) = provenance {
+            record.provenance = record.provenance.updated(provenance);
         }
         let before = *record;
-        record.tenure = Tenure::Retired;
+        record.state = SpanState::Retired;
         state.placement.retire(before.place);
         state.counters.in_use -= before.requested;
         state.counters.pending += before.requested;
@@ -273,11 +273,11 @@ impl Arena {
     ///
     /// # Errors
     /// As [`Self::free`].
-    pub fn free_as(&self, id: BlockId, maker: Option<Provenance>) -> Result<()> {
+    pub fn free_as(&self, id: BlockId, provenance: Option<Provenance>) -> Result<()> {
         let mut state = self.state.lock();
         let mut record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
-        if let Some(maker) = maker {
-            record.maker = record.maker.updated(maker);
+        if let Some(provenance) = provenance {
+            record.provenance = record.provenance.updated(provenance);
         }
         let surplus = state.vacate(id, &record);
         match surplus {
@@ -381,7 +381,7 @@ impl Arena {
 
     fn release(&self, surplus: &[Region]) {
         for &region in surplus {
-            give_back(&self.backing, region);
+            release_or_log(&self.backing, region);
             let mut state = self.state.lock();
             state.placement.released(region);
             self.wake(&state);
@@ -431,6 +431,6 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let regions = state.regions();
-        regions.into_iter().for_each(|region| give_back(&self.backing, region));
+        regions.into_iter().for_each(|region| release_or_log(&self.backing, region));
     }
 }

@@ -16,11 +16,11 @@ use crate::{
     memory::{
         Backing, Region, Stats,
         arena::{Arena, BlockInfo, BlockState, OutOfMemory, Request, State},
-        history::{Event, EventKind, Events, Failure, History, Note, block_number, told},
+        history::{Event, EventKind, Events, FailedRequest, History, Note, block_number, told},
         provenance::{PinReason, Provenance, Timestamp},
-        space::Tenure,
-        strategy::Place,
-        table::{BlockId, Record},
+        space::SpanState,
+        strategy::BlockPlace,
+        block_table::{BlockId, Record},
     },
     units::{Address, Bytes},
 };
@@ -178,8 +178,8 @@ impl Arena {
     }
 
     /// Remembers that a request failed and what the caller was told.
-    pub fn note_failure(&self, numbers: OutOfMemory, maker: Provenance, text: String) {
-        self.state.lock().history.fail(Timestamp::now(), Failure { numbers, maker, text });
+    pub fn note_failure(&self, numbers: OutOfMemory, provenance: Provenance, text: String) {
+        self.state.lock().history.fail(Timestamp::now(), FailedRequest { numbers, provenance, text });
     }
 
     /// Begins to watch for the most in use. O(1).
@@ -214,14 +214,14 @@ impl State {
         self.table.iter().map(|(id, record)| BlockInfo {
             block: super::Block { id, address: record.address, size: record.requested },
             held: self.placement.held(record.place),
-            state: told_state(record.tenure),
-            maker: record.maker,
+            state: block_state(record.state),
+            provenance: record.provenance,
             pin: record.pin,
         })
     }
 
     pub(super) fn regions(&self) -> Vec<Region> {
-        let own = self.table.iter().filter(|(_, record)| matches!(record.place, Place::Mapping { .. }));
+        let own = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Mapping { .. }));
         let own = own.map(|(_, record)| Region { address: record.address, bytes: self.placement.held(record.place) });
         self.placement.regions().into_iter().chain(own).collect()
     }
@@ -241,9 +241,9 @@ impl State {
             self.history.see_regions(at, self.placement.regions());
         }
         let Some(record) = self.table.get_mut(id) else { return };
-        record.maker.run.at = at;
+        record.provenance.run.at = at;
         let record = *record;
-        if let Place::Mapping { .. } = record.place {
+        if let BlockPlace::Mapping { .. } = record.place {
             self.history.note(at, Note { address: record.address, ..Note::new(EventKind::Region, held) });
         }
         let other = record.requested.get();
@@ -254,9 +254,9 @@ impl State {
     #[inline(never)]
     pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) -> Timestamp {
         let at = Timestamp::now();
-        let other = record.maker.run.at.raw();
+        let other = record.provenance.run.at.raw();
         self.history.note(at, Note { other, ..of_block(EventKind::Free, id, record, held) });
-        if let Place::Mapping { .. } = record.place {
+        if let BlockPlace::Mapping { .. } = record.place {
             self.history.note(at, Note { address: record.address, ..Note::new(EventKind::RegionGone, held) });
         } else if region_goes {
             self.history.see_regions(at, self.placement.regions());
@@ -299,7 +299,7 @@ impl State {
         let held = self.placement.held(record.place);
         if self.history.is_on() && held != before {
             let at = Timestamp::now();
-            let born = record.maker.run.at.raw();
+            let born = record.provenance.run.at.raw();
             self.history.note(at, Note { other: born, ..of_block(EventKind::Free, id, &record, before) });
             let other = record.requested.get();
             // Undone, it is as it was: the state before is that of both.
@@ -322,21 +322,21 @@ impl State {
     }
 }
 
-fn told_state(tenure: Tenure) -> BlockState {
-    match tenure {
-        Tenure::Retired => BlockState::Retired,
-        Tenure::Pinned => BlockState::Pinned,
+fn block_state(state: SpanState) -> BlockState {
+    match state {
+        SpanState::Retired => BlockState::Retired,
+        SpanState::Pinned => BlockState::Pinned,
         _ => BlockState::Live,
     }
 }
 
 fn of_block(kind: EventKind, id: BlockId, record: &Record, held: Bytes) -> Note {
     Note {
-        before: told_state(record.tenure),
+        before: block_state(record.state),
         block: block_number(id),
         address: record.address,
-        origin: record.maker.origin,
-        step: record.maker.run.step,
+        origin: record.provenance.origin,
+        step: record.provenance.run.step,
         ..Note::new(kind, held)
     }
 }
@@ -349,8 +349,8 @@ pub(super) fn lay_at(address: Address) -> u64 {
 impl Request {
     /// The request with another size, as it is placed.
     #[inline(always)]
-    pub(super) fn record(self, address: Address, place: Place) -> Record {
-        let Self { size, maker } = self;
-        Record { requested: size, address, place, tenure: Tenure::Live, maker, pin: PinReason::default() }
+    pub(super) fn record(self, address: Address, place: BlockPlace) -> Record {
+        let Self { size, provenance } = self;
+        Record { requested: size, address, place, state: SpanState::Live, provenance, pin: PinReason::default() }
     }
 }

@@ -139,7 +139,7 @@ impl State {
             let _ = space.free(span);
             (self.scratch.span, self.scratch.bytes) = (None, Bytes::ZERO);
         } else {
-            space.shrink(span, needed);
+            space.trim_span(span, needed);
             self.scratch.bytes = space.size(span);
         }
         self.note_scratch(before);

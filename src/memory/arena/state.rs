@@ -12,9 +12,9 @@ use crate::{
         },
         history::History,
         provenance::{Request, Timestamp},
-        space::Tenure,
+        space::SpanState,
         strategy::{Placed, Placement, Shortage},
-        table::{BlockId, Record, Table},
+        block_table::{BlockId, Record, BlockTable},
     },
     units::Bytes,
 };
@@ -22,13 +22,13 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) placement: Box<dyn Placement>,
-    pub(super) table: Table,
+    pub(super) table: BlockTable,
     pub(super) counters: Counters,
     pub(super) scratch: scratch::Floor,
     /// A compaction is under way: one at a time.
     pub(super) compacting: bool,
     /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
-    pub(super) picture: compaction::Picture,
+    pub(super) input: compaction::PlanInput,
     pub(super) waiters: u32,
     pub(super) history: History,
     pub(super) scopes: Scopes,
@@ -113,14 +113,14 @@ impl State {
     }
 
     pub(super) fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {
-        let vacated = self.placement.vacate(record.address, record.place, record.tenure);
+        let vacated = self.placement.vacate(record.address, record.place, record.state);
         let counters = &mut self.counters;
-        if record.tenure == Tenure::Retired {
+        if record.state == SpanState::Retired {
             counters.pending -= record.requested;
             counters.pending_blocks -= 1;
         } else {
             counters.in_use -= record.requested;
-            if record.tenure == Tenure::Pinned {
+            if record.state == SpanState::Pinned {
                 counters.unpin(record.requested);
             }
         }

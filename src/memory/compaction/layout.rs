@@ -1,4 +1,4 @@
-//! The picture that a plan is made from.
+//! The snapshot that a plan is made from.
 
 use crate::memory::space::{NodeId, RegionId};
 

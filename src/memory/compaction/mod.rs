@@ -1,8 +1,8 @@
 //! Compaction: which blocks to move, and where, so that room appears in one piece.
 //!
 //! ```text
-//!  Space --> Layout (a picture: holes, blocks that may move, blocks that may not)
-//!              |  plan: a pure function of picture, goal and costs
+//!  Space --> Layout (a snapshot: holes, blocks that may move, blocks that may not)
+//!              |  plan: a pure function of snapshot, goal and costs
 //!              v
 //!            Plan (steps in order, and the hole that they open)
 //! ```

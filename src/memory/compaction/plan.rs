@@ -1,4 +1,4 @@
-//! The planner: pure functions from a picture of the space, a goal and the costs to a list of moves.
+//! The planner: pure functions from a snapshot of the space, a goal and the costs to a list of moves.
 //!
 //! ```text
 //!  open_hole   an existing hole, else the cheapest of
@@ -26,7 +26,7 @@ mod evacuate;
 mod fit;
 mod gather;
 mod pack;
-mod picture;
+mod snapshot;
 mod pin;
 mod slide;
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod windows;
 use crate::memory::{
     compaction::{
         Costs, Layout, Run,
-        plan::{evacuate::Evacuation, gather::Gathering, picture::Picture, slide::Slider},
+        plan::{evacuate::Evacuation, gather::Gathering, snapshot::LayoutSnapshot, slide::Slider},
     },
     space::RegionId,
 };
@@ -89,20 +89,20 @@ pub(crate) fn open_hole(layout: &Layout, need: u32, costs: &Costs) -> Option<Pla
     if need == 0 {
         return None;
     }
-    let picture = Picture::new(layout, costs);
-    if picture.largest >= need {
-        let fits = picture.spans.iter().filter(|span| span.is_hole() && span.size >= need);
+    let snapshot = LayoutSnapshot::new(layout, costs);
+    if snapshot.largest >= need {
+        let fits = snapshot.spans.iter().filter(|span| span.is_hole() && span.size >= need);
         let hole = fits.min_by_key(|span| span.size)?;
         let hole = Run { region: hole.region, offset: hole.offset, size: hole.size };
         return Some(Plan { hole: Some(hole), ..Plan::default() });
     }
-    if picture.free < need.into() {
+    if snapshot.free < need.into() {
         return None;
     }
     let mut slider = Slider::default();
-    let mut best = slide::cheapest(&picture, &mut slider, need);
-    Evacuation::new(&picture, &mut slider).improve(need, &mut best);
-    best.or_else(|| Gathering::new(&picture, &mut slider).open_hole(need))
+    let mut best = slide::cheapest(&snapshot, &mut slider, need);
+    Evacuation::new(&snapshot, &mut slider).improve(need, &mut best);
+    best.or_else(|| Gathering::new(&snapshot, &mut slider).open_hole(need))
 }
 
 /// Empties the place `window`; `None` if a block in it cannot move or has nowhere to go, or if it is no place of one
@@ -110,7 +110,7 @@ pub(crate) fn open_hole(layout: &Layout, need: u32, costs: &Costs) -> Option<Pla
 ///
 /// O(n log n) for n spans.
 pub(crate) fn clear(layout: &Layout, window: Run, costs: &Costs) -> Option<Plan> {
-    clear::clear(&Picture::new(layout, costs), window)
+    clear::clear(&LayoutSnapshot::new(layout, costs), window)
 }
 
 /// Moves the block `block`, which is about to be pinned, to where it divides nothing: the upper end of a run, others making
@@ -126,5 +126,5 @@ pub(crate) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> 
 ///
 /// O(n log n) for n spans.
 pub(crate) fn pack(layout: &Layout, costs: &Costs) -> Plan {
-    pack::pack(&Picture::new(layout, costs))
+    pack::pack(&LayoutSnapshot::new(layout, costs))
 }

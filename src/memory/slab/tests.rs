@@ -32,7 +32,7 @@ fn one_extent_holds_4096_scalars_and_the_next_is_asked_for() {
     let mut addresses: Vec<_> = slots.iter().map(|&slot| slabs.address(slot)).collect();
     addresses.sort();
     assert!(addresses.iter().enumerate().all(|(i, &a)| a == BASE + Bytes::new(i as u64 * 256)));
-    assert!(slots.iter().all(|&slot| slabs.free(slot, Tenure::Live).is_none()), "one idle extent stays");
+    assert!(slots.iter().all(|&slot| slabs.free(slot, SpanState::Live).is_none()), "one idle extent stays");
     assert_eq!(slabs.largest_vacant(), Some(LARGEST_SLOT));
 }
 
@@ -42,11 +42,11 @@ fn a_freed_slot_is_the_next_one_taken() {
     slabs.adopt(BASE, Bytes::mib(1)).expect("room");
     let slots: Vec<_> = (0..10).map(|_| slabs.allocate(class(600)).expect("room")).collect();
     for freed in [slots[3], slots[7], slots[5]] {
-        slabs.free(freed, Tenure::Live);
+        slabs.free(freed, SpanState::Live);
         assert_eq!(slabs.allocate(class(1000)), Some(freed));
     }
-    slabs.free(slots[1], Tenure::Live);
-    slabs.free(slots[8], Tenure::Live);
+    slabs.free(slots[1], SpanState::Live);
+    slabs.free(slots[8], SpanState::Live);
     assert_eq!(slabs.allocate(class(600)), Some(slots[8]));
     assert_eq!(slabs.allocate(class(600)), Some(slots[1]));
 }
@@ -59,9 +59,9 @@ fn the_second_idle_extent_is_offered_back() {
     let second = slabs.adopt(BASE + PAGE, PAGE).expect("room");
     let b = slabs.allocate(class(4096)).expect("room");
     assert!(!slabs.remove(first), "it holds slots");
-    assert_eq!(slabs.free(b, Tenure::Live), None);
+    assert_eq!(slabs.free(b, SpanState::Live), None);
     assert_eq!(slabs.idle_extents().collect::<Vec<_>>(), [second]);
-    let offered: Vec<_> = a.into_iter().filter_map(|slot| slabs.free(slot, Tenure::Live)).collect();
+    let offered: Vec<_> = a.into_iter().filter_map(|slot| slabs.free(slot, SpanState::Live)).collect();
     assert_eq!(offered, [first]);
     assert!(slabs.remove(first));
     assert_eq!(slabs.extent_bytes, PAGE);
@@ -77,10 +77,10 @@ fn an_empty_page_changes_its_class_when_no_other_is_left() {
     assert!(!slabs.fits_after_pending(class(4096)));
     slabs.retire(small);
     assert!(slabs.fits_after_pending(class(4096)));
-    slabs.renew(small);
+    slabs.reuse(small);
     assert!(!slabs.fits_after_pending(class(4096)));
     slabs.retire(small);
-    slabs.free(small, Tenure::Retired);
+    slabs.free(small, SpanState::Retired);
     assert!(slabs.allocate(class(4096)).is_some());
 }
 
@@ -92,7 +92,7 @@ fn a_larger_slot_serves_where_its_own_class_has_none() {
     assert_eq!(slabs.allocate_larger(class(4)), None);
     slabs.retire(large[7]);
     assert!(slabs.fits_after_pending(class(4)));
-    slabs.free(large[7], Tenure::Retired);
+    slabs.free(large[7], SpanState::Retired);
     assert_eq!(slabs.allocate(class(4)), None);
     assert_eq!(slabs.allocate_larger(class(4)), Some(large[7]));
     assert_eq!((slabs.size(large[7]), slabs.free_bytes()), (LARGEST_SLOT, Bytes::ZERO));
@@ -108,14 +108,14 @@ fn every_vacant_slot_can_be_had_in_whatever_order_pages_emptied() {
             let slots: Vec<_> = (0..48).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
             // One slot of each page, then all others of one page.
             for page in order {
-                slabs.free(slots[page * 16], Tenure::Live);
+                slabs.free(slots[page * 16], SpanState::Live);
             }
             for &slot in &slots[emptied * 16 + 1..emptied * 16 + 16] {
-                slabs.free(slot, Tenure::Live);
+                slabs.free(slot, SpanState::Live);
             }
             // The empty page may serve another class; then its own again.
             let small = slabs.allocate(class(1)).expect("a page is empty");
-            slabs.free(small, Tenure::Live);
+            slabs.free(small, SpanState::Live);
             let again = std::iter::from_fn(|| slabs.allocate(class(4096))).count();
             assert_eq!((again, slabs.free_bytes()), (18, Bytes::ZERO), "{order:?}, page {emptied} empty");
         }
@@ -133,15 +133,15 @@ fn one_idle_extent_is_kept_after_another_one_went() {
     };
     let [(_, a), (second, b), (_, c)] = [full(), full(), full()];
     assert_eq!(slabs.bytes(), Bytes::new(3 * PAGE.get()));
-    let mut offered = |slots: Vec<SlotId>| slots.into_iter().filter_map(|slot| slabs.free(slot, Tenure::Live)).last();
+    let mut offered = |slots: Vec<SlotId>| slots.into_iter().filter_map(|slot| slabs.free(slot, SpanState::Live)).last();
     assert_eq!((offered(a), offered(b)), (None, Some(second)));
     assert!(slabs.remove(second));
     assert_eq!((slabs.bytes(), slabs.idle_extents().count()), (Bytes::new(2 * PAGE.get()), 1));
     // The first one again, and all of it free: it is the one that stays.
     let slots: Vec<_> = (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
     assert_eq!(slabs.idle_extents().count(), 0);
-    assert!(slots.into_iter().all(|slot| slabs.free(slot, Tenure::Live).is_none()), "no other one is idle");
-    assert!(c.into_iter().any(|slot| slabs.free(slot, Tenure::Live).is_some()), "now there are two");
+    assert!(slots.into_iter().all(|slot| slabs.free(slot, SpanState::Live).is_none()), "no other one is idle");
+    assert!(c.into_iter().any(|slot| slabs.free(slot, SpanState::Live).is_some()), "now there are two");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn dissolved_extents_leave_nothing_behind() {
     assert_eq!(again, first, "numbers are used again");
     let slots: Vec<_> = (0..256).map(|_| slabs.allocate(class(1)).expect("room")).collect();
     assert_eq!(slabs.allocate(class(1)), None);
-    assert!(slots.into_iter().all(|slot| slabs.free(slot, Tenure::Live).is_none()), "no other one is idle");
+    assert!(slots.into_iter().all(|slot| slabs.free(slot, SpanState::Live).is_none()), "no other one is idle");
 }
 
 #[test]
@@ -190,7 +190,7 @@ proptest! {
     ) {
         let mut slabs = Slabs::new();
         let mut extents = 0u64;
-        let mut live: Vec<(SlotId, Tenure)> = Vec::new();
+        let mut live: Vec<(SlotId, SpanState)> = Vec::new();
         for (index, size, action) in steps {
             match action {
                 0..3 => {
@@ -205,25 +205,25 @@ proptest! {
                         let (a, s) = (slabs.address(other), slabs.size(other));
                         prop_assert!(a + s <= address || address + size <= a);
                     }
-                    live.push((slot, Tenure::Live));
+                    live.push((slot, SpanState::Live));
                 }
                 3 if !live.is_empty() => {
                     let at = index.index(live.len());
-                    if live[at].1 == Tenure::Live {
+                    if live[at].1 == SpanState::Live {
                         slabs.retire(live[at].0);
-                        live[at].1 = Tenure::Retired;
+                        live[at].1 = SpanState::Retired;
                     }
                 }
                 4 if !live.is_empty() => {
                     let at = index.index(live.len());
-                    if live[at].1 == Tenure::Retired {
-                        slabs.renew(live[at].0);
-                        live[at].1 = Tenure::Live;
+                    if live[at].1 == SpanState::Retired {
+                        slabs.reuse(live[at].0);
+                        live[at].1 = SpanState::Live;
                     }
                 }
                 5 if !live.is_empty() => {
-                    let (slot, tenure) = live.swap_remove(index.index(live.len()));
-                    if let Some(surplus) = slabs.free(slot, tenure) {
+                    let (slot, state) = live.swap_remove(index.index(live.len()));
+                    if let Some(surplus) = slabs.free(slot, state) {
                         prop_assert!(slabs.remove(surplus));
                     }
                 }

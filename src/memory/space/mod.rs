@@ -55,7 +55,7 @@ pub(crate) struct RegionId(pub(super) u16);
 
 /// What is known about the bytes of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tenure {
+pub(crate) enum SpanState {
     /// Nobody uses them.
     Hole,
     /// A block owns them.
@@ -84,7 +84,7 @@ pub(crate) enum End {
 pub(crate) struct Span {
     pub(crate) address: Address,
     pub(crate) size: Bytes,
-    pub(crate) tenure: Tenure,
+    pub(crate) state: SpanState,
 }
 
 /// A span of a region, in granules.
@@ -99,7 +99,7 @@ struct Node {
     bin_prev: Option<NodeId>,
     bin_next: Option<NodeId>,
     region: RegionId,
-    tenure: Tenure,
+    state: SpanState,
 }
 
 const _: () = assert!(size_of::<Node>() <= 32, "a node's size is a promise of the module's documentation");
@@ -155,7 +155,7 @@ impl Space {
             bin_prev: None,
             bin_next: None,
             region: RegionId(0),
-            tenure: Tenure::Vacant,
+            state: SpanState::Vacant,
         };
         Self {
             granule_shift,
@@ -217,7 +217,7 @@ impl Space {
             bin_prev: None,
             bin_next: None,
             region: id,
-            tenure: Tenure::Hole,
+            state: SpanState::Hole,
         });
         let record = Some(RegionRecord { region, first, last: first, taken: 0 });
         match self.regions.get_mut(slot) {
@@ -268,29 +268,29 @@ impl Space {
                 upper
             }
         };
-        self.nodes[taken.index()].tenure = Tenure::Live;
+        self.nodes[taken.index()].state = SpanState::Live;
         self.record_mut(node.region).taken += 1;
         Some(taken)
     }
 
     /// Marks a live span as retired: its owner let go, the device may still use it. O(1).
     pub(crate) fn retire(&mut self, id: NodeId) {
-        self.nodes[id.index()].tenure = Tenure::Retired;
+        self.nodes[id.index()].state = SpanState::Retired;
     }
 
     /// Takes back what [`Self::retire`] said: the span has an owner again. O(1).
-    pub(crate) fn renew(&mut self, id: NodeId) {
-        self.nodes[id.index()].tenure = Tenure::Live;
+    pub(crate) fn reuse(&mut self, id: NodeId) {
+        self.nodes[id.index()].state = SpanState::Live;
     }
 
     /// Marks a taken span as one that stays where it is, whatever was said of it before. O(1).
     pub(crate) fn pin(&mut self, id: NodeId) {
-        self.nodes[id.index()].tenure = Tenure::Pinned;
+        self.nodes[id.index()].state = SpanState::Pinned;
     }
 
     /// Takes back what [`Self::pin`] said. O(1).
     pub(crate) fn unpin(&mut self, id: NodeId) {
-        self.nodes[id.index()].tenure = Tenure::Live;
+        self.nodes[id.index()].state = SpanState::Live;
     }
 
     /// Gives a live or retired span back and joins it with the holes beside it; the region, when nothing in it is
@@ -306,7 +306,7 @@ impl Space {
             self.absorb_next(prev);
             id = prev;
         }
-        self.nodes[id.index()].tenure = Tenure::Hole;
+        self.nodes[id.index()].state = SpanState::Hole;
         self.file(id);
         let record = self.record_mut(region);
         record.taken -= 1;
@@ -356,7 +356,7 @@ impl Space {
             let id = next?;
             let node = &self.nodes[id.index()];
             next = node.next;
-            Some(Span { address: self.address(id), size: self.bytes(node.size), tenure: node.tenure })
+            Some(Span { address: self.address(id), size: self.bytes(node.size), state: node.state })
         })
     }
 
@@ -380,7 +380,7 @@ impl Space {
     }
 
     fn is_hole(&self, id: NodeId) -> bool {
-        self.nodes[id.index()].tenure == Tenure::Hole
+        self.nodes[id.index()].state == SpanState::Hole
     }
 
     fn find(&self, need: u32) -> Option<NodeId> {
@@ -438,7 +438,7 @@ impl Space {
             self.nodes[head.index()].bin_prev = Some(id);
         }
         let node = &mut self.nodes[id.index()];
-        node.tenure = Tenure::Hole;
+        node.state = SpanState::Hole;
         (node.bin_prev, node.bin_next) = (None, head);
         self.bins.set_head(bin, Some(id));
         self.free += self.bytes(size);
@@ -468,7 +468,7 @@ impl Space {
             bin_prev: None,
             bin_next: None,
             region: node.region,
-            tenure: Tenure::Hole,
+            state: SpanState::Hole,
         });
         match node.next {
             Some(after) => self.nodes[after.index()].prev = Some(upper),
@@ -508,7 +508,7 @@ impl Space {
 
     fn forget_node(&mut self, id: NodeId) {
         let node = &mut self.nodes[id.index()];
-        node.tenure = Tenure::Vacant;
+        node.state = SpanState::Vacant;
         node.next = self.vacant;
         self.vacant = Some(id);
     }

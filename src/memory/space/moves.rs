@@ -14,8 +14,8 @@ use crate::{
     memory::{
         Region,
         compaction::{Kind, Layout, Run, Span},
-        space::{Node, NodeId, RegionId, Space, Tenure},
-        table::BlockId,
+        space::{Node, NodeId, RegionId, Space, SpanState},
+        block_table::BlockId,
     },
     units::{Address, Bytes},
 };
@@ -32,12 +32,12 @@ impl Space {
     ///
     /// Neighbours are found by following links, each of which waits for a cache; so a region is walked from both ends at
     /// once, and two waits overlap.
-    pub(crate) fn picture(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
+    pub(crate) fn draw(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
         let nodes = &self.nodes[..];
         let draw = |id: NodeId| {
             let node = &nodes[id.index()];
-            let kind = match node.tenure {
-                Tenure::Hole => Kind::Hole,
+            let kind = match node.state {
+                SpanState::Hole => Kind::Hole,
                 _ if movable[id.index()].is_some() => Kind::Movable,
                 _ => Kind::Fixed,
             };
@@ -84,7 +84,7 @@ impl Space {
         }
         self.unfile(id);
         let node = &mut self.nodes[id.index()];
-        node.tenure = Tenure::Reserved;
+        node.state = SpanState::Reserved;
         let (region, offset, size) = (node.region, node.offset, node.size);
         self.reserved += self.bytes(size);
         self.record_mut(region).taken += 1;
@@ -94,12 +94,12 @@ impl Space {
     /// Gives a live span another place: afterwards `to` is live and the old place reserved; the span's node, or `None`
     /// (and nothing changes) when `to` is not covered by reserved granules and the span's own. O(log holds).
     pub(crate) fn relocate(&mut self, id: NodeId, to: Run, holds: &mut Holds) -> Option<NodeId> {
-        let Node { offset, size, region, tenure, .. } = self.nodes[id.index()];
-        if tenure != Tenure::Live || to.size != size || !self.is_clear(id, to, holds) {
+        let Node { offset, size, region, state, .. } = self.nodes[id.index()];
+        if state != SpanState::Live || to.size != size || !self.is_clear(id, to, holds) {
             return None;
         }
         // Vacated first, so that a place that overlaps the old one is one reserved span.
-        self.nodes[id.index()].tenure = Tenure::Reserved;
+        self.nodes[id.index()].state = SpanState::Reserved;
         self.reserved += self.bytes(size);
         holds.0.insert((region, offset), id);
         self.join_reserved(id, holds);
@@ -116,14 +116,14 @@ impl Space {
         .collect()
     }
 
-    /// Cuts a taken span into `parts` (offset within it, size, tenure; in ascending order) and holes between them; the
+    /// Cuts a taken span into `parts` (offset within it, size, state; in ascending order) and holes between them; the
     /// parts' nodes. O(parts).
-    pub(crate) fn shatter(&mut self, id: NodeId, parts: &[(u32, u32, Tenure)]) -> Vec<NodeId> {
+    pub(crate) fn shatter(&mut self, id: NodeId, parts: &[(u32, u32, SpanState)]) -> Vec<NodeId> {
         let region = self.nodes[id.index()].region;
         let start = self.nodes[id.index()].offset;
         let (mut rest, mut gaps) = (Some(id), Vec::new());
         let mut nodes = Vec::with_capacity(parts.len());
-        for &(offset, size, tenure) in parts {
+        for &(offset, size, state) in parts {
             let Some(mut current) = rest else { break };
             let before = start + offset - self.nodes[current.index()].offset;
             if before > 0 {
@@ -131,7 +131,7 @@ impl Space {
                 current = self.split_taken(current, before, region);
             }
             rest = (self.nodes[current.index()].size > size).then(|| self.split_taken(current, size, region));
-            self.nodes[current.index()].tenure = tenure;
+            self.nodes[current.index()].state = state;
             nodes.push(current);
         }
         gaps.extend(rest);
@@ -156,7 +156,7 @@ impl Space {
                 let upper = self.split(first, need);
                 self.file(upper);
             }
-            self.nodes[first.index()].tenure = Tenure::Live;
+            self.nodes[first.index()].state = SpanState::Live;
             self.record_mut(region).taken += 1;
             return Some(first);
         };
@@ -175,7 +175,7 @@ impl Space {
     }
 
     /// Gives back what a taken span has above `bytes`. O(1).
-    pub(crate) fn shrink(&mut self, id: NodeId, bytes: Bytes) {
+    pub(crate) fn trim_span(&mut self, id: NodeId, bytes: Bytes) {
         let Node { size, region, .. } = self.nodes[id.index()];
         if let Some(keep) = self.granules(bytes).filter(|&keep| keep < size) {
             let upper = self.split_taken(id, keep, region);
@@ -193,7 +193,7 @@ impl Space {
             return None;
         }
         let above = down.take(PIN_PROBES).take_while(|&above| above != id).map(|above| &self.nodes[above.index()]);
-        let hole = above.into_iter().find(|node| node.tenure == Tenure::Hole && node.size >= size)?;
+        let hole = above.into_iter().find(|node| node.state == SpanState::Hole && node.size >= size)?;
         Some(Run { region, offset: hole.offset + hole.size - size, size })
     }
 
@@ -201,7 +201,7 @@ impl Space {
     /// O(1).
     pub(crate) fn lies_beside_pinned(&self, id: NodeId) -> bool {
         let Node { prev, next, .. } = self.nodes[id.index()];
-        let pinned = |id: NodeId| self.nodes[id.index()].tenure == Tenure::Pinned;
+        let pinned = |id: NodeId| self.nodes[id.index()].state == SpanState::Pinned;
         next.is_none_or(pinned) || prev.is_some_and(pinned)
     }
 
@@ -253,7 +253,7 @@ impl Space {
         let Some(end) = to.offset.checked_add(to.size) else { return false };
         let Node { offset, size, region, prev, next, .. } = self.nodes[id.index()];
         let reserved =
-            |id: Option<NodeId>| id.map(|id| &self.nodes[id.index()]).filter(|node| node.tenure == Tenure::Reserved);
+            |id: Option<NodeId>| id.map(|id| &self.nodes[id.index()]).filter(|node| node.state == SpanState::Reserved);
         let low = reserved(prev).map_or(offset, |below| below.offset);
         let high = offset + size + reserved(next).map_or(0, |above| above.size);
         if region == to.region && low <= to.offset && end <= high {
@@ -265,7 +265,7 @@ impl Space {
 
     fn split_taken(&mut self, id: NodeId, keep: u32, region: RegionId) -> NodeId {
         let upper = self.split(id, keep);
-        self.nodes[upper.index()].tenure = self.nodes[id.index()].tenure;
+        self.nodes[upper.index()].state = self.nodes[id.index()].state;
         self.record_mut(region).taken += 1;
         upper
     }
@@ -273,7 +273,7 @@ impl Space {
     /// Joins a reserved span with those beside it.
     fn join_reserved(&mut self, id: NodeId, holds: &mut Holds) {
         let Node { region, prev, next, .. } = self.nodes[id.index()];
-        let reserved = |space: &Self, id: &NodeId| space.nodes[id.index()].tenure == Tenure::Reserved;
+        let reserved = |space: &Self, id: &NodeId| space.nodes[id.index()].state == SpanState::Reserved;
         if let Some(next) = next.filter(|next| reserved(self, next)) {
             holds.0.remove(&(region, self.nodes[next.index()].offset));
             self.absorb_next(id);
@@ -304,7 +304,7 @@ impl Space {
             let above = self.split_taken(taken, to.size, region);
             holds.0.insert((region, to.offset + to.size), above);
         }
-        self.nodes[taken.index()].tenure = Tenure::Live;
+        self.nodes[taken.index()].state = SpanState::Live;
         self.reserved -= self.bytes(to.size);
         Some(taken)
     }

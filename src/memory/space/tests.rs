@@ -25,12 +25,12 @@ fn check(space: &Space) {
             assert_eq!(span.address, end, "spans tile their region");
             assert!(!span.size.is_zero());
             end = end + span.size;
-            if span.tenure == Tenure::Hole {
-                assert_ne!(before, Some(Tenure::Hole), "holes coalesce at {}", span.address);
+            if span.state == SpanState::Hole {
+                assert_ne!(before, Some(SpanState::Hole), "holes coalesce at {}", span.address);
                 free += span.size;
                 holes += 1;
             }
-            before = Some(span.tenure);
+            before = Some(span.state);
         }
         assert_eq!(end, region.address + region.bytes);
     }
@@ -40,7 +40,7 @@ fn check(space: &Space) {
     while let Some(at) = bin {
         for (_, node) in space.holes_from(space.bins.head(at)) {
             assert_eq!(Bin::of(node.size), at);
-            assert_eq!(node.tenure, Tenure::Hole);
+            assert_eq!(node.state, SpanState::Hole);
             filed += 1;
         }
         bin = space.bins.next_above(at);
@@ -259,7 +259,7 @@ fn only_a_live_block_moves_and_only_to_where_nothing_is() {
     }
     space.retire(block);
     assert_eq!(space.relocate(block, run(0, 3), &mut holds), None, "its owner let go");
-    space.renew(block);
+    space.reuse(block);
     space.pin(block);
     assert_eq!(space.relocate(block, run(0, 3), &mut holds), None, "an outsider has its address");
     space.unpin(block);
@@ -292,10 +292,10 @@ fn the_floor_rises_into_the_hole_above_it_and_no_further() {
     let floor = space.raise_floor(bottom, Some(floor), bytes(8)).expect("to the block");
     assert_eq!((space.size(floor), space.free_bytes()), (bytes(8), bytes(10)));
     check(&space);
-    space.shrink(floor, bytes(8));
-    space.shrink(floor, bytes(9));
+    space.trim_span(floor, bytes(8));
+    space.trim_span(floor, bytes(9));
     assert_eq!(space.size(floor), bytes(8), "nothing is above that");
-    space.shrink(floor, bytes(3));
+    space.trim_span(floor, bytes(3));
     assert_eq!((space.size(floor), space.free_bytes()), (bytes(3), bytes(15)));
     check(&space);
     assert_eq!((space.free(blocks[1]), space.free(floor)), (None, Some(bottom)));
@@ -336,9 +336,9 @@ fn a_pinned_block_lies_at_the_upper_end_of_the_highest_hole_that_holds_it() {
 
 #[test]
 fn parts_of_a_span_become_blocks_and_what_is_between_them_holes() {
-    use Tenure::{Hole, Live, Pinned, Retired};
-    type Parts = [(u32, u32, Tenure)];
-    let cases: [(&Parts, &[(u64, Tenure)]); 4] = [
+    use SpanState::{Hole, Live, Pinned, Retired};
+    type Parts = [(u32, u32, SpanState)];
+    let cases: [(&Parts, &[(u64, SpanState)]); 4] = [
         (
             &[(0, 2, Live), (2, 1, Pinned), (5, 3, Retired)],
             &[(2, Live), (1, Pinned), (2, Hole), (3, Retired), (2, Hole)],
@@ -353,7 +353,7 @@ fn parts_of_a_span_become_blocks_and_what_is_between_them_holes() {
         let nodes = space.shatter(whole, parts);
         let found: Vec<Run> = nodes.iter().map(|&id| space.run(id)).collect();
         assert_eq!(found, parts.iter().map(|&(offset, size, _)| run(offset, size)).collect::<Vec<_>>());
-        let spans: Vec<_> = space.spans(RegionId(0)).map(|span| (span.size.get() / 256, span.tenure)).collect();
+        let spans: Vec<_> = space.spans(RegionId(0)).map(|span| (span.size.get() / 256, span.state)).collect();
         assert_eq!(spans, [expected, &[(1, Live)]].concat());
         check(&space);
         nodes.iter().for_each(|&id| assert_eq!(space.free(id), None));

@@ -8,7 +8,7 @@
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
 //!
 //! *Giving back*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`.
-//! `keep` starts at 2 MiB. When the pool has to grow within [`REGRET`] allocations of a region's leaving, that
+//! `keep` starts at 2 MiB. When the pool has to grow within [`REUSE_WINDOW`] allocations of a region's leaving, that
 //! leaving was a mistake, and `keep` rises to what had left and what was empty. So a single large array gives its memory back,
 //! while a loop that takes and frees the same memory pays for one round and runs warm from the second on (fresh
 //! pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts over.
@@ -16,11 +16,11 @@
 use crate::{
     error::Error,
     memory::{
-        Backing, Region, give_back,
+        Backing, Region, release_or_log,
         slab::{Class, ExtentId, MAX_EXTENT},
-        space::{RegionId, Space, Tenure},
+        space::{RegionId, Space, SpanState},
         strategy::{
-            Place, Placed, Placement, Shortage, Vacated,
+            BlockPlace, Placed, Placement, Shortage, Vacated,
             pool::{Emptied, Pool},
         },
     },
@@ -31,7 +31,7 @@ use crate::{
 const FIRST_REGION: Bytes = Bytes::mib(2);
 
 /// How many allocations after a region left its return counts as a mistake: a few steps of a usual model.
-const REGRET: u64 = 1024;
+const REUSE_WINDOW: u64 = 1024;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Growing {
         }
         let region = backing.reserve(extent_size).ok()?;
         let Some(id) = self.pool.slabs.adopt(region.address, region.bytes) else {
-            give_back(backing, region);
+            release_or_log(backing, region);
             return None;
         };
         self.reserved += region.bytes;
@@ -117,7 +117,7 @@ impl Growing {
         match self.pool.place_span_or_larger_slot(size) {
             Some(placed) => {
                 // Empty regions are few; their sum changes only when a block enters or leaves one.
-                if let Place::Span(id) = placed.place
+                if let BlockPlace::Span(id) = placed.place
                     && let Some(bytes) = self.pool.space.sole_block_of(id)
                 {
                     self.empty -= bytes;
@@ -139,12 +139,12 @@ impl Growing {
         let short = |refusal| Shortage { refusal };
         let need = size.max(self.pool.space.granule()).checked_round_up(self.granularity);
         let need = need.filter(|&need| need <= self.limit).ok_or_else(|| short(None))?;
-        if self.clock - self.left.at < REGRET && !self.left.bytes.is_zero() {
+        if self.clock - self.left.at < REUSE_WINDOW && !self.left.bytes.is_zero() {
             self.keep = self.keep.max(self.left.bytes + self.empty);
             self.left = Left::default();
         }
         if need > self.room() {
-            self.give_back_empty(backing);
+            self.release_empty(backing);
         }
         if need > self.room() {
             return Err(short(None));
@@ -157,7 +157,7 @@ impl Growing {
                 Ok(()) => return Ok(()),
                 Err(_) if !surplus.is_zero() => surplus = Bytes::new(surplus.get() / 2),
                 // Regions are empty but each too small for the request: their memory may be what the device lacks.
-                Err(_) if self.give_back_empty(backing) => {}
+                Err(_) if self.release_empty(backing) => {}
                 Err(error) => return Err(short(Some(error))),
             }
         }
@@ -166,7 +166,7 @@ impl Growing {
     fn add_region(&mut self, bytes: Bytes, backing: &dyn Backing) -> Result<(), Error> {
         let region = backing.reserve(bytes)?;
         if let Err(error) = self.pool.space.add_region(region) {
-            give_back(backing, region);
+            release_or_log(backing, region);
             return Err(error);
         }
         self.reserved += region.bytes;
@@ -194,10 +194,10 @@ impl Growing {
     }
 
     /// Gives all empty regions back at once, while a request waits for their room; whether there were any.
-    fn give_back_empty(&mut self, backing: &dyn Backing) -> bool {
+    fn release_empty(&mut self, backing: &dyn Backing) -> bool {
         let regions = self.take_empty();
         for &region in &regions {
-            give_back(backing, region);
+            release_or_log(backing, region);
             self.reserved -= region.bytes;
         }
         !regions.is_empty()
@@ -219,7 +219,7 @@ impl Growing {
     /// Sends an empty region back.
     fn let_leave(&mut self, id: RegionId) -> Option<Region> {
         let region = self.take_region(id)?;
-        if self.clock - self.left.at >= REGRET {
+        if self.clock - self.left.at >= REUSE_WINDOW {
             self.left.bytes = Bytes::ZERO;
         }
         self.left = Left { bytes: self.left.bytes + region.bytes, at: self.clock };
@@ -245,15 +245,15 @@ impl Placement for Growing {
         self.extent_size = None;
     }
 
-    fn retire(&mut self, place: Place) {
+    fn retire(&mut self, place: BlockPlace) {
         self.pool.retire(place);
     }
 
-    fn renew(&mut self, place: Place) {
-        self.pool.renew(place);
+    fn reuse(&mut self, place: BlockPlace) {
+        self.pool.reuse(place);
     }
 
-    fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
+    fn vacate(&mut self, _: Address, place: BlockPlace, was: SpanState) -> Vacated {
         let held = self.pool.held(place);
         let surplus = match self.pool.vacate(place, was) {
             Emptied::Nothing => None,
@@ -269,7 +269,7 @@ impl Placement for Growing {
         Vacated { held, surplus }
     }
 
-    fn held(&self, place: Place) -> Bytes {
+    fn held(&self, place: BlockPlace) -> Bytes {
         self.pool.held(place)
     }
 
@@ -284,7 +284,7 @@ impl Placement for Growing {
         }
         let Some(need) = size.max(self.pool.space.granule()).checked_round_up(self.granularity) else { return false };
         let after = self.pool.after_pending();
-        let extents = self.pool.slabs.extents().filter(|&(.., tenure)| tenure != Tenure::Live);
+        let extents = self.pool.slabs.extents().filter(|&(.., state)| state != SpanState::Live);
         let whole = after.whole_regions + extents.map(|(_, bytes, _)| bytes).sum() + self.leaving;
         // Of memory that the device refused, no more can come than what goes back to it.
         let room = if refused { whole } else { self.room() + whole };
@@ -339,13 +339,13 @@ impl Placement for Growing {
         self.empty += self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
     }
 
-    fn shed(&mut self) -> Vec<Region> {
+    fn trim_surplus(&mut self) -> Vec<Region> {
         let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
         let shed = empty.into_iter().filter_map(|id| if self.empty > self.keep { self.let_leave(id) } else { None });
         shed.collect()
     }
 
-    fn shed_to(&mut self, keep: Bytes) -> Vec<Region> {
+    fn trim_to(&mut self, keep: Bytes) -> Vec<Region> {
         self.keep = self.keep.min(keep.max(FIRST_REGION));
         let mut empty: Vec<(RegionId, Region)> = self.pool.space.empty_regions().collect();
         empty.sort_unstable_by_key(|(_, region)| std::cmp::Reverse(region.bytes));

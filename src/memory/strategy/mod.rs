@@ -20,14 +20,14 @@ use crate::{
     memory::{
         Backing, Region,
         slab::SlotId,
-        space::{NodeId, RegionId, Space, Tenure},
+        space::{NodeId, RegionId, Space, SpanState},
     },
     units::{Address, Bytes},
 };
 
 /// Where a block lies, as its strategy finds it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum BlockPlace {
     /// A span of the free-space index.
     Span(NodeId),
     /// A slot of the slabs.
@@ -42,7 +42,7 @@ pub(crate) enum Place {
 /// Room that was found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
-    pub(super) place: Place,
+    pub(super) place: BlockPlace,
     pub(super) address: Address,
     /// What the place takes from the pool: the request and its slack.
     pub(super) held: Bytes,
@@ -70,16 +70,16 @@ pub(super) trait Placement: Send + fmt::Debug {
     fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage>;
 
     /// Notes that the owner of a live block let go. O(1).
-    fn retire(&mut self, place: Place);
+    fn retire(&mut self, place: BlockPlace);
 
     /// Notes that a retired block has an owner again. O(1).
-    fn renew(&mut self, place: Place);
+    fn reuse(&mut self, place: BlockPlace);
 
     /// Takes a block's room back; `was` says whether it was live or retired. O(1).
-    fn vacate(&mut self, address: Address, place: Place, was: Tenure) -> Vacated;
+    fn vacate(&mut self, address: Address, place: BlockPlace, was: SpanState) -> Vacated;
 
     /// Bytes that a place takes from the pool.
-    fn held(&self, place: Place) -> Bytes;
+    fn held(&self, place: BlockPlace) -> Bytes;
 
     /// Notes that a surplus region is with the device again.
     fn released(&mut self, region: Region);
@@ -132,17 +132,17 @@ pub(super) trait Placement: Send + fmt::Debug {
         None
     }
 
-    /// Notes that the last block of a region was moved away. The region stays until [`Self::shed`], because what was
+    /// Notes that the last block of a region was moved away. The region stays until [`Self::trim_surplus`], because what was
     /// opened is not taken yet.
     fn emptied(&mut self, _: RegionId) {}
 
     /// Names the empty regions that are not worth keeping.
-    fn shed(&mut self) -> Vec<Region> {
+    fn trim_surplus(&mut self) -> Vec<Region> {
         Vec::new()
     }
 
     /// Names empty regions, the largest first, until those that stay are at most `keep`.
-    fn shed_to(&mut self, _keep: Bytes) -> Vec<Region> {
+    fn trim_to(&mut self, _keep: Bytes) -> Vec<Region> {
         Vec::new()
     }
 
@@ -165,5 +165,5 @@ pub(super) trait Placement: Send + fmt::Debug {
 pub(super) struct SmallBlock {
     pub(super) slot: SlotId,
     pub(super) requested: Bytes,
-    pub(super) tenure: Tenure,
+    pub(super) state: SpanState,
 }

@@ -5,8 +5,8 @@
 use crate::{
     memory::{
         Backing, Region,
-        space::Tenure,
-        strategy::{Place, Placed, Placement, Shortage, Vacated},
+        space::SpanState,
+        strategy::{BlockPlace, Placed, Placement, Shortage, Vacated},
     },
     units::{Address, Bytes},
 };
@@ -27,10 +27,10 @@ impl Platform {
         Self { limit, granularity, reserved: Bytes::ZERO, retired: Bytes::ZERO, leaving: Bytes::ZERO }
     }
 
-    fn bytes(&self, place: Place) -> Bytes {
+    fn bytes(&self, place: BlockPlace) -> Bytes {
         match place {
-            Place::Mapping { units } => Bytes::new(u64::from(units) * self.granularity.get()),
-            Place::Span(_) | Place::Slot(_) => Bytes::ZERO,
+            BlockPlace::Mapping { units } => Bytes::new(u64::from(units) * self.granularity.get()),
+            BlockPlace::Span(_) | BlockPlace::Slot(_) => Bytes::ZERO,
         }
     }
 
@@ -48,27 +48,27 @@ impl Placement for Platform {
         let (need, units) = fitting.ok_or(Shortage { refusal: None })?;
         let region = backing.reserve(need).map_err(|error| Shortage { refusal: Some(error) })?;
         self.reserved += need;
-        Ok(Placed { place: Place::Mapping { units }, address: region.address, held: need })
+        Ok(Placed { place: BlockPlace::Mapping { units }, address: region.address, held: need })
     }
 
-    fn retire(&mut self, place: Place) {
+    fn retire(&mut self, place: BlockPlace) {
         self.retired += self.bytes(place);
     }
 
-    fn renew(&mut self, place: Place) {
+    fn reuse(&mut self, place: BlockPlace) {
         self.retired -= self.bytes(place);
     }
 
-    fn vacate(&mut self, address: Address, place: Place, was: Tenure) -> Vacated {
+    fn vacate(&mut self, address: Address, place: BlockPlace, was: SpanState) -> Vacated {
         let bytes = self.bytes(place);
-        if was == Tenure::Retired {
+        if was == SpanState::Retired {
             self.retired -= bytes;
         }
         self.leaving += bytes;
         Vacated { held: bytes, surplus: Some(Region { address, bytes }) }
     }
 
-    fn held(&self, place: Place) -> Bytes {
+    fn held(&self, place: BlockPlace) -> Bytes {
         self.bytes(place)
     }
 

@@ -3,8 +3,8 @@
 use crate::{
     memory::{
         slab::{self, Class, ExtentId, Slabs},
-        space::{End, RegionId, Space, Tenure},
-        strategy::{Place, Placed},
+        space::{End, RegionId, Space, SpanState},
+        strategy::{BlockPlace, Placed},
     },
     units::Bytes,
 };
@@ -51,7 +51,7 @@ impl Pool {
     #[inline(always)]
     pub(super) fn place_slot(&mut self, class: Class) -> Option<Placed> {
         let slot = self.slabs.allocate(class)?;
-        Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: class.size() })
+        Some(Placed { place: BlockPlace::Slot(slot), address: self.slabs.address(slot), held: class.size() })
     }
 
     /// A span, or where there is none and the block is small, a slot that is larger than it needs.
@@ -67,46 +67,46 @@ impl Pool {
     #[cold]
     fn place_larger_slot(&mut self, size: Bytes) -> Option<Placed> {
         let slot = self.slabs.allocate_larger(Class::of(size)?)?;
-        Some(Placed { place: Place::Slot(slot), address: self.slabs.address(slot), held: self.slabs.size(slot) })
+        Some(Placed { place: BlockPlace::Slot(slot), address: self.slabs.address(slot), held: self.slabs.size(slot) })
     }
 
     #[inline(always)]
     pub(super) fn place_span(&mut self, size: Bytes) -> Option<Placed> {
         let id = self.space.allocate(size, End::Low)?;
-        Some(Placed { place: Place::Span(id), address: self.space.address(id), held: self.space.size(id) })
+        Some(Placed { place: BlockPlace::Span(id), address: self.space.address(id), held: self.space.size(id) })
     }
 
     #[inline(always)]
-    pub(super) fn held(&self, place: Place) -> Bytes {
+    pub(super) fn held(&self, place: BlockPlace) -> Bytes {
         match place {
-            Place::Span(id) => self.space.size(id),
-            Place::Slot(slot) => self.slabs.size(slot),
-            Place::Mapping { .. } => Bytes::ZERO,
+            BlockPlace::Span(id) => self.space.size(id),
+            BlockPlace::Slot(slot) => self.slabs.size(slot),
+            BlockPlace::Mapping { .. } => Bytes::ZERO,
         }
     }
 
-    pub(super) fn retire(&mut self, place: Place) {
+    pub(super) fn retire(&mut self, place: BlockPlace) {
         match place {
-            Place::Span(id) => self.space.retire(id),
-            Place::Slot(slot) => self.slabs.retire(slot),
-            Place::Mapping { .. } => {}
+            BlockPlace::Span(id) => self.space.retire(id),
+            BlockPlace::Slot(slot) => self.slabs.retire(slot),
+            BlockPlace::Mapping { .. } => {}
         }
     }
 
-    pub(super) fn renew(&mut self, place: Place) {
+    pub(super) fn reuse(&mut self, place: BlockPlace) {
         match place {
-            Place::Span(id) => self.space.renew(id),
-            Place::Slot(slot) => self.slabs.renew(slot),
-            Place::Mapping { .. } => {}
+            BlockPlace::Span(id) => self.space.reuse(id),
+            BlockPlace::Slot(slot) => self.slabs.reuse(slot),
+            BlockPlace::Mapping { .. } => {}
         }
     }
 
     #[inline(always)]
-    pub(super) fn vacate(&mut self, place: Place, was: Tenure) -> Emptied {
+    pub(super) fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Emptied {
         match place {
-            Place::Span(id) => self.space.free(id).map_or(Emptied::Nothing, Emptied::Region),
-            Place::Slot(slot) => self.slabs.free(slot, was).map_or(Emptied::Nothing, Emptied::Extent),
-            Place::Mapping { .. } => Emptied::Nothing,
+            BlockPlace::Span(id) => self.space.free(id).map_or(Emptied::Nothing, Emptied::Region),
+            BlockPlace::Slot(slot) => self.slabs.free(slot, was).map_or(Emptied::Nothing, Emptied::Extent),
+            BlockPlace::Mapping { .. } => Emptied::Nothing,
         }
     }
 
@@ -117,7 +117,7 @@ impl Pool {
         for (id, region) in self.space.regions() {
             let mut run = Bytes::ZERO;
             for span in self.space.spans(id) {
-                let stays = matches!(span.tenure, Tenure::Live | Tenure::Pinned);
+                let stays = matches!(span.state, SpanState::Live | SpanState::Pinned);
                 run = if stays { Bytes::ZERO } else { run + span.size };
                 after.longest_run = after.longest_run.max(run);
             }

@@ -10,9 +10,9 @@ use crate::{
     memory::{
         Backing, Region,
         slab::{Class, ExtentId},
-        space::{End, MIN_GRANULE, NodeId, RegionId, Space, Tenure},
+        space::{End, MIN_GRANULE, NodeId, RegionId, Space, SpanState},
         strategy::{
-            Place, Placed, Placement, Shortage, SmallBlock, Vacated,
+            BlockPlace, Placed, Placement, Shortage, SmallBlock, Vacated,
             pool::{Emptied, Pool},
         },
     },
@@ -89,7 +89,7 @@ impl Preallocate {
                 Ok(())
             }
             Err(error) => {
-                crate::memory::give_back(backing, region);
+                crate::memory::release_or_log(backing, region);
                 Err(refused(error))
             }
         }
@@ -169,15 +169,15 @@ impl Placement for Preallocate {
         self.coloured_up_to = Bytes::new(self.limit.get() / COLOURED_UP_TO);
     }
 
-    fn retire(&mut self, place: Place) {
+    fn retire(&mut self, place: BlockPlace) {
         self.pool.retire(place);
     }
 
-    fn renew(&mut self, place: Place) {
-        self.pool.renew(place);
+    fn reuse(&mut self, place: BlockPlace) {
+        self.pool.reuse(place);
     }
 
-    fn vacate(&mut self, _: Address, place: Place, was: Tenure) -> Vacated {
+    fn vacate(&mut self, _: Address, place: BlockPlace, was: SpanState) -> Vacated {
         let held = self.pool.held(place);
         if let Emptied::Extent(id) = self.pool.vacate(place, was) {
             self.drop_extent(id);
@@ -185,7 +185,7 @@ impl Placement for Preallocate {
         Vacated { held, surplus: None }
     }
 
-    fn held(&self, place: Place) -> Bytes {
+    fn held(&self, place: BlockPlace) -> Bytes {
         self.pool.held(place)
     }
 
@@ -195,9 +195,9 @@ impl Placement for Preallocate {
         if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
             return true;
         }
-        for (id, _, tenure) in self.pool.slabs.extents() {
-            match (self.extents[id.index()], tenure) {
-                (Some(span), Tenure::Live) => self.pool.space.pin(span),
+        for (id, _, state) in self.pool.slabs.extents() {
+            match (self.extents[id.index()], state) {
+                (Some(span), SpanState::Live) => self.pool.space.pin(span),
                 (Some(span), _) => self.pool.space.retire(span),
                 (None, _) => {}
             }
@@ -264,7 +264,7 @@ impl Placement for Preallocate {
         for (number, block) in blocks.iter().enumerate() {
             let (extent, offset) = self.pool.slabs.position(block.slot);
             let offset = u32::try_from(offset.get() / MIN_GRANULE.get()).ok()?;
-            parts.push((extent.index(), (offset, space.need(block.requested)?, block.tenure), number));
+            parts.push((extent.index(), (offset, space.need(block.requested)?, block.state), number));
         }
         parts.sort_unstable_by_key(|&(extent, (offset, ..), _)| (extent, offset));
         let mut spans: Vec<Option<NodeId>> = vec![None; blocks.len()];

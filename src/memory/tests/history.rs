@@ -67,7 +67,7 @@ fn past(arena: &Arena) -> (Past, Vec<Event>, u64) {
     (Past::now(&survey.blocks, &survey.regions, scratch), survey.events.list, survey.events.lost)
 }
 
-fn maker(number: u32) -> Provenance {
+fn provenance(number: u32) -> Provenance {
     Provenance { origin: OriginId::new(number), run: Execution { step: number + 1, at: Timestamp::UNKNOWN } }
 }
 
@@ -80,7 +80,7 @@ fn run(kind: Kind, capacity: usize, steps: Vec<Step>) {
     for (number, step) in (0..).zip(steps) {
         match step {
             Step::Allocate(size) => {
-                let request = Request { size, maker: maker(number) };
+                let request = Request { size, provenance: provenance(number) };
                 if let Ok(block) = arena.allocate(request) {
                     live.push(block.id);
                 }
@@ -92,7 +92,7 @@ fn run(kind: Kind, capacity: usize, steps: Vec<Step>) {
             }
             Step::Renew(index) if !retired.is_empty() => {
                 let id = retired.swap_remove(index.index(retired.len()));
-                live.push(arena.renew(id, maker(number)).expect("it is retired"));
+                live.push(arena.reuse_in_place(id, provenance(number)).expect("it is retired"));
             }
             Step::Free(index) if !(live.is_empty() && retired.is_empty()) => {
                 let at = index.index(live.len() + retired.len());
@@ -158,10 +158,10 @@ proptest! {
 fn a_block_remembers_its_maker_and_takes_over_what_is_known_better() {
     let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
     arena.record_history(100);
-    let block = take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    let block = take(&arena, Request { size: Bytes::kib(8), provenance: provenance(3) });
     let info = arena.blocks()[0];
-    assert_eq!((info.maker.origin, info.maker.run.step), (OriginId::new(3), 4));
-    assert!(info.maker.run.at.nanos().is_some(), "with a history it is known when");
+    assert_eq!((info.provenance.origin, info.provenance.run.step), (OriginId::new(3), 4));
+    assert!(info.provenance.run.at.nanos().is_some(), "with a history it is known when");
     let later = Provenance { origin: OriginId::new(9), run: Execution { step: 70, at: Timestamp::from_nanos(5) } };
     assert_eq!(arena.free_as(block.id, Some(later)), Ok(()));
     let last = *arena.survey().events.list.last().expect("an event");
@@ -172,9 +172,9 @@ fn a_block_remembers_its_maker_and_takes_over_what_is_known_better() {
 #[test]
 fn without_a_history_no_clock_is_read_and_makers_are_known_all_the_same() {
     let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
-    take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    take(&arena, Request { size: Bytes::kib(8), provenance: provenance(3) });
     let survey = arena.survey();
-    assert_eq!(survey.blocks[0].maker, maker(3));
+    assert_eq!(survey.blocks[0].provenance, provenance(3));
     assert!(survey.events.list.is_empty() && survey.events.lost == 0);
 }
 
@@ -199,17 +199,17 @@ fn scopes_overlap_and_each_knows_its_own_peak() {
     arena.record_history(100);
     let base = take(&arena, Bytes::mib(1));
     let outer = arena.open_scope();
-    let high = take(&arena, Request { size: Bytes::mib(9), maker: maker(1) });
+    let high = take(&arena, Request { size: Bytes::mib(9), provenance: provenance(1) });
     assert_eq!(arena.free(high.id), Ok(()));
     let inner = arena.open_scope();
-    let low = take(&arena, Request { size: Bytes::mib(4), maker: maker(2) });
+    let low = take(&arena, Request { size: Bytes::mib(4), provenance: provenance(2) });
     assert_eq!(arena.free(low.id), Ok(()));
     assert_eq!(arena.free(base.id), Ok(()));
     let by_origin = |id| {
         let scoped = arena.end_scope(id).expect("it is open");
         let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
         scoped.after_peak.iter().flatten().rev().for_each(|event| past.undo(event));
-        let mut held: Vec<_> = past.blocks.values().map(|b| (b.maker.origin.row(), b.bytes.get() >> 20)).collect();
+        let mut held: Vec<_> = past.blocks.values().map(|b| (b.provenance.origin.row(), b.bytes.get() >> 20)).collect();
         held.sort();
         (scoped.start.get() >> 20, scoped.end.get() >> 20, scoped.peak.get() >> 20, scoped.after_peak.is_some(), held)
     };
@@ -257,11 +257,11 @@ fn events_tell_of_pins_with_their_reasons_and_of_who_let_go() {
     let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
     arena.record_history(100);
     assert!(arena.records_history() && !self::arena(Kind::Preallocate, Bytes::mib(80)).0.records_history());
-    let block = take(&arena, Request { size: Bytes::kib(8), maker: maker(3) });
+    let block = take(&arena, Request { size: Bytes::kib(8), provenance: provenance(3) });
     assert_eq!((arena.pin_because(block.id, PinReason(7)), arena.unpin(block.id)), (Ok(()), Ok(())));
     let later = Provenance { origin: OriginId::new(9), run: Execution { step: 70, at: Timestamp::from_nanos(5) } };
     assert_eq!(arena.retire_as(block.id, Some(later)), Ok(()));
-    assert_eq!(arena.blocks()[0].maker, later, "a retired block is what the program made of it");
+    assert_eq!(arena.blocks()[0].provenance, later, "a retired block is what the program made of it");
     assert_eq!((arena.pending(), arena.stats().pending_bytes), (Bytes::kib(8), Bytes::kib(8)));
     let events: Vec<Event> = arena.survey().events.list;
     let told: Vec<_> =

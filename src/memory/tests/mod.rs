@@ -177,7 +177,7 @@ fn growing_gives_empty_regions_up_when_the_device_refuses() {
 }
 
 #[test]
-fn growing_regrets_only_what_left_lately() {
+fn growing_keeps_only_what_was_missed_soon_after_it_left() {
     let (arena, _device) = arena(Strategy::Growing, Bytes::gib(1));
     let round = |mib| {
         let block = take(&arena, Bytes::mib(mib));
@@ -218,10 +218,10 @@ fn waiting_for_a_device_that_refuses_counts_only_what_goes_back() {
         take(&arena, Bytes::mib(10));
         let pending = take(&arena, Bytes::mib(20));
         assert_eq!(arena.retire(pending.id), Ok(()));
-        let patience = Duration::from_millis(5);
+        let timeout = Duration::from_millis(5);
         let start = Instant::now();
-        assert!(arena.allocate_waiting(Bytes::mib(20), patience).is_err(), "nobody frees");
-        assert!(start.elapsed() >= patience, "{strategy}: 20 MiB would come");
+        assert!(arena.allocate_waiting(Bytes::mib(20), timeout).is_err(), "nobody frees");
+        assert!(start.elapsed() >= timeout, "{strategy}: 20 MiB would come");
         let start = Instant::now();
         assert!(arena.allocate_waiting(Bytes::mib(21), LONG).is_err(), "the device has 20 MiB at most");
         assert!(start.elapsed() < LONG / 2, "{strategy}: nothing was waited for");
@@ -399,18 +399,18 @@ fn waiting_is_refused_at_once_when_no_pending_block_would_help() {
 }
 
 #[test]
-fn a_renewed_block_is_another_one_in_the_same_place() {
+fn a_reused_block_is_another_one_in_the_same_place() {
     for strategy in ALL {
         for size in [Bytes::new(1), Bytes::kib(20), Bytes::mib(2)] {
             let (arena, device) = arena(strategy, Bytes::mib(80));
             let block = take(&arena, size);
             let before = assert_sums(&arena);
-            let refused = arena.renew(block.id, Provenance::default()).expect_err("it is live");
+            let refused = arena.reuse_in_place(block.id, Provenance::default()).expect_err("it is live");
             assert_eq!(refused.code, Code::FailedPrecondition);
             assert!(refused.message.contains("fake:0") && refused.message.contains(&block.id.to_string()), "{refused}");
             assert_eq!(arena.retire(block.id), Ok(()));
             assert_eq!(arena.stats().peak_bytes_in_use, size);
-            let id = arena.renew(block.id, Provenance::default()).expect("it is retired");
+            let id = arena.reuse_in_place(block.id, Provenance::default()).expect("it is retired");
             assert_eq!(arena.free(block.id).map_err(|error| error.code), Err(Code::NotFound), "the old one is gone");
             assert_eq!(arena.blocks().iter().map(|info| info.block).collect::<Vec<_>>(), [Block { id, ..block }]);
             let after = assert_sums(&arena);
@@ -418,7 +418,7 @@ fn a_renewed_block_is_another_one_in_the_same_place() {
             assert_eq!((after.num_allocs, after.frees_total, after.freed_total), (2, 1, size), "{strategy}");
             assert_eq!((after.peak_bytes_in_use, after.slack_bytes), (size, before.slack_bytes));
             assert_eq!(arena.free(id), Ok(()));
-            assert!(arena.renew(id, Provenance::default()).is_err());
+            assert!(arena.reuse_in_place(id, Provenance::default()).is_err());
             assert_eq!(assert_sums(&arena).bytes_in_use, Bytes::ZERO);
             drop(arena);
             assert!(device.regions().is_empty() && device.violations() == 0, "{strategy}");
@@ -427,14 +427,14 @@ fn a_renewed_block_is_another_one_in_the_same_place() {
 }
 
 #[test]
-fn patience_ends() {
+fn a_timeout_ends_the_wait() {
     let (arena, _device) = arena(Strategy::Preallocate, Bytes::mib(1));
     let block = take(&arena, Bytes::mib(1));
     assert_eq!(arena.retire(block.id), Ok(()));
-    let patience = Duration::from_millis(5);
+    let timeout = Duration::from_millis(5);
     let start = Instant::now();
-    let oom = arena.allocate_waiting(Bytes::mib(1), patience).expect_err("nobody frees");
-    assert!(start.elapsed() >= patience, "it would have helped, so it was waited for");
+    let oom = arena.allocate_waiting(Bytes::mib(1), timeout).expect_err("nobody frees");
+    assert!(start.elapsed() >= timeout, "it would have helped, so it was waited for");
     assert_eq!(oom.pending, Bytes::mib(1));
 }
 
@@ -450,12 +450,12 @@ fn growing_gives_what_it_retained_back_largest_first() {
     assert!(retained >= Bytes::mib(440), "{retained}");
     let sizes = |device: &FakeBacking| device.regions().iter().map(|region| region.bytes).collect::<Vec<_>>();
     let largest = sizes(&device).into_iter().max().unwrap();
-    assert_eq!(arena.shed(Bytes::ZERO), Bytes::ZERO, "all of it was used in this window");
+    assert_eq!(arena.trim_to(Bytes::ZERO), Bytes::ZERO, "all of it was used in this window");
     assert_eq!((arena.end_window() >= Bytes::mib(440), arena.end_window()), (true, Bytes::ZERO));
     // One byte less than there is: the largest region is what has to go.
-    assert_eq!(arena.shed(retained - Bytes::new(1)), largest);
+    assert_eq!(arena.trim_to(retained - Bytes::new(1)), largest);
     assert!(assert_sums(&arena).pool_bytes == retained - largest && !sizes(&device).contains(&largest));
-    assert_eq!(arena.shed(Bytes::ZERO), retained - largest - assert_sums(&arena).pool_bytes);
+    assert_eq!(arena.trim_to(Bytes::ZERO), retained - largest - assert_sums(&arena).pool_bytes);
     assert!(assert_sums(&arena).pool_bytes <= Bytes::mib(2), "as at the start");
     // That was a mistake, as the next rounds show: they run warm from the second on.
     (0..2).for_each(|_| round());
@@ -578,8 +578,8 @@ fn what_is_pending_is_in_use_where_memory_is_to_be_given_back() {
     assert_eq!(arena.end_window(), Bytes::mib(20) + Bytes::new(4));
     // As much as is empty may stay beside what is used: the retired block is part of that.
     let empty = arena.stats().free_bytes;
-    assert_eq!(arena.shed(empty + Bytes::mib(20) + Bytes::new(4)), Bytes::ZERO);
-    assert!(arena.shed(Bytes::mib(20) + Bytes::new(4)) >= Bytes::mib(90));
+    assert_eq!(arena.trim_to(empty + Bytes::mib(20) + Bytes::new(4)), Bytes::ZERO);
+    assert!(arena.trim_to(Bytes::mib(20) + Bytes::new(4)) >= Bytes::mib(90));
     [live, pending].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
 }
 

@@ -138,9 +138,9 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::Renew(index) if !model.blocks.is_empty() => {
                 let at = index.index(model.blocks.len());
                 let (block, state) = model.blocks[at];
-                let renewed = arena.renew(block.id, Provenance::default());
-                assert_eq!(renewed.is_ok(), state == BlockState::Retired);
-                if let Ok(id) = renewed {
+                let reused = arena.reuse_in_place(block.id, Provenance::default());
+                assert_eq!(reused.is_ok(), state == BlockState::Retired);
+                if let Ok(id) = reused {
                     assert_ne!(id, block.id);
                     model.blocks.swap_remove(at);
                     model.stale.push(block.id);
@@ -155,7 +155,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::FreeStale(index) if !model.stale.is_empty() => {
                 let id = model.stale[index.index(model.stale.len())];
                 assert!(arena.free(id).is_err() && arena.retire(id).is_err());
-                assert!(arena.renew(id, Provenance::default()).is_err());
+                assert!(arena.reuse_in_place(id, Provenance::default()).is_err());
             }
             Step::Trim => {
                 let pool = arena.stats().pool_bytes;

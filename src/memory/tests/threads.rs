@@ -28,7 +28,7 @@ fn a_waiter_gets_the_room_that_another_thread_frees() {
             assert_eq!(block.size, Bytes::mib(4));
             assert_eq!(arena.waiters(), 0);
         });
-        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its patience did not end");
+        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its timeout did not end");
         assert_sums(&arena);
     }
 }
@@ -51,7 +51,7 @@ fn a_waiter_whose_hope_another_thread_takes_gives_up() {
 }
 
 #[test]
-fn a_waiter_whose_hope_is_renewed_gives_up() {
+fn a_waiter_whose_hope_returns_gives_up() {
     for strategy in ALL {
         let (arena, _device) = arena(strategy, Bytes::mib(1));
         let block = take(&arena, Bytes::mib(1));
@@ -62,10 +62,10 @@ fn a_waiter_whose_hope_is_renewed_gives_up() {
             while arena.waiters() == 0 {
                 thread::yield_now();
             }
-            assert!(arena.renew(block.id, Provenance::default()).is_ok());
+            assert!(arena.reuse_in_place(block.id, Provenance::default()).is_ok());
             assert!(waiter.join().expect("no panic").is_err());
         });
-        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its patience did not end");
+        assert!(start.elapsed() < LONG / 2, "{strategy}: it was woken, its timeout did not end");
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::{
     memory::{
         BlockState, Stats, Timestamp,
-        history::{Event, EventKind, Events, Failure, block_number},
+        history::{Event, EventKind, Events, FailedRequest, block_number},
     },
     report::snapshot::{Device, Origin, Snapshot, unix_nanos},
 };
@@ -238,9 +238,9 @@ fn blocks(device: &Device) -> Blocks {
         row(scratch.address.get(), [MOST, bytes, bytes], SCRATCH, origin, 0, -1, 0);
     }
     for info in &device.blocks {
-        let (block, maker) = (info.block, info.maker);
+        let (block, provenance) = (info.block, info.provenance);
         let numbers = [block_number(block.id), info.held.get(), block.size.get()];
-        let (origin, step, born) = (maker.origin.row(), maker.run.step, born(maker.run.at));
+        let (origin, step, born) = (provenance.origin.row(), provenance.run.step, born(provenance.run.at));
         row(block.address.get(), numbers, state(info.state), origin, step, born, info.pin.0);
     }
     columns
@@ -271,9 +271,9 @@ fn other(event: &Event, failures_forgotten: u64) -> i64 {
     }
 }
 
-fn one_failure<'a>(failure: &'a Failure, origins: &'a [Origin]) -> OneFailure<'a> {
+fn one_failure<'a>(failure: &'a FailedRequest, origins: &'a [Origin]) -> OneFailure<'a> {
     let numbers = &failure.numbers;
-    let origin = failure.maker.origin.row();
+    let origin = failure.provenance.origin.row();
     OneFailure {
         bytes: numbers.requested.get(),
         origin,

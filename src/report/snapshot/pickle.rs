@@ -290,7 +290,7 @@ fn parts(device: &Device, region: Region) -> Vec<Part> {
         size: info.held,
         requested: info.block.size,
         state: if info.state == BlockState::Retired { "active_pending_free" } else { "active_allocated" },
-        stack: Some((info.maker.origin, info.maker.run.step)),
+        stack: Some((info.provenance.origin, info.provenance.run.step)),
     });
     let inside = |part: &Part| (region.address.get()..end.get()).contains(&part.address);
     let mut taken: Vec<Part> = blocks.chain(scratch).filter(inside).collect();

@@ -38,8 +38,8 @@ pub(super) fn snapshot() -> Snapshot {
         .unwrap_or_else(|error| panic!("{error}"));
     arena.record_history(1000);
     let take = |origin: u32, step: u32, size: Bytes| {
-        let maker = Provenance { origin: OriginId::new(origin), run: Execution { step, at: Timestamp::UNKNOWN } };
-        arena.allocate(Request { size, maker }).unwrap_or_else(|oom| panic!("{oom}")).id
+        let provenance = Provenance { origin: OriginId::new(origin), run: Execution { step, at: Timestamp::UNKNOWN } };
+        arena.allocate(Request { size, provenance }).unwrap_or_else(|oom| panic!("{oom}")).id
     };
     let gone = take(9, 0, Bytes::mib(4));
     let moved = take(8, 1, Bytes::mib(4));
@@ -56,8 +56,8 @@ pub(super) fn snapshot() -> Snapshot {
     drop(compaction);
     let size = Bytes::mib(60);
     let shortage = arena.allocate(size).expect_err("too much");
-    let maker = Provenance { origin: OriginId::new(8), run: Execution { step: 4, at: Timestamp::UNKNOWN } };
-    arena.note_failure(shortage, maker, "Out of memory".to_owned());
+    let provenance = Provenance { origin: OriginId::new(8), run: Execution { step: 4, at: Timestamp::UNKNOWN } };
+    arena.note_failure(shortage, provenance, "Out of memory".to_owned());
     let survey = arena.survey();
     let mut blocks = survey.blocks;
     blocks.sort_by_key(|info| info.block.address);

@@ -67,7 +67,7 @@ pub struct SharedPool {
 impl SharedPool {
     /// The pool's memory that no program needs goes back, and with it the right to it. How much did.
     pub fn shrink(&self) -> Bytes {
-        self.budget.shrink(|| self.trim_to(Bytes::ZERO).unwrap_or(Bytes::MAX))
+        self.budget.trim(|| self.trim_to(Bytes::ZERO).unwrap_or(Bytes::MAX))
     }
 
     /// What the pool holds beyond all that is granted goes back to the device: what its other users freed (CuPy, RMM; XLA's own
@@ -387,7 +387,7 @@ impl Admission<'_> {
     pub fn count(self, total: Arc<AtomicI64>, bytes: usize) -> Counted {
         match self {
             Self::Pinned(mut charge) => {
-                charge.shrink_to(Bytes::new(bytes as u64));
+                charge.trim_to(Bytes::new(bytes as u64));
                 Counted::charged(total, bytes, Some(charge))
             }
             Self::Unlimited | Self::Pool { .. } => Counted::new(total, bytes),

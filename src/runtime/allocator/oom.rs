@@ -37,7 +37,7 @@ impl Client {
         let NoRoom { mut numbers, maker, tried } = shortage;
         let mut blocks = memory.blocks();
         memory.complete(&mut blocks);
-        let mut holders = holdings(blocks.iter().map(|info| (info.maker, info.held)));
+        let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
         let rest = holders.split_off(holders.len().min(HOLDERS));
         let story = OomDetails {
             wanted: ORIGINS.label(maker.origin),

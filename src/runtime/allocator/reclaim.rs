@@ -151,7 +151,7 @@ impl Client {
         if memory.on_host && size >= WORTH_A_MOMENT && memory.pending() >= size {
             self.keep_warm(memory, size);
         }
-        let request = Request { size, maker };
+        let request = Request { size, provenance: maker };
         let block = match take(memory, request) {
             Ok(block) => block,
             Err(_) => self.find_room(memory, request)?,
@@ -243,7 +243,7 @@ impl Client {
         found.map_err(|numbers| {
             let (blocks, bytes) = moved.get();
             let tried = self.compacts().then_some(Tried { hole_before, blocks, bytes });
-            NoRoom { numbers: Box::new(numbers), maker: request.maker, tried }
+            NoRoom { numbers: Box::new(numbers), maker: request.provenance, tried }
         })
     }
 

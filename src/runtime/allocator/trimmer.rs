@@ -51,13 +51,13 @@ pub const THREAD: &str = "arena-idle";
 pub struct TrimInterval {
     /// From look to look.
     pub tick: Duration,
-    /// See [`idle::PATIENCE`].
+    /// See [`idle::DELAY`].
     pub patience: Duration,
 }
 
 impl Default for TrimInterval {
     fn default() -> Self {
-        Self { tick: Duration::from_secs(5), patience: idle::PATIENCE }
+        Self { tick: Duration::from_secs(5), patience: idle::DELAY }
     }
 }
 
@@ -224,15 +224,15 @@ fn give_back(
         }
     }
     // Without pages to unmap it is quick.
-    let regions = if enough() { Bytes::ZERO } else { gate::passing(|| arena.shed(keep)) };
-    idle.gave(pages, keep);
+    let regions = if enough() { Bytes::ZERO } else { gate::passing(|| arena.trim_to(keep)) };
+    idle.record_release(pages, keep);
     if !(pages + regions).is_zero() {
         let (name, used) = (arena.name(), arena.used());
         log::debug!(
             "{name}: {pages} of idle memory went back to the system in {:?}, and {regions} of empty regions; {used} in use, \
              {keep} of it at most for {:?} before",
             start.elapsed(),
-            idle.patience()
+            idle.delay()
         );
     }
     Some(keep)
@@ -314,9 +314,9 @@ mod tests {
     }
 
     fn round(memory: &Arc<DeviceMemory>) -> Round {
-        let rule = Idle::new(idle::PATIENCE);
+        let rule = Idle::new(idle::DELAY);
         let devices = vec![(Arc::downgrade(memory), rule)];
-        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, patience: idle::PATIENCE }
+        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, patience: idle::DELAY }
     }
 
     fn start(block: &Block) -> *mut u8 {

@@ -101,7 +101,7 @@ impl DeviceMemory {
                 continue;
             };
             let Some(info) = places.get(&id).and_then(|&place| blocks.get_mut(place)) else { continue };
-            info.maker = info.maker.updated(maker);
+            info.provenance = info.provenance.updated(maker);
             info.pin = PinReason(usage.stay().map_or(0, MoveBarrier::number));
         }
     }
@@ -208,7 +208,7 @@ impl Allocation {
     /// # Errors
     /// The arena's, which would be a bug of ours; the block must not be used then.
     pub fn renew(&mut self, maker: Provenance) -> Result<bool> {
-        let id = self.home.renew(self.block.id, maker)?;
+        let id = self.home.reuse_in_place(self.block.id, maker)?;
         let before = std::mem::replace(&mut self.block.id, id);
         self.maker = maker;
         Ok(id.index() != before.index())

@@ -17,8 +17,8 @@ use crate::memory::compaction::{
     Spot,
     plan::{
         Plan,
-        fit::{BestFit, Place},
-        picture::{Draft, Extent, Picture},
+        fit::{BestFit, FreeRange},
+        snapshot::{Draft, Extent, LayoutSnapshot},
         slide::Slider,
         windows::Candidates,
     },
@@ -27,7 +27,7 @@ use crate::memory::compaction::{
 /// One plan's trials: the holes as places to go (the owner is the span's index), and scratch space.
 #[derive(Debug)]
 pub(super) struct Evacuation<'a> {
-    picture: &'a Picture<'a>,
+    snapshot: &'a LayoutSnapshot<'a>,
     slider: &'a mut Slider,
     fit: BestFit,
     leaving: Vec<usize>,
@@ -36,15 +36,15 @@ pub(super) struct Evacuation<'a> {
 }
 
 impl<'a> Evacuation<'a> {
-    pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
-        let least = picture.block_sizes.0.max(1);
-        let places = picture.edges.iter().filter(|edge| edge.hole.size() >= least).map(|edge| Place {
+    pub(super) fn new(snapshot: &'a LayoutSnapshot<'a>, slider: &'a mut Slider) -> Self {
+        let least = snapshot.block_sizes.0.max(1);
+        let places = snapshot.edges.iter().filter(|edge| edge.hole.size() >= least).map(|edge| FreeRange {
             size: edge.hole.size(),
             owner: u32::try_from(edge.span).unwrap_or(u32::MAX),
             offset: edge.hole.low,
         });
         let fit = BestFit::new(places.collect());
-        Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
+        Self { snapshot, slider, fit, leaving: Vec::new(), sliding: Vec::new(), draft: Draft::default() }
     }
 
     /// Leaves in `best` the cheapest evacuation that opens a hole of `need` granules, if that costs less than what is
@@ -58,11 +58,11 @@ impl<'a> Evacuation<'a> {
         let usual = size(8).filter(|&usual| largest.is_some_and(|largest| usual < largest / 2));
         for threshold in [largest, usual].into_iter().flatten() {
             let before = best.as_ref().map_or(u64::MAX, |best| best.cost);
-            let mut candidates = Candidates::new(self.picture, need, threshold, before);
+            let mut candidates = Candidates::new(self.snapshot, need, threshold, before);
             while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best| best.cost)) {
                 let mut opened = false;
-                let spans = window.with_holes(self.picture);
-                for extent in window.trims(self.picture, need).into_iter().flatten() {
+                let spans = window.with_holes(self.snapshot);
+                for extent in window.trims(self.snapshot, need).into_iter().flatten() {
                     if self.open(&spans, extent, need, threshold).is_some() {
                         self.draft.offer(best);
                         opened = true;
@@ -81,8 +81,8 @@ impl<'a> Evacuation<'a> {
     /// Drafts the opening of `need` granules in the part `extent` of the window `spans`.
     fn open(&mut self, spans: &Range<usize>, extent: Extent, need: u32, threshold: u32) -> Option<()> {
         self.evacuate(spans, extent, None, threshold);
-        let free = self.slider.slide(self.picture, &self.sliding, extent, need, &mut self.draft)?;
-        let region = self.picture.spans.get(spans.start)?.region;
+        let free = self.slider.slide(self.snapshot, &self.sliding, extent, need, &mut self.draft)?;
+        let region = self.snapshot.spans.get(spans.start)?.region;
         self.draft.finish(Spot { region, offset: free.low }, free.size());
         Some(())
     }
@@ -101,18 +101,18 @@ impl<'a> Evacuation<'a> {
 
     /// Drafts the moves of the blocks of up to `threshold` granules; `self.sliding` is what remains, ascending.
     fn evacuate(&mut self, spans: &Range<usize>, extent: Extent, avoid: Option<&Range<usize>>, threshold: u32) {
-        let picture = self.picture;
+        let snapshot = self.snapshot;
         self.draft.clear();
-        split_by_size(picture, spans, threshold, &mut self.leaving, &mut self.sliding);
+        split_by_size(snapshot, spans, threshold, &mut self.leaving, &mut self.sliding);
         let owner = |span| u32::try_from(span).unwrap_or(u32::MAX);
         let barred = avoid.unwrap_or(spans);
         self.fit.begin(owner(barred.start)..owner(barred.end));
         if avoid.is_none() {
-            leftovers(picture, spans, extent).into_iter().for_each(|place| self.fit.add(place));
+            leftovers(snapshot, spans, extent).into_iter().for_each(|place| self.fit.add(place));
         }
         for &block in &self.leaving {
-            match settle(picture, &mut self.fit, block) {
-                Some(to) => self.draft.push(picture, block, to),
+            match settle(snapshot, &mut self.fit, block) {
+                Some(to) => self.draft.push(snapshot, block, to),
                 None => self.sliding.push(block),
             }
         }
@@ -122,17 +122,17 @@ impl<'a> Evacuation<'a> {
 
 /// Takes a place for `block`: the best fit, or a slightly worse one where its pages can be exchanged. Places are owned
 /// by holes.
-pub(super) fn settle(picture: &Picture, fit: &mut BestFit, block: usize) -> Option<Spot> {
-    let span = &picture.spans[block];
-    let page = picture.tariff.page();
+pub(super) fn settle(snapshot: &LayoutSnapshot, fit: &mut BestFit, block: usize) -> Option<Spot> {
+    let span = &snapshot.spans[block];
+    let page = snapshot.tariff.page();
     // From the place's first granule to the first that lies in its page as the block does.
-    let gap = |place: Place| match span.offset.checked_sub(place.offset) {
+    let gap = |place: FreeRange| match span.offset.checked_sub(place.offset) {
         Some(distance) => distance % page,
         None => (page - (place.offset - span.offset) % page) % page,
     };
-    let alike = |place: Place| u64::from(gap(place)) + u64::from(span.size) <= place.size.into();
+    let alike = |place: FreeRange| u64::from(gap(place)) + u64::from(span.size) <= place.size.into();
     let mut exchanged = None;
-    if picture.exchangeable(block) {
+    if snapshot.exchangeable(block) {
         exchanged = fit.take_accepted(span.size, span.size.saturating_add(page - 1), alike);
     }
     let place = match exchanged {
@@ -141,15 +141,15 @@ pub(super) fn settle(picture: &Picture, fit: &mut BestFit, block: usize) -> Opti
     };
     let gap = if exchanged.is_some() { gap(place) } else { 0 };
     let to = place.offset.saturating_add(gap);
-    fit.add(Place { size: gap, ..place });
-    fit.add(Place { size: place.size - gap - span.size, offset: to.saturating_add(span.size), ..place });
-    let region = picture.spans.get(place.owner as usize)?.region;
+    fit.add(FreeRange { size: gap, ..place });
+    fit.add(FreeRange { size: place.size - gap - span.size, offset: to.saturating_add(span.size), ..place });
+    let region = snapshot.spans.get(place.owner as usize)?.region;
     Some(Spot { region, offset: to })
 }
 
 /// Parts the blocks of `spans` into those of up to `threshold` granules, largest first, and the others.
 pub(super) fn split_by_size(
-    picture: &Picture,
+    snapshot: &LayoutSnapshot,
     spans: &Range<usize>,
     threshold: u32,
     leaving: &mut Vec<usize>,
@@ -157,23 +157,23 @@ pub(super) fn split_by_size(
 ) {
     leaving.clear();
     sliding.clear();
-    for block in picture.blocks_of(spans.clone()) {
-        if picture.spans[block].size <= threshold { leaving.push(block) } else { sliding.push(block) }
+    for block in snapshot.blocks_of(spans.clone()) {
+        if snapshot.spans[block].size <= threshold { leaving.push(block) } else { sliding.push(block) }
     }
-    leaving.sort_unstable_by_key(|&block| (Reverse(picture.spans[block].size), block));
+    leaving.sort_unstable_by_key(|&block| (Reverse(snapshot.spans[block].size), block));
 }
 
 /// What of the holes at the ends of `spans` lies outside of `extent`.
-fn leftovers(picture: &Picture, spans: &Range<usize>, extent: Extent) -> SmallVec<[Place; 2]> {
+fn leftovers(snapshot: &LayoutSnapshot, spans: &Range<usize>, extent: Extent) -> SmallVec<[FreeRange; 2]> {
     let mut places = SmallVec::new();
-    if let Some(hole) = picture.spans.get(spans.start).filter(|span| span.is_hole()) {
+    if let Some(hole) = snapshot.spans.get(spans.start).filter(|span| span.is_hole()) {
         let owner = u32::try_from(spans.start).unwrap_or(u32::MAX);
-        places.push(Place { size: extent.low.saturating_sub(hole.offset), owner, offset: hole.offset });
+        places.push(FreeRange { size: extent.low.saturating_sub(hole.offset), owner, offset: hole.offset });
     }
     let last = spans.end.saturating_sub(1);
-    if let Some(hole) = picture.spans.get(last).filter(|span| span.is_hole()) {
+    if let Some(hole) = snapshot.spans.get(last).filter(|span| span.is_hole()) {
         let owner = u32::try_from(last).unwrap_or(u32::MAX);
-        places.push(Place { size: hole.end().saturating_sub(extent.high), owner, offset: extent.high });
+        places.push(FreeRange { size: hole.end().saturating_sub(extent.high), owner, offset: extent.high });
     }
     places
 }

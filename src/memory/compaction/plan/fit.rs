@@ -19,9 +19,9 @@ const PROBES: usize = 16;
 
 /// Room for blocks. The order is by size, then the lower owner: the lower address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct FreeRange {
     pub(super) size: u32,
-    /// The hole's span, or whatever number the shelf's maker chose.
+    /// The hole's span, or whatever number the shelf's provenance chose.
     pub(super) owner: u32,
     pub(super) offset: u32,
 }
@@ -29,32 +29,32 @@ pub(super) struct Place {
 #[derive(Clone, Debug)]
 enum Tier {
     Shelf(Range<usize>),
-    Rest(Place),
+    Rest(FreeRange),
 }
 
 /// One trial after another on the same shelf; the vectors are kept between trials.
 #[derive(Debug)]
 pub(super) struct BestFit {
-    shelf: Vec<Place>,
+    shelf: Vec<FreeRange>,
     /// Owners whose places on the shelf are not to be used.
     barred: Range<u32>,
     /// Sizes fall towards the top (the end).
     stack: Vec<Tier>,
-    rests: BinaryHeap<Place>,
+    rests: BinaryHeap<FreeRange>,
     /// `shelf[seen..]` was pushed.
     seen: usize,
 }
 
 impl BestFit {
     /// A shelf of `places`, which come in order of their owners.
-    pub(super) fn new(places: Vec<Place>) -> Self {
+    pub(super) fn new(places: Vec<FreeRange>) -> Self {
         let shelf = by_size(places);
         let seen = shelf.len();
         Self { shelf, barred: 0..0, stack: Vec::new(), rests: BinaryHeap::new(), seen }
     }
 
     /// The places as they were given, by size.
-    pub(super) fn shelf(&self) -> &[Place] {
+    pub(super) fn shelf(&self) -> &[FreeRange] {
         &self.shelf
     }
 
@@ -67,14 +67,14 @@ impl BestFit {
     }
 
     /// Adds a place for this trial: of any owner, even a barred one.
-    pub(super) fn add(&mut self, place: Place) {
+    pub(super) fn add(&mut self, place: FreeRange) {
         if place.size != 0 {
             self.rests.push(place);
         }
     }
 
     /// Takes the smallest place of `size` or more. Sizes must not grow within a trial.
-    pub(super) fn take(&mut self, size: u32) -> Option<Place> {
+    pub(super) fn take(&mut self, size: u32) -> Option<FreeRange> {
         self.admit(size);
         loop {
             match self.stack.last_mut()? {
@@ -100,12 +100,12 @@ impl BestFit {
 
     /// As [`Self::take`], but only a place that `accept` takes: among the 16 smallest, then among the 16 smallest of
     /// `ample` or more.
-    pub(super) fn take_accepted(&mut self, size: u32, ample: u32, accept: impl Fn(Place) -> bool) -> Option<Place> {
+    pub(super) fn take_accepted(&mut self, size: u32, ample: u32, accept: impl Fn(FreeRange) -> bool) -> Option<FreeRange> {
         self.admit(size);
         self.search(size, &accept).or_else(|| self.search(ample, &accept))
     }
 
-    fn search(&mut self, least: u32, accept: &impl Fn(Place) -> bool) -> Option<Place> {
+    fn search(&mut self, least: u32, accept: &impl Fn(FreeRange) -> bool) -> Option<FreeRange> {
         let mut probes = 0..PROBES;
         for depth in (0..self.stack.len()).rev() {
             match self.stack[depth].clone() {
@@ -159,7 +159,7 @@ impl BestFit {
 /// Sorts by size, and keeps the order of equal sizes: a counting sort for each byte of the sizes, the lowest first
 /// (Knuth, "The Art of Computer Programming", algorithm 5.2.5R). Thousands of holes are sorted for a plan that then
 /// uses a few, and comparing them took longer than all trials.
-fn by_size(mut places: Vec<Place>) -> Vec<Place> {
+fn by_size(mut places: Vec<FreeRange>) -> Vec<FreeRange> {
     const DIGIT: u32 = 8;
     const FEW: usize = 1 << DIGIT;
     if places.len() < FEW {
@@ -170,7 +170,7 @@ fn by_size(mut places: Vec<Place>) -> Vec<Place> {
     let bits = places.iter().fold(0, |bits, place| bits | place.size);
     let mut shift = 0;
     while bits.checked_shr(shift).is_some_and(|rest| rest != 0) {
-        let digit = |place: &Place| (place.size >> shift) as u8;
+        let digit = |place: &FreeRange| (place.size >> shift) as u8;
         let mut counts = [0; 1 << DIGIT];
         places.iter().for_each(|place| counts[usize::from(digit(place))] += 1);
         // From how many have a digit to where they begin.
@@ -198,8 +198,8 @@ mod tests {
         fn places_are_sorted_by_size_then_owner(
             sizes in prop::collection::vec(prop_oneof![0..300u32, any::<u32>()], 0..2000), mask in any::<u32>(),
         ) {
-            let places: Vec<Place> =
-                sizes.iter().zip(0..).map(|(size, owner)| Place { size: size & mask, owner, offset: !owner }).collect();
+            let places: Vec<FreeRange> =
+                sizes.iter().zip(0..).map(|(size, owner)| FreeRange { size: size & mask, owner, offset: !owner }).collect();
             let mut expected = places.clone();
             expected.sort();
             prop_assert_eq!(by_size(places), expected);

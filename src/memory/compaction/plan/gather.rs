@@ -19,8 +19,8 @@ use crate::memory::compaction::{
     plan::{
         Plan,
         evacuate::split_by_size,
-        fit::{BestFit, Place},
-        picture::{Draft, Extent, Picture},
+        fit::{BestFit, FreeRange},
+        snapshot::{Draft, Extent, LayoutSnapshot},
         slide::Slider,
         windows::Candidates,
     },
@@ -38,14 +38,14 @@ struct Part {
 pub(super) struct Target {
     pub(super) spans: Range<usize>,
     pub(super) extent: Extent,
-    /// An index into the picture's runs.
+    /// An index into the snapshot's runs.
     pub(super) run: usize,
 }
 
 /// One plan's trials, with scratch space.
 #[derive(Debug)]
 pub(super) struct Gathering<'a> {
-    picture: &'a Picture<'a>,
+    snapshot: &'a LayoutSnapshot<'a>,
     slider: &'a mut Slider,
     /// The owner is the run's index; behind the last run come the parts below and above the window.
     fit: BestFit,
@@ -56,14 +56,14 @@ pub(super) struct Gathering<'a> {
 }
 
 impl<'a> Gathering<'a> {
-    pub(super) fn new(picture: &'a Picture<'a>, slider: &'a mut Slider) -> Self {
-        let places = picture.runs.iter().zip(0..).map(|(run, owner)| {
-            let size = picture.free_within(run.spans.clone(), picture.extent(&run.spans));
-            Place { size, owner, offset: 0 }
+    pub(super) fn new(snapshot: &'a LayoutSnapshot<'a>, slider: &'a mut Slider) -> Self {
+        let places = snapshot.runs.iter().zip(0..).map(|(run, owner)| {
+            let size = snapshot.free_within(run.spans.clone(), snapshot.extent(&run.spans));
+            FreeRange { size, owner, offset: 0 }
         });
         let fit = BestFit::new(places.filter(|place| place.size != 0).collect());
         let draft = Draft::default();
-        Self { picture, slider, fit, leaving: Vec::new(), sliding: Vec::new(), assigned: Vec::new(), draft }
+        Self { snapshot, slider, fit, leaving: Vec::new(), sliding: Vec::new(), assigned: Vec::new(), draft }
     }
 
     /// The cheapest way found to open a hole of `need` granules. O(n) for each of up to 64 windows a threshold.
@@ -78,10 +78,10 @@ impl<'a> Gathering<'a> {
         let mut thresholds: SmallVec<[u32; 5]> = ranks.filter_map(size).collect();
         thresholds.dedup();
         for threshold in thresholds {
-            let mut candidates = Candidates::new(self.picture, need, threshold, u64::MAX);
+            let mut candidates = Candidates::new(self.snapshot, need, threshold, u64::MAX);
             while let Some(window) = candidates.next(best.as_ref().map_or(u64::MAX, |best: &Plan| best.cost)) {
-                for extent in window.trims(self.picture, need).into_iter().flatten() {
-                    let target = Target { spans: window.with_holes(self.picture), extent, run: window.run };
+                for extent in window.trims(self.snapshot, need).into_iter().flatten() {
+                    let target = Target { spans: window.with_holes(self.snapshot), extent, run: window.run };
                     if self.open(&target, need, threshold).is_some() {
                         self.draft.offer(&mut best);
                     }
@@ -104,29 +104,29 @@ impl<'a> Gathering<'a> {
     }
 
     fn open(&mut self, target: &Target, need: u32, threshold: u32) -> Option<()> {
-        let picture = self.picture;
+        let snapshot = self.snapshot;
         self.draft.clear();
-        split_by_size(picture, &target.spans, threshold, &mut self.leaving, &mut self.sliding);
+        split_by_size(snapshot, &target.spans, threshold, &mut self.leaving, &mut self.sliding);
 
-        let runs = u32::try_from(picture.runs.len()).ok()?;
+        let runs = u32::try_from(snapshot.runs.len()).ok()?;
         let own = u32::try_from(target.run).ok()?;
-        let beside = beside(picture, target);
+        let beside = beside(snapshot, target);
         self.fit.begin(own..own.checked_add(1)?);
         for (part, owner) in beside.iter().zip(runs..) {
-            self.fit.add(Place { size: picture.free_within(part.spans.clone(), part.extent), owner, offset: 0 });
+            self.fit.add(FreeRange { size: snapshot.free_within(part.spans.clone(), part.extent), owner, offset: 0 });
         }
         self.assigned.clear();
         for &block in &self.leaving {
-            let size = picture.spans[block].size;
+            let size = snapshot.spans[block].size;
             match self.fit.take(size) {
                 Some(place) => {
-                    self.fit.add(Place { size: place.size - size, ..place });
+                    self.fit.add(FreeRange { size: place.size - size, ..place });
                     self.assigned.push((place.owner, block));
                 }
                 None => self.sliding.push(block),
             }
         }
-        let staying: u64 = self.sliding.iter().map(|&block| u64::from(picture.spans[block].size)).sum();
+        let staying: u64 = self.sliding.iter().map(|&block| u64::from(snapshot.spans[block].size)).sum();
         if staying + u64::from(need) > target.extent.size().into() {
             return None;
         }
@@ -134,15 +134,15 @@ impl<'a> Gathering<'a> {
         self.assigned.sort_by_key(|&(owner, _)| owner);
         for group in self.assigned.chunk_by(|a, b| a.0 == b.0) {
             let owner = group.first()?.0;
-            let part = match picture.runs.get(owner as usize) {
-                Some(run) => Part { spans: run.spans.clone(), extent: picture.extent(&run.spans) },
+            let part = match snapshot.runs.get(owner as usize) {
+                Some(run) => Part { spans: run.spans.clone(), extent: snapshot.extent(&run.spans) },
                 None => beside.get((owner - runs) as usize)?.clone(),
             };
-            move_in(picture, self.slider, &mut self.draft, &part, group)?;
+            move_in(snapshot, self.slider, &mut self.draft, &part, group)?;
         }
         self.sliding.sort_unstable();
-        let free = self.slider.slide(picture, &self.sliding, target.extent, need, &mut self.draft)?;
-        let region = picture.spans.get(target.spans.start)?.region;
+        let free = self.slider.slide(snapshot, &self.sliding, target.extent, need, &mut self.draft)?;
+        let region = snapshot.spans.get(target.spans.start)?.region;
         self.draft.finish(Spot { region, offset: free.low }, free.size());
         Some(())
     }
@@ -150,10 +150,10 @@ impl<'a> Gathering<'a> {
 
 /// The parts of the target's run below and above it. A hole that straddles an edge belongs to the part as far as it
 /// lies there; a block that does belongs to the target.
-fn beside(picture: &Picture, target: &Target) -> [Part; 2] {
-    let run = picture.runs.get(target.run).map(|run| run.spans.clone()).unwrap_or_default();
-    let whole = picture.extent(&run);
-    let hole = |span: usize| picture.spans.get(span).is_some_and(|span| span.is_hole());
+fn beside(snapshot: &LayoutSnapshot, target: &Target) -> [Part; 2] {
+    let run = snapshot.runs.get(target.run).map(|run| run.spans.clone()).unwrap_or_default();
+    let whole = snapshot.extent(&run);
+    let hole = |span: usize| snapshot.spans.get(span).is_some_and(|span| span.is_hole());
     let Range { start, end } = target.spans.clone();
     let below = if hole(start) { start + 1 } else { start };
     let above = if hole(end.saturating_sub(1)) { end.saturating_sub(1) } else { end };
@@ -165,55 +165,55 @@ fn beside(picture: &Picture, target: &Target) -> [Part; 2] {
 
 /// Moves the blocks of `group`, largest first, into `part`, which has as much free as they need.
 fn move_in(
-    picture: &Picture,
+    snapshot: &LayoutSnapshot,
     slider: &mut Slider,
     draft: &mut Draft,
     part: &Part,
     group: &[(u32, usize)],
 ) -> Option<()> {
-    if let Some(places) = place_in_holes(picture, part, group) {
+    if let Some(places) = place_in_holes(snapshot, part, group) {
         for (block, to) in places {
-            draft.push(picture, block, to);
+            draft.push(snapshot, block, to);
         }
         return Some(());
     }
-    let need: u64 = group.iter().map(|&(_, block)| u64::from(picture.spans[block].size)).sum();
+    let need: u64 = group.iter().map(|&(_, block)| u64::from(snapshot.spans[block].size)).sum();
     let need = u32::try_from(need).ok()?;
-    let (spans, extent) = cheapest_slide(picture, part, need)?;
-    let blocks: Vec<usize> = picture.blocks_of(spans).collect();
-    let free = slider.slide(picture, &blocks, extent, need, draft)?;
-    let region = picture.spans.get(part.spans.start)?.region;
+    let (spans, extent) = cheapest_slide(snapshot, part, need)?;
+    let blocks: Vec<usize> = snapshot.blocks_of(spans).collect();
+    let free = slider.slide(snapshot, &blocks, extent, need, draft)?;
+    let region = snapshot.spans.get(part.spans.start)?.region;
     let mut offset = free.low;
     for &(_, block) in group {
-        draft.push(picture, block, Spot { region, offset });
-        offset = offset.checked_add(picture.spans[block].size)?;
+        draft.push(snapshot, block, Spot { region, offset });
+        offset = offset.checked_add(snapshot.spans[block].size)?;
     }
     Some(())
 }
 
 /// Places for all blocks of `group` in the holes of `part` as they are.
-fn place_in_holes(picture: &Picture, part: &Part, group: &[(u32, usize)]) -> Option<Vec<(usize, Spot)>> {
-    let holes = part.spans.clone().filter(|&span| picture.spans[span].is_hole());
+fn place_in_holes(snapshot: &LayoutSnapshot, part: &Part, group: &[(u32, usize)]) -> Option<Vec<(usize, Spot)>> {
+    let holes = part.spans.clone().filter(|&span| snapshot.spans[span].is_hole());
     let places = holes.filter_map(|span| {
-        let extent = part.extent.clip(&picture.spans[span]);
-        Some(Place { size: extent.size(), owner: u32::try_from(span).ok()?, offset: extent.low })
+        let extent = part.extent.clip(&snapshot.spans[span]);
+        Some(FreeRange { size: extent.size(), owner: u32::try_from(span).ok()?, offset: extent.low })
     });
     let mut fit = BestFit::new(places.collect());
     group
         .iter()
-        .map(|&(_, block)| Some((block, crate::memory::compaction::plan::evacuate::settle(picture, &mut fit, block)?)))
+        .map(|&(_, block)| Some((block, crate::memory::compaction::plan::evacuate::settle(snapshot, &mut fit, block)?)))
         .collect()
 }
 
 /// The spans of `part` between whose holes the fewest blocks lie, by cost, for `need` granules. O(part).
-fn cheapest_slide(picture: &Picture, part: &Part, need: u32) -> Option<(Range<usize>, Extent)> {
+fn cheapest_slide(snapshot: &LayoutSnapshot, part: &Part, need: u32) -> Option<(Range<usize>, Extent)> {
     let free = |span: usize| {
-        let span = &picture.spans[span];
+        let span = &snapshot.spans[span];
         if span.is_hole() { u64::from(part.extent.clip(span).size()) } else { 0 }
     };
     let floor_of = |span: usize| {
-        let span = &picture.spans[span];
-        if span.is_movable() { picture.tariff.floor(span.size) } else { 0 }
+        let span = &snapshot.spans[span];
+        if span.is_movable() { snapshot.tariff.floor(span.size) } else { 0 }
     };
     let mut best: Option<(u64, Range<usize>)> = None;
     let (mut gain, mut floor) = (0u64, 0u64);
@@ -231,7 +231,7 @@ fn cheapest_slide(picture: &Picture, part: &Part, need: u32) -> Option<(Range<us
         }
     }
     let (_, spans) = best?;
-    let whole = picture.extent(&spans);
+    let whole = snapshot.extent(&spans);
     let extent = Extent { low: whole.low.max(part.extent.low), high: whole.high.min(part.extent.high) };
     Some((spans, extent))
 }

@@ -15,8 +15,8 @@ use crate::memory::compaction::{
     Spot,
     plan::{
         evacuate::split_by_size,
-        fit::{BestFit, Place},
-        picture::{Draft, Picture},
+        fit::{BestFit, FreeRange},
+        snapshot::{Draft, LayoutSnapshot},
     },
 };
 
@@ -26,7 +26,7 @@ const TRIES: usize = 16;
 /// Which run each block goes to, as far as that is decided.
 #[derive(Debug)]
 struct Packing<'a> {
-    picture: &'a Picture<'a>,
+    snapshot: &'a LayoutSnapshot<'a>,
     /// What is free in each run, and what will be.
     free: Vec<u32>,
     /// Blocks that change runs: (to, block).
@@ -43,38 +43,38 @@ enum Role {
 }
 
 /// The plan behind [`crate::memory::compaction::plan::pack()`]. O(n log n).
-pub(super) fn pack(picture: &Picture) -> super::Plan {
-    let mut packing = Packing::new(picture);
+pub(super) fn pack(snapshot: &LayoutSnapshot) -> super::Plan {
+    let mut packing = Packing::new(snapshot);
     packing.empty_regions();
     packing.widen_largest();
     packing.draft().plan
 }
 
 impl<'a> Packing<'a> {
-    fn new(picture: &'a Picture<'a>) -> Self {
+    fn new(snapshot: &'a LayoutSnapshot<'a>) -> Self {
         let free =
-            picture.runs.iter().map(|run| picture.free_within(run.spans.clone(), picture.extent(&run.spans))).collect();
-        let roles = vec![Role::Undecided; picture.runs.len()];
-        Self { picture, free, arrivals: Vec::new(), roles }
+            snapshot.runs.iter().map(|run| snapshot.free_within(run.spans.clone(), snapshot.extent(&run.spans))).collect();
+        let roles = vec![Role::Undecided; snapshot.runs.len()];
+        Self { snapshot, free, arrivals: Vec::new(), roles }
     }
 
     /// Empties regions, the last first, as long as all their blocks fit into earlier regions.
     fn empty_regions(&mut self) {
-        let picture = self.picture;
+        let snapshot = self.snapshot;
         // Only a region of one run can be emptied: a barrier is a block that stays.
         let is_whole = |run: &Range<usize>| {
-            let region = picture.spans[run.start].region;
-            let beyond = |span: Option<usize>| span.and_then(|span| picture.spans.get(span)).map(|span| span.region);
+            let region = snapshot.spans[run.start].region;
+            let beyond = |span: Option<usize>| span.and_then(|span| snapshot.spans.get(span)).map(|span| span.region);
             beyond(run.start.checked_sub(1)) != Some(region) && beyond(Some(run.end)) != Some(region)
         };
         let regions: Vec<usize> =
-            (1..picture.runs.len()).rev().filter(|&run| is_whole(&picture.runs[run].spans)).collect();
+            (1..snapshot.runs.len()).rev().filter(|&run| is_whole(&snapshot.runs[run].spans)).collect();
         for run in regions.into_iter().take(TRIES) {
-            if self.roles[run] == Role::Takes || picture.blocks_of(picture.runs[run].spans.clone()).next().is_none() {
+            if self.roles[run] == Role::Takes || snapshot.blocks_of(snapshot.runs[run].spans.clone()).next().is_none() {
                 continue;
             }
             let found = self.places(run);
-            if found.len() == picture.blocks_of(picture.runs[run].spans.clone()).count() {
+            if found.len() == snapshot.blocks_of(snapshot.runs[run].spans.clone()).count() {
                 self.assign(run, found);
             }
         }
@@ -86,7 +86,7 @@ impl<'a> Packing<'a> {
         let mut runs: Vec<usize> = (1..self.free.len()).filter(|&run| self.roles[run] == Role::Undecided).collect();
         runs.sort_unstable_by_key(|&run| std::cmp::Reverse((self.free[run], run)));
         runs.truncate(TRIES);
-        let size = |block: usize| u64::from(self.picture.spans[block].size);
+        let size = |block: usize| u64::from(self.snapshot.spans[block].size);
         let widened = |run: usize| {
             let found = self.places(run);
             let gain: u64 = found.iter().map(|&(_, block)| size(block)).sum();
@@ -107,15 +107,15 @@ impl<'a> Packing<'a> {
             .iter()
             .enumerate()
             .filter(takes)
-            .filter_map(|(to, &size)| Some(Place { size, owner: u32::try_from(to).ok()?, offset: 0 }));
+            .filter_map(|(to, &size)| Some(FreeRange { size, owner: u32::try_from(to).ok()?, offset: 0 }));
         let mut fit = BestFit::new(places.collect());
         let (mut leaving, mut staying) = (Vec::new(), Vec::new());
-        split_by_size(self.picture, &self.picture.runs[run].spans, u32::MAX, &mut leaving, &mut staying);
+        split_by_size(self.snapshot, &self.snapshot.runs[run].spans, u32::MAX, &mut leaving, &mut staying);
         let mut found = Vec::new();
         for block in leaving {
-            let size = self.picture.spans[block].size;
+            let size = self.snapshot.spans[block].size;
             if let Some(place) = fit.take(size) {
-                fit.add(Place { size: place.size - size, ..place });
+                fit.add(FreeRange { size: place.size - size, ..place });
                 found.push((place.owner as usize, block));
             }
         }
@@ -124,7 +124,7 @@ impl<'a> Packing<'a> {
 
     fn assign(&mut self, run: usize, found: Vec<(usize, usize)>) {
         for &(to, block) in &found {
-            let size = self.picture.spans[block].size;
+            let size = self.snapshot.spans[block].size;
             self.free[to] = self.free[to].saturating_sub(size);
             self.free[run] = self.free[run].saturating_add(size);
             self.roles[to] = Role::Takes;
@@ -136,24 +136,24 @@ impl<'a> Packing<'a> {
     }
 
     fn draft(&mut self) -> Draft {
-        let picture = self.picture;
+        let snapshot = self.snapshot;
         let mut draft = Draft::default();
-        let mut gone = vec![false; picture.spans.len()];
+        let mut gone = vec![false; snapshot.spans.len()];
         for &(_, block) in &self.arrivals {
             gone[block] = true;
         }
         // Stable: those for one run stay largest first.
         self.arrivals.sort_by_key(|&(to, _)| to);
         let mut arrivals = self.arrivals.iter().peekable();
-        for (run, between) in picture.runs.iter().enumerate() {
+        for (run, between) in snapshot.runs.iter().enumerate() {
             let range = &between.spans;
-            let Some(first) = picture.spans.get(range.start) else { continue };
+            let Some(first) = snapshot.spans.get(range.start) else { continue };
             let mut spot = Spot { region: first.region, offset: first.offset };
             let mut put = |block: usize| {
-                draft.push(picture, block, spot);
-                spot.offset = spot.offset.saturating_add(picture.spans[block].size);
+                draft.push(snapshot, block, spot);
+                spot.offset = spot.offset.saturating_add(snapshot.spans[block].size);
             };
-            picture.blocks_of(range.clone()).filter(|&block| !gone[block]).for_each(&mut put);
+            snapshot.blocks_of(range.clone()).filter(|&block| !gone[block]).for_each(&mut put);
             while let Some(&(_, block)) = arrivals.next_if(|&&(to, _)| to == run) {
                 put(block);
             }

@@ -12,7 +12,7 @@ use std::{cmp::Reverse, ops::Range};
 
 use crate::memory::compaction::{
     Costs, Kind, Layout, Run, Spot,
-    plan::{Plan, Step, clear::clear, picture::Picture},
+    plan::{Plan, Step, clear::clear, snapshot::LayoutSnapshot},
 };
 
 /// Stretches that are tried.
@@ -47,18 +47,18 @@ pub(super) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> 
     // What makes way must not go where the block lies, which leaves last.
     let mut around = layout.clone();
     around.spans[block].kind = Kind::Fixed;
-    let picture = Picture::new(&around, costs);
+    let snapshot = LayoutSnapshot::new(&around, costs);
     stretches.iter().take(TRIED).find_map(|stretch| {
         let region = layout.spans.get(stretch.spans.start)?.region;
         let to = Spot { region, offset: stretch.high.checked_sub(span.size)? };
         // Its new place may overlap its old one.
         let low = if stretch.spans.contains(&block) { to.offset.max(span.end()) } else { to.offset };
-        let mut plan = clear(&picture, Run { region, offset: low, size: stretch.high.checked_sub(low)? })?;
+        let mut plan = clear(&snapshot, Run { region, offset: low, size: stretch.high.checked_sub(low)? })?;
         // The block lies in it.
         plan.hole = None;
         plan.steps.push(Step { span: block, region, to: to.offset });
         plan.moved += u64::from(span.size);
-        plan.cost = plan.cost.saturating_add(picture.price(block, to));
+        plan.cost = plan.cost.saturating_add(snapshot.price(block, to));
         Some(plan)
     })
 }

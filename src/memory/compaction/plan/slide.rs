@@ -16,7 +16,7 @@ use crate::memory::compaction::{
     Spot,
     plan::{
         Plan,
-        picture::{Draft, Extent, Picture},
+        snapshot::{Draft, Extent, LayoutSnapshot},
         windows::{self, KEEP, SPANS},
     },
 };
@@ -50,17 +50,17 @@ impl Slider {
     /// O(blocks).
     pub(super) fn slide(
         &mut self,
-        picture: &Picture,
+        snapshot: &LayoutSnapshot,
         blocks: &[usize],
         extent: Extent,
         need: u32,
         draft: &mut Draft,
     ) -> Option<Extent> {
-        let live: u64 = blocks.iter().map(|&block| u64::from(picture.spans[block].size)).sum();
+        let live: u64 = blocks.iter().map(|&block| u64::from(snapshot.spans[block].size)).sum();
         let slack = u64::from(extent.size()).checked_sub(live)?.checked_sub(need.into())?;
         let slack = u32::try_from(slack).ok()?;
-        self.down.fill(picture, blocks.iter().copied(), extent, slack, Toward::Low)?;
-        self.up.fill(picture, blocks.iter().rev().copied(), extent, slack, Toward::High)?;
+        self.down.fill(snapshot, blocks.iter().copied(), extent, slack, Toward::Low)?;
+        self.up.fill(snapshot, blocks.iter().rev().copied(), extent, slack, Toward::High)?;
 
         // Ties go down: to where best fit with the lower address would have put the blocks.
         let count = blocks.len();
@@ -73,11 +73,11 @@ impl Slider {
 
         let mut free = extent;
         for (&block, &to) in blocks[..split].iter().zip(&self.down.to) {
-            draft.push(picture, block, Spot { region: picture.spans[block].region, offset: to });
-            free.low = to.saturating_add(picture.spans[block].size);
+            draft.push(snapshot, block, Spot { region: snapshot.spans[block].region, offset: to });
+            free.low = to.saturating_add(snapshot.spans[block].size);
         }
         for (&block, &to) in blocks[split..].iter().rev().zip(&self.up.to) {
-            draft.push(picture, block, Spot { region: picture.spans[block].region, offset: to });
+            draft.push(snapshot, block, Spot { region: snapshot.spans[block].region, offset: to });
             free.high = to;
         }
         Some(free)
@@ -89,7 +89,7 @@ impl Pass {
     /// together, where it then can stay, or have its pages exchanged.
     fn fill(
         &mut self,
-        picture: &Picture,
+        snapshot: &LayoutSnapshot,
         blocks: impl ExactSizeIterator<Item = usize>,
         extent: Extent,
         slack: u32,
@@ -104,14 +104,14 @@ impl Pass {
         self.slack.reserve(count + 1);
         self.cost.push(0);
         self.slack.push(0);
-        let page = picture.tariff.page();
+        let page = snapshot.tariff.page();
         let (mut cost, mut used) = (0u64, 0u32);
         let mut edge = match toward {
             Toward::Low => extent.low,
             Toward::High => extent.high,
         };
         for block in blocks {
-            let span = &picture.spans[block];
+            let span = &snapshot.spans[block];
             let spot = |offset| Spot { region: span.region, offset };
             let nearest = match toward {
                 Toward::Low => edge,
@@ -124,9 +124,9 @@ impl Pass {
                 Toward::Low => nearest.saturating_add(gap),
                 Toward::High => nearest.saturating_sub(gap),
             };
-            let (mut to, mut price) = (nearest, picture.price(block, spot(nearest)));
+            let (mut to, mut price) = (nearest, snapshot.price(block, spot(nearest)));
             if gap != 0 && gap <= slack - used {
-                let other = picture.price(block, spot(further));
+                let other = snapshot.price(block, spot(further));
                 if other < price {
                     (to, price) = (further, other);
                     used += gap;
@@ -147,14 +147,14 @@ impl Pass {
 
 /// The cheapest slide that opens a hole of `need` granules: exact where blocks are copied, because a window between two
 /// holes that yields just enough leaves no block of it where it is. `None` if no run has so much free. O(n).
-pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Option<Plan> {
+pub(super) fn cheapest(snapshot: &LayoutSnapshot, slider: &mut Slider, need: u32) -> Option<Plan> {
     let mut best = None;
     let mut draft = Draft::default();
     let mut blocks = Vec::new();
     let mut attempt = |need_with_slack: u64, keep: usize, best: &mut Option<Plan>| {
         let below = best.as_ref().map_or(u64::MAX, |plan: &Plan| plan.cost);
         let mut looked_at = 0;
-        for window in windows::cheapest_to_slide(picture, need_with_slack, below, keep) {
+        for window in windows::cheapest_to_slide(snapshot, need_with_slack, below, keep) {
             looked_at += window.spans.len();
             let first = looked_at == window.spans.len();
             if (looked_at > SPANS && !first) || best.as_ref().is_some_and(|best| window.floor >= best.cost) {
@@ -162,17 +162,17 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
             }
             draft.clear();
             blocks.clear();
-            blocks.extend(picture.blocks_of(window.spans.clone()));
-            let extent = window.extent(picture);
-            let Some(free) = slider.slide(picture, &blocks, extent, need, &mut draft) else { continue };
-            draft.finish(Spot { region: picture.spans[window.spans.start].region, offset: free.low }, free.size());
+            blocks.extend(snapshot.blocks_of(window.spans.clone()));
+            let extent = window.extent(snapshot);
+            let Some(free) = slider.slide(snapshot, &blocks, extent, need, &mut draft) else { continue };
+            draft.finish(Spot { region: snapshot.spans[window.spans.start].region, offset: free.low }, free.size());
             draft.offer(best);
         }
     };
-    if picture.tariff.exchanges() {
+    if snapshot.tariff.exchanges() {
         attempt(need.into(), KEEP, &mut best);
         // A page more, so that blocks can lie alike.
-        attempt(u64::from(need) + u64::from(picture.tariff.page() - 1), KEEP, &mut best);
+        attempt(u64::from(need) + u64::from(snapshot.tariff.page() - 1), KEEP, &mut best);
     } else {
         attempt(need.into(), 1, &mut best);
     }
@@ -184,14 +184,14 @@ pub(super) fn cheapest(picture: &Picture, slider: &mut Slider, need: u32) -> Opt
 ///
 /// Appends the steps; `None`, with some of them appended, if the run has too little room. O(run).
 pub(super) fn shove(
-    picture: &Picture,
+    snapshot: &LayoutSnapshot,
     run: &Range<usize>,
     window: (Range<usize>, Extent),
     movers: &[usize],
     toward: Toward,
     draft: &mut Draft,
 ) -> Option<()> {
-    let limit = picture.extent(run);
+    let limit = snapshot.extent(run);
     let (spans, window) = window;
     let mut moves: Vec<(usize, u32)> = Vec::new();
     match toward {
@@ -199,15 +199,15 @@ pub(super) fn shove(
             let mut edge = window.high;
             let mut place = |block: usize, edge: &mut u32| {
                 let to = *edge;
-                *edge = edge.checked_add(picture.spans[block].size).filter(|&end| end <= limit.high)?;
+                *edge = edge.checked_add(snapshot.spans[block].size).filter(|&end| end <= limit.high)?;
                 moves.push((block, to));
                 Some(())
             };
             for &block in movers {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks_of(spans.end..run.end) {
-                if picture.spans[block].offset >= edge {
+            for block in snapshot.blocks_of(spans.end..run.end) {
+                if snapshot.spans[block].offset >= edge {
                     break;
                 }
                 place(block, &mut edge)?;
@@ -216,15 +216,15 @@ pub(super) fn shove(
         Toward::Low => {
             let mut edge = window.low;
             let mut place = |block: usize, edge: &mut u32| {
-                *edge = edge.checked_sub(picture.spans[block].size).filter(|&to| to >= limit.low)?;
+                *edge = edge.checked_sub(snapshot.spans[block].size).filter(|&to| to >= limit.low)?;
                 moves.push((block, *edge));
                 Some(())
             };
             for &block in movers.iter().rev() {
                 place(block, &mut edge)?;
             }
-            for block in picture.blocks_of(run.start..spans.start).rev() {
-                if picture.spans[block].end() <= edge {
+            for block in snapshot.blocks_of(run.start..spans.start).rev() {
+                if snapshot.spans[block].end() <= edge {
                     break;
                 }
                 place(block, &mut edge)?;
@@ -232,7 +232,7 @@ pub(super) fn shove(
         }
     }
     for &(block, to) in moves.iter().rev() {
-        draft.push(picture, block, Spot { region: picture.spans[block].region, offset: to });
+        draft.push(snapshot, block, Spot { region: snapshot.spans[block].region, offset: to });
     }
     Some(())
 }

@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 
 use crate::memory::compaction::{
     Span,
-    plan::picture::{Extent, Picture},
+    plan::snapshot::{Extent, LayoutSnapshot},
 };
 
 /// Windows that are tried; no heap keeps more of them.
@@ -35,7 +35,7 @@ pub(super) struct Window {
     pub(super) floor: u64,
     /// From the first block to the last; never empty.
     pub(super) spans: Range<usize>,
-    /// The run it lies in, as an index into the picture's.
+    /// The run it lies in, as an index into the snapshot's.
     pub(super) run: usize,
     /// Granules of the blocks that are to slide.
     pub(super) sliding: u64,
@@ -43,23 +43,23 @@ pub(super) struct Window {
 
 impl Window {
     /// The spans of its blocks and of the holes beside them.
-    pub(super) fn with_holes(&self, picture: &Picture) -> Range<usize> {
-        let (core, extent) = (picture.extent(&self.spans), self.extent(picture));
+    pub(super) fn with_holes(&self, snapshot: &LayoutSnapshot) -> Range<usize> {
+        let (core, extent) = (snapshot.extent(&self.spans), self.extent(snapshot));
         let Range { start, end } = self.spans;
         start - usize::from(extent.low < core.low)..end + usize::from(core.high < extent.high)
     }
 
     /// From the lower end of the hole below its blocks to the upper end of the hole above.
-    pub(super) fn extent(&self, picture: &Picture) -> Extent {
-        let run = &picture.runs[self.run].spans;
+    pub(super) fn extent(&self, snapshot: &LayoutSnapshot) -> Extent {
+        let run = &snapshot.runs[self.run].spans;
         let Range { start, end } = self.spans;
-        Extent { low: picture.room(run, start).low, high: picture.room(run, end - 1).high }
+        Extent { low: snapshot.room(run, start).low, high: snapshot.room(run, end - 1).high }
     }
 
     /// The places where the blocks of the window and no others are in the way of `need` granules. What is not needed of
     /// the holes beside them can take blocks; so there are two: as far up, and as far down as the holes reach.
-    pub(super) fn trims(&self, picture: &Picture, need: u32) -> [Option<Extent>; 2] {
-        let (core, extent) = (picture.extent(&self.spans), self.extent(picture));
+    pub(super) fn trims(&self, snapshot: &LayoutSnapshot, need: u32) -> [Option<Extent>; 2] {
+        let (core, extent) = (snapshot.extent(&self.spans), self.extent(snapshot));
         let below = core.low.saturating_sub(extent.low);
         let above = extent.high.saturating_sub(core.high);
         let missing = (u64::from(need) + self.sliding).saturating_sub(core.size().into());
@@ -116,10 +116,10 @@ impl Cheapest {
 ///
 /// They begin and end with a hole: blocks beyond would cost and yield nothing. `need` is more than any hole has. Two
 /// pointers a run: for each last hole the latest first one. O(holes · log keep).
-pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: usize) -> Vec<Window> {
+pub(super) fn cheapest_to_slide(snapshot: &LayoutSnapshot, need: u64, below: u64, keep: usize) -> Vec<Window> {
     let mut best = Cheapest::new(keep, below);
-    for (run, range) in picture.runs.iter().enumerate() {
-        let edges = &picture.edges[range.edges.clone()];
+    for (run, range) in snapshot.runs.iter().enumerate() {
+        let edges = &snapshot.edges[range.edges.clone()];
         let mut first = 0;
         for last in edges {
             let free = last.free + u64::from(last.hole.size());
@@ -141,15 +141,15 @@ pub(super) fn cheapest_to_slide(picture: &Picture, need: u64, below: u64, keep: 
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
 /// hole has. For each last block the latest first one. Few are cheap enough, so that the blocks of a cluster are looked
 /// at only where [`Outline`] promises something. O(n log keep).
-pub(super) fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
-    let (spans, need) = (picture.spans, u64::from(need));
-    let slid = sliding_below_edges(picture, threshold);
-    let outline = Outline::new(picture, need, &slid, below, keep);
+pub(super) fn cheapest_to_leave(snapshot: &LayoutSnapshot, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
+    let (spans, need) = (snapshot.spans, u64::from(need));
+    let slid = sliding_below_edges(snapshot, threshold);
+    let outline = Outline::new(snapshot, need, &slid, below, keep);
     let mut best = Cheapest::new(keep, outline.below);
-    let cost = |span: usize| picture.tariff.floor(spans[span].size);
+    let cost = |span: usize| snapshot.tariff.floor(spans[span].size);
     let slides = |span: usize| slides(&spans[span], threshold);
-    for (run, range) in picture.runs.iter().enumerate() {
-        let edges = &picture.edges[range.edges.clone()];
+    for (run, range) in snapshot.runs.iter().enumerate() {
+        let edges = &snapshot.edges[range.edges.clone()];
         let slid = &slid[range.edges.clone()];
         let outline = &outline.ends[range.edges.clone()];
         // The window: the blocks from `first` up to the edge `seen`. Neither ever goes down.
@@ -177,12 +177,12 @@ pub(super) fn cheapest_to_leave(picture: &Picture, need: u32, threshold: u32, be
                 sliding += slides(top);
                 let high = if top + 1 == over.span { over.hole.high } else { block.end() };
                 let yields = |first: usize, sliding: u64| {
-                    need + sliding + u64::from(picture.room(&range.spans, first).low) <= high.into()
+                    need + sliding + u64::from(snapshot.room(&range.spans, first).low) <= high.into()
                 };
                 // Blocks are dropped from below while the window costs too much, or yields enough without them.
                 let mut enough = false;
                 while first <= top {
-                    let next = picture.block_after(first);
+                    let next = snapshot.block_after(first);
                     let fewer = sliding.saturating_sub(slides(first));
                     if floor < best.below {
                         enough = enough || yields(first, sliding);
@@ -222,14 +222,14 @@ struct End {
 impl Outline {
     /// The `keep` cheapest windows cost less than `below`, and no more than the `keep` cheapest of those windows that
     /// have whole clusters. O(edges · log keep).
-    fn new(picture: &Picture, need: u64, slid: &[u64], below: u64, keep: usize) -> Self {
-        let mut ends = Vec::with_capacity(picture.edges.len());
+    fn new(snapshot: &LayoutSnapshot, need: u64, slid: &[u64], below: u64, keep: usize) -> Self {
+        let mut ends = Vec::with_capacity(snapshot.edges.len());
         let mut floors = BinaryHeap::with_capacity(keep);
         let mut bound = below;
-        let (least, largest) = (picture.tariff.floor(0), picture.block_sizes.1);
+        let (least, largest) = (snapshot.tariff.floor(0), snapshot.block_sizes.1);
         let pair = least.saturating_mul(2);
-        for range in &picture.runs {
-            let edges = &picture.edges[range.edges.clone()];
+        for range in &snapshot.runs {
+            let edges = &snapshot.edges[range.edges.clone()];
             let slid = &slid[range.edges.clone()];
             let mut first = 0;
             for (last, over) in edges.iter().enumerate() {
@@ -245,7 +245,7 @@ impl Outline {
                 }
                 let lowest = &edges[first];
                 let holes = over.free + u64::from(over.hole.size()) - lowest.free;
-                let bulk = |needed: u64, taken: u64| picture.tariff.bulk(needed.saturating_sub(taken), largest);
+                let bulk = |needed: u64, taken: u64| snapshot.tariff.bulk(needed.saturating_sub(taken), largest);
                 let cheapest = match &edges[first + 1..last] {
                     // All blocks of one cluster, or some of an earlier one as well.
                     [] => bulk(need, holes).max(least).min(pair),
@@ -279,13 +279,13 @@ impl Outline {
 }
 
 /// For each edge, what blocks below it take away from a window by sliding in it: from the first one of the layout on.
-fn sliding_below_edges(picture: &Picture, threshold: u32) -> Vec<u64> {
-    if picture.block_sizes.1 <= threshold {
-        return vec![0; picture.edges.len()];
+fn sliding_below_edges(snapshot: &LayoutSnapshot, threshold: u32) -> Vec<u64> {
+    if snapshot.block_sizes.1 <= threshold {
+        return vec![0; snapshot.edges.len()];
     }
     let mut start = 0;
-    let sums = picture.edges.iter().scan(0u64, |sum, edge| {
-        let cluster = picture.spans.get(start..edge.span).unwrap_or_default();
+    let sums = snapshot.edges.iter().scan(0u64, |sum, edge| {
+        let cluster = snapshot.spans.get(start..edge.span).unwrap_or_default();
         *sum += cluster.iter().map(|span| slides(span, threshold)).sum::<u64>();
         start = edge.span;
         Some(*sum)
@@ -303,7 +303,7 @@ fn slides(span: &Span, threshold: u32) -> u64 {
 /// block more.
 #[derive(Debug)]
 pub(super) struct Candidates<'a> {
-    picture: &'a Picture<'a>,
+    snapshot: &'a LayoutSnapshot<'a>,
     need: u32,
     threshold: u32,
     heap: BinaryHeap<Reverse<Window>>,
@@ -317,9 +317,9 @@ pub(super) struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     /// Windows as [`cheapest_to_leave`] finds them.
-    pub(super) fn new(picture: &'a Picture<'a>, need: u32, threshold: u32, below: u64) -> Self {
+    pub(super) fn new(snapshot: &'a LayoutSnapshot<'a>, need: u32, threshold: u32, below: u64) -> Self {
         let (heap, known) = (BinaryHeap::new(), FxHashSet::default());
-        let mut candidates = Self { picture, need, threshold, heap, known, beyond: None, tries: 0..KEEP, looked_at: 0 };
+        let mut candidates = Self { snapshot, need, threshold, heap, known, beyond: None, tries: 0..KEEP, looked_at: 0 };
         candidates.beyond = candidates.find(below, FEW);
         candidates
     }
@@ -339,14 +339,14 @@ impl<'a> Candidates<'a> {
 
     /// Adds what has a block more than `window` at either end.
     pub(super) fn extend(&mut self, window: &Window) {
-        let picture = self.picture;
-        let Some(run) = picture.runs.get(window.run).map(|run| &run.spans) else { return };
+        let snapshot = self.snapshot;
+        let Some(run) = snapshot.runs.get(window.run).map(|run| &run.spans) else { return };
         let Range { start, end } = window.spans.clone();
-        let below = picture.blocks_of(run.start..start).next_back().map(|block| (block..end, block));
-        let above = picture.blocks_of(end..run.end).next().map(|block| (start..block + 1, block));
+        let below = snapshot.blocks_of(run.start..start).next_back().map(|block| (block..end, block));
+        let above = snapshot.blocks_of(end..run.end).next().map(|block| (start..block + 1, block));
         for (spans, added) in [below, above].into_iter().flatten() {
-            let block = &picture.spans[added];
-            let floor = window.floor.saturating_add(picture.tariff.floor(block.size));
+            let block = &snapshot.spans[added];
+            let floor = window.floor.saturating_add(snapshot.tariff.floor(block.size));
             let sliding = window.sliding + slides(block, self.threshold);
             self.add(Window { floor, spans, run: window.run, sliding });
         }
@@ -354,7 +354,7 @@ impl<'a> Candidates<'a> {
 
     /// Looks for the `keep` cheapest; what others cost at least, if there can be any.
     fn find(&mut self, below: u64, keep: usize) -> Option<u64> {
-        let windows = cheapest_to_leave(self.picture, self.need, self.threshold, below, keep);
+        let windows = cheapest_to_leave(self.snapshot, self.need, self.threshold, below, keep);
         let dearest = windows.last().filter(|_| windows.len() == keep).map(|window| window.floor);
         windows.into_iter().for_each(|window| self.add(window));
         dearest

@@ -122,24 +122,24 @@ proptest! {
         layout in layouts(3, 80, 12), costs in costs(), index in any::<prop::sample::Index>(),
         threshold in 0..16u32, keep in 1..5usize, below in prop_oneof![Just(u64::MAX), 0..400u64],
     ) {
-        let picture = Picture::new(&layout, &costs);
-        let need = picture.largest + share(picture.largest.into(), index);
-        let found: Vec<u64> = windows::cheapest_to_leave(&picture, need, threshold, below, keep)
+        let snapshot = LayoutSnapshot::new(&layout, &costs);
+        let need = snapshot.largest + share(snapshot.largest.into(), index);
+        let found: Vec<u64> = windows::cheapest_to_leave(&snapshot, need, threshold, below, keep)
             .iter()
             .map(|window| window.floor)
             .collect();
         let mut all = Vec::new();
-        for run in &picture.runs {
-            let blocks: Vec<usize> = picture.blocks_of(run.spans.clone()).collect();
+        for run in &snapshot.runs {
+            let blocks: Vec<usize> = snapshot.blocks_of(run.spans.clone()).collect();
             for last in 0..blocks.len() {
                 let yields = |&first: &usize| {
                     let within = blocks[first..=last].iter().map(|&block| layout.spans[block].size);
                     let sliding: u32 = within.filter(|&size| size > threshold).sum();
-                    let low = picture.room(&run.spans, blocks[first]).low;
-                    low + need + sliding <= picture.room(&run.spans, blocks[last]).high
+                    let low = snapshot.room(&run.spans, blocks[first]).low;
+                    low + need + sliding <= snapshot.room(&run.spans, blocks[last]).high
                 };
                 if let Some(first) = (0..=last).rev().find(yields) {
-                    let floors = blocks[first..=last].iter().map(|&block| picture.tariff.floor(layout.spans[block].size));
+                    let floors = blocks[first..=last].iter().map(|&block| snapshot.tariff.floor(layout.spans[block].size));
                     all.push(floors.sum::<u64>());
                 }
             }

@@ -13,8 +13,8 @@ use std::{fmt, num::NonZeroU32};
 use crate::{
     memory::{
         provenance::{PinReason, Provenance},
-        space::Tenure,
-        strategy::Place,
+        space::SpanState,
+        strategy::BlockPlace,
     },
     units::{Address, Bytes},
 };
@@ -53,11 +53,11 @@ pub(super) struct Record {
     /// What the caller asked for; the place may hold more.
     pub(super) requested: Bytes,
     pub(super) address: Address,
-    pub(super) place: Place,
-    pub(super) tenure: Tenure,
+    pub(super) place: BlockPlace,
+    pub(super) state: SpanState,
     /// Why it is pinned, where it is.
     pub(super) pin: PinReason,
-    pub(super) maker: Provenance,
+    pub(super) provenance: Provenance,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,13 +68,13 @@ enum Entry {
 
 /// All blocks that live or are retired.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct BlockTable {
     entries: Vec<Entry>,
     vacant: Option<u32>,
     len: u32,
 }
 
-impl Table {
+impl BlockTable {
     /// Blocks in the table.
     pub(super) fn len(&self) -> u32 {
         self.len
@@ -154,14 +154,14 @@ mod tests {
     use super::*;
 
     fn record(address: u64) -> Record {
-        let place = Place::Mapping { units: 1 };
+        let place = BlockPlace::Mapping { units: 1 };
         Record {
             requested: Bytes::new(1),
             address: Address::new(address),
             place,
-            tenure: Tenure::Live,
+            state: SpanState::Live,
             pin: PinReason::default(),
-            maker: Provenance::default(),
+            provenance: Provenance::default(),
         }
     }
 
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_stale_id_misses_though_its_entry_is_reused() {
-        let mut table = Table::default();
+        let mut table = BlockTable::default();
         let first = table.insert(record(1));
         assert_eq!(table.remove(first).map(|record| record.address), Some(Address::new(1)));
         let second = table.insert(record(2));
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn entries_are_used_again_all_of_them() {
-        let mut table = Table::default();
+        let mut table = BlockTable::default();
         let first: Vec<BlockId> = (0..4).map(|address| table.insert(record(address))).collect();
         for round in 0..10 {
             // More than one at a time: they wait in a list.
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_entry_without_generations_left_retires() {
-        let mut table = Table::default();
+        let mut table = BlockTable::default();
         let id = table.insert(record(1));
         let generation = NonZeroU32::new(u32::MAX - 1).expect("not zero");
         table.entries[0] = Entry::Taken { generation, record: record(1) };

@@ -1,7 +1,7 @@
 //! Retired blocks that get another owner.
 //!
 //! ```text
-//!   retired block 7.1  ---- renew ---->  live block 7.2, in the same place
+//!   retired block 7.1  ---- reuse ---->  live block 7.2, in the same place
 //! ```
 //!
 //! To everybody who looks it is what freeing the block and allocating its size again would be, had the allocation found
@@ -13,9 +13,9 @@ use crate::{
     memory::{
         arena::{Arena, BlockId, State},
         provenance::{Provenance, Request},
-        space::Tenure,
+        space::SpanState,
         strategy::Placed,
-        table::Record,
+        block_table::Record,
     },
 };
 
@@ -25,30 +25,30 @@ impl Arena {
     ///
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is not retired; nothing changes then.
-    pub fn renew(&self, id: BlockId, maker: Provenance) -> Result<BlockId> {
+    pub fn reuse_in_place(&self, id: BlockId, provenance: Provenance) -> Result<BlockId> {
         let mut state = self.state.lock();
         let record = *state.table.get(id).ok_or_else(|| self.unknown(id))?;
-        if record.tenure != Tenure::Retired {
+        if record.state != SpanState::Retired {
             let name = &self.name;
             return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is not retired")));
         }
-        let renewed = state.renew(id, &record, maker, &self.backing);
+        let reused = state.reuse(id, &record, provenance, &self.backing);
         // Who waits for retired blocks counted on this one.
         self.wake(&state);
-        Ok(renewed)
+        Ok(reused)
     }
 }
 
 impl State {
-    fn renew(&mut self, id: BlockId, record: &Record, maker: Provenance, backing: &super::Watched) -> BlockId {
+    fn reuse(&mut self, id: BlockId, record: &Record, provenance: Provenance, backing: &super::Watched) -> BlockId {
         let Record { requested: size, address, place, .. } = *record;
         let held = self.placement.held(place);
         // One reading of the clock for both: they are one event.
         let at = self.history.is_on().then(|| self.note_free(id, record, held, false));
         self.table.remove(id);
-        self.placement.renew(place);
+        self.placement.reuse(place);
         self.counters.pending -= size;
         self.counters.pending_blocks -= 1;
-        self.enter(Request { size, maker }, Placed { place, address, held }, at, backing)
+        self.enter(Request { size, provenance }, Placed { place, address, held }, at, backing)
     }
 }

@@ -10,7 +10,7 @@ use crate::memory::compaction::{
 
 /// A layout, prepared: O(n), once a plan.
 #[derive(Debug)]
-pub(super) struct Picture<'a> {
+pub(super) struct LayoutSnapshot<'a> {
     pub(super) spans: &'a [Span],
     pub(super) tariff: Tariff,
     /// In order of address.
@@ -44,7 +44,7 @@ pub(super) struct Edge {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Between {
     pub(super) spans: Range<usize>,
-    /// Indices into the picture's edges: where the first cluster begins, and where each one ends.
+    /// Indices into the snapshot's edges: where the first cluster begins, and where each one ends.
     pub(super) edges: Range<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Edge {
     }
 }
 
-impl<'a> Picture<'a> {
+impl<'a> LayoutSnapshot<'a> {
     pub(super) fn new(layout: &'a Layout, costs: &Costs) -> Self {
         let spans = &layout.spans[..];
         let tariff = Tariff::new(costs, layout.granule_shift);
@@ -186,14 +186,14 @@ impl Draft {
     }
 
     /// Appends the move of the block `span` to `to`; nothing if it is there.
-    pub(super) fn push(&mut self, picture: &Picture, span: usize, to: Spot) {
-        let block = &picture.spans[span];
+    pub(super) fn push(&mut self, snapshot: &LayoutSnapshot, span: usize, to: Spot) {
+        let block = &snapshot.spans[span];
         if block.spot() == to {
             return;
         }
         self.plan.steps.push(Step { span, region: to.region, to: to.offset });
         self.plan.moved += u64::from(block.size);
-        self.plan.cost = self.plan.cost.saturating_add(picture.price(span, to));
+        self.plan.cost = self.plan.cost.saturating_add(snapshot.price(span, to));
     }
 
     /// Names the hole.
