@@ -26,6 +26,7 @@ pub mod error;
 pub mod logging;
 pub mod memory;
 pub mod program;
+pub mod region;
 pub mod report;
 pub mod runtime;
 mod sync;

@@ -24,7 +24,7 @@ use crate::{
     },
     error::{Error, Result},
     logging,
-    memory::Region,
+    memory::AddressRange,
     sys::{self, CStruct},
     units::Bytes,
 };
@@ -72,7 +72,7 @@ pub fn engine() -> Result<&'static Engine> {
 fn warm(engine: &Engine) {
     let host = HostBacking::new();
     let mover = host.clone();
-    let discard = move |region: Region| {
+    let discard = move |region: AddressRange| {
         // SAFETY: a hole of the pool's region, which its arena keeps everybody out of meanwhile.
         unsafe { mover.discard(region.address, region.bytes) }.unwrap_or_else(|error| {
             log::warn!("{} of scratch could not be given back: {error}", region.bytes);

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     fn record(address: u64) -> Record {
-        let place = BlockPlace::Mapping { units: 1 };
+        let place = BlockPlace::Mapping { index: 1 };
         Record {
             requested: Bytes::new(1),
             address: Address::new(address),

@@ -4,7 +4,7 @@
 //!  |----------------------------- limit -----------------------------|
 //!  | held by the arena (holes too)    |   neither    |    granted    |
 //!    take -->                 <-- dropped               <-- grant
-//!                                                       shrink -->
+//!                                                         trim -->
 //! ```
 //!
 //! The engine allocates for itself, and where it finds no memory its arguments are gone (trap T6). So it is asked here before
@@ -109,7 +109,7 @@ impl Offer<'_> {
     }
 }
 
-/// What the arena took, given back when this is dropped.
+/// What the arena took, returned to the budget when this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -117,17 +117,17 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Gives back what is more than `bytes`.
+    /// Returns what is more than `bytes`.
     pub fn trim_to(&mut self, bytes: Bytes) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;
-        self.budget.give(surplus);
+        self.budget.put_back(surplus);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.budget.give(self.bytes);
+        self.budget.put_back(self.bytes);
     }
 }
 
@@ -170,9 +170,9 @@ impl Budget {
         Ok(Charge { budget: Arc::clone(self), bytes })
     }
 
-    fn give(&self, bytes: Bytes) {
+    fn put_back(&self, bytes: Bytes) {
         let mut books = self.books.lock();
-        debug_assert!(books.held >= bytes, "more is given back than was taken");
+        debug_assert!(books.held >= bytes, "more is returned than was taken");
         books.held = books.held.saturating_sub(bytes);
     }
 
@@ -181,8 +181,8 @@ impl Budget {
         self.free + self.books.lock().granted
     }
 
-    /// Offers to raise what is granted to `bytes`, if it is less. Nothing is granted until the offer is taken, and nobody takes of the
-    /// limit meanwhile: programs go in by the grant alone, so it must never name memory that is nowhere.
+    /// Offers to raise what is granted to `bytes`, if it is less. Nothing is granted until the offer is taken, and the
+    /// budget stays locked until then: programs start by the grant alone, so it must never name memory that does not exist.
     ///
     /// # Errors
     /// The numbers, if that passes the limit.
@@ -221,8 +221,8 @@ impl Budget {
     /// Lets an execution in that takes up to `bytes` of scratch; `None` if less is granted.
     #[inline]
     pub fn enter(&self, bytes: Bytes) -> Option<Entered<'_>> {
-        // Sequentially consistent on both sides: either this sees that the grant is being taken back, or whoever takes it back
-        // sees this.
+        // Sequentially consistent on both sides: either this sees that the grant is being withdrawn, or the thread that
+        // withdraws it sees this.
         self.entering.fetch_add(1, Ordering::SeqCst);
         let entered = Entered(self);
         (self.open.load(Ordering::SeqCst) >= bytes.get()).then_some(entered)
@@ -233,8 +233,8 @@ impl Budget {
         self.entering.load(Ordering::SeqCst) == 0
     }
 
-    /// Takes back what is granted, but for what `trim` says that the engine's pool still has after it has given back what it
-    /// can; returns how much. Nothing while an execution is entering. The lock is held while `trim` runs.
+    /// Withdraws what is granted, but for what the engine's pool still has once `trim_pool` has trimmed it; returns how
+    /// much. Nothing while an execution is entering. The lock is held while `trim_pool` runs.
     pub fn trim(&self, trim_pool: impl FnOnce() -> Bytes) -> Bytes {
         let mut books = self.books.lock();
         self.open.store(self.free.get(), Ordering::SeqCst);
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(budget.taken().0, mib(20));
         drop(fifty);
         assert_eq!(budget.taken(), (Bytes::ZERO, mib(50)));
-        // Whoever asks what could be granted is told of the whole limit, whatever is granted now.
+        // What could be granted is the whole limit, whatever is granted now.
         assert!(budget.could_grant(mib(60), mib(40)) && !budget.could_grant(mib(60), mib(41)));
         assert!(!budget.could_grant(Bytes::MAX, mib(1)));
     }

@@ -9,14 +9,14 @@
 //! Events are noted under the arena's lock, which is held anyway. The ring takes its memory at the first event and touches
 //! it as it fills. With a capacity of zero nothing is noted and no clock is read.
 //!
-//! Each event says enough to be undone: [`Past`] begins with the blocks of now and goes back event by event. A result that
+//! Each event says enough to be undone: [`Past`] begins with the present blocks and undoes event after event. A result that
 //! reuses a kept destination that is live (`api/execute/spares.rs`) does not ask the arena, so it makes no event.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     memory::{
-        BlockId, BlockInfo, BlockState, OutOfMemory, Region,
+        BlockId, BlockInfo, BlockState, OutOfMemory, AddressRange,
         provenance::{Execution, OriginId, PinReason, Provenance, Timestamp},
     },
     units::{Address, Bytes},
@@ -114,12 +114,12 @@ pub fn block_number(id: BlockId) -> u64 {
     (id.index() as u64) | u64::from(id.generation() & 0x1f_ffff) << 32
 }
 
-/// A request that found no room, as it was told to the caller.
+/// A request that found no room, as it was reported to the caller.
 #[derive(Clone, Debug)]
 pub struct FailedRequest {
     /// The numbers.
     pub numbers: OutOfMemory,
-    /// For whom the room was.
+    /// What the room was for.
     pub provenance: Provenance,
     /// The whole text.
     pub text: String,
@@ -140,7 +140,7 @@ pub(super) struct History {
     /// The last time: an event is never earlier than the one before.
     last: u64,
     /// The regions as of the last look.
-    regions: Vec<Region>,
+    regions: Vec<AddressRange>,
     failures: VecDeque<FailedRequest>,
     failures_forgotten: u64,
 }
@@ -194,7 +194,7 @@ impl History {
     }
 
     /// Takes the regions that are there for known.
-    pub(super) fn begin_with(&mut self, regions: Vec<Region>) {
+    pub(super) fn begin_with(&mut self, regions: Vec<AddressRange>) {
         self.regions = regions;
     }
 
@@ -233,7 +233,7 @@ impl History {
 
     /// Notes how the regions differ from those of the last look.
     #[cold]
-    pub(super) fn see_regions(&mut self, at: Timestamp, mut now: Vec<Region>) {
+    pub(super) fn see_regions(&mut self, at: Timestamp, mut now: Vec<AddressRange>) {
         now.sort_unstable_by_key(|region| region.address);
         let before = std::mem::replace(&mut self.regions, now);
         let gone = before.iter().filter(|region| !self.regions.contains(region)).map(|&r| (EventKind::RegionGone, r));
@@ -289,7 +289,7 @@ pub struct PastBlock {
     pub bytes: Bytes,
     /// Live, pinned or retired.
     pub state: BlockState,
-    /// Who made it.
+    /// What made it.
     pub provenance: Provenance,
 }
 
@@ -299,14 +299,14 @@ pub struct Past {
     /// By their numbers.
     pub blocks: BTreeMap<u64, PastBlock>,
     /// In no order.
-    pub regions: Vec<Region>,
+    pub regions: Vec<AddressRange>,
     /// Kept for programs' scratch.
     pub scratch: Bytes,
 }
 
 impl Past {
     /// Now.
-    pub fn now(blocks: &[BlockInfo], regions: &[Region], scratch: Bytes) -> Self {
+    pub fn now(blocks: &[BlockInfo], regions: &[AddressRange], scratch: Bytes) -> Self {
         let entry = |info: &BlockInfo| {
             let (address, bytes, state) = (info.block.address, info.held, info.state);
             (block_number(info.block.id), PastBlock { address, bytes, state, provenance: info.provenance })
@@ -314,7 +314,7 @@ impl Past {
         Self { blocks: blocks.iter().map(entry).collect(), regions: regions.to_vec(), scratch }
     }
 
-    /// Goes back before `event`, which must be the last one before this instant. O(log blocks).
+    /// Undoes `event`, which must be the last one before this instant. O(log blocks).
     pub fn undo(&mut self, event: &Event) {
         match event.kind() {
             EventKind::Allocate => {
@@ -337,10 +337,10 @@ impl Past {
                 }
             }
             EventKind::Region => {
-                let came = Region { address: event.address, bytes: event.bytes };
+                let came = AddressRange { address: event.address, bytes: event.bytes };
                 self.regions.retain(|&region| region != came);
             }
-            EventKind::RegionGone => self.regions.push(Region { address: event.address, bytes: event.bytes }),
+            EventKind::RegionGone => self.regions.push(AddressRange { address: event.address, bytes: event.bytes }),
             EventKind::Scratch => self.scratch = Bytes::new(event.other),
             EventKind::OutOfMemory | EventKind::Compaction => {}
         }
@@ -385,7 +385,7 @@ pub fn holdings(blocks: impl Iterator<Item = (Provenance, Bytes)>) -> Vec<Holdin
         sum.blocks += 1;
         sum.oldest = match (sum.oldest.nanos(), oldest.nanos()) {
             (Some(_), Some(_)) => sum.oldest.min(oldest),
-            // An unknown moment is before all known ones.
+            // An unknown time is before all known ones.
             _ => Timestamp::UNKNOWN,
         };
     }
@@ -395,7 +395,7 @@ pub fn holdings(blocks: impl Iterator<Item = (Provenance, Bytes)>) -> Vec<Holdin
 }
 
 /// The reason of a pin as an event carries it.
-pub(super) fn told(why: PinReason) -> u64 {
+pub(super) fn pin_reason_code(why: PinReason) -> u64 {
     u64::from(why.0)
 }
 
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn what_was_there_before_the_history_did_not_come_with_an_event() {
-        let region = |at: u64| Region { address: Address::new(at << 20), bytes: Bytes::mib(1) };
+        let region = |at: u64| AddressRange { address: Address::new(at << 20), bytes: Bytes::mib(1) };
         let mut history = History::with_capacity(10);
         history.begin_with(vec![region(1), region(2)]);
         // In another order they are still the same ones.
@@ -527,7 +527,7 @@ mod tests {
             )
         };
         let blocks = [(1, 1, BlockState::Live), (2, 2, BlockState::Pinned), (3, 4, BlockState::Retired)];
-        let region = |at: u64, mib| Region { address: Address::new(at << 30), bytes: Bytes::mib(mib) };
+        let region = |at: u64, mib| AddressRange { address: Address::new(at << 30), bytes: Bytes::mib(mib) };
         let past = Past {
             blocks: blocks.into_iter().map(|(at, mib, state)| block(at, mib, state)).collect(),
             regions: vec![region(1, 64), region(2, 16)],

@@ -1,33 +1,33 @@
-//! When memory that was used goes back to the system though nobody asked for it: the rule, without clock or device.
+//! When memory that is no longer used is trimmed without a call from the user: the rule, without clock or device.
 //!
 //! ```text
 //!  use |   ______
-//!      |  |      |                 highest use since memory last went back: as much is resident
+//!      |  |      |                 highest use since the last trim: as much is resident
 //!      |  |      |
-//!      |  |      |_____ _______    at most half of it for as long as the delay lasts:
-//!      |__|            |           what lies above goes back
+//!      |  |      |_____ _______    at most half of it for the whole delay:
+//!      |__|            |           what lies above is trimmed
 //!      +------------------------------> windows
 //! ```
 //!
-//! Giving a GiB back costs about 0.1 s in the background, touching it again 0.13 to 0.29 s in the user's program. So a
-//! mistake must be rare: when half of what went back, or more, is used again within `REUSE_WINDOW` delays, the delay
-//! doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no more. Who comes back later
-//! pays once in five minutes at most, a thousandth of the time for each GiB.
+//! Trimming a GiB costs about 0.1 s in the background, touching it again 0.13 to 0.29 s in the user's program. So a
+//! needless trim must be rare: when half of what was trimmed, or more, is used again within `REUSE_WINDOW` first delays,
+//! the delay doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no more. A program
+//! that needs the memory later than that pays once in five minutes at most, a thousandth of the time for each GiB.
 
 use std::time::Duration;
 
 use crate::units::Bytes;
 
-/// Use of this much is worth a watch.
+/// A device is watched from this much use on.
 pub const WORTH_WATCHING: Bytes = Bytes::mib(256);
 
-/// The delay at first.
+/// How long use must stay low before the first trim.
 pub const DELAY: Duration = Duration::from_secs(10);
 
-/// Less than this is not worth giving back.
+/// Less than this is not worth a trim.
 const LEAST: Bytes = Bytes::mib(64);
 
-/// Giving back was a mistake where the memory is used again within so many times the first delay: 5 minutes.
+/// A trim was needless where the memory is used again within so many times the first delay: 5 minutes.
 const REUSE_WINDOW: u32 = 30;
 
 /// The longest delay as a multiple of the first: an hour.
@@ -40,10 +40,10 @@ pub struct Idle {
     delay: Duration,
     /// Where the last window ended.
     now: Duration,
-    /// The highest use since memory went back: as much is believed to be resident.
+    /// The highest use since the last trim: as much is believed to be resident.
     touched: Bytes,
     quiet: Option<Quiet>,
-    given: Option<Given>,
+    last: Option<LastTrim>,
 }
 
 /// Windows, up to the last one, that used half of what was touched or less.
@@ -53,9 +53,9 @@ struct Quiet {
     peak: Bytes,
 }
 
-/// What went back last.
+/// The last trim.
 #[derive(Clone, Copy, Debug)]
-struct Given {
+struct LastTrim {
     at: Duration,
     kept: Bytes,
     bytes: Bytes,
@@ -64,11 +64,12 @@ struct Given {
 impl Idle {
     /// The rule for memory of which nothing was used yet, with this delay at first: [`DELAY`] but for tests.
     pub fn new(delay: Duration) -> Self {
-        Self { first: delay, delay, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, given: None }
+        Self { first: delay, delay, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, last: None }
     }
 
-    /// Ends a window at `now`, counted from the first one's start, in which use went up to `peak`. Where it is time to give
-    /// back: how much is to stay, what is in use included. The caller then says with [`Self::record_release`] what went back.
+    /// Ends a window at `now`, counted from the first one's start, in which use went up to `peak`. Where it is time to
+    /// trim: how much is to stay, what is in use included. The caller then reports with [`Self::record_release`] what it
+    /// released.
     pub fn end_window(&mut self, now: Duration, peak: Bytes) -> Option<Bytes> {
         let began = std::mem::replace(&mut self.now, now);
         self.look_back(now, peak);
@@ -87,10 +88,10 @@ impl Idle {
         Some(keep)
     }
 
-    /// Says that `bytes` went back, and that `kept` stayed. What was resident no more cannot be missed.
+    /// Records that `bytes` were released, and that `kept` stayed. Memory that was not resident cannot be missed.
     pub fn record_release(&mut self, bytes: Bytes, kept: Bytes) {
         if bytes >= LEAST {
-            self.given = Some(Given { at: self.now, kept, bytes });
+            self.last = Some(LastTrim { at: self.now, kept, bytes });
         }
     }
 
@@ -99,13 +100,13 @@ impl Idle {
         self.delay
     }
 
-    /// Learns from what went back last.
+    /// Doubles the delay if the last trim was needless.
     fn look_back(&mut self, now: Duration, peak: Bytes) {
-        let Some(given) = self.given else { return };
-        if now.saturating_sub(given.at) > self.first * REUSE_WINDOW {
-            self.given = None;
-        } else if peak.saturating_sub(given.kept).get() >= given.bytes.get() / 2 {
-            self.given = None;
+        let Some(last) = self.last else { return };
+        if now.saturating_sub(last.at) > self.first * REUSE_WINDOW {
+            self.last = None;
+        } else if peak.saturating_sub(last.kept).get() >= last.bytes.get() / 2 {
+            self.last = None;
             self.delay = (self.delay * 2).min(self.first * LONGEST);
         }
     }
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_memory_goes_back_after_ten_seconds_once() {
+    fn idle_memory_is_trimmed_after_ten_seconds_once() {
         let mut play = Play::new();
         play.uses(GIB, 60);
         play.uses(Bytes::mib(100), 5);
@@ -193,7 +194,7 @@ mod tests {
                 play.uses(Bytes::mib(10), phase);
             }
             assert!(play.returns <= 5, "{phase} s: {} returns", play.returns);
-            // Whoever stops for good gets it back all the same.
+            // A program that stops for good is trimmed all the same.
             play.uses(Bytes::mib(10), 3600);
             assert_eq!(play.resident, Bytes::mib(10), "{phase} s");
         }
@@ -249,7 +250,7 @@ mod tests {
         };
         assert_eq!(given(1024, Bytes::mib(512)), 1);
         assert_eq!(given(1024, Bytes::mib(512) + Bytes::new(1)), 0);
-        assert_eq!(given(64, Bytes::ZERO), 1, "64 MiB go back");
+        assert_eq!(given(64, Bytes::ZERO), 1, "64 MiB are trimmed");
         assert_eq!(given(128, Bytes::mib(64)), 1);
         assert_eq!(given(128, Bytes::mib(64) - Bytes::new(1)), 1);
         assert_eq!(given(127, Bytes::mib(63)), 1, "64 of 127 MiB");
@@ -285,7 +286,7 @@ mod tests {
         assert_eq!(delay(Bytes::mib(512), 0), 2 * DELAY);
         assert_eq!(delay(Bytes::mib(512), 290), 2 * DELAY);
         assert_eq!(delay(Bytes::mib(512), 300), DELAY);
-        // Nothing went back: `growing` had given its regions back before, or the user had trimmed.
+        // Nothing was released: `growing` had released its regions before, or the user had trimmed.
         let mut idle = Idle::new(DELAY);
         let second = |second| Duration::from_secs(second);
         assert_eq!(idle.end_window(second(5), GIB), None);

@@ -2,22 +2,22 @@
 //!
 //! ```text
 //!   Arena  one per device: the lock, ids, counters, waiting, the out-of-memory report
-//!     |-- table      BlockId -> size asked for, address, place, who made it, live, pinned or retired
-//!     |-- history    what happened last: a ring of events, and how to go back through them
-//!     |-- idle       when memory goes back to the system though nobody asked: a pure rule
-//!     |-- budget     one limit for the arena and the engine's own pool
-//!     |-- compaction which blocks to move, and where, so that room appears: a pure function of a picture
-//!     `-- strategy   where blocks go; what is taken from the device and given back
+//!     |-- block_table  BlockId -> size asked for, address, place, provenance, state (live, pinned, retired)
+//!     |-- history      the last events in a ring, and how to reconstruct an earlier instant from them
+//!     |-- idle         when unused memory is returned to the system without being asked for: a pure rule
+//!     |-- budget       one limit for the arena and the engine's own pool
+//!     |-- compaction   which blocks to move, and where, so that room appears: a pure function of a snapshot
+//!     `-- strategy     where blocks are placed; which regions are taken from the device and released
 //!           |-- preallocate (tpu too), growing     regions, divided by
 //!           |     |-- space              large blocks: best fit, split, coalesced
 //!           |     `-- slab               up to 4 KiB: slots in pages in extents
 //!           `-- platform                 one region per block
 //!                 |
-//!              Backing                   the device: hands out regions (host, fake, ...)
+//!              Backing                   the device: allocates regions (host, fake, ...)
 //! ```
 //!
-//! A *region* is memory that the device gave in one piece. A *block* is what a caller holds; a *hole* is a part of a
-//! region that nobody holds. A *live* block has an owner. A *retired* block's owner let go while the device may
+//! A *region* is one contiguous allocation of the device. A *block* is what a caller holds; a *hole* is a part of a
+//! region that no block covers. A *live* block has an owner. A *retired* block's owner let go while the device may
 //! still use its bytes; they are *pending* until it is freed. A *pinned* block is live, and an outsider holds its address.
 //! *Slack* is what a block takes beyond the request; *reserved* is what is kept for programs' scratch.
 //!
@@ -71,19 +71,18 @@ pub use crate::memory::provenance::Timestamp;
 pub use crate::memory::provenance::began;
 pub use crate::memory::stats::Stats;
 pub use crate::memory::block_table::BlockId;
-use crate::{
-    error::Result,
-    units::{Address, Bytes},
-};
+pub use crate::region::AddressRange;
+pub use crate::region::Region;
+use crate::{error::Result, units::Bytes};
 
-/// How an arena obtains the space that it hands out.
+/// How an arena obtains the space that it allocates from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// One region of the whole limit, taken at the first allocation.
     Preallocate,
-    /// Regions on demand, doubling in size; empty regions go back to the device.
+    /// Regions on demand, doubling in size; empty regions are released to the device.
     Growing,
-    /// One device allocation per buffer, given back on free.
+    /// One device allocation per buffer, released on free.
     Platform,
     /// As a TPU: all memory up front, programs' scratch reserved at the bottom while they run, compaction on failure.
     Tpu,
@@ -101,16 +100,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// Memory that a device gave in one piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Region {
-    /// The first address.
-    pub address: Address,
-    /// The length.
-    pub bytes: Bytes,
-}
-
-/// A device as the arena sees it: something that gives regions and takes them back.
+/// A device as the arena sees it: something that allocates regions and releases them.
 ///
 /// `reserve` is called while the arena is locked, so it must not call back into the arena. `release` is called without
 /// the lock wherever a block's free is the cause.
@@ -129,7 +119,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// As [`Self::reserve`].
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region>;
 
-    /// Gives a region back, exactly as it was reserved.
+    /// Returns a region of this device to it.
     ///
     /// # Errors
     /// The device's reason, when it refuses; the region counts as gone then.
@@ -142,9 +132,10 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn most_in_advance(&self) -> Option<Bytes>;
 }
 
-/// Releases a region where nobody can be told of a failure: it is logged, and the region counts as gone.
+/// Releases a region where a failure cannot be returned: it is logged, and the region counts as gone.
 fn release_or_log(backing: &dyn Backing, region: Region) {
+    let AddressRange { address, bytes } = *region;
     if let Err(error) = backing.release(region) {
-        log::error!("region of {} at {} could not be given back: {error}", region.bytes, region.address);
+        log::error!("region of {bytes} at {address} could not be released: {error}");
     }
 }

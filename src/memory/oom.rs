@@ -39,7 +39,7 @@ pub struct OutOfMemory {
     pub refusal: Option<Box<Error>>,
 }
 
-/// What a request was for, what was tried, and who holds the memory.
+/// What a request was for, what was tried, and what holds the memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomDetails {
     /// What was to be allocated, in words.
@@ -48,7 +48,7 @@ pub struct OomDetails {
     pub tried: Option<Tried>,
     /// What a compaction could not move, where there was one; the largest sum first.
     pub pinned: Vec<Pinned>,
-    /// Who holds most of the memory; the largest first.
+    /// What holds most of the memory; the largest first.
     pub holders: Vec<Holder>,
     /// Blocks of others than `holders`.
     pub others: u64,

@@ -1,4 +1,5 @@
-//! Who made a block, in which run, and when: small numbers that the arena keeps and does not understand.
+//! Where a block came from: its origin, the execution that made it, and when. Numbers that the arena keeps and does
+//! not interpret.
 //!
 //! ```text
 //!  Provenance { origin: OriginId, run: Execution { step, at: Timestamp } }      16 bytes a block
@@ -30,7 +31,7 @@ pub struct Execution {
     pub at: Timestamp,
 }
 
-/// Who made a block.
+/// Where a block came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provenance {
     /// What the block is.
@@ -53,14 +54,14 @@ pub struct Request {
 }
 
 impl From<Bytes> for Request {
-    /// For nobody in particular.
+    /// Without provenance.
     fn from(size: Bytes) -> Self {
         Self { size, provenance: Provenance::default() }
     }
 }
 
 impl OriginId {
-    /// Nobody said where the block came from.
+    /// The caller did not say where the block came from.
     pub const UNKNOWN: Self = Self(0);
 
     /// The row with this number.
@@ -75,9 +76,9 @@ impl OriginId {
 }
 
 impl Provenance {
-    /// With what `told` knows better: the origin always, the run if it is another.
-    pub fn updated(self, told: Self) -> Self {
-        Self { origin: told.origin, run: if self.run.step == told.run.step { self.run } else { told.run } }
+    /// Updated by what is known later: the origin always, the execution if it is another.
+    pub fn updated(self, later: Self) -> Self {
+        Self { origin: later.origin, run: if self.run.step == later.run.step { self.run } else { later.run } }
     }
 }
 
@@ -98,16 +99,16 @@ fn read(clock: ClockId) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// When all moments are counted from: the first look at the clock in this process.
+/// What all timestamps are counted from: the first reading of the clock in this process.
 pub fn began() -> SystemTime {
     EPOCH.wall
 }
 
 impl Timestamp {
-    /// Before anybody looked at the clock.
+    /// Not known.
     pub const UNKNOWN: Self = Self(0);
 
-    /// The moment so many nanoseconds after [`began`]; zero counts as unknown.
+    /// The instant so many nanoseconds after [`began`]; zero counts as unknown.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }

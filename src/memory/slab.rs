@@ -239,7 +239,7 @@ impl Slabs {
         }
     }
 
-    /// Gives a slot back, of which `was` is known; an extent to remove, when one more than the spare is idle now.
+    /// Frees a slot whose state was `was`; returns an extent to remove when there is now a second idle one.
     pub(crate) fn free(&mut self, slot: SlotId, was: SpanState) -> Option<ExtentId> {
         let class = self.class(slot);
         let id = slot.page_id();

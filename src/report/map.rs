@@ -17,7 +17,7 @@
 use std::{fmt::Write as _, ops::Range};
 
 use crate::{
-    memory::Region,
+    memory::AddressRange,
     units::{Address, Bytes},
 };
 
@@ -111,7 +111,7 @@ impl Tally {
 /// What of a block lies in no region is left out.
 ///
 /// O(n log n) in regions and blocks, plus the cells.
-pub fn map(name: &str, regions: &[Region], blocks: &[MapBlock], screen: Screen) -> String {
+pub fn map(name: &str, regions: &[AddressRange], blocks: &[MapBlock], screen: Screen) -> String {
     let columns = screen.columns.max(Screen::LEAST_COLUMNS);
     let mut spans: Vec<Span> = regions.iter().filter_map(|&region| Span::of(region.address, region.bytes)).collect();
     spans.sort_unstable_by_key(|span| span.start);
@@ -275,8 +275,8 @@ mod tests {
 
     const KIB: u64 = 1 << 10;
 
-    fn region(start: u64, bytes: u64) -> Region {
-        Region { address: Address::new(start), bytes: Bytes::new(bytes) }
+    fn region(start: u64, bytes: u64) -> AddressRange {
+        AddressRange { address: Address::new(start), bytes: Bytes::new(bytes) }
     }
 
     fn block(start: u64, bytes: u64, kind: MapKind) -> MapBlock {
@@ -346,7 +346,7 @@ mod tests {
         let text = map("a", &two, &[block((1 << 20) + 8 * KIB, 8 * KIB, MapKind::Live)], WIDE);
         assert_eq!(cells(&text), [".".repeat(16), [".".repeat(16), "#".repeat(16)].concat()]);
         assert!(text.contains("   8.0KiB |") && text.contains("  16.0KiB |"), "in the order of addresses: {text}");
-        let many: Vec<Region> = (0..100).map(|index| region(index << 20, (index + 1) << 10)).collect();
+        let many: Vec<AddressRange> = (0..100).map(|index| region(index << 20, (index + 1) << 10)).collect();
         let text = map("a", &many, &[], WIDE);
         assert_eq!(cells(&text).len(), 2);
         assert!(text.contains("and 98 smaller regions of 4.74MiB together"), "{text}");

@@ -12,7 +12,7 @@ use crate::{
         regions::{Held, Memory},
     },
     error::{Code, Error, Result},
-    memory::{Backing, Region, budget::Budget, compaction::Costs},
+    memory::{AddressRange, Backing, Region, budget::Budget, compaction::Costs},
     units::Bytes,
 };
 
@@ -149,7 +149,7 @@ impl Backing for CudaBacking {
                 let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
                 let charge = charge.map_err(|over| refused(Failure::over(over)))?;
                 let memory = DeviceMemory::new(self.device.context(), bytes).map_err(refused)?.charged(charge);
-                let region = Region { address: memory.address(), bytes };
+                let region = AddressRange { address: memory.address(), bytes };
                 Held::new(region, Memory::Allocation(Some(memory).into()))
             }
         };

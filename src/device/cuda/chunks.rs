@@ -27,7 +27,7 @@ use crate::{
         driver::{Failure, out},
         maker::{Maker, Physical},
     },
-    memory::Region,
+    memory::AddressRange,
     units::{Address, Bytes},
 };
 
@@ -41,7 +41,7 @@ type Slot = Option<Physical>;
 #[derive(Debug)]
 pub(super) struct Chunks {
     maker: Arc<Maker>,
-    region: Region,
+    region: AddressRange,
     chunk: Bytes,
     /// How many chunks of the device, of all its regions, have no memory.
     missing: Arc<AtomicUsize>,
@@ -84,7 +84,7 @@ impl Chunks {
         let count = bytes.get().div_ceil(chunk.get()) as usize;
         let chunks = Self {
             maker: Arc::clone(maker),
-            region: Region { address: Address::new(address), bytes },
+            region: AddressRange { address: Address::new(address), bytes },
             chunk,
             missing: Arc::clone(missing),
             slots: Mutex::new(std::iter::repeat_with(|| None).take(count).collect()),
@@ -127,7 +127,7 @@ impl Chunks {
         slots.iter().enumerate().filter(|(_, slot)| slot.is_some()).map(|(at, _)| self.span(at).1).sum()
     }
 
-    pub(super) fn region(&self) -> Region {
+    pub(super) fn region(&self) -> AddressRange {
         self.region
     }
 
@@ -197,7 +197,7 @@ impl Chunks {
         *slots = Vec::new();
         // Where something is still mapped the addresses stay taken.
         done?;
-        let Region { address, bytes } = self.region;
+        let AddressRange { address, bytes } = self.region;
         // SAFETY: reserved once, freed once; nothing is mapped there any more.
         unsafe { self.maker.context().driver().mem_address_free(address.get(), bytes.get() as usize) }
     }

@@ -163,7 +163,7 @@ impl CudaDevice {
         others.into_iter().find_map(|device| device.regions.find(address, bytes).map(|held| (device, held)))
     }
 
-    /// Gives a region back when our stream has no work on it any more.
+    /// Releases a region when our stream has no work on it any more.
     pub(super) fn release(&self, region: Region) -> Result<()> {
         let held = self.regions.remove(region)?;
         let _current = self.context.enter()?;

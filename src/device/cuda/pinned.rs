@@ -14,7 +14,7 @@ use crate::{
         strided,
     },
     error::{Error, Result},
-    memory::{Backing, Region, budget::Budget, compaction::Costs},
+    memory::{AddressRange, Backing, Region, budget::Budget, compaction::Costs},
     units::{Address, Bytes},
 };
 
@@ -56,7 +56,7 @@ impl Backing for PinnedBacking {
         let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
         let charge = charge.map_err(|over| refused(Failure::over(over)))?;
         let memory = PinnedMemory::charged(self.device.context(), bytes, charge).map_err(refused)?;
-        let region = Region { address: Address::new(memory.start().expose_provenance() as u64), bytes };
+        let region = AddressRange { address: Address::new(memory.start().expose_provenance() as u64), bytes };
         Ok(self.device.regions.insert(Held::new(region, Memory::Pinned(Some(memory).into()))))
     }
 

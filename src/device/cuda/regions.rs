@@ -19,7 +19,7 @@ use crate::{
         stream::Ticket,
     },
     error::{Error, Result},
-    memory::Region,
+    memory::{AddressRange, Region},
     units::{Address, Bytes},
 };
 
@@ -37,13 +37,13 @@ pub(super) enum Memory {
 /// A region of this device.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) region: Region,
+    pub(super) region: AddressRange,
     pub(super) memory: Memory,
     last_use: AtomicU64,
 }
 
 impl Held {
-    pub(super) fn new(region: Region, memory: Memory) -> Self {
+    pub(super) fn new(region: AddressRange, memory: Memory) -> Self {
         Self { region, memory, last_use: AtomicU64::new(0) }
     }
 
@@ -100,16 +100,19 @@ impl Regions {
         self.missing.load(Ordering::Acquire) == 0
     }
 
+    /// Enters a region, and makes its token.
     pub(super) fn insert(&self, held: Held) -> Region {
         let region = held.region;
         self.by_address.write().insert(region.address, Arc::new(held));
-        region
+        // SAFETY: `held` owns the allocation at `region`, so there is no other one at these addresses and no other token;
+        // `remove`, by which the device releases it, finds it under exactly this range.
+        unsafe { Region::new(region) }
     }
 
-    /// Takes a region out of the book.
+    /// Takes a region out.
     pub(super) fn remove(&self, region: Region) -> Result<Arc<Held>> {
         let mut regions = self.by_address.write();
-        if regions.get(&region.address).is_some_and(|held| held.region == region)
+        if regions.get(&region.address).is_some_and(|held| held.region == *region)
             && let Some(held) = regions.remove(&region.address)
         {
             return Ok(held);

@@ -37,7 +37,7 @@ pub use crate::device::host::huge::huge_pages;
 use crate::{
     device::host::{exchange::Extent, mover::Exchanges},
     error::{Code, Error, Result},
-    memory::{Backing, Region},
+    memory::{AddressRange, Backing, Region},
     units::{Address, Bytes},
 };
 
@@ -103,14 +103,18 @@ impl Backing for HostBacking {
         let tail = Bytes::new(padded as u64) - head - bytes - margins;
         for (from, len) in [(mapped, head), (address + bytes + self.page, tail)] {
             if !len.is_zero() {
-                unmap(from, len)?;
+                // SAFETY: head and tail are whole pages of the mapping just made, outside of the region and its margins, and
+                // no address in them has left this function.
+                unsafe { unmap(from, len) }?;
             }
         }
         if bytes >= HUGE_PAGE {
             // With the margins: they stay one mapping with the region, and mappings are few.
             self.advise(Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + margins });
         }
-        Ok(Region { address, bytes })
+        // SAFETY: the region and its margins are what is left of a mapping that only this call knows, so no other `Region`
+        // covers any of it; `release` unmaps the region with a page on either side, which are the margins.
+        Ok(unsafe { Region::new(AddressRange { address, bytes }) })
     }
 
     /// Where the process may not map all it wants (`ulimit -v`, `-d`), a quarter of what is left stays to threads, malloc and the engine: a
@@ -128,10 +132,13 @@ impl Backing for HostBacking {
     }
 
     fn release(&self, region: Region) -> Result<()> {
-        // Before the addresses can be someone else's.
-        self.exchanges.released(Extent { start: region.address, bytes: region.bytes });
-        let margined = Address::new(region.address.get() - self.page.get());
-        unmap(margined, region.bytes + self.page + self.page)
+        let AddressRange { address, bytes } = *region;
+        // Before the kernel can map something else there.
+        self.exchanges.released(Extent { start: address, bytes });
+        let margined = Address::new(address.get() - self.page.get());
+        // SAFETY: the token is the only one for this memory, and is consumed here; `reserve` made it with a page of margin on
+        // either side. That nothing uses the region any more is what giving up its token says.
+        unsafe { unmap(margined, bytes + self.page + self.page) }
     }
 
     fn granularity(&self) -> Bytes {
@@ -147,12 +154,16 @@ fn to_len(bytes: Bytes) -> Option<usize> {
     usize::try_from(bytes.get()).ok()
 }
 
-fn unmap(address: Address, bytes: Bytes) -> Result<()> {
+/// Ends the mapping of whole pages.
+///
+/// # Safety
+/// The range is mapped by [`HostBacking::reserve`], the caller owns it, and nothing refers to it any more.
+unsafe fn unmap(address: Address, bytes: Bytes) -> Result<()> {
     let failed = |why: String| Error::internal(format!("munmap of {} bytes at {address} failed: {why}", bytes.get()));
     let len = to_len(bytes).ok_or_else(|| failed("more than the address space".into()))?;
     let start = ptr::with_exposed_provenance_mut::<c_void>(address.get() as usize);
-    // SAFETY: both callers name a part of a mapping of `reserve`, which nothing refers to: the padding was never
-    // handed out, and a region comes back through `Backing::release` once no block of it is left.
+    // SAFETY: whole pages of an anonymous mapping that the caller owns and nothing refers to, by the contract above, so
+    // no live object lies in them.
     unsafe { munmap(start, len) }.map_err(|errno| failed(errno.to_string()))
 }
 

@@ -44,7 +44,7 @@ pub use crate::engine::scratch::pool::Usage;
 use crate::{
     engine::{imports, scratch::pool::Pool},
     error::Result,
-    memory::{Arena, Backing, Region},
+    memory::{Arena, Backing, AddressRange},
     units::Bytes,
 };
 
@@ -55,7 +55,7 @@ const LEAST: usize = 1 << 20;
 const ALIGN: usize = 64;
 
 /// Gives the pages of a part of a region, which nobody uses, back to the system; returns what was given back.
-pub type Discard = Box<dyn Fn(Region) -> Bytes + Send + Sync>;
+pub type Discard = Box<dyn Fn(AddressRange) -> Bytes + Send + Sync>;
 
 static POOL: OnceLock<Pool> = OnceLock::new();
 

@@ -23,7 +23,7 @@ use std::{
 use crate::{
     engine::scratch::{ALIGN, Discard},
     error::{Error, Result},
-    memory::{Arena, Backing, Block, BlockId, Region, Strategy},
+    memory::{AddressRange, Arena, Backing, Block, BlockId, Region, Strategy},
     units::{Address, Bytes},
 };
 
@@ -236,7 +236,7 @@ impl Pool {
                 return Bytes::ZERO;
             }
             reached = last;
-            (self.discard)(Region { address: Address::new(first as u64), bytes: Bytes::new((last - first) as u64) })
+            (self.discard)(AddressRange { address: Address::new(first as u64), bytes: Bytes::new((last - first) as u64) })
         });
         // Where something lives at the upper end, its pages are to be given back another time.
         self.touched.fetch_max(if reached < touched { touched } else { from }, Ordering::Relaxed);
@@ -254,18 +254,20 @@ impl fmt::Debug for Pool {
 #[derive(Debug)]
 struct Noted {
     backing: Box<dyn Backing>,
-    region: Arc<OnceLock<Region>>,
+    region: Arc<OnceLock<AddressRange>>,
 }
 
 impl Backing for Noted {
     fn reserve(&self, bytes: Bytes) -> Result<Region> {
         let region = self.backing.reserve(bytes)?;
-        Ok(*self.region.get_or_init(|| region))
+        self.region.get_or_init(|| *region);
+        Ok(region)
     }
 
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
         let region = self.backing.reserve_up_front(bytes)?;
-        Ok(*self.region.get_or_init(|| region))
+        self.region.get_or_init(|| *region);
+        Ok(region)
     }
 
     fn release(&self, region: Region) -> Result<()> {
@@ -306,7 +308,8 @@ mod tests {
         fn reserve(&self, bytes: Bytes) -> Result<Region> {
             // SAFETY: regions are not empty.
             let start = unsafe { alloc(Self::layout(bytes)) };
-            Ok(Region { address: Address::new(start.expose_provenance() as u64), bytes })
+            // SAFETY: a fresh allocation, of the layout that `release` frees it with.
+            Ok(unsafe { Region::new(AddressRange { address: Address::new(start.expose_provenance() as u64), bytes }) })
         }
 
         fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
@@ -329,12 +332,12 @@ mod tests {
         }
     }
 
-    type Discarded = Arc<Mutex<Vec<Region>>>;
+    type Discarded = Arc<Mutex<Vec<AddressRange>>>;
 
     fn pool(mib: usize) -> (Pool, Discarded) {
         let discarded = Discarded::default();
         let list = Arc::clone(&discarded);
-        let discard = move |region: Region| {
+        let discard = move |region: AddressRange| {
             list.lock().unwrap().push(region);
             region.bytes
         };
@@ -381,7 +384,7 @@ mod tests {
         (0..EPOCH - 1).for_each(|_| turn(4 * MIB));
         assert!(discarded.lock().unwrap().is_empty(), "the epoch is not over");
         turn(4 * MIB);
-        let given: Vec<Region> = std::mem::take(&mut discarded.lock().unwrap());
+        let given: Vec<AddressRange> = std::mem::take(&mut discarded.lock().unwrap());
         let bytes: u64 = given.iter().map(|region| region.bytes.get()).sum();
         assert_eq!(bytes, 28 << 20, "all that lay above the 4 MiB: {given:?}");
         assert!(given.iter().all(|region| region.address.get() as usize >= pool.start + 4 * MIB));
@@ -393,7 +396,7 @@ mod tests {
         unsafe { pool.free(low) };
         (0..3 * EPOCH).for_each(|_| turn(MIB));
         let kept = high.addr() - HEAD..high.addr() + 8 * MIB;
-        let apart = |region: &Region| {
+        let apart = |region: &AddressRange| {
             let start = region.address.get() as usize;
             start + region.bytes.get() as usize <= kept.start || start >= kept.end
         };

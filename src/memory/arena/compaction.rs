@@ -7,8 +7,8 @@
 //!  end      under the lock: all that was kept is free again, and the request that asked for it is served
 //! ```
 //!
-//! What a plan moves must not change meanwhile: the caller sees to it that nobody uses or frees the blocks between plan and
-//! commit, or drops the compaction, which undoes nothing and loses nothing. Other blocks come and go as ever, in the
+//! What a plan moves must not change meanwhile: the caller makes sure that the blocks are neither used nor freed between
+//! plan and commit, or drops the compaction, which undoes nothing and loses nothing. Other blocks come and go as ever, in the
 //! holes that the plan does not need.
 
 use std::{fmt, time::Instant};
@@ -70,7 +70,7 @@ pub struct Move {
     pub size: Bytes,
 }
 
-/// A plan that is being carried out. Dropping it gives back what it kept out of circulation; what was committed stays.
+/// A plan that is being carried out. Dropping it returns what it kept out of circulation; what was committed stays.
 #[must_use = "dropping a compaction ends it"]
 #[derive(Debug)]
 pub struct Compaction<'a> {
@@ -239,7 +239,7 @@ impl Arena {
 }
 
 impl<'a> Compaction<'a> {
-    /// An empty one. Until it is prepared there is nothing to give back, and giving back takes the lock.
+    /// An empty one. Until it is prepared it holds nothing, and returning what it holds takes the lock.
     fn new(arena: &'a Arena) -> Self {
         Self {
             arena,
@@ -288,7 +288,7 @@ impl<'a> Compaction<'a> {
         Ok(())
     }
 
-    /// Ends the compaction, and takes what is asked for before anybody else can.
+    /// Ends the compaction, and allocates what is asked for before another thread can.
     ///
     /// # Errors
     /// As [`Arena::allocate`].
@@ -300,7 +300,7 @@ impl<'a> Compaction<'a> {
         })
     }
 
-    /// Ends the compaction, and does `then` before anybody else can use the room.
+    /// Ends the compaction, and does `then` before another thread can use the room.
     pub(super) fn finish<T>(mut self, then: impl FnOnce(&mut State, &'a Arena) -> T) -> T {
         let (result, surplus) = {
             let mut state = self.arena.state.lock();
@@ -310,7 +310,7 @@ impl<'a> Compaction<'a> {
             self.arena.wake(&state);
             (result, surplus)
         };
-        self.arena.release(&surplus);
+        self.arena.release(surplus);
         result
     }
 
@@ -336,7 +336,7 @@ impl Drop for Compaction<'_> {
             self.arena.wake(&state);
             state.trim_surplus()
         };
-        self.arena.release(&surplus);
+        self.arena.release(surplus);
     }
 }
 
@@ -427,7 +427,7 @@ impl State {
         slack.sum()
     }
 
-    /// Names the regions that are to go.
+    /// Takes the regions to release out of the strategy.
     fn trim_surplus(&mut self) -> Vec<crate::memory::Region> {
         let surplus = self.placement.trim_surplus();
         self.note_surplus(&surplus);
@@ -491,7 +491,7 @@ impl State {
 
     /// The span of a live block that does not lie well for a pinned one.
     fn span_amid(&self, id: BlockId) -> Option<NodeId> {
-        // In a pool of many regions the best place may be in another one, which could then never go back.
+        // In a pool of many regions the best place may be in another one, which could then never be released.
         self.placement.bottom()?;
         let record = self.table.get(id)?;
         let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };

@@ -1,27 +1,27 @@
-//! Giving back what was not used lately: how much that was, and which holes go.
+//! Trimming what was not used lately: how much that was, and which holes are discarded.
 //!
 //! ```text
 //!  holes by size:   |a| | b | |    c    | |         d           |
-//!                   \___ stay ___________________/\___ go ______/     what stays: the bytes that use may rise by
+//!                   \___ stay ___________________/\__ discarded _/    what stays: the bytes that use may rise by
 //! ```
 //!
-//! Best fit takes the smallest hole that fits, from its low end. So the largest holes go first, and what stays of the last
-//! one is its low end. The plan is made from a list of the holes; each piece of it is looked at again, and given back, under
-//! the lock: what a block has taken meanwhile is not touched. When use rises above what was to stay, the rest of the plan
+//! Best fit takes the smallest hole that fits, from its low end. So the largest holes are discarded first, and what stays of
+//! the last one is its low end. The plan is made from a list of the holes; each piece of it is checked again, and
+//! discarded, under the lock: what a block has taken meanwhile is not touched. When use rises above what was to stay, the rest of the plan
 //! is dropped.
 
 use crate::{
-    memory::{Region, arena::Arena, space::NodeId},
+    memory::{AddressRange, arena::Arena, space::NodeId},
     units::{Address, Bytes},
 };
 
-/// The most that goes back while the arena is locked: a millisecond's work.
+/// The most that is discarded while the arena is locked: a millisecond's work.
 const PIECE: Bytes = Bytes::mib(16);
 
 /// Parts of holes below this size are not worth a call.
 const LEAST: Bytes = Bytes::kib(64);
 
-/// What is to go back, in pieces, those of the largest hole first.
+/// The parts of holes to discard, in pieces, those of the largest hole first.
 #[derive(Debug)]
 pub struct Surplus {
     keep: Bytes,
@@ -33,7 +33,7 @@ pub struct Surplus {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     hole: NodeId,
-    region: Region,
+    region: AddressRange,
 }
 
 impl Arena {
@@ -49,11 +49,11 @@ impl Arena {
         std::mem::replace(&mut counters.window_peak, counters.in_use + counters.pending)
     }
 
-    /// Plans what goes back where use is expected to stay within `keep`. O(spans) with the lock, and sorting without.
+    /// Plans what to discard where use is expected to stay within `keep`. O(spans) with the lock, and sorting without.
     pub fn surplus(&self, keep: Bytes) -> Surplus {
         let (mut holes, used) = {
             let state = self.state.lock();
-            let holes: Vec<(NodeId, Region)> =
+            let holes: Vec<(NodeId, AddressRange)> =
                 state.placement.space().map(|space| space.holes().collect()).unwrap_or_default();
             (holes, state.counters.in_use + state.counters.pending)
         };
@@ -63,7 +63,7 @@ impl Arena {
         for (hole, whole) in holes {
             let here = stays.min(whole.bytes);
             stays -= here;
-            let region = Region { address: whole.address + here, bytes: whole.bytes - here };
+            let region = AddressRange { address: whole.address + here, bytes: whole.bytes - here };
             if region.bytes >= LEAST {
                 parts.push(Part { hole, region });
             }
@@ -71,9 +71,9 @@ impl Arena {
         Surplus { keep, parts }
     }
 
-    /// Gives the next piece of `surplus` to `discard` while the arena is locked, as far as it still is a hole, and returns
-    /// what `discard` says; `None` at the end, and when use has risen above what was to stay. O(1).
-    pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(Region) -> Bytes) -> Option<Bytes> {
+    /// Calls `discard` with the next piece of `surplus` while the arena is locked, as far as it still is a hole, and returns
+    /// its answer; `None` at the end, and when use has risen above what was to stay. O(1).
+    pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(AddressRange) -> Bytes) -> Option<Bytes> {
         let Part { hole, region } = surplus.next_piece()?;
         let state = self.state.lock();
         if state.counters.window_peak > surplus.keep {
@@ -84,7 +84,7 @@ impl Arena {
         Some(now.and_then(|now| overlap(now, region)).map_or(Bytes::ZERO, discard))
     }
 
-    /// Gives empty regions back, the largest first, until those that stay are at most `keep` less what is used; none when
+    /// Releases empty regions, the largest first, until those that stay are at most `keep` less what is used; none when
     /// use has risen above `keep` in this window. Returns their sum. Only `growing` keeps such regions.
     pub fn trim_to(&self, keep: Bytes) -> Bytes {
         let surplus = {
@@ -97,8 +97,9 @@ impl Arena {
             state.note_surplus(&surplus);
             surplus
         };
-        self.release(&surplus);
-        surplus.iter().map(|region| region.bytes).sum()
+        let released = surplus.iter().map(|region| region.bytes).sum();
+        self.release(surplus);
+        released
     }
 }
 
@@ -112,14 +113,14 @@ impl Surplus {
         if bytes == region.bytes {
             self.parts.pop();
         } else {
-            part.region = Region { address: region.address + bytes, bytes: region.bytes - bytes };
+            part.region = AddressRange { address: region.address + bytes, bytes: region.bytes - bytes };
         }
-        Some(Part { hole, region: Region { address: region.address, bytes } })
+        Some(Part { hole, region: AddressRange { address: region.address, bytes } })
     }
 }
 
-fn overlap(one: Region, other: Region) -> Option<Region> {
+fn overlap(one: AddressRange, other: AddressRange) -> Option<AddressRange> {
     let start: Address = one.address.max(other.address);
     let end = (one.address + one.bytes).min(other.address + other.bytes);
-    (start < end).then(|| Region { address: start, bytes: end - start })
+    (start < end).then(|| AddressRange { address: start, bytes: end - start })
 }

@@ -1,8 +1,8 @@
-//! The arena's lock: it spins, and who waits for memory sleeps beside it.
+//! The arena's lock: it spins, and a thread that waits for memory sleeps on a condition variable beside it.
 //!
 //! An uncontended parking lock costs two atomic exchanges of about 5 ns, which is as much as finding a block; a spinning one
 //! gives up with a plain store. It suits what it guards: tens of nanoseconds, except while a strategy asks the device for
-//! memory or a compaction is planned, which is rare. Who does not get it gives the processor away.
+//! memory or a compaction is planned, which is rare. A thread that does not get it yields the processor.
 
 use std::time::Instant;
 
@@ -19,14 +19,14 @@ pub(super) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 #[derive(Debug)]
 pub(super) struct Lock<T> {
     state: SpinMutex<T, Yield>,
-    /// How often the bell was rung.
-    rings: Mutex<u64>,
-    bell: Condvar,
+    /// How often sleepers were woken.
+    wakes: Mutex<u64>,
+    woken: Condvar,
 }
 
 impl<T> Lock<T> {
     pub(super) fn new(state: T) -> Self {
-        Self { state: SpinMutex::new(state), rings: Mutex::new(0), bell: Condvar::new() }
+        Self { state: SpinMutex::new(state), wakes: Mutex::new(0), woken: Condvar::new() }
     }
 
     /// Locks.
@@ -35,30 +35,30 @@ impl<T> Lock<T> {
         self.state.lock()
     }
 
-    /// Without locking, because nobody else can have it.
+    /// Without locking: the exclusive reference shows that no other thread can hold it.
     pub(super) fn get_mut(&mut self) -> &mut T {
         self.state.get_mut()
     }
 
-    /// Unlocks, sleeps until somebody rings or `deadline`, and locks again. A ring from the moment of the call on counts.
+    /// Unlocks, sleeps until [`Self::wake`] or `deadline`, and locks again. Every wake after this call began counts.
     pub(super) fn sleep<'a>(&'a self, guard: Guard<'a, T>, deadline: Option<Instant>) -> Guard<'a, T> {
-        let before = *self.rings.lock();
+        let before = *self.wakes.lock();
         drop(guard);
-        let mut rings = self.rings.lock();
-        while *rings == before {
+        let mut wakes = self.wakes.lock();
+        while *wakes == before {
             match deadline {
-                Some(deadline) if self.bell.wait_until(&mut rings, deadline).timed_out() => break,
+                Some(deadline) if self.woken.wait_until(&mut wakes, deadline).timed_out() => break,
                 Some(_) => {}
-                None => self.bell.wait(&mut rings),
+                None => self.woken.wait(&mut wakes),
             }
         }
-        drop(rings);
+        drop(wakes);
         self.lock()
     }
 
     /// Wakes all sleepers.
-    pub(super) fn ring(&self) {
-        *self.rings.lock() += 1;
-        self.bell.notify_all();
+    pub(super) fn wake(&self) {
+        *self.wakes.lock() += 1;
+        self.woken.notify_all();
     }
 }

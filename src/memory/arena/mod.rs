@@ -7,12 +7,13 @@
 //!                     `------------- reuse ------------'
 //! ```
 //!
-//! `state` has what the lock guards. Four files add to this one: `compaction` gives blocks another place, `reuse` gives
-//! retired ones another owner, `scratch` keeps the low end for programs, `recording` notes what happens.
+//! `state` has what the lock guards. Five files add to this one: `compaction` moves blocks, `pinning` keeps blocks in
+//! place, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs, `recording` notes events.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
-//! planned. Nobody waits under it and nothing is called from it but [`Backing::reserve`] (and [`Backing::release`] when growth needs
-//! the room), so every function may be called from any thread, the engine's own included.
+//! planned. No thread waits while it holds the lock, and nothing is called under it but [`Backing::reserve`] (and
+//! [`Backing::release`] when growth needs the room), so every function may be called from any thread, the engine's own
+//! included.
 
 mod compaction;
 mod idle;
@@ -39,7 +40,7 @@ pub use crate::memory::arena::scratch::NoScratch;
 use crate::{
     error::{Error, Result},
     memory::{
-        Backing, OutOfMemory, Region, Stats, Strategy,
+        AddressRange, Backing, OutOfMemory, Region, Stats, Strategy,
         arena::{
             lock::{Guard, Lock},
             recording::{Scopes, Watched},
@@ -86,7 +87,7 @@ pub struct BlockInfo {
     pub held: Bytes,
     /// Live, pinned or retired.
     pub state: BlockState,
-    /// Who made it, as far as the arena was told.
+    /// Where it came from, as far as the caller said.
     pub provenance: Provenance,
     /// Why it is pinned, where it is.
     pub pin: PinReason,
@@ -183,7 +184,7 @@ impl Arena {
     /// the device's part.
     ///
     /// # Errors
-    /// The numbers of the moment, when there is no room; it does not wait.
+    /// The numbers of this instant, when there is no room; it does not wait.
     #[inline]
     pub fn allocate(&self, request: impl Into<Request>) -> Result<Block, OutOfMemory> {
         self.allocate_now(request.into())
@@ -233,7 +234,7 @@ impl Arena {
         self.retire_as(id, None)
     }
 
-    /// As [`Self::retire`], of a block that somebody else has made something else of since: a program took it over, or
+    /// As [`Self::retire`], of a block whose provenance has changed since it was allocated: a program took it over, or
     /// wrote it anew.
     ///
     /// # Errors
@@ -261,7 +262,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives a live or retired block's room back. O(1) but for the device's part, which runs without the lock.
+    /// Frees a live or retired block. O(1) but for the device's part, which runs without the lock.
     ///
     /// # Errors
     /// `NOT_FOUND` for a stale or unknown id; nothing changes then.
@@ -284,13 +285,13 @@ impl Arena {
             None => self.wake(&state),
             Some(region) => {
                 drop(state);
-                self.release(&[region]);
+                self.release([region]);
             }
         }
         Ok(())
     }
 
-    /// Gives every wholly empty region back to the device, and returns their sum. Only `growing` keeps such regions.
+    /// Releases every wholly empty region to the device, and returns their sum. Only `growing` keeps such regions.
     pub fn trim(&self) -> Bytes {
         let surplus = {
             let mut state = self.state.lock();
@@ -298,13 +299,14 @@ impl Arena {
             state.note_surplus(&surplus);
             surplus
         };
-        self.release(&surplus);
-        surplus.iter().map(|region| region.bytes).sum()
+        let released = surplus.iter().map(|region| region.bytes).sum();
+        self.release(surplus);
+        released
     }
 
-    /// Gives the memory behind the holes to `discard`, piece by piece, and returns the sum of what it says. Pieces have at most
+    /// Calls `discard` with the memory behind the holes, piece by piece, and returns the sum of its answers. Pieces have at most
     /// 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them. O(blocks), and O(1) a piece.
-    pub fn discard_holes(&self, mut discard: impl FnMut(Region) -> Bytes) -> Bytes {
+    pub fn discard_holes(&self, mut discard: impl FnMut(AddressRange) -> Bytes) -> Bytes {
         const PIECE: Bytes = Bytes::mib(64);
         let mut discarded = Bytes::ZERO;
         let holes: Vec<_> =
@@ -322,7 +324,7 @@ impl Arena {
                 // Pieces end where pages do, so that none is cut in two.
                 let piece = Bytes::new(start.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
                 let bytes = (end - start).min(piece - Bytes::new(start.get()));
-                discarded += discard(Region { address: start, bytes });
+                discarded += discard(AddressRange { address: start, bytes });
                 from = start + bytes;
             }
         }
@@ -330,7 +332,7 @@ impl Arena {
     }
 
     /// Where programs' scratch is kept.
-    pub fn scratch(&self) -> Option<Region> {
+    pub fn scratch(&self) -> Option<AddressRange> {
         self.state.lock().scratch_region()
     }
 
@@ -363,7 +365,7 @@ impl Arena {
     }
 
     /// All regions held from the device but those on their way back, in no order. O(regions and blocks).
-    pub fn regions(&self) -> Vec<Region> {
+    pub fn regions(&self) -> Vec<AddressRange> {
         self.state.lock().regions()
     }
 
@@ -379,18 +381,19 @@ impl Arena {
         self.state.lock().waiters
     }
 
-    fn release(&self, surplus: &[Region]) {
-        for &region in surplus {
+    fn release(&self, surplus: impl IntoIterator<Item = Region>) {
+        for region in surplus {
+            let bytes = region.bytes;
             release_or_log(&self.backing, region);
             let mut state = self.state.lock();
-            state.placement.released(region);
+            state.placement.released(bytes);
             self.wake(&state);
         }
     }
 
     fn wake(&self, state: &Guard<'_, State>) {
         if state.waiters != 0 {
-            self.state.ring();
+            self.state.wake();
         }
     }
 
@@ -427,10 +430,9 @@ impl Arena {
 }
 
 impl Drop for Arena {
-    /// Gives everything back, blocks that still live included: nobody can name them any more.
+    /// Releases every region, blocks that still live included: without the arena their ids mean nothing.
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let regions = state.regions();
+        let regions = self.state.get_mut().placement.take_all();
         regions.into_iter().for_each(|region| release_or_log(&self.backing, region));
     }
 }

@@ -1,4 +1,4 @@
-//! What the arena notes about itself beside its books: the history, and the peaks of open scopes.
+//! What the arena records beside its block table and counters: the history, and the peaks of open scopes.
 //!
 //! ```text
 //!   open_scope ------------- peak -------- end_scope
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{
     error::Result,
     memory::{
-        Backing, Region, Stats,
+        AddressRange, Backing, Region, Stats,
         arena::{Arena, BlockInfo, BlockState, OutOfMemory, Request, State},
-        history::{Event, EventKind, Events, FailedRequest, History, Note, block_number, told},
+        history::{Event, EventKind, Events, FailedRequest, History, Note, block_number, pin_reason_code},
         provenance::{PinReason, Provenance, Timestamp},
         space::SpanState,
         strategy::BlockPlace,
@@ -132,11 +132,11 @@ pub struct Survey {
     /// The numbers.
     pub stats: Stats,
     /// As [`Arena::regions`].
-    pub regions: Vec<Region>,
+    pub regions: Vec<AddressRange>,
     /// As [`Arena::blocks`].
     pub blocks: Vec<BlockInfo>,
     /// As [`Arena::scratch`].
-    pub scratch: Option<Region>,
+    pub scratch: Option<AddressRange>,
     /// What happened before.
     pub events: Events,
     /// When it was taken.
@@ -159,12 +159,12 @@ impl Arena {
         self.state.lock().history.is_on()
     }
 
-    /// Everything about this instant, taken in one piece. O(blocks and events), with the lock.
+    /// Everything about this instant, under one lock. O(blocks and events), with the lock.
     pub fn survey(&self) -> Survey {
         let state = &mut *self.state.lock();
         let at = Timestamp::now();
         if state.history.is_on() {
-            // Growth that failed gave some back, and no block came that would have told.
+            // Growth that failed released some, and no block came whose event would have shown it.
             state.history.see_regions(at, state.placement.regions());
         }
         Survey {
@@ -177,7 +177,7 @@ impl Arena {
         }
     }
 
-    /// Remembers that a request failed and what the caller was told.
+    /// Records that a request failed, with the error's text.
     pub fn note_failure(&self, numbers: OutOfMemory, provenance: Provenance, text: String) {
         self.state.lock().history.fail(Timestamp::now(), FailedRequest { numbers, provenance, text });
     }
@@ -220,18 +220,18 @@ impl State {
         })
     }
 
-    pub(super) fn regions(&self) -> Vec<Region> {
+    pub(super) fn regions(&self) -> Vec<AddressRange> {
         let own = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Mapping { .. }));
-        let own = own.map(|(_, record)| Region { address: record.address, bytes: self.placement.held(record.place) });
+        let own = own.map(|(_, record)| AddressRange { address: record.address, bytes: self.placement.held(record.place) });
         self.placement.regions().into_iter().chain(own).collect()
     }
 
-    pub(super) fn scratch_region(&self) -> Option<Region> {
+    pub(super) fn scratch_region(&self) -> Option<AddressRange> {
         let (space, span) = (self.placement.space()?, self.scratch.span()?);
-        Some(Region { address: space.address(span), bytes: space.size(span) })
+        Some(AddressRange { address: space.address(span), bytes: space.size(span) })
     }
 
-    /// Notes that `id` came, `at` that moment or now.
+    /// Notes that `id` came, at the time `at` or now.
     #[inline(never)]
     pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, at: Option<Timestamp>, backing: &Watched) {
         let at = at.unwrap_or_else(Timestamp::now);
@@ -274,7 +274,7 @@ impl State {
     }
 
     pub(super) fn note_pin(&mut self, kind: EventKind, id: BlockId, before: &Record, why: PinReason) {
-        self.note_block(kind, id, before, told(why));
+        self.note_block(kind, id, before, pin_reason_code(why));
     }
 
     /// Notes what is kept for scratch, if that changed.

@@ -1,12 +1,12 @@
-//! Retired blocks that get another owner.
+//! Reuse in place: a retired block becomes another, live one.
 //!
 //! ```text
-//!   retired block 7.1  ---- reuse ---->  live block 7.2, in the same place
+//!   retired block 7.1  -- reuse in place -->  live block 7.2, at the same address
 //! ```
 //!
-//! To everybody who looks it is what freeing the block and allocating its size again would be, had the allocation found
-//! the same place: the old id is stale, and numbers, peaks and history show one block going and one coming. Only the place
-//! is never free in between, so nobody else can take it.
+//! The effect is that of freeing the block and allocating its size again, had the allocation found the same place: the
+//! old id is stale, and numbers, peaks and history show one block going and one coming. But the place is never free in
+//! between, so no other allocation can take it.
 
 use crate::{
     error::{Error, Result},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Arena {
-    /// Makes a retired block another one, which is live, in the same place: its id. The device must have finished with the
+    /// Makes a retired block another, live one in the same place, and returns its id. The device must have finished with the
     /// bytes. O(1).
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Arena {
             return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is not retired")));
         }
         let reused = state.reuse(id, &record, provenance, &self.backing);
-        // Who waits for retired blocks counted on this one.
+        // Threads that wait for retired blocks counted on this one.
         self.wake(&state);
         Ok(reused)
     }

@@ -7,7 +7,7 @@
 //!
 //! A device runs one program after another, so programs that wait for each other share one scratch. When the last
 //! one is done the floor stays up, because the next step wants it again; an allocation that finds no room lowers it to
-//! what is needed at that moment: on a TPU too, arrays outrank programs (XLA, `docs/errors/error_0100.md`).
+//! what is needed at that time: on a TPU too, arrays outrank programs (XLA, `docs/errors/error_0100.md`).
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ impl Arena {
 }
 
 impl Compaction<'_> {
-    /// Ends the compaction, and keeps the low end that it emptied before anybody else can use it.
+    /// Ends the compaction, and keeps the low end that it emptied before another allocation can use it.
     ///
     /// # Errors
     /// As [`Arena::begin_scratch`].

@@ -1,4 +1,4 @@
-//! What the arena's lock guards, and the steps that change it: a block comes into the books, a block leaves them.
+//! What the arena's lock guards, and the steps that change it: a block is entered, a block is removed.
 
 use std::time::Duration;
 
@@ -84,7 +84,8 @@ impl State {
         Ok(Block { id, address: placed.address, size })
     }
 
-    /// Puts a block that has a place into the books, but for its slack. It came `at` that moment; `None` is now.
+    /// Enters a block that has a place into the block table and the counters, but for its slack. It came at the time
+    /// `at`; `None` is now.
     #[inline(always)]
     pub(super) fn enter(
         &mut self,
@@ -113,7 +114,7 @@ impl State {
     }
 
     pub(super) fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {
-        let vacated = self.placement.vacate(record.address, record.place, record.state);
+        let vacated = self.placement.vacate(record.place, record.state);
         let counters = &mut self.counters;
         if record.state == SpanState::Retired {
             counters.pending -= record.requested;

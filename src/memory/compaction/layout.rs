@@ -5,7 +5,7 @@ use crate::memory::space::{NodeId, RegionId};
 /// What a plan may do with a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nobody uses it.
+    /// No block covers it.
     Hole,
     /// A block that may move.
     Movable,

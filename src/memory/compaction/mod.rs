@@ -1,4 +1,4 @@
-//! Compaction: which blocks to move, and where, so that room appears in one piece.
+//! Compaction: which blocks to move, and where, so that contiguous room appears.
 //!
 //! ```text
 //!  Space --> Layout (a snapshot: holes, blocks that may move, blocks that may not)

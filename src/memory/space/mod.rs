@@ -32,7 +32,7 @@ pub(crate) use crate::memory::space::moves::Holds;
 use crate::{
     error::{Error, Result},
     memory::{
-        Region,
+        AddressRange,
         space::bins::{Bin, Bins},
     },
     units::{Address, Bytes},
@@ -53,10 +53,17 @@ pub(crate) struct NodeId(NonZeroU32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RegionId(pub(super) u16);
 
+impl RegionId {
+    /// The number, for tables beside this one.
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// What is known about the bytes of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanState {
-    /// Nobody uses them.
+    /// No block owns them.
     Hole,
     /// A block owns them.
     Live,
@@ -106,7 +113,7 @@ const _: () = assert!(size_of::<Node>() <= 32, "a node's size is a promise of th
 
 #[derive(Clone, Copy, Debug)]
 struct RegionRecord {
-    region: Region,
+    region: AddressRange,
     /// The span of the lowest address: splitting and coalescing both keep the lower node.
     first: NodeId,
     /// The span of the highest address.
@@ -194,7 +201,7 @@ impl Space {
     /// # Errors
     /// `INTERNAL` for a region that is empty, not made of whole granules, not aligned to 256 bytes, longer than
     /// promised to [`Self::new`], or the 65,537th.
-    pub(crate) fn add_region(&mut self, region: Region) -> Result<RegionId> {
+    pub(crate) fn add_region(&mut self, region: AddressRange) -> Result<RegionId> {
         let size = region.bytes.get() >> self.granule_shift;
         let size = u32::try_from(size).ok().filter(|&size| size != 0 && region.bytes.is_multiple_of(self.granule()));
         let (Some(size), true) = (size, region.address.is_aligned_to(MIN_GRANULE)) else {
@@ -232,7 +239,7 @@ impl Space {
     ///
     /// # Errors
     /// `INTERNAL` when the region is unknown or holds a block; then nothing changes.
-    pub(crate) fn remove_region(&mut self, id: RegionId) -> Result<Region> {
+    pub(crate) fn remove_region(&mut self, id: RegionId) -> Result<AddressRange> {
         let slot = self.regions.get_mut(usize::from(id.0));
         let Some(record) = slot.and_then(|slot| slot.take_if(|record| record.taken == 0)) else {
             return Err(Error::internal(format!("region {} is unknown or holds blocks", id.0)));
@@ -293,7 +300,7 @@ impl Space {
         self.nodes[id.index()].state = SpanState::Live;
     }
 
-    /// Gives a live or retired span back and joins it with the holes beside it; the region, when nothing in it is
+    /// Frees a live or retired span and joins it with the holes beside it; the region, when nothing in it is
     /// taken any more. O(1).
     pub(crate) fn free(&mut self, mut id: NodeId) -> Option<RegionId> {
         let Node { prev, next, region, .. } = self.nodes[id.index()];
@@ -327,13 +334,13 @@ impl Space {
     }
 
     /// The regions, lowest number first.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionId, Region)> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionId, AddressRange)> {
         let records = self.regions.iter().enumerate();
         records.filter_map(|(slot, record)| record.map(|record| (RegionId(slot as u16), record.region)))
     }
 
     /// The region `id`.
-    pub(crate) fn region(&self, id: RegionId) -> Option<Region> {
+    pub(crate) fn region(&self, id: RegionId) -> Option<AddressRange> {
         self.regions.get(usize::from(id.0)).copied().flatten().map(|record| record.region)
     }
 
@@ -345,7 +352,7 @@ impl Space {
     }
 
     /// The regions in which nothing is taken.
-    pub(crate) fn empty_regions(&self) -> impl Iterator<Item = (RegionId, Region)> {
+    pub(crate) fn empty_regions(&self) -> impl Iterator<Item = (RegionId, AddressRange)> {
         self.regions().filter(|(id, _)| self.regions[usize::from(id.0)].is_some_and(|record| record.taken == 0))
     }
 

@@ -1,4 +1,4 @@
-//! What compaction asks of the index: a picture, holes kept out of circulation, blocks at another place.
+//! What compaction needs of the index: its layout, holes kept out of circulation, blocks at another place.
 //!
 //! ```text
 //!  hold       |   hole   |                          -> |  reserved  |
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     memory::{
-        Region,
+        AddressRange,
         compaction::{Kind, Layout, Run, Span},
         space::{Node, NodeId, RegionId, Space, SpanState},
         block_table::BlockId,
@@ -28,7 +28,7 @@ const PIN_PROBES: usize = 64;
 pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 
 impl Space {
-    /// Draws all regions that hold a block. `movable` has an element for each node. O(spans).
+    /// Writes into `layout` all regions that hold a block. `movable` has an element for each node. O(spans).
     ///
     /// Neighbours are found by following links, each of which waits for a cache; so a region is walked from both ends at
     /// once, and two waits overlap.
@@ -91,7 +91,7 @@ impl Space {
         holds.0.insert((region, offset), id);
     }
 
-    /// Gives a live span another place: afterwards `to` is live and the old place reserved; the span's node, or `None`
+    /// Moves a live span to another place: afterwards `to` is live and the old place reserved; the span's node, or `None`
     /// (and nothing changes) when `to` is not covered by reserved granules and the span's own. O(log holds).
     pub(crate) fn relocate(&mut self, id: NodeId, to: Run, holds: &mut Holds) -> Option<NodeId> {
         let Node { offset, size, region, state, .. } = self.nodes[id.index()];
@@ -106,7 +106,7 @@ impl Space {
         self.carve(to, holds)
     }
 
-    /// Gives everything held back into circulation; the regions in which nothing is taken then. O(holds).
+    /// Returns everything held to circulation; the regions in which nothing is taken then. O(holds).
     pub(crate) fn let_go(&mut self, holds: &mut Holds) -> Vec<RegionId> {
         let ids = std::mem::take(&mut holds.0).into_values();
         ids.filter_map(|id| {
@@ -174,7 +174,7 @@ impl Space {
         Some(floor)
     }
 
-    /// Gives back what a taken span has above `bytes`. O(1).
+    /// Frees what a taken span has above `bytes`. O(1).
     pub(crate) fn trim_span(&mut self, id: NodeId, bytes: Bytes) {
         let Node { size, region, .. } = self.nodes[id.index()];
         if let Some(keep) = self.granules(bytes).filter(|&keep| keep < size) {
@@ -213,7 +213,7 @@ impl Space {
     }
 
     /// The holes, by region and address. O(spans).
-    pub(crate) fn holes(&self) -> impl Iterator<Item = (NodeId, Region)> {
+    pub(crate) fn holes(&self) -> impl Iterator<Item = (NodeId, AddressRange)> {
         let spans = self
             .regions
             .iter()
@@ -223,8 +223,8 @@ impl Space {
     }
 
     /// Where a hole lies; `None` for a node that is none, or none any more. O(1).
-    pub(crate) fn hole(&self, id: NodeId) -> Option<Region> {
-        self.is_hole(id).then(|| Region { address: self.address(id), bytes: self.size(id) })
+    pub(crate) fn hole(&self, id: NodeId) -> Option<AddressRange> {
+        self.is_hole(id).then(|| AddressRange { address: self.address(id), bytes: self.size(id) })
     }
 
     /// A place as a range of a region, from its first granule on.

@@ -6,7 +6,7 @@ const BASE: Address = Address::new(0x10_0000);
 
 fn space(granules: u64) -> Space {
     let mut space = Space::new(Bytes::gib(1));
-    space.add_region(Region { address: BASE, bytes: Bytes::new(granules * 256) }).expect("a good region");
+    space.add_region(AddressRange { address: BASE, bytes: Bytes::new(granules * 256) }).expect("a good region");
     space
 }
 
@@ -104,7 +104,7 @@ fn the_high_end_grows_downwards() {
 #[test]
 fn regions_do_not_coalesce_and_leave_only_empty() {
     let mut space = space(4);
-    let second = space.add_region(Region { address: at(4), bytes: Bytes::new(1024) }).expect("a good region");
+    let second = space.add_region(AddressRange { address: at(4), bytes: Bytes::new(1024) }).expect("a good region");
     assert_eq!(space.allocate(Bytes::new(1280), End::Low), None, "blocks do not cross regions");
     let first_block = space.allocate(Bytes::new(1024), End::Low).expect("room");
     let block = space.allocate(Bytes::new(1), End::Low).expect("room");
@@ -121,7 +121,7 @@ fn regions_do_not_coalesce_and_leave_only_empty() {
 fn odd_regions_are_refused() {
     let mut space = Space::new(Bytes::gib(1));
     for (address, bytes) in [(256, 0), (256, 100), (128, 256), (256, 1 << 50)] {
-        let region = Region { address: Address::new(address), bytes: Bytes::new(bytes) };
+        let region = AddressRange { address: Address::new(address), bytes: Bytes::new(bytes) };
         assert!(space.add_region(region).is_err(), "{region:?}");
     }
 }
@@ -131,7 +131,7 @@ fn the_granule_grows_with_regions_past_one_tebibyte() {
     assert_eq!(Space::new(Bytes::gib(1023)).granule(), Bytes::new(256));
     let mut space = Space::new(Bytes::gib(3 * 1024));
     assert_eq!(space.granule(), Bytes::new(1024));
-    space.add_region(Region { address: BASE, bytes: Bytes::gib(3 * 1024) }).expect("a good region");
+    space.add_region(AddressRange { address: BASE, bytes: Bytes::gib(3 * 1024) }).expect("a good region");
     let id = space.allocate(Bytes::gib(2 * 1024), End::Low).expect("room");
     assert_eq!(space.size(id), Bytes::gib(2 * 1024));
     check(&space);
@@ -172,7 +172,7 @@ fn nodes_are_used_again() {
         for number in 0..3 {
             space.free(ids[(number + round) % 3]);
         }
-        let second = space.add_region(Region { address: at(200), bytes: Bytes::new(1024) }).expect("a good region");
+        let second = space.add_region(AddressRange { address: at(200), bytes: Bytes::new(1024) }).expect("a good region");
         assert!(space.remove_region(second).is_ok());
     }
     check(&space);
@@ -213,7 +213,7 @@ fn a_region_that_was_emptied_by_moves_is_named() {
     // The block moves down next to what is held, up next to it, and between two that are.
     for (from, to) in [(2u64, 0u32), (0, 2), (3, 1), (4, 4)] {
         let mut space = space(10);
-        let second = space.add_region(Region { address: at(100), bytes: Bytes::new(10 * 256) }).expect("a good region");
+        let second = space.add_region(AddressRange { address: at(100), bytes: Bytes::new(10 * 256) }).expect("a good region");
         // Four granules in the second region, `from` granules from its lower end, with holes on both sides.
         let full = take(&mut space, 10);
         let below = (from > 0).then(|| take(&mut space, from));

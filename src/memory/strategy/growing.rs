@@ -1,30 +1,30 @@
-//! Regions on demand: the pool doubles when it must grow, and empty regions go back.
+//! Regions on demand: the pool doubles when it must grow, and empty regions are released.
 //!
 //! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
 //! request, at most what the limit leaves, and of a device where memory is dear ([`Backing::most_in_advance`]) not much more than the
 //! request. Where the device refuses, the part above the request is halved until
-//! the request alone is refused too. Then, or where the limit is in the way, all empty regions go back first.
+//! the request alone is refused too. Then, or where the limit is in the way, all empty regions are released first.
 //!
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
 //!
-//! *Giving back*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`.
+//! *Release*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`.
 //! `keep` starts at 2 MiB. When the pool has to grow within [`REUSE_WINDOW`] allocations of a region's leaving, that
-//! leaving was a mistake, and `keep` rises to what had left and what was empty. So a single large array gives its memory back,
+//! leaving was a mistake, and `keep` rises to what had left and what was empty. So a single large array has its memory released,
 //! while a loop that takes and frees the same memory pays for one round and runs warm from the second on (fresh
 //! pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts over.
 
 use crate::{
     error::Error,
     memory::{
-        Backing, Region, release_or_log,
+        AddressRange, Backing, Region, release_or_log,
         slab::{Class, ExtentId, MAX_EXTENT},
         space::{RegionId, Space, SpanState},
         strategy::{
-            BlockPlace, Placed, Placement, Shortage, Vacated,
+            BlockPlace, Owned, Placed, Placement, Shortage, Vacated,
             pool::{Emptied, Pool},
         },
     },
-    units::{Address, Bytes},
+    units::Bytes,
 };
 
 /// The first region, and how many empty bytes stay in any case.
@@ -40,8 +40,10 @@ pub(in crate::memory) struct Growing {
     granularity: Bytes,
     extent_size: Option<Bytes>,
     pool: Pool,
+    /// The regions of the space, by their numbers.
+    regions: Owned,
     /// The region of each extent, by the extent's number.
-    extents: Vec<Option<Region>>,
+    extents: Owned,
     /// Bytes held from the device, leaving ones included.
     reserved: Bytes,
     leaving: Bytes,
@@ -70,7 +72,8 @@ impl Growing {
             granularity,
             extent_size: extent_size.filter(|&size| size <= MAX_EXTENT),
             pool: Pool::new(limit),
-            extents: Vec::new(),
+            regions: Owned::default(),
+            extents: Owned::default(),
             reserved: Bytes::ZERO,
             leaving: Bytes::ZERO,
             empty: Bytes::ZERO,
@@ -104,10 +107,7 @@ impl Growing {
             return None;
         };
         self.reserved += region.bytes;
-        if self.extents.len() <= id.index() {
-            self.extents.resize(id.index() + 1, None);
-        }
-        self.extents[id.index()] = Some(region);
+        self.extents.insert(id.index(), region);
         self.pool.place_slot(class)
     }
 
@@ -165,16 +165,20 @@ impl Growing {
 
     fn add_region(&mut self, bytes: Bytes, backing: &dyn Backing) -> Result<(), Error> {
         let region = backing.reserve(bytes)?;
-        if let Err(error) = self.pool.space.add_region(region) {
-            release_or_log(backing, region);
-            return Err(error);
-        }
+        let id = match self.pool.space.add_region(*region) {
+            Ok(id) => id,
+            Err(error) => {
+                release_or_log(backing, region);
+                return Err(error);
+            }
+        };
         self.reserved += region.bytes;
         self.empty += region.bytes;
+        self.regions.insert(id.index(), region);
         Ok(())
     }
 
-    /// Takes every empty region and the spare extent out of the books, except for `reserved`.
+    /// Takes every empty region and the idle extent out of all counts but `reserved`.
     fn take_empty(&mut self) -> Vec<Region> {
         let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
         let mut regions: Vec<Region> = empty.into_iter().filter_map(|id| self.take_region(id)).collect();
@@ -184,27 +188,27 @@ impl Growing {
     }
 
     fn take_region(&mut self, id: RegionId) -> Option<Region> {
-        let region = self.pool.space.remove_region(id).ok()?;
-        self.empty -= region.bytes;
-        Some(region)
+        self.empty -= self.pool.space.remove_region(id).ok()?.bytes;
+        self.regions.take(id.index())
     }
 
     fn take_extent(&mut self, id: ExtentId) -> Option<Region> {
-        if self.pool.slabs.remove(id) { self.extents[id.index()].take() } else { None }
+        if self.pool.slabs.remove(id) { self.extents.take(id.index()) } else { None }
     }
 
-    /// Gives all empty regions back at once, while a request waits for their room; whether there were any.
+    /// Releases all empty regions at once, while a request waits for their room; whether there were any.
     fn release_empty(&mut self, backing: &dyn Backing) -> bool {
         let regions = self.take_empty();
-        for &region in &regions {
-            release_or_log(backing, region);
+        let any = !regions.is_empty();
+        for region in regions {
             self.reserved -= region.bytes;
+            release_or_log(backing, region);
         }
-        !regions.is_empty()
+        any
     }
 
     fn leave(&mut self, region: Option<Region>) -> Option<Region> {
-        self.leaving += region?.bytes;
+        self.leaving += region.as_ref()?.bytes;
         region
     }
 
@@ -253,7 +257,7 @@ impl Placement for Growing {
         self.pool.reuse(place);
     }
 
-    fn vacate(&mut self, _: Address, place: BlockPlace, was: SpanState) -> Vacated {
+    fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
         let held = self.pool.held(place);
         let surplus = match self.pool.vacate(place, was) {
             Emptied::Nothing => None,
@@ -273,9 +277,9 @@ impl Placement for Growing {
         self.pool.held(place)
     }
 
-    fn released(&mut self, region: Region) {
-        self.leaving -= region.bytes;
-        self.reserved -= region.bytes;
+    fn released(&mut self, bytes: Bytes) {
+        self.leaving -= bytes;
+        self.reserved -= bytes;
     }
 
     fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool {
@@ -286,7 +290,7 @@ impl Placement for Growing {
         let after = self.pool.after_pending();
         let extents = self.pool.slabs.extents().filter(|&(.., state)| state != SpanState::Live);
         let whole = after.whole_regions + extents.map(|(_, bytes, _)| bytes).sum() + self.leaving;
-        // Of memory that the device refused, no more can come than what goes back to it.
+        // Of memory that the device refused, no more can come than what is released to it.
         let room = if refused { whole } else { self.room() + whole };
         after.longest_run >= size.max(self.pool.space.granule()) || room >= need
     }
@@ -304,7 +308,7 @@ impl Placement for Growing {
     }
 
     fn largest_request(&self) -> Bytes {
-        let idle = self.pool.slabs.idle_extents().filter_map(|id| self.extents[id.index()]);
+        let idle = self.pool.slabs.idle_extents().filter_map(|id| self.extents.get(id.index()));
         let growth = self.room() + self.empty + idle.map(|region| region.bytes).sum();
         let slot = self.extent_size.and_then(|_| self.pool.slabs.largest_vacant()).unwrap_or_default();
         self.largest_hole().max(growth).max(slot)
@@ -315,9 +319,8 @@ impl Placement for Growing {
         need.is_some_and(|need| need <= self.room() + empty)
     }
 
-    fn regions(&self) -> Vec<Region> {
-        let extents = self.extents.iter().copied().flatten();
-        self.pool.space.regions().map(|(_, region)| region).chain(extents).collect()
+    fn regions(&self) -> Vec<AddressRange> {
+        self.regions.ranges().chain(self.extents.ranges()).collect()
     }
 
     fn trim(&mut self) -> Vec<Region> {
@@ -325,6 +328,10 @@ impl Placement for Growing {
         let regions = self.take_empty();
         self.leaving += regions.iter().map(|region| region.bytes).sum();
         regions
+    }
+
+    fn take_all(&mut self) -> Vec<Region> {
+        self.regions.take_all().chain(self.extents.take_all()).collect()
     }
 
     fn space(&self) -> Option<&Space> {
@@ -341,15 +348,15 @@ impl Placement for Growing {
 
     fn trim_surplus(&mut self) -> Vec<Region> {
         let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
-        let shed = empty.into_iter().filter_map(|id| if self.empty > self.keep { self.let_leave(id) } else { None });
-        shed.collect()
+        let surplus = empty.into_iter().filter_map(|id| if self.empty > self.keep { self.let_leave(id) } else { None });
+        surplus.collect()
     }
 
     fn trim_to(&mut self, keep: Bytes) -> Vec<Region> {
         self.keep = self.keep.min(keep.max(FIRST_REGION));
-        let mut empty: Vec<(RegionId, Region)> = self.pool.space.empty_regions().collect();
+        let mut empty: Vec<(RegionId, AddressRange)> = self.pool.space.empty_regions().collect();
         empty.sort_unstable_by_key(|(_, region)| std::cmp::Reverse(region.bytes));
-        let shed = empty.into_iter();
-        shed.filter_map(|(id, _)| if self.empty > self.keep { self.let_leave(id) } else { None }).collect()
+        let largest_first = empty.into_iter();
+        largest_first.filter_map(|(id, _)| if self.empty > self.keep { self.let_leave(id) } else { None }).collect()
     }
 }

@@ -1,9 +1,9 @@
 //! How an arena finds room: one trait, and one file for each strategy.
 //!
-//! A strategy decides and keeps the books of space; [`super::Arena`] keeps the books of blocks, the lock and the
-//! waiting. Regions leave in two steps: the strategy names a surplus region under the lock, the arena gives it back to
+//! A strategy decides and accounts for space; [`super::Arena`] accounts for blocks, and has the lock and the waiting.
+//! Regions leave in two steps: the strategy hands a surplus region over under the lock, the arena releases it to
 //! the device without the lock (unmapping a touched GiB takes tens of milliseconds), then reports it as
-//! [`Placement::released`]. In between its bytes are *leaving*: still in the pool, in use by nobody, for nobody to take.
+//! [`Placement::released`]. In between its bytes are *leaving*: still in the pool, but neither used nor free to allocate.
 
 mod growing;
 mod platform;
@@ -18,7 +18,7 @@ pub(super) use crate::memory::strategy::preallocate::Preallocate;
 use crate::{
     error::Error,
     memory::{
-        Backing, Region,
+        AddressRange, Backing, Region,
         slab::SlotId,
         space::{NodeId, RegionId, Space, SpanState},
     },
@@ -32,10 +32,10 @@ pub(crate) enum BlockPlace {
     Span(NodeId),
     /// A slot of the slabs.
     Slot(SlotId),
-    /// A region of its own of so many units of the device's granularity.
+    /// A region of its own.
     Mapping {
-        /// Number of units.
-        units: u32,
+        /// Its number with the strategy.
+        index: u32,
     },
 }
 
@@ -48,12 +48,12 @@ pub(super) struct Placed {
     pub(super) held: Bytes,
 }
 
-/// Room that was given back.
-#[derive(Clone, Copy, Debug)]
+/// Room that was freed.
+#[derive(Debug)]
 pub(super) struct Vacated {
     /// As in [`Placed`].
     pub(super) held: Bytes,
-    /// A region that the arena is to give back to the device.
+    /// A region that the arena is to release to the device.
     pub(super) surplus: Option<Region>,
 }
 
@@ -64,25 +64,25 @@ pub(super) struct Shortage {
     pub(super) refusal: Option<Error>,
 }
 
-/// How space is obtained, divided and given back. All sizes are in bytes of the device's memory.
+/// How space is obtained, divided and released. All sizes are in bytes of the device's memory.
 pub(super) trait Placement: Send + fmt::Debug {
     /// Finds room for `size` bytes, with the device's help where the strategy takes memory on demand.
     fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage>;
 
-    /// Notes that the owner of a live block let go. O(1).
+    /// Notes that a live block was retired. O(1).
     fn retire(&mut self, place: BlockPlace);
 
     /// Notes that a retired block has an owner again. O(1).
     fn reuse(&mut self, place: BlockPlace);
 
-    /// Takes a block's room back; `was` says whether it was live or retired. O(1).
-    fn vacate(&mut self, address: Address, place: BlockPlace, was: SpanState) -> Vacated;
+    /// Frees a block's room; `was` says whether it was live or retired. O(1).
+    fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated;
 
     /// Bytes that a place takes from the pool.
     fn held(&self, place: BlockPlace) -> Bytes;
 
-    /// Notes that a surplus region is with the device again.
-    fn released(&mut self, region: Region);
+    /// Notes that surplus regions of so many bytes have been released to the device.
+    fn released(&mut self, bytes: Bytes);
 
     /// Whether room for `size` comes when all retired blocks are freed and all leaving regions gone, nothing else
     /// changing. `refused` says that the device refused memory within the limit just now. O(blocks).
@@ -100,17 +100,20 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// The largest request that succeeds now, if the device gives what the limit allows.
     fn largest_request(&self) -> Bytes;
 
-    /// Whether a region for `size` could be had, if the regions that hold nothing, `empty` bytes in all, went back first.
+    /// Whether a region for `size` could be had, if the regions that hold nothing, `empty` bytes in all, were released first.
     /// Only a strategy whose pool grows can say yes.
     fn fits_instead_of(&self, _size: Bytes, _empty: Bytes) -> bool {
         false
     }
 
     /// The regions held, without those that are one block's own.
-    fn regions(&self) -> Vec<Region>;
+    fn regions(&self) -> Vec<AddressRange>;
 
-    /// Names every region that can go back to the device.
+    /// Takes out every region that can be released to the device.
     fn trim(&mut self) -> Vec<Region>;
+
+    /// Takes out every region, at the end of the arena.
+    fn take_all(&mut self) -> Vec<Region>;
 
     /// Takes from the device now what the first allocation would take.
     fn take_up_front(&mut self, _: &dyn Backing) -> Result<(), Shortage> {
@@ -136,12 +139,12 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// opened is not taken yet.
     fn emptied(&mut self, _: RegionId) {}
 
-    /// Names the empty regions that are not worth keeping.
+    /// Takes out the empty regions that are not worth keeping.
     fn trim_surplus(&mut self) -> Vec<Region> {
         Vec::new()
     }
 
-    /// Names empty regions, the largest first, until those that stay are at most `keep`.
+    /// Takes out empty regions, the largest first, until those that stay are at most `keep`.
     fn trim_to(&mut self, _keep: Bytes) -> Vec<Region> {
         Vec::new()
     }
@@ -152,11 +155,40 @@ pub(super) trait Placement: Send + fmt::Debug {
     /// Places large blocks of equal size at distances that are no powers of two from here on.
     fn use_colours(&mut self) {}
 
-    /// Makes spans of the index out of all slots, which the caller lists completely, where they lie: then they can move
+    /// Makes spans of the index out of all slots, which the caller lists completely, in place: then they can move
     /// like other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do
     /// not lie in the index. O(slots).
     fn dissolve(&mut self, _: &[SmallBlock]) -> Option<Vec<NodeId>> {
         None
+    }
+}
+
+/// The regions that a strategy owns, by a number that the strategy's own books have for each.
+#[derive(Debug, Default)]
+struct Owned(Vec<Option<Region>>);
+
+impl Owned {
+    fn insert(&mut self, index: usize, region: Region) {
+        if self.0.len() <= index {
+            self.0.resize_with(index + 1, || None);
+        }
+        self.0[index] = Some(region);
+    }
+
+    fn get(&self, index: usize) -> Option<&Region> {
+        self.0.get(index)?.as_ref()
+    }
+
+    fn take(&mut self, index: usize) -> Option<Region> {
+        self.0.get_mut(index)?.take()
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = AddressRange> {
+        self.0.iter().flatten().map(|region| **region)
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Region> {
+        std::mem::take(&mut self.0).into_iter().flatten()
     }
 }
 

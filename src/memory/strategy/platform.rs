@@ -1,14 +1,14 @@
-//! One device allocation per block, given back when the block is freed: nothing is cached and nothing fragments.
+//! One device allocation per block, released when the block is freed: nothing is cached and nothing fragments.
 //!
 //! A block takes whole units of the device's granularity (a page on the host); a request of nothing takes one unit.
 
 use crate::{
     memory::{
-        Backing, Region,
+        AddressRange, Backing, Region,
         space::SpanState,
-        strategy::{BlockPlace, Placed, Placement, Shortage, Vacated},
+        strategy::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
     },
-    units::{Address, Bytes},
+    units::Bytes,
 };
 
 /// See the module's documentation.
@@ -16,6 +16,11 @@ use crate::{
 pub(in crate::memory) struct Platform {
     limit: Bytes,
     granularity: Bytes,
+    /// One for each block.
+    mappings: Owned,
+    /// Numbers below `next` that name no mapping.
+    vacant: Vec<u32>,
+    next: u32,
     /// Bytes held from the device: live, retired and leaving.
     reserved: Bytes,
     retired: Bytes,
@@ -24,31 +29,42 @@ pub(in crate::memory) struct Platform {
 
 impl Platform {
     pub(in crate::memory) fn new(limit: Bytes, granularity: Bytes) -> Self {
-        Self { limit, granularity, reserved: Bytes::ZERO, retired: Bytes::ZERO, leaving: Bytes::ZERO }
+        Self {
+            limit,
+            granularity,
+            mappings: Owned::default(),
+            vacant: Vec::new(),
+            next: 0,
+            reserved: Bytes::ZERO,
+            retired: Bytes::ZERO,
+            leaving: Bytes::ZERO,
+        }
     }
 
     fn bytes(&self, place: BlockPlace) -> Bytes {
         match place {
-            BlockPlace::Mapping { units } => Bytes::new(u64::from(units) * self.granularity.get()),
+            BlockPlace::Mapping { index } => self.mappings.get(index as usize).map_or(Bytes::ZERO, |region| region.bytes),
             BlockPlace::Span(_) | BlockPlace::Slot(_) => Bytes::ZERO,
         }
     }
 
     /// What a request of `size` takes; `None` past the limit.
-    fn need(&self, size: Bytes) -> Option<(Bytes, u32)> {
-        let need = size.max(Bytes::new(1)).checked_round_up(self.granularity).filter(|&need| need <= self.limit)?;
-        let units = u32::try_from(need.get() / self.granularity.get()).ok()?;
-        Some((need, units))
+    fn need(&self, size: Bytes) -> Option<Bytes> {
+        size.max(Bytes::new(1)).checked_round_up(self.granularity).filter(|&need| need <= self.limit)
     }
 }
 
 impl Placement for Platform {
     fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage> {
-        let fitting = self.need(size).filter(|&(need, _)| need <= self.limit.saturating_sub(self.reserved));
-        let (need, units) = fitting.ok_or(Shortage { refusal: None })?;
+        let fitting = self.need(size).filter(|&need| need <= self.limit.saturating_sub(self.reserved));
+        let need = fitting.ok_or(Shortage { refusal: None })?;
         let region = backing.reserve(need).map_err(|error| Shortage { refusal: Some(error) })?;
         self.reserved += need;
-        Ok(Placed { place: BlockPlace::Mapping { units }, address: region.address, held: need })
+        let index = self.vacant.pop().unwrap_or(self.next);
+        self.next = self.next.max(index + 1);
+        let address = region.address;
+        self.mappings.insert(index as usize, region);
+        Ok(Placed { place: BlockPlace::Mapping { index }, address, held: need })
     }
 
     fn retire(&mut self, place: BlockPlace) {
@@ -59,28 +75,31 @@ impl Placement for Platform {
         self.retired -= self.bytes(place);
     }
 
-    fn vacate(&mut self, address: Address, place: BlockPlace, was: SpanState) -> Vacated {
+    fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
         let bytes = self.bytes(place);
         if was == SpanState::Retired {
             self.retired -= bytes;
         }
         self.leaving += bytes;
-        Vacated { held: bytes, surplus: Some(Region { address, bytes }) }
+        let BlockPlace::Mapping { index } = place else { return Vacated { held: bytes, surplus: None } };
+        let surplus = self.mappings.take(index as usize);
+        self.vacant.push(index);
+        Vacated { held: bytes, surplus }
     }
 
     fn held(&self, place: BlockPlace) -> Bytes {
         self.bytes(place)
     }
 
-    fn released(&mut self, region: Region) {
-        self.leaving -= region.bytes;
-        self.reserved -= region.bytes;
+    fn released(&mut self, bytes: Bytes) {
+        self.leaving -= bytes;
+        self.reserved -= bytes;
     }
 
     fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool {
-        let Some((need, _)) = self.need(size) else { return false };
+        let Some(need) = self.need(size) else { return false };
         let coming = self.retired + self.leaving;
-        // Of memory that the device refused, no more can come than what goes back to it.
+        // Of memory that the device refused, no more can come than what is released to it.
         let room = if refused { coming } else { self.limit.saturating_sub(self.reserved) + coming };
         room >= need
     }
@@ -101,11 +120,15 @@ impl Placement for Platform {
         self.limit.saturating_sub(self.reserved)
     }
 
-    fn regions(&self) -> Vec<Region> {
+    fn regions(&self) -> Vec<AddressRange> {
         Vec::new()
     }
 
     fn trim(&mut self) -> Vec<Region> {
         Vec::new()
+    }
+
+    fn take_all(&mut self) -> Vec<Region> {
+        self.mappings.take_all().collect()
     }
 }

@@ -8,7 +8,8 @@
 use crate::{
     error::Code,
     memory::{
-        Backing, Region,
+        AddressRange, Backing, Region,
+        release_or_log,
         slab::{Class, ExtentId},
         space::{End, MIN_GRANULE, NodeId, RegionId, Space, SpanState},
         strategy::{
@@ -16,7 +17,7 @@ use crate::{
             pool::{Emptied, Pool},
         },
     },
-    units::{Address, Bytes},
+    units::Bytes,
 };
 
 /// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over parameters and
@@ -29,7 +30,7 @@ const COLOUR: Bytes = Bytes::kib(32);
 /// Arrays from this size on get a colour: it takes 0.8 % of the limit at most.
 const COLOURED_FROM: Bytes = Bytes::mib(4);
 
-/// And up to this part of the limit: whoever fills an arena with a few large arrays has counted on every byte.
+/// And up to this part of the limit: a user who fills an arena with a few large arrays has counted on every byte.
 const COLOURED_UP_TO: u64 = 64;
 
 /// See the module's documentation.
@@ -83,13 +84,13 @@ impl Preallocate {
         if bytes < self.limit {
             log::warn!("the device had no region of {}, the limit, so the arena has one of {bytes}", self.limit);
         }
-        match self.pool.space.add_region(region) {
+        match self.pool.space.add_region(*region) {
             Ok(id) => {
                 self.region = Some((id, region));
                 Ok(())
             }
             Err(error) => {
-                crate::memory::release_or_log(backing, region);
+                release_or_log(backing, region);
                 Err(refused(error))
             }
         }
@@ -156,7 +157,7 @@ impl Placement for Preallocate {
         if let Some(placed) = self.pool.place_span_or_larger_slot(size) {
             return Ok(placed);
         }
-        // The spare extent of the slabs is the one thing that can be given up without waiting.
+        // The idle extent of the slabs is the one thing that can be freed without waiting.
         let placed = if self.drop_idle_extents() { self.pool.place_span(size) } else { None };
         placed.ok_or(Shortage { refusal: None })
     }
@@ -177,7 +178,7 @@ impl Placement for Preallocate {
         self.pool.reuse(place);
     }
 
-    fn vacate(&mut self, _: Address, place: BlockPlace, was: SpanState) -> Vacated {
+    fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
         let held = self.pool.held(place);
         if let Emptied::Extent(id) = self.pool.vacate(place, was) {
             self.drop_extent(id);
@@ -189,7 +190,7 @@ impl Placement for Preallocate {
         self.pool.held(place)
     }
 
-    fn released(&mut self, _: Region) {}
+    fn released(&mut self, _: Bytes) {}
 
     fn fits_after_pending(&mut self, size: Bytes, _: bool) -> bool {
         if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
@@ -207,7 +208,7 @@ impl Placement for Preallocate {
     }
 
     fn pool(&self) -> Bytes {
-        self.region.map_or(Bytes::ZERO, |(_, region)| region.bytes)
+        self.region.as_ref().map_or(Bytes::ZERO, |(_, region)| region.bytes)
     }
 
     fn free(&self) -> Bytes {
@@ -228,14 +229,18 @@ impl Placement for Preallocate {
         [Some(self.largest_hole()), with_idle, slot].into_iter().flatten().max().unwrap_or_default()
     }
 
-    fn regions(&self) -> Vec<Region> {
-        self.region.iter().map(|&(_, region)| region).collect()
+    fn regions(&self) -> Vec<AddressRange> {
+        self.region.iter().map(|(_, region)| **region).collect()
     }
 
-    /// Only the spare extent goes back into the space: the region is the promise of this strategy.
+    /// Only the idle extent is freed into the space: the region is the promise of this strategy.
     fn trim(&mut self) -> Vec<Region> {
         self.drop_idle_extents();
         Vec::new()
+    }
+
+    fn take_all(&mut self) -> Vec<Region> {
+        self.region.take().into_iter().map(|(_, region)| region).collect()
     }
 
     fn take_up_front(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
@@ -251,7 +256,7 @@ impl Placement for Preallocate {
     }
 
     fn bottom(&self) -> Option<RegionId> {
-        self.region.map(|(id, _)| id)
+        self.region.as_ref().map(|&(id, _)| id)
     }
 
     fn dissolve(&mut self, blocks: &[SmallBlock]) -> Option<Vec<NodeId>> {

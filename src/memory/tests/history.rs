@@ -41,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, PartialEq)]
 struct Seen {
     blocks: Vec<(u64, PastBlock)>,
-    regions: Vec<Region>,
+    regions: Vec<AddressRange>,
     scratch: Bytes,
 }
 

@@ -13,6 +13,7 @@ use crate::{
     device::fake::FakeBacking,
     error::{Code, Error},
     memory::{compaction::Costs, *},
+    units::Address,
 };
 
 const PAGE: Bytes = Bytes::kib(4);
@@ -471,10 +472,10 @@ fn a_surplus_is_the_largest_holes_and_the_high_end_of_one() {
     // Holes of 10, 20 and 30 MiB.
     [1, 3, 4, 6, 7, 8].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
     assert_eq!((arena.end_window(), arena.end_window()), (Bytes::mib(100), Bytes::mib(40)));
-    let of = |number: usize, mib| Region { address: blocks[number].address + Bytes::mib(mib), bytes: Bytes::ZERO };
+    let of = |number: usize, mib| AddressRange { address: blocks[number].address + Bytes::mib(mib), bytes: Bytes::ZERO };
     let given = |keep| {
-        let (mut surplus, mut given) = (arena.surplus(keep), Vec::<Region>::new());
-        let mut note = |piece: Region| {
+        let (mut surplus, mut given) = (arena.surplus(keep), Vec::<AddressRange>::new());
+        let mut note = |piece: AddressRange| {
             assert!(piece.bytes <= Bytes::mib(16));
             match given.last_mut().filter(|last| last.address + last.bytes == piece.address) {
                 Some(last) => last.bytes += piece.bytes,
@@ -486,7 +487,7 @@ fn a_surplus_is_the_largest_holes_and_the_high_end_of_one() {
         given
     };
     // 25 MiB above what is in use: the hole of 10 stays, and 15 of that of 20.
-    let expected = [(of(6, 0), 30), (of(3, 15), 5)].map(|(at, mib)| Region { bytes: Bytes::mib(mib), ..at });
+    let expected = [(of(6, 0), 30), (of(3, 15), 5)].map(|(at, mib)| AddressRange { bytes: Bytes::mib(mib), ..at });
     assert_eq!(given(Bytes::mib(65)), expected);
     assert_eq!(given(Bytes::mib(100)), []);
     // What is pending counts as used.
@@ -503,14 +504,14 @@ fn every_hole_is_discarded_once_in_pieces_of_64_mib_that_end_where_pages_do() {
     let blocks: Vec<Block> = [150, 10, 40, 100].map(|mib| take(&arena, Bytes::mib(mib))).into();
     // Holes of 150 and 40 MiB, and one of 200 behind the last block.
     [0, 2].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
-    let mut seen: Vec<Region> = Vec::new();
+    let mut seen: Vec<AddressRange> = Vec::new();
     // The device gives back less than it is offered: what it says is what is summed.
     let discarded = arena.discard_holes(|piece| {
         seen.push(piece);
         Bytes::new(piece.bytes.get() / 2)
     });
     assert_eq!(discarded, Bytes::mib((150 + 40 + 200) / 2));
-    let mut holes: Vec<Region> = Vec::new();
+    let mut holes: Vec<AddressRange> = Vec::new();
     for piece in &seen {
         assert!(!piece.bytes.is_zero() && piece.bytes <= PIECE, "{piece:?}");
         match holes.last_mut().filter(|hole| hole.address + hole.bytes == piece.address) {
@@ -523,9 +524,9 @@ fn every_hole_is_discarded_once_in_pieces_of_64_mib_that_end_where_pages_do() {
     }
     let behind = |block: &Block| block.address + block.size;
     let expected = [
-        Region { address: blocks[0].address, bytes: Bytes::mib(150) },
-        Region { address: blocks[2].address, bytes: Bytes::mib(40) },
-        Region { address: behind(&blocks[3]), bytes: Bytes::mib(200) },
+        AddressRange { address: blocks[0].address, bytes: Bytes::mib(150) },
+        AddressRange { address: blocks[2].address, bytes: Bytes::mib(40) },
+        AddressRange { address: behind(&blocks[3]), bytes: Bytes::mib(200) },
     ];
     assert_eq!(holes, expected);
     let without = self::arena(Strategy::Platform, Bytes::mib(8)).0;
@@ -544,7 +545,7 @@ fn a_surplus_takes_the_largest_holes_wherever_they_lie() {
     let given = |keep| {
         let (mut surplus, mut given) = (arena.surplus(keep), Bytes::ZERO);
         let mut lowest = None;
-        let mut note = |piece: Region| {
+        let mut note = |piece: AddressRange| {
             lowest = Some(lowest.map_or(piece.address, |lowest: Address| lowest.min(piece.address)));
             given += piece.bytes;
             piece.bytes

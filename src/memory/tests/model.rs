@@ -103,7 +103,7 @@ impl Model {
             let Block { address, size, .. } = info.block;
             assert!(address.is_aligned_to(Bytes::new(256)) && info.held >= size && !info.held.is_zero());
             let inside =
-                |region: &Region| region.address <= address && address + info.held <= region.address + region.bytes;
+                |region: &AddressRange| region.address <= address && address + info.held <= region.address + region.bytes;
             assert!(regions.iter().any(inside), "{info:?} lies in no region");
         }
         assert_eq!(device.violations(), 0);
@@ -164,7 +164,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
                 if kind == Kind::Growing {
                     let regions = arena.regions();
                     let blocks = arena.blocks();
-                    let used = |region: &Region| {
+                    let used = |region: &AddressRange| {
                         let range = region.address..region.address + region.bytes;
                         blocks.iter().any(|info| range.contains(&info.block.address))
                     };

@@ -28,7 +28,7 @@ pub use crate::report::snapshot::file::Format;
 pub use crate::report::snapshot::file::write;
 use crate::{
     error::Result,
-    memory::{BlockInfo, Region, Stats, history::Events},
+    memory::{BlockInfo, AddressRange, Stats, history::Events},
     units::Bytes,
 };
 
@@ -126,11 +126,11 @@ pub struct Device {
     /// What the engine holds itself.
     pub engine: Bytes,
     /// Held from the device now, by address.
-    pub regions: Vec<Region>,
+    pub regions: Vec<AddressRange>,
     /// Now, by address; `pin` says why a block stays where it is, pinned or not.
     pub blocks: Vec<BlockInfo>,
     /// Kept for programs' scratch.
-    pub scratch: Option<Region>,
+    pub scratch: Option<AddressRange>,
     /// What happened before.
     pub events: Events,
 }

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use crate::{
     memory::{
-        BlockState, OriginId, Region,
+        BlockState, OriginId, AddressRange,
         history::{Event, EventKind},
     },
     report::snapshot::{Device, OriginKind, Snapshot, unix_nanos},
@@ -198,7 +198,7 @@ impl<'a> Pickle<'a> {
         self.number(number);
     }
 
-    fn segment(&mut self, number: usize, device: &Device, region: Region) {
+    fn segment(&mut self, number: usize, device: &Device, region: AddressRange) {
         let parts = parts(device, region);
         let sum = |states: &[&str], of: fn(&Part) -> Bytes| {
             parts.iter().filter(|part| states.contains(&part.state)).map(of).sum::<Bytes>().get()
@@ -276,7 +276,7 @@ struct Part {
 }
 
 /// What a region consists of, by address, without gaps.
-fn parts(device: &Device, region: Region) -> Vec<Part> {
+fn parts(device: &Device, region: AddressRange) -> Vec<Part> {
     let end = region.address + region.bytes;
     let scratch = device.scratch.map(|scratch| Part {
         address: scratch.address.get(),

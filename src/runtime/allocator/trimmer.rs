@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::{
     engine::{scratch, views::ViewKind},
     memory::{
-        Arena, Region, Strategy,
+        Arena, AddressRange, Strategy,
         idle::{self, Idle, WORTH_WATCHING},
     },
     runtime::{
@@ -178,7 +178,7 @@ impl Round {
         }
         for (memory, idle) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };
-            let discard = |hole: Region| {
+            let discard = |hole: AddressRange| {
                 // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
                 unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
                     log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
@@ -209,7 +209,7 @@ fn give_back(
     arena: &Arena,
     idle: &mut Idle,
     now: Duration,
-    discard: &dyn Fn(Region) -> Bytes,
+    discard: &dyn Fn(AddressRange) -> Bytes,
     enough: &dyn Fn() -> bool,
 ) -> Option<Bytes> {
     let keep = idle.end_window(now, arena.end_window())?;
@@ -338,7 +338,7 @@ mod tests {
     /// KiB of all regions that are in memory.
     fn resident(memory: &DeviceMemory) -> Bytes {
         let page = 4096;
-        let of = |region: Region| {
+        let of = |region: AddressRange| {
             let mut pages = vec![0u8; (region.bytes.get() / page) as usize];
             let start = ptr::with_exposed_provenance_mut(region.address.get() as usize);
             // SAFETY: one byte for each page of a region.

@@ -99,7 +99,7 @@ fn threads_share_the_buffers() {
     let region = backing.reserve(Bytes::mib(160)).expect("room");
     thread::scope(|scope| {
         for number in 0..8 {
-            let (backing, gpu) = (&backing, &rig.gpu);
+            let (backing, gpu, region) = (&backing, &rig.gpu, *region);
             scope.spawn(move || {
                 let place = at(region.address, number * (20 << 20));
                 for bytes in [20 << 20, 100, 9 << 20] {

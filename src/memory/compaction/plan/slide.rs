@@ -45,7 +45,7 @@ pub(super) enum Toward {
 }
 
 impl Slider {
-    /// Moves `blocks`, ascending and all within `extent`, apart so that `need` granules of it are in one piece: the
+    /// Moves `blocks`, ascending and all within `extent`, apart so that `need` granules of it are contiguous: the
     /// cheapest of all splits. Appends the steps and returns what is free then; `None` if there is too little.
     /// O(blocks).
     pub(super) fn slide(
