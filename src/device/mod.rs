@@ -1,4 +1,4 @@
-//! Where bytes live: the devices that give regions to an arena.
+//! Where bytes live: the devices that allocate regions for an arena.
 
 pub mod cuda;
 pub mod fake;
@@ -26,17 +26,17 @@ pub trait Mover: Send + Sync + fmt::Debug {
     /// The device's reason; the source is whole then.
     ///
     /// # Safety
-    /// Both ranges lie in regions of this device, and nobody reads or writes them meanwhile.
+    /// Both ranges lie in regions of this device, and nothing else reads or writes them meanwhile.
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
-    /// Gives the memory behind `bytes` from `from` on back to the system while the addresses stay, as far as whole
-    /// pages allow; what they hold afterwards is undefined. Returns how much went back.
+    /// Returns the memory behind `bytes` from `from` on to the system while the addresses stay, as far as whole
+    /// pages allow; what they hold afterwards is undefined. The result is how much was returned.
     ///
     /// # Errors
     /// The device's reason.
     ///
     /// # Safety
-    /// The range lies in a region of this device, and nobody reads or writes it meanwhile.
+    /// The range lies in a region of this device, and nothing else reads or writes it meanwhile.
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes>;
 }
 
@@ -65,27 +65,28 @@ pub trait Carrier: Mover {
     fn is_host(&self) -> bool;
 
     /// Copies an array, dense with the last dimension fastest, to `to`. On return the source may change; the bytes are there
-    /// for whoever comes after [`Self::order`].
+    /// for work that comes after [`Self::order`].
     ///
     /// # Errors
     /// The device's reason; the contents of the destination are undefined then, and nothing writes to it any more.
     ///
     /// # Safety
-    /// Every element of the source is readable; the dense array lies in one region of this device, and nobody else reads or
-    /// writes it until the copy is there.
+    /// Every element of the source is readable; the dense array lies in one region of this device, and nothing else reads or
+    /// writes it until the copy is there. There are as many strides as dimensions, if there are strides.
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()>;
 
     /// Copies `bytes` from `from`, in a region of this or another device of the same kind, to `to`; the two do not overlap.
-    /// The bytes are there for whoever comes after [`Self::order`].
+    /// The bytes are there for work that comes after [`Self::order`].
     ///
     /// # Errors
     /// As [`Self::upload`].
     ///
     /// # Safety
-    /// The source's bytes are there; nobody writes them, or reads or writes the destination, until the copy is there.
+    /// Both ranges are allocated, the source's bytes are there, and until the copy is there nothing else writes them, or reads or
+    /// writes the destination.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
-    /// Sees to it that there is memory behind `bytes` from `from` on, after some of it was given back with
+    /// Makes sure that there is memory behind `bytes` from `from` on, after some of it was returned with
     /// [`Mover::discard`]. Cheap where nothing was. Memory of the host comes by itself.
     ///
     /// # Errors
@@ -116,13 +117,14 @@ pub trait ScratchPool: Send + Sync + fmt::Debug {
     /// The device's reason.
     fn reserved(&self) -> Result<Bytes>;
 
-    /// Gives back what no program needs any more, as far as it is known, down to `keep`; returns what the pool holds after that.
+    /// Returns to the device what no program needs any more, as far as it is known, down to `keep`; the result is what the pool
+    /// holds after that.
     ///
     /// # Errors
     /// The device's reason.
     fn trim(&self, keep: Bytes) -> Result<Bytes>;
 
-    /// What the pool holds and no program uses, as far as its users have given it back: [`Self::trim`] may bring some of it only after
+    /// What the pool holds and no program uses, as far as its users have freed it: [`Self::trim`] may bring some of it only after
     /// [`Self::synchronize`].
     ///
     /// # Errors

@@ -55,7 +55,7 @@ pub fn is_dense(dims: &[i64], strides: Option<&[i64]>, element: usize) -> bool {
 /// # Safety
 /// `from` must be readable and `to` writable for `bytes` bytes, and the two must not overlap.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: one dimension of `bytes` elements of one byte is all of the array: readable, writable and apart by the contract.
     unsafe { in_bands(from, to, &[Dimension { count: bytes, from: 1, to: 1 }], 1, Cut::of(bytes, DENSE_WORTH)) }
 }
 
@@ -72,10 +72,11 @@ pub unsafe fn copy_to_dense(from: *const u8, to: *mut u8, dims: &[i64], strides:
     }
     match strides.map(|strides| merge(dims, strides, element)) {
         Some(dimensions) if !dimensions.is_empty() => {
-            // SAFETY: the dimensions describe the same elements as the caller's.
+            // SAFETY: the merged dimensions describe the same elements as the caller's, which are readable; the destination is writable
+            // for `total` bytes and apart from them. None is empty, because `total` is not zero.
             unsafe { in_bands(from, to, &dimensions, element, Cut::of(total, STRIDED_WORTH)) }
         }
-        // SAFETY: both are dense and `total` bytes long.
+        // SAFETY: both are dense, so `total` bytes from either pointer on are the array: readable, writable and apart.
         _ => unsafe { copy(from, to, total) },
     }
 }
@@ -83,7 +84,8 @@ pub unsafe fn copy_to_dense(from: *const u8, to: *mut u8, dims: &[i64], strides:
 /// The two ends of a copy, for threads that each write a part of their own.
 #[derive(Clone, Copy)]
 struct Ends(*const u8, *mut u8);
-// SAFETY: only `in_bands` makes them, whose bands do not overlap, and it ends after the threads.
+// SAFETY: only `in_bands` makes them, and shares them with threads that end before it does, so both arrays outlive the uses. Each
+// thread writes a band of the destination that no other has, and the source is only read.
 unsafe impl Sync for Ends {}
 
 impl Ends {
@@ -116,7 +118,7 @@ impl Cut {
 unsafe fn in_bands(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: usize, cut: Cut) {
     let slowest = dimensions[0];
     if cut.threads <= 1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: `walk` asks for the same arrays and dimensions as this function.
         return unsafe { walk(from, to, dimensions, element) };
     }
     // Where the source runs fastest along this dimension, a cut elsewhere than between tiles would divide its lines.
@@ -130,7 +132,8 @@ unsafe fn in_bands(from: *const u8, to: *mut u8, dimensions: &[Dimension], eleme
         let mut band: SmallVec<[Dimension; 6]> = SmallVec::from_slice(dimensions);
         band[0].count = height.min(slowest.count - first);
         let first = first as isize;
-        // SAFETY: the band lies within the array, and no other thread has a part of it.
+        // SAFETY: the band's first element and its count lie within the array, so it is readable and writable by the contract, and
+        // `pieces::each` gives each number, so each band, to one thread.
         unsafe { walk(from.offset(first * slowest.from), to.offset(first * slowest.to), &band, element) }
     });
 }
@@ -169,12 +172,17 @@ unsafe fn walk(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: 
     let (outer, inner) = match dimensions {
         [] => return,
         [.., row] if row.from == element as isize => {
-            // SAFETY: each row is dense on both sides.
-            return unsafe { rows(from, to, &dimensions[..dimensions.len() - 1], row.count * element) };
+            let bytes = row.count * element;
+            let outer = &dimensions[..dimensions.len() - 1];
+            // SAFETY: the last dimension is dense on both sides, so `bytes` from each of its starts on are readable and writable.
+            return unsafe { each(from, to, outer, &mut |from, to| ptr::copy_nonoverlapping(from, to, bytes)) };
         }
         [single] => {
-            // SAFETY: the one dimension is all of the array.
-            return unsafe { line(from, to, *single, element) };
+            for index in 0..single.count as isize {
+                // SAFETY: the index is below the count of the one dimension, so an element lies there on either side.
+                unsafe { one(from.offset(index * single.from), to.offset(index * single.to), element) }
+            }
+            return;
         }
         [outer @ .., row] => (outer, *row),
     };
@@ -183,43 +191,23 @@ unsafe fn walk(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: 
     let other = outer[fastest];
     let mut rest: SmallVec<[Dimension; 6]> = SmallVec::from_slice(outer);
     rest.remove(fastest);
-    // SAFETY: `rest` with `other` and `inner` are all dimensions.
+    // SAFETY: `rest`, `other` and `inner` are all dimensions, so every element that `each` and `tiles` come to is the array's.
     unsafe { each(from, to, &rest, &mut |from, to| tiles(from, to, other, inner, element)) }
 }
 
 /// Calls `body` at each element of `dimensions`.
 ///
 /// # Safety
-/// The pointers that result must be within the arrays.
+/// Every combination of indices below the counts must lead to a place within the arrays.
 unsafe fn each(from: *const u8, to: *mut u8, dimensions: &[Dimension], body: &mut dyn FnMut(*const u8, *mut u8)) {
     match dimensions {
         [] => body(from, to),
         [first, rest @ ..] => {
             for index in 0..first.count as isize {
-                // SAFETY: the index is below the count.
+                // SAFETY: the index is below the count, so the offsets stay within the arrays, and so does the rest by the contract.
                 unsafe { each(from.offset(index * first.from), to.offset(index * first.to), rest, body) }
             }
         }
-    }
-}
-
-/// Rows that are dense on both sides.
-///
-/// # Safety
-/// As for [`copy_to_dense`].
-unsafe fn rows(from: *const u8, to: *mut u8, dimensions: &[Dimension], bytes: usize) {
-    // SAFETY: each call gets one row.
-    unsafe { each(from, to, dimensions, &mut |from, to| ptr::copy_nonoverlapping(from, to, bytes)) }
-}
-
-/// One strided line.
-///
-/// # Safety
-/// As for [`copy_to_dense`].
-unsafe fn line(from: *const u8, to: *mut u8, dimension: Dimension, element: usize) {
-    for index in 0..dimension.count as isize {
-        // SAFETY: the index is below the count.
-        unsafe { one(from.offset(index * dimension.from), to.offset(index * dimension.to), element) }
     }
 }
 
@@ -233,7 +221,7 @@ unsafe fn tiles(from: *const u8, to: *mut u8, a: Dimension, b: Dimension, elemen
             for i in a0..(a0 + TILE).min(a.count) {
                 for j in b0..(b0 + TILE).min(b.count) {
                     let (i, j) = (i as isize, j as isize);
-                    // SAFETY: both indices are below their counts.
+                    // SAFETY: both indices are below their counts, so an element of the array lies at either place.
                     unsafe {
                         one(from.offset(i * a.from + j * b.from), to.offset(i * a.to + j * b.to), element);
                     }
@@ -249,7 +237,8 @@ unsafe fn tiles(from: *const u8, to: *mut u8, a: Dimension, b: Dimension, elemen
 /// Both must be valid for `element` bytes.
 #[inline(always)]
 unsafe fn one(from: *const u8, to: *mut u8, element: usize) {
-    // SAFETY: the caller's promise; no alignment is asked for.
+    // SAFETY: by the contract the source is readable and the destination writable for `element` bytes, and they are apart; a copy of
+    // bytes asks for no alignment.
     unsafe {
         match element {
             1 => *to = *from,

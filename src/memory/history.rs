@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     memory::{
-        BlockId, BlockInfo, BlockState, OutOfMemory, AddressRange,
+        AddressRange, BlockId, BlockInfo, BlockState, OutOfMemory,
         provenance::{Execution, OriginId, PinReason, Provenance, Timestamp},
     },
     units::{Address, Bytes},

@@ -26,6 +26,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod block_table;
 pub mod budget;
 pub mod compaction;
 pub mod history;
@@ -36,7 +37,6 @@ mod slab;
 mod space;
 mod stats;
 mod strategy;
-mod block_table;
 #[cfg(test)]
 mod tests;
 pub mod tiles;
@@ -56,6 +56,7 @@ pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
+pub use crate::memory::block_table::BlockId;
 pub use crate::memory::oom::Hint;
 pub use crate::memory::oom::Holder;
 pub use crate::memory::oom::OomDetails;
@@ -70,7 +71,6 @@ pub use crate::memory::provenance::Request;
 pub use crate::memory::provenance::Timestamp;
 pub use crate::memory::provenance::began;
 pub use crate::memory::stats::Stats;
-pub use crate::memory::block_table::BlockId;
 pub use crate::region::AddressRange;
 pub use crate::region::Region;
 use crate::{error::Result, units::Bytes};

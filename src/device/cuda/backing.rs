@@ -6,9 +6,9 @@ use crate::{
     device::cuda::{
         chunks::Chunks,
         device::CudaDevice,
-        driver::Failure,
-        maker::Maker,
+        driver::DriverError,
         owned::DeviceMemory,
+        physical::PhysicalMemory,
         regions::{Held, Memory},
     },
     error::{Code, Error, Result},
@@ -43,7 +43,7 @@ const ALLOCATION_UNIT: Bytes = Bytes::new(256);
 pub struct CudaBacking {
     pub(super) device: Arc<CudaDevice>,
     /// How regions are mapped, in chunks of which size; without it each one is an allocation of the driver's.
-    chunks: Option<(Arc<Maker>, Bytes)>,
+    chunks: Option<(Arc<PhysicalMemory>, Bytes)>,
     budget: Option<Arc<Budget>>,
     pub(super) costs: Costs,
 }
@@ -69,11 +69,11 @@ impl CudaBacking {
 
     /// `size` says how large a chunk is where the driver's unit is the one that it is given.
     fn chunked(device: Arc<CudaDevice>, size: impl FnOnce(Bytes) -> Bytes) -> Result<Self> {
-        let Some(maker) = Maker::new(device.context(), device.ordinal(), device.peers())? else {
+        let Some(physical) = PhysicalMemory::new(device.context(), device.ordinal(), device.peers())? else {
             log::info!("GPU {} maps no memory to chosen addresses: regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         };
-        let unit = maker.granularity();
+        let unit = physical.granularity();
         let chunk = size(unit);
         if !(unit.get().is_power_of_two() && unit >= ALLOCATION_UNIT && chunk.is_multiple_of(unit) && !chunk.is_zero())
         {
@@ -82,13 +82,13 @@ impl CudaBacking {
                 device.ordinal()
             )));
         }
-        let maker = Arc::new(maker);
-        if let Err(failure) = maker.prove(|| Chunks::reserve(&maker, unit, unit, &Arc::default())) {
+        let physical = Arc::new(physical);
+        if let Err(failure) = physical.prove(|| Chunks::reserve(&physical, unit, unit, &Arc::default())) {
             log::warn!("GPU {} maps no memory that it can use: {failure}; regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         }
         let costs = crate::device::cuda::carrier::costs(device.bandwidth(), Some(chunk));
-        Ok(Self { device, chunks: Some((maker, chunk)), budget: None, costs })
+        Ok(Self { device, chunks: Some((physical, chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
@@ -102,10 +102,10 @@ impl CudaBacking {
     /// # Errors
     /// FAILED_PRECONDITION where somebody has.
     pub fn bound_by(mut self, budget: &Arc<Budget>) -> Result<Self> {
-        if let Some((maker, _)) = &mut self.chunks {
-            let maker = Arc::get_mut(maker)
+        if let Some((physical, _)) = &mut self.chunks {
+            let physical = Arc::get_mut(physical)
                 .ok_or_else(|| Error::failed_precondition("a device's memory is bound by a budget too late"))?;
-            maker.budget = Some(Arc::clone(budget));
+            physical.budget = Some(Arc::clone(budget));
         }
         self.budget = Some(Arc::clone(budget));
         Ok(self)
@@ -140,14 +140,14 @@ impl Backing for CudaBacking {
         }
         let refused = |failure| self.device.refusal(failure, bytes);
         let held = match &self.chunks {
-            Some((maker, chunk)) => {
+            Some((physical, chunk)) => {
                 let missing = &self.device.regions.missing;
-                let chunks = Chunks::reserve(maker, bytes, *chunk, missing).map_err(refused)?;
+                let chunks = Chunks::reserve(physical, bytes, *chunk, missing).map_err(refused)?;
                 Held::new(chunks.region(), Memory::Chunks(chunks))
             }
             None => {
                 let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
-                let charge = charge.map_err(|over| refused(Failure::over(over)))?;
+                let charge = charge.map_err(|over| refused(DriverError::over(over)))?;
                 let memory = DeviceMemory::new(self.device.context(), bytes).map_err(refused)?.charged(charge);
                 let region = AddressRange { address: memory.address(), bytes };
                 Held::new(region, Memory::Allocation(Some(memory).into()))
@@ -160,7 +160,7 @@ impl Backing for CudaBacking {
     /// when it is used, if the device has it then. XLA's allocator takes a smaller region then, in steps of a tenth, for good (its
     /// `bfc_allocator.cc`, `kBackpedalFactor`).
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
-        let Some((maker, chunk)) = &self.chunks else { return self.reserve(bytes) };
+        let Some((physical, chunk)) = &self.chunks else { return self.reserve(bytes) };
         let free = self.device.memory_info()?.free;
         if free >= bytes {
             match self.reserve(bytes) {
@@ -171,7 +171,7 @@ impl Backing for CudaBacking {
         }
         let missing = &self.device.regions.missing;
         let part = Bytes::new(free.get() / 10 * 9);
-        let chunks = Chunks::reserve_part(maker, bytes, *chunk, missing, part)
+        let chunks = Chunks::reserve_part(physical, bytes, *chunk, missing, part)
             .map_err(|failure| self.device.refusal(failure, bytes))?;
         // Otherwise programs have what is missing, and it comes back when arrays want it.
         if free < bytes {
@@ -191,7 +191,7 @@ impl Backing for CudaBacking {
     }
 
     fn granularity(&self) -> Bytes {
-        self.chunks.as_ref().map_or(ALLOCATION_UNIT, |(maker, _)| maker.granularity())
+        self.chunks.as_ref().map_or(ALLOCATION_UNIT, |(physical, _)| physical.granularity())
     }
 
     fn most_in_advance(&self) -> Option<Bytes> {

@@ -20,7 +20,7 @@ use crate::{
             backing::CudaBacking,
             chunks::Chunks,
             device::CudaDevice,
-            driver::Failure,
+            driver::DriverError,
             exchange::{Exchange, Parts},
             regions::Held,
         },
@@ -73,7 +73,7 @@ impl CudaBacking {
     }
 
     /// Notes that what was just put on the stream touches `regions`; a failure lets nothing of it run on.
-    fn sent(&self, sent: Result<(), Failure>, regions: &[&Held]) -> Result<()> {
+    fn sent(&self, sent: Result<(), DriverError>, regions: &[&Held]) -> Result<()> {
         let ticket = self.device.stream.submit();
         regions.iter().for_each(|held| held.used_by(ticket));
         let Err(failure) = sent else { return Ok(()) };
@@ -84,23 +84,25 @@ impl CudaBacking {
     }
 
     /// Puts a copy on the stream, both of whose ranges are on this device and do not overlap.
-    fn copy_across(&self, from: Extent, to: Address) -> Result<(), Failure> {
+    fn copy_across(&self, from: Extent, to: Address) -> Result<(), DriverError> {
         let driver = self.device.context().driver();
-        // SAFETY: both ranges lie in regions of this device, for the callers looked; nobody else uses them, by the contract
-        // of the trait's functions.
+        // SAFETY: the stream is alive and its context current (every caller has entered it). Both ranges lie in regions of this
+        // device, or in its bounce buffer, which the callers have looked up and keep alive; that nothing else reads or writes
+        // them meanwhile is the contract of `Mover::relocate` and `Carrier::copy`, the only ways to get here.
         unsafe {
             driver.copy_on_device(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
         }
     }
 
     /// Puts a copy on the stream between any two of the driver's memories that do not overlap.
-    fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), Failure> {
-        // SAFETY: the contract of `Carrier::copy`; the callers have entered the context.
+    fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), DriverError> {
+        // SAFETY: the callers have entered the context, whose stream is alive. By the contract of `Carrier::copy`, the only way to
+        // get here, both ranges are allocated and left alone until the copy is done.
         unsafe { self.device.context().copy_anywhere(from.start, to, from.bytes, self.device.stream.handle()) }
     }
 
     /// Puts a move on the stream, in pieces where its ranges overlap.
-    fn slide(&self, shift: Shift) -> Result<(), Failure> {
+    fn slide(&self, shift: Shift) -> Result<(), DriverError> {
         let way = shift.hole.bytes;
         if way >= shift.source.bytes {
             return self.copy_across(shift.source, shift.destination.start);
@@ -128,8 +130,8 @@ impl CudaBacking {
         &self,
         shift: Shift,
         most: Bytes,
-        mut each: impl FnMut(Shift) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        mut each: impl FnMut(Shift) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
         let mut left = Some(shift);
         while let Some(shift) = left {
             let (piece, rest) = shift.split(most.min(shift.source.bytes));
@@ -146,7 +148,7 @@ impl CudaBacking {
     }
 
     /// Waits for all work of our stream on regions.
-    fn finish(&self, regions: &[&Held]) -> Result<(), Failure> {
+    fn finish(&self, regions: &[&Held]) -> Result<(), DriverError> {
         let last = regions.iter().map(|held| held.last_use()).max().unwrap_or(0);
         self.device.stream.finish(last)
     }
@@ -235,7 +237,8 @@ impl Carrier for CudaBacking {
         }
         let held = self.region_of(to, Bytes::new(bytes))?;
         let _current = self.device.context().enter()?;
-        // SAFETY: the contract; the context is current.
+        // SAFETY: the context is current. Every element of the source is readable, and the destination, which lies in a region, is
+        // this copy's alone, both by this function's contract, which is that of `Staging::upload`.
         let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };
         self.sent(sent, &[&held])
     }
@@ -272,7 +275,7 @@ impl Carrier for CudaBacking {
         }
         let _current = self.device.context().enter()?;
         let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
-        // SAFETY: the contract.
+        // SAFETY: the stream is live by this function's contract, which is all that `hold_back` asks.
         Ok(unsafe { self.device.stream.hold_back(stream) }?)
     }
 
@@ -304,7 +307,7 @@ impl CudaBacking {
         let (context, stream) = (self.device.context(), &self.device.stream);
         if !other.stream.is_idle() {
             let _current = other.context().enter()?;
-            // SAFETY: our stream is alive.
+            // SAFETY: the handle is of our own stream, which lives as long as the device that is borrowed here.
             unsafe { other.stream.hold_back(stream.handle()) }?;
         }
         let _current = context.enter()?;
@@ -312,10 +315,11 @@ impl CudaBacking {
         let sent = if reached || source.is_pinned() || target.is_pinned() {
             self.copy_anyhow(from, to)
         } else {
-            // SAFETY: both ranges lie in regions, for the caller looked.
+            // SAFETY: the context is current and its stream alive; the ranges lie in regions of `other` and of this device, which the
+            // caller has looked up and keeps alive, and are left alone by the contract of `Carrier::copy`.
             unsafe { context.copy_between((other.context(), from.start), to, from.bytes, stream.handle()) }
         };
-        // SAFETY: the other stream is alive.
+        // SAFETY: the handle is of the other device's own stream, which lives as long as `other`, borrowed here.
         let held_back = sent.and_then(|()| unsafe { stream.hold_back(other.stream.handle()) });
         source.used_by(other.stream.submit());
         self.sent(held_back, &[target])

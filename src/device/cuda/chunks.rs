@@ -6,8 +6,8 @@
 //!  physical memory, a handle each:  [ 17 ]              [ 12 ]  [ 31 ]      chunk 1 was discarded
 //! ```
 //!
-//! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: whoever calls here
-//! has waited for all work on the range.
+//! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: callers have waited
+//! for all work on the range.
 
 use std::{
     ffi::c_int,
@@ -24,8 +24,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     device::cuda::{
-        driver::{Failure, out},
-        maker::{Maker, Physical},
+        driver::{DriverError, out},
+        physical::{PhysicalChunk, PhysicalMemory},
     },
     memory::AddressRange,
     units::{Address, Bytes},
@@ -35,12 +35,12 @@ use crate::{
 const FEW: usize = 16;
 
 /// A chunk's memory, or none.
-type Slot = Option<Physical>;
+type Slot = Option<PhysicalChunk>;
 
 /// A region of chunks.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    maker: Arc<Maker>,
+    physical: Arc<PhysicalMemory>,
     region: AddressRange,
     chunk: Bytes,
     /// How many chunks of the device, of all its regions, have no memory.
@@ -53,13 +53,13 @@ pub(super) struct Chunks {
 impl Chunks {
     /// Addresses for `bytes`, whole units of the driver, with memory behind all of them. The last chunk may be a shorter one.
     pub(super) fn reserve(
-        maker: &Arc<Maker>,
+        physical: &Arc<PhysicalMemory>,
         bytes: Bytes,
         chunk: Bytes,
         missing: &Arc<AtomicUsize>,
-    ) -> Result<Self, Failure> {
-        let chunks = Self::without_memory(maker, bytes, chunk, missing)?;
-        let _current = maker.context().enter()?;
+    ) -> Result<Self, DriverError> {
+        let chunks = Self::without_memory(physical, bytes, chunk, missing)?;
+        let _current = physical.context().enter()?;
         let all = 0..chunks.slots.lock().len();
         // A failure gives the addresses back, as every drop does.
         chunks.fill(&mut chunks.slots.lock(), all)?;
@@ -67,23 +67,24 @@ impl Chunks {
     }
 
     fn without_memory(
-        maker: &Arc<Maker>,
+        physical: &Arc<PhysicalMemory>,
         bytes: Bytes,
         chunk: Bytes,
         missing: &Arc<AtomicUsize>,
-    ) -> Result<Self, Failure> {
-        let _current = maker.context().enter()?;
+    ) -> Result<Self, DriverError> {
+        let _current = physical.context().enter()?;
         let reserve = |aligned: usize| {
-            // SAFETY: one value is written; the driver chooses the addresses.
+            // SAFETY: `out` passes a pointer to one valid address, which the driver writes; it chooses addresses that are free, and
+            // refuses a size or an alignment that it does not take.
             out(|address| unsafe {
-                maker.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
+                physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
             })
         };
         // Chunks at multiples of their size: what the arena gives back, it gives back in pieces that end at such.
         let address: CUdeviceptr = reserve(chunk.get() as usize).or_else(|_| reserve(0))?;
         let count = bytes.get().div_ceil(chunk.get()) as usize;
         let chunks = Self {
-            maker: Arc::clone(maker),
+            physical: Arc::clone(physical),
             region: AddressRange { address: Address::new(address), bytes },
             chunk,
             missing: Arc::clone(missing),
@@ -95,14 +96,14 @@ impl Chunks {
 
     /// As [`Self::reserve`], with memory behind no more than the first `filled` bytes: the rest has it when it is used.
     pub(super) fn reserve_part(
-        maker: &Arc<Maker>,
+        physical: &Arc<PhysicalMemory>,
         bytes: Bytes,
         chunk: Bytes,
         missing: &Arc<AtomicUsize>,
         filled: Bytes,
-    ) -> Result<Self, Failure> {
-        let chunks = Self::without_memory(maker, bytes, chunk, missing)?;
-        let _current = maker.context().enter()?;
+    ) -> Result<Self, DriverError> {
+        let chunks = Self::without_memory(physical, bytes, chunk, missing)?;
+        let _current = physical.context().enter()?;
         let filled = (filled.min(bytes).get() / chunk.get()) as usize;
         let mut slots = chunks.slots.lock();
         for first in (0..filled).step_by(FEW) {
@@ -118,7 +119,7 @@ impl Chunks {
 
     /// Whether the device of this ordinal reaches its memory.
     pub(super) fn is_open_to(&self, ordinal: c_int) -> bool {
-        self.maker.is_open_to(ordinal)
+        self.physical.is_open_to(ordinal)
     }
 
     /// How many of its bytes have memory.
@@ -137,7 +138,7 @@ impl Chunks {
     }
 
     /// Makes sure that there is memory behind `bytes` from `offset` on: all of it, or no more than before.
-    pub(super) fn populate(&self, offset: Bytes, bytes: Bytes) -> Result<(), Failure> {
+    pub(super) fn populate(&self, offset: Bytes, bytes: Bytes) -> Result<(), DriverError> {
         if self.missing.load(Ordering::Acquire) == 0 || bytes.is_zero() {
             return Ok(());
         }
@@ -147,15 +148,15 @@ impl Chunks {
         if slots[first..end].iter().all(Option::is_some) {
             return Ok(());
         }
-        let _current = self.maker.context().enter()?;
+        let _current = self.physical.context().enter()?;
         self.fill(&mut slots, first..end)
     }
 
     /// Gives back the memory of all chunks that lie wholly in `bytes` from `offset` on, and says how much it was.
-    pub(super) fn discard(&self, offset: Bytes, bytes: Bytes) -> Result<Bytes, Failure> {
+    pub(super) fn discard(&self, offset: Bytes, bytes: Bytes) -> Result<Bytes, DriverError> {
         let first = offset.get().div_ceil(self.chunk.get()) as usize;
         let mut slots = self.slots.lock();
-        let _current = self.maker.context().enter()?;
+        let _current = self.physical.context().enter()?;
         let mut gone = Bytes::ZERO;
         for at in first..slots.len() {
             let (start, size) = self.span(at);
@@ -178,12 +179,12 @@ impl Chunks {
     }
 
     /// Gives the memory and the addresses back. The first failure is told, and what it concerns stays with the driver.
-    pub(super) fn give_back(&self) -> Result<(), Failure> {
+    pub(super) fn release(&self) -> Result<(), DriverError> {
         let mut slots = self.slots.lock();
         if slots.is_empty() {
             return Ok(());
         }
-        let _current = self.maker.context().enter()?;
+        let _current = self.physical.context().enter()?;
         let mut done = Ok(());
         for (at, slot) in slots.iter_mut().enumerate() {
             match slot.take() {
@@ -198,16 +199,17 @@ impl Chunks {
         // Where something is still mapped the addresses stay taken.
         done?;
         let AddressRange { address, bytes } = self.region;
-        // SAFETY: reserved once, freed once; nothing is mapped there any more.
-        unsafe { self.maker.context().driver().mem_address_free(address.get(), bytes.get() as usize) }
+        // SAFETY: the range is the reservation that `without_memory` made. It is freed once, because the slots are empty from here
+        // on, and nothing is mapped in it: every chunk was unmapped above, or `done` was an error.
+        unsafe { self.physical.context().driver().mem_address_free(address.get(), bytes.get() as usize) }
     }
 
     /// Maps fresh memory where a range of chunks has none: everywhere, or nowhere.
-    fn fill(&self, slots: &mut [Slot], range: Range<usize>) -> Result<(), Failure> {
+    fn fill(&self, slots: &mut [Slot], range: Range<usize>) -> Result<(), DriverError> {
         let empty: Vec<usize> = range.filter(|&at| slots[at].is_none()).collect();
         let mut made = Vec::with_capacity(empty.len());
         for &at in &empty {
-            made.push(Some(self.maker.create(self.span(at).1)?));
+            made.push(Some(self.physical.create(self.span(at).1)?));
         }
         let mut left = made.into_iter();
         for run in empty.chunk_by(|before, after| before + 1 == *after) {
@@ -230,16 +232,17 @@ impl Chunks {
     }
 
     /// Maps memory at neighbouring chunks from the `first` on and opens it: all of it, or none.
-    fn map(&self, first: usize, memory: &[Slot]) -> Result<(), Failure> {
+    fn map(&self, first: usize, memory: &[Slot]) -> Result<(), DriverError> {
         let mut mapped = 0;
         let mut done = Ok(());
         for (at, slot) in (first..).zip(memory) {
             let (start, bytes) = self.span(at);
             if let Some(memory) = slot {
                 let address = (self.region.address + start).get();
-                // SAFETY: addresses of our reservation where nothing is mapped, and memory of the same size.
+                // SAFETY: the addresses are a chunk of our reservation where nothing is mapped (its slot was empty under the lock
+                // that the callers hold), and the memory was made with the chunk's size; zero is the only offset and flag.
                 done = unsafe {
-                    self.maker.context().driver().mem_map(address, bytes.get() as usize, 0, memory.handle(), 0)
+                    self.physical.context().driver().mem_map(address, bytes.get() as usize, 0, memory.handle(), 0)
                 };
             }
             if done.is_err() {
@@ -253,7 +256,7 @@ impl Chunks {
             for range in ranges {
                 if range[0].is_some() && done.is_ok() {
                     let (start, (last, size)) = (self.span(at).0, self.span(at + range.len() - 1));
-                    done = self.maker.open(self.region.address + start, last + size - start);
+                    done = self.physical.open(self.region.address + start, last + size - start);
                 }
                 at += range.len();
             }
@@ -265,17 +268,18 @@ impl Chunks {
         done
     }
 
-    /// Unmaps a chunk where nobody can be told of a failure.
+    /// Unmaps a chunk where a failure cannot be returned.
     fn undo(&self, at: usize) {
         if let Err(failure) = self.unmap(at) {
             log::error!("chunk {at} of the region at {} stays mapped: {failure}", self.region.address);
         }
     }
 
-    fn unmap(&self, at: usize) -> Result<(), Failure> {
+    fn unmap(&self, at: usize) -> Result<(), DriverError> {
         let (start, bytes) = self.span(at);
-        // SAFETY: one mapping of ours, as it was made; no work uses it, which is every caller's promise.
-        unsafe { self.maker.context().driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
+        // SAFETY: the range is one mapping of ours, as `map` made it. No work uses it: `Mover::relocate` and `discard` have waited for
+        // the stream, `release` too, and a chunk that `fill` undoes has not been used yet.
+        unsafe { self.physical.context().driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
     }
 
     /// Where a chunk starts in the region, and how long it is.
@@ -287,7 +291,7 @@ impl Chunks {
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        if let Err(failure) = self.give_back()
+        if let Err(failure) = self.release()
             && !failure.is_over()
         {
             log::error!("the region at {} could not be given back: {failure}", self.region.address);
@@ -303,8 +307,8 @@ pub(super) fn exchange(
     (source, from): (&Chunks, usize),
     (target, to): (&Chunks, usize),
     count: usize,
-) -> Result<(), Failure> {
-    let _current = source.maker.context().enter()?;
+) -> Result<(), DriverError> {
+    let _current = source.physical.context().enter()?;
     let mut pair = Pair::lock(source, target);
     let empty = || std::iter::repeat_with(|| None).take(count);
     let holes: Vec<Slot> = pair.target().splice(to..to + count, empty()).collect();

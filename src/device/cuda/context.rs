@@ -20,11 +20,12 @@ use std::{
     sync::Arc,
 };
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUctx_st, CUdevice, CUstream, CUstreamCaptureMode};
 
 use crate::{
     device::cuda::{
-        driver::{Driver, Failure, out, out_pointer},
+        driver::{Driver, DriverError, out, out_pointer},
+        handle::Handle,
         vendor::{COPY_BY_ADDRESS, Vendor},
     },
     units::{Address, Bytes},
@@ -36,39 +37,34 @@ pub(super) struct Context {
     driver: &'static Driver,
     device: CUdevice,
     /// Null where the device stands for it.
-    handle: CUcontext,
+    handle: Handle<CUctx_st>,
 }
-
-// SAFETY: the handle is a name that the driver's functions take from any thread; nothing here reads behind it.
-unsafe impl Send for Context {}
-// SAFETY: as above; entering changes the calling thread's stack only.
-unsafe impl Sync for Context {}
 
 impl Context {
     /// Makes the context if nobody has, which takes some hundred megabytes of the device, and holds it.
-    pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, Failure> {
+    pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, DriverError> {
         let device = driver.device_at(ordinal)?;
         let handle = match driver.vendor() {
             // SAFETY: the device is one of the driver's, and one value is written.
             Vendor::Nvidia => out_pointer(|context| unsafe { driver.primary_context_retain(context, device) })?,
             Vendor::Amd => ptr::null_mut(),
         };
-        Ok(Arc::new(Self { driver, device, handle }))
+        Ok(Arc::new(Self { driver, device, handle: Handle::new(handle) }))
     }
 
     /// Makes the context the calling thread's, until the guard is dropped.
-    pub(super) fn enter(&self) -> Result<Current<'_>, Failure> {
+    pub(super) fn enter(&self) -> Result<Current<'_>, DriverError> {
         let before = match self.driver.vendor() {
             Vendor::Nvidia => {
-                // SAFETY: the context is held.
-                unsafe { self.driver.context_push(self.handle) }?;
+                // SAFETY: the handle is that of a context which this value has retained and not released.
+                unsafe { self.driver.context_push(self.handle.get()) }?;
                 None
             }
             Vendor::Amd => {
-                // SAFETY: one value is written.
+                // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
                 let before: c_int = out(|device| unsafe { self.driver.current_device(device) })?;
                 if before != self.device {
-                    // SAFETY: the device is one of the driver's.
+                    // SAFETY: it takes a number; `retain` had this one from the driver.
                     unsafe { self.driver.set_device(self.device) }?;
                 }
                 Some(before)
@@ -80,8 +76,9 @@ impl Context {
     }
 
     /// Sets which captures of streams keep the calling thread from unsafe calls, and gives what was set before.
-    fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, Failure> {
-        // SAFETY: one value is read, which is one of the three that there are or what this gave before, and one is written.
+    fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, DriverError> {
+        // SAFETY: the pointer is to a local number, which the driver reads and writes. It is one of the three modes: the callers
+        // pass a constant, or what this function returned before.
         unsafe { self.driver.thread_capture_mode(&raw mut mode) }?;
         Ok(mode)
     }
@@ -90,16 +87,18 @@ impl Context {
     /// the addresses whose they are.
     ///
     /// # Safety
-    /// The context is current and the stream alive; both ranges are the driver's, until the copy is done.
+    /// The context is current on this thread and the stream alive. Until the copy is done, both ranges stay allocated by this
+    /// driver, the source is not written, and the destination is neither read nor written by others.
     pub(super) unsafe fn copy_anywhere(
         &self,
         from: Address,
         to: Address,
         bytes: Bytes,
         stream: CUstream,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), DriverError> {
         let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: both functions ask for a live stream of the current context and for two ranges of the driver's memory that stay
+        // valid and unshared until the copy is done, which is this function's own contract. HIP's kind is one that it knows.
         unsafe {
             match self.driver.vendor() {
                 Vendor::Nvidia => self.driver.copy_by_address(to, from, bytes, stream),
@@ -119,12 +118,15 @@ impl Context {
         to: Address,
         bytes: Bytes,
         stream: CUstream,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), DriverError> {
         let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: as in `copy_anywhere`. Beside that they ask for the context, or the device, that each range belongs to: `other`
+        // and this one, which are both held.
         unsafe {
             match self.driver.vendor() {
-                Vendor::Nvidia => self.driver.copy_between_contexts(to, self.handle, from, other.handle, bytes, stream),
+                Vendor::Nvidia => {
+                    self.driver.copy_between_contexts(to, self.handle.get(), from, other.handle.get(), bytes, stream)
+                }
                 Vendor::Amd => self.driver.copy_between_devices(to, self.device, from, other.device, bytes, stream),
             }
         }
@@ -141,10 +143,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.handle.is_null() {
+        if self.handle.get().is_null() {
             return;
         }
-        // SAFETY: retained once, released once; no guard is alive, for each one borrows this.
+        // SAFETY: `retain` retained it once and this releases it once, because only one value has the handle (it is not
+        // `Clone`). No thread is in it through us: each guard borrows this value.
         if let Err(failure) = unsafe { self.driver.primary_context_release(self.device) }
             && !failure.is_over()
         {
@@ -175,14 +178,15 @@ impl Drop for Current<'_> {
             log::error!("a thread did not get its mode for captures on GPU {device} back: {failure}");
         }
         let left = match self.before {
-            // SAFETY: one value is written, and what `enter` put on the thread's stack is taken.
+            // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes. What is popped is what `enter`
+            // pushed: guards are not `Send`, and are dropped in reverse order.
             None => out_pointer(|context| unsafe { driver.context_pop(context) }),
             Some(before) if before == *device => return,
-            // SAFETY: the thread had this device.
-            Some(before) => unsafe { driver.set_device(before) }.map(|()| *handle),
+            // SAFETY: it takes a number; the driver said itself that this is the one the thread had.
+            Some(before) => unsafe { driver.set_device(before) }.map(|()| handle.get()),
         };
         match left {
-            Ok(popped) if popped == *handle => {}
+            Ok(popped) if popped == handle.get() => {}
             Ok(popped) => log::error!("a thread left {popped:?}, not the context {handle:?} that it was in"),
             Err(failure) if failure.is_over() => {}
             Err(failure) => log::error!("a thread could not leave the context of GPU {device}: {failure}"),

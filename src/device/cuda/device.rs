@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::{
     device::cuda::{
         context::Context,
-        driver::{Driver, Failure, out},
+        driver::{Driver, DriverError, out},
         owned::DeviceMemory,
         regions::{Held, Regions},
         staging::Staging,
@@ -81,11 +81,11 @@ impl CudaDevice {
                 _ => format!("GPU {other}: allowed are 0 to {}, which the driver shows", count - 1),
             }));
         }
-        let said = |failure: Failure| Error::from(failure).context(&format!("GPU {ordinal}"));
+        let said = |failure: DriverError| Error::from(failure).context(&format!("GPU {ordinal}"));
         let context = Context::retain(driver, ordinal).map_err(said)?;
         let reaches = |peer: c_int| {
             let can = driver.device_at(peer).and_then(|peer| {
-                // SAFETY: one value is written; both devices are the driver's.
+                // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it gave both handles of devices itself.
                 out(|can: *mut c_int| unsafe { driver.device_can_access_peer(can, peer, context.device()) })
             });
             can.is_ok_and(|can| can != 0)
@@ -120,7 +120,7 @@ impl CudaDevice {
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         let _current = self.context.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the context is current, and two values are written.
+        // SAFETY: the device's context is current, and the pointers are to two local numbers, which the driver writes.
         unsafe { self.context.driver().mem_info(&raw mut free, &raw mut total) }?;
         Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
     }
@@ -169,8 +169,8 @@ impl CudaDevice {
         let _current = self.context.enter()?;
         // Though the wait has failed: a context in which that happens runs nothing any more.
         let waited = self.stream.finish(held.last_use());
-        let given_back = held.give_back();
-        Ok(waited.and(given_back)?)
+        let released = held.release();
+        Ok(waited.and(released)?)
     }
 
     /// A bounce buffer of [`BOUNCE`], made once; a smaller one where memory is short, and none where there is none.
@@ -183,7 +183,7 @@ impl CudaDevice {
     }
 
     /// A failure to get `bytes`, with the numbers.
-    pub(super) fn refusal(&self, failure: Failure, bytes: Bytes) -> Error {
+    pub(super) fn refusal(&self, failure: DriverError, bytes: Bytes) -> Error {
         let mut error = Error::from(failure).context(&format!("{bytes} of GPU {}", self.ordinal));
         if error.code == Code::ResourceExhausted
             && let Ok(MemoryInfo { free, total }) = self.memory_info()

@@ -7,7 +7,7 @@
 //!                            v               Unavailable::Symbol
 //!                     Unavailable::Library
 //!
-//!  driver.mem_alloc(...) ---> cuMemAlloc, hipMalloc ---> Ok, or a Failure: the function, its code, the code's name and meaning
+//!  driver.mem_alloc(...) ---> cuMemAlloc, hipMalloc ---> Ok, or a DriverError: the function, its code, the code's name and meaning
 //! ```
 //!
 //! HIP's functions take what NVIDIA's take: handles are pointers, devices ordinals, and its `hipDeviceptr_t`, a pointer, is passed
@@ -34,10 +34,10 @@ use cudarc::driver::sys::{
 };
 use parking_lot::Mutex;
 
-pub(super) use crate::device::cuda::failure::Failure;
-pub(super) use crate::device::cuda::failure::Status;
-pub use crate::device::cuda::failure::Unavailable;
-use crate::device::cuda::{failure::is_missing, vendor::Vendor};
+pub(super) use crate::device::cuda::error::DriverError;
+pub(super) use crate::device::cuda::error::Status;
+pub use crate::device::cuda::error::Unavailable;
+use crate::device::cuda::{error::is_missing, vendor::Vendor};
 
 /// Declares [`Functions`]: one field for each function, with the symbol that it is found by and its parameters; `as` says
 /// what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's. Each function
@@ -111,8 +111,9 @@ macro_rules! functions {
                 /// # Safety
                 /// What the vendor's documentation asks of its caller.
                 #[allow(dead_code, reason = "the two that name errors are called by their fields")]
-                pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), Failure> {
-                    // SAFETY: the caller's promise.
+                pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
+                    // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its arguments
+                    // are the caller's, who keeps what the vendor's documentation asks.
                     let status = unsafe { (self.functions.$field)($($name),*) };
                     self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
                 }
@@ -137,9 +138,9 @@ macro_rules! functions {
             /// # Safety
             /// What the vendor's documentation asks of its caller.
             #[allow(dead_code, reason = "the one that forgets errors is called by its field")]
-            pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), Failure> {
+            pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
                 let status = match self.functions.$maybe {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as for the functions that every driver has.
                     Some(function) => unsafe { function($($label),*) },
                     None => CUresult::CUDA_ERROR_NOT_SUPPORTED as Status,
                 };
@@ -268,7 +269,8 @@ impl Driver {
             let place = unsafe { opened.get::<*const c_void>(symbol.as_bytes_with_nul()).ok()?.try_as_raw_ptr() };
             place.map(<*mut c_void>::cast_const)
         };
-        // SAFETY: a library that has all these symbols is the driver, or one that stands in for it.
+        // SAFETY: `find` gives addresses of this library's own symbols, which stay good because the library is never closed from
+        // here on. That they behave as the vendor documents is what the user says by naming the library: nothing can check it.
         let driver = unsafe { Self::from_symbols(vendor, &name, find) }?;
         mem::forget(opened);
         let driver: &'static Self = Box::leak(Box::new(driver));
@@ -288,7 +290,7 @@ impl Driver {
         name: &str,
         find: impl Fn(&str) -> Option<*const c_void>,
     ) -> Result<Self, Unavailable> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both ask that `find` gives the vendor's functions by their names, for the rest of the process.
         unsafe { Functions::find(vendor, find) }
             .map(|functions| Self { vendor, functions })
             .map_err(|symbol| Unavailable::Symbol { vendor, library: name.to_owned(), symbol })
@@ -300,31 +302,39 @@ impl Driver {
     }
 
     /// Starts the driver, which is asked of every process before anything else; again, it does nothing.
-    pub(super) fn start(&self) -> Result<(), Failure> {
-        // SAFETY: zero is the only value that the parameter may have.
+    pub(super) fn start(&self) -> Result<(), DriverError> {
+        // SAFETY: it may be called at any time and from any thread; zero is the only value that the parameter may have.
         unsafe { self.init(0) }
     }
 
     /// The handle of a device.
-    pub(super) fn device_at(&self, ordinal: c_int) -> Result<CUdevice, Failure> {
-        // SAFETY: one value is written; the driver refuses an ordinal that it has not.
+    pub(super) fn device_at(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
+        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses an ordinal that it does not know.
         out(|device| unsafe { self.device(device, ordinal) })
     }
 
     /// How many devices there are.
-    pub(super) fn devices(&self) -> Result<c_int, Failure> {
-        // SAFETY: one value is written.
+    pub(super) fn devices(&self) -> Result<c_int, DriverError> {
+        // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
         out(|count| unsafe { self.device_count(count) })
     }
 
     /// A number that says something about a device.
-    pub(super) fn attribute(&self, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, Failure> {
+    pub(super) fn attribute(&self, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, DriverError> {
         let Some(which) = self.vendor.attribute(which) else {
             // What the driver says of a number that it does not know.
             return Err(self.failure("hipDeviceGetAttribute", CUresult::CUDA_ERROR_INVALID_VALUE as Status));
         };
-        // SAFETY: one value is written; the device is one of the driver's, and a number that the driver does not know it refuses.
+        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses a device, or an attribute, that
+        // it does not know.
         out(|value| unsafe { self.device_attribute(value, which, device) })
+    }
+
+    /// The default memory pool of a device.
+    pub(super) fn pool_of(&self, device: CUdevice) -> Result<CUmemoryPool, DriverError> {
+        // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes; it refuses a device that it does
+        // not know.
+        out_pointer(|pool| unsafe { self.default_pool(pool, device) })
     }
 
     /// What the driver says about `code`; nothing if it does not know it.
@@ -335,15 +345,15 @@ impl Driver {
         if status != CUresult::CUDA_SUCCESS as Status || text.is_null() {
             return String::new();
         }
-        // SAFETY: the driver gave a constant C string.
+        // SAFETY: the driver succeeded, so the text is not null (checked) and a constant C string that stays as long as it does.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    fn check(&self, function: &'static str, code: Status) -> Result<(), Failure> {
+    fn check(&self, function: &'static str, code: Status) -> Result<(), DriverError> {
         if code == CUresult::CUDA_SUCCESS as Status { Ok(()) } else { Err(self.failure(function, code)) }
     }
 
-    fn failure(&self, function: &'static str, code: Status) -> Failure {
+    fn failure(&self, function: &'static str, code: Status) -> DriverError {
         let name = self.error_text(self.functions.error_name, code);
         let text = self.error_text(self.functions.error_string, code);
         if let Some(last_error) = self.functions.last_error {
@@ -352,7 +362,7 @@ impl Driver {
             // SAFETY: it takes nothing and may be called at any time.
             unsafe { last_error() };
         }
-        Failure { function, code, name, text }
+        DriverError { function, code, name, text }
     }
 }
 
@@ -362,7 +372,7 @@ pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloa
     if files.len() > 1 {
         for file in files {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-            // SAFETY: only a library whose initialisers have run is opened.
+            // SAFETY: with `RTLD_NOLOAD` only a library that is loaded already is opened, so no initialiser runs.
             if let Ok(opened) = unsafe { libloading::os::unix::Library::open(Some(file), flags) } {
                 return Ok((file.to_string_lossy().into_owned(), opened.into()));
             }
@@ -371,7 +381,8 @@ pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloa
     let mut refused: Option<(String, String)> = None;
     for file in files {
         let name = file.to_string_lossy().into_owned();
-        // SAFETY: loading a library runs its initialisers; the driver is made for that.
+        // SAFETY: loading a library runs its initialisers, which for a driver's library may happen at any time and on any thread.
+        // That the file is one is what the user says by naming it.
         match unsafe { libloading::Library::new(file) } {
             Ok(opened) => return Ok((name, opened)),
             Err(error) => {
@@ -388,13 +399,13 @@ pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloa
 }
 
 /// Calls a function that writes one value.
-pub(super) fn out<T: Default>(call: impl FnOnce(*mut T) -> Result<(), Failure>) -> Result<T, Failure> {
+pub(super) fn out<T: Default>(call: impl FnOnce(*mut T) -> Result<(), DriverError>) -> Result<T, DriverError> {
     let mut value = T::default();
     call(&raw mut value).map(|()| value)
 }
 
 /// [`out`] for a handle that is a pointer.
-pub(super) fn out_pointer<T>(call: impl FnOnce(*mut *mut T) -> Result<(), Failure>) -> Result<*mut T, Failure> {
+pub(super) fn out_pointer<T>(call: impl FnOnce(*mut *mut T) -> Result<(), DriverError>) -> Result<*mut T, DriverError> {
     let mut value = ptr::null_mut();
     call(&raw mut value).map(|()| value)
 }

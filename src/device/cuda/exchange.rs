@@ -18,7 +18,7 @@ use crate::{
     device::{
         cuda::{
             chunks::{self, Chunks},
-            driver::Failure,
+            driver::DriverError,
         },
         shift::{Direction, Extent, Shift},
     },
@@ -74,7 +74,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// The driver's; chunks of the destination may be without memory then.
-    pub(super) fn run(&self, whole: Shift) -> Result<(), Box<(Shift, Failure)>> {
+    pub(super) fn run(&self, whole: Shift) -> Result<(), Box<(Shift, DriverError)>> {
         let mut left = Some(whole);
         while let Some(shift) = left {
             let (piece, rest) = group(shift);
@@ -91,7 +91,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn take_back(&self, whole: Shift, left: Bytes) -> Result<(), Failure> {
+    pub(super) fn take_back(&self, whole: Shift, left: Bytes) -> Result<(), DriverError> {
         let mut moved = Vec::new();
         let mut rest = Some(whole);
         while let Some(shift) = rest.filter(|shift| shift.source.bytes > left) {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   probe                      driver       libcuda.so.1 or libamdhip64.so, opened at run time: a table of functions, each found by
-//!     which GPUs there are       |          its name; vendor: what differs; failure: what is said when it refuses
+//!     which GPUs there are       |          its name; vendor: what differs; error: what is reported when it refuses
 //!                              device       what the rest shares: the primary context, our stream, the book of regions
 //!                                |
 //!         .------------.---------+---+-----------.----------------.
@@ -11,7 +11,7 @@
 //!       regions      moves and    arrays of    regions of the    what the engine's
 //!       of memory    copies       the host     host's memory     own pool holds
 //!         |            |
-//!   chunks, maker    exchange     memory by addresses and handles; chunks that change places
+//!   chunks, physical    exchange     memory by addresses and handles; chunks that change places
 //! ```
 //!
 //! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides may meet.
@@ -29,10 +29,11 @@ mod chunks;
 mod context;
 mod device;
 mod driver;
+mod error;
 mod exchange;
-mod failure;
-mod maker;
+mod handle;
 mod owned;
+mod physical;
 mod pinned;
 mod pool;
 mod probe;

@@ -1,4 +1,4 @@
-//! Owners of memory that the driver gave in one piece, on the device or pinned on the host.
+//! Owners of single allocations of the driver, on the device or pinned on the host.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr};
 use crate::{
     device::cuda::{
         context::Context,
-        driver::{Failure, out, out_pointer},
+        driver::{DriverError, out, out_pointer},
     },
     memory::budget::Charge,
     units::{Address, Bytes},
@@ -22,9 +22,9 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, Failure> {
+    pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, DriverError> {
         let _current = context.enter()?;
-        // SAFETY: the context is current, and one value is written.
+        // SAFETY: the device's context is current, and `out` passes a pointer to one valid address, which the driver writes.
         let address = out(|address| unsafe { context.driver().mem_alloc(address, bytes.get() as usize) })?;
         Ok(Self { context: Arc::clone(context), address, charge: None })
     }
@@ -42,17 +42,18 @@ impl DeviceMemory {
     }
 
     /// Gives it back. The driver waits for all work of the device first.
-    pub(super) fn free(mut self) -> Result<(), Failure> {
+    pub(super) fn free(mut self) -> Result<(), DriverError> {
         self.release()
     }
 
-    fn release(&mut self) -> Result<(), Failure> {
+    fn release(&mut self) -> Result<(), DriverError> {
         let address = std::mem::take(&mut self.address);
         if address == 0 {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: allocated once, freed once; no work of ours uses it, for the driver waits for that.
+        // SAFETY: the address is one that `mem_alloc` returned and that was not freed: it was taken out of this value, its only
+        // owner, just now. The driver waits for all work of the device before it frees.
         unsafe { self.context.driver().mem_free(address) }
     }
 }
@@ -72,46 +73,50 @@ impl Drop for DeviceMemory {
 #[derive(Debug)]
 pub(super) struct PinnedMemory {
     context: Arc<Context>,
-    start: *mut c_void,
+    /// Zero once it was freed.
+    start: Address,
     _charge: Option<Charge>,
 }
 
-// SAFETY: it owns the memory and reads nothing of it; who does says why.
-unsafe impl Send for PinnedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedMemory {}
-
 impl PinnedMemory {
-    pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, Failure> {
+    pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, DriverError> {
         Self::charged(context, bytes, None)
     }
 
     /// As [`Self::new`], charged to a budget for as long as it lives.
-    pub(super) fn charged(context: &Arc<Context>, bytes: Bytes, charge: Option<Charge>) -> Result<Self, Failure> {
+    pub(super) fn charged(context: &Arc<Context>, bytes: Bytes, charge: Option<Charge>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: the context is current, and one value is written.
-        let start =
+        // SAFETY: a context is current, `out_pointer` passes a pointer to one valid pointer, which the driver writes, and the flag
+        // is one that it knows.
+        let start: *mut c_void =
             out_pointer(|start| unsafe { context.driver().mem_host_alloc(start, bytes.get() as usize, flags) })?;
+        let start = Address::new(start.expose_provenance() as u64);
         Ok(Self { context: Arc::clone(context), start, _charge: charge })
     }
 
     pub(super) fn start(&self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.start.get() as usize)
+    }
+
+    pub(super) fn address(&self) -> Address {
         self.start
     }
 
     /// Gives it back. No work of any device may use it any more.
-    pub(super) fn free(mut self) -> Result<(), Failure> {
+    pub(super) fn free(mut self) -> Result<(), DriverError> {
         self.release()
     }
 
-    fn release(&mut self) -> Result<(), Failure> {
-        let start = std::mem::replace(&mut self.start, std::ptr::null_mut());
+    fn release(&mut self) -> Result<(), DriverError> {
+        let start = self.start();
+        self.start = Address::default();
         if start.is_null() {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: allocated once, freed once; its owner waited for the work that uses it.
+        // SAFETY: the pointer is one that `mem_host_alloc` returned and that was not freed: it was taken out of this value, its
+        // only owner, just now. Work on it is done: a region's owner waits for its last use, a staging buffer's stream is drained.
         unsafe { self.context.driver().mem_free_host(start) }
     }
 }

@@ -4,14 +4,14 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     device::{
-        Carrier, HostArray, Mover,
+        Mover,
         cuda::{
             device::CudaDevice,
-            driver::Failure,
+            driver::DriverError,
             owned::PinnedMemory,
             regions::{Held, Memory},
         },
-        strided,
+        host::HostMemory,
     },
     error::{Error, Result},
     memory::{AddressRange, Backing, Region, budget::Budget, compaction::Costs},
@@ -52,11 +52,11 @@ impl Backing for PinnedBacking {
             return Err(Error::internal(format!("a region of {} bytes; allowed are multiples of {unit}", bytes.get())));
         }
         let what = || format!("{bytes} of the host, pinned for GPU {}", self.device.ordinal());
-        let refused = |failure: Failure| Error::from(failure).context(&what());
+        let refused = |failure: DriverError| Error::from(failure).context(&what());
         let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose();
-        let charge = charge.map_err(|over| refused(Failure::over(over)))?;
+        let charge = charge.map_err(|over| refused(DriverError::over(over)))?;
         let memory = PinnedMemory::charged(self.device.context(), bytes, charge).map_err(refused)?;
-        let region = AddressRange { address: Address::new(memory.start().expose_provenance() as u64), bytes };
+        let region = AddressRange { address: memory.address(), bytes };
         Ok(self.device.regions.insert(Held::new(region, Memory::Pinned(Some(memory).into()))))
     }
 
@@ -85,7 +85,8 @@ impl Mover for PinnedBacking {
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
         let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
-        // SAFETY: the caller's promise: both lie in regions of this device, which nobody uses; they may overlap.
+        // SAFETY: by the contract both ranges lie in regions of this device, which are readable and writable, and nothing else reads
+        // or writes them; `ptr::copy` allows them to overlap.
         unsafe { ptr::copy(from, to, bytes.get() as usize) };
         Ok(())
     }
@@ -95,30 +96,4 @@ impl Mover for PinnedBacking {
     }
 }
 
-impl Carrier for PinnedBacking {
-    fn is_host(&self) -> bool {
-        true
-    }
-
-    unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
-        let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: the caller's promise: every element is readable, the destination as large as the dense array, and nobody
-        // else's; so the two do not overlap.
-        unsafe { strided::copy_to_dense(from.data, to, from.dims, from.strides, from.element) };
-        Ok(())
-    }
-
-    unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
-        let from = ptr::with_exposed_provenance(from.get() as usize);
-        let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: the caller's promise: both lie in live regions, and do not overlap.
-        unsafe { strided::copy(from, to, bytes.get() as usize) };
-        Ok(())
-    }
-
-    unsafe fn order(&self, _: isize) -> Result<()> {
-        Ok(())
-    }
-
-    fn finish(&self) {}
-}
+impl HostMemory for PinnedBacking {}

@@ -14,12 +14,12 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool, CUresult};
+use cudarc::driver::sys::{CUmemPool_attribute, CUmemPoolHandle_st, CUresult};
 
 use crate::{
     device::{
         ScratchPool,
-        cuda::{device::CudaDevice, driver::out_pointer},
+        cuda::{device::CudaDevice, handle::Handle},
     },
     error::Result,
     units::Bytes,
@@ -29,13 +29,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct EnginePool {
     device: Arc<CudaDevice>,
-    handle: CUmemoryPool,
+    handle: Handle<CUmemPoolHandle_st>,
 }
-
-// SAFETY: the handle is a name that the driver's functions take from any thread; the pool lives as long as the driver.
-unsafe impl Send for EnginePool {}
-// SAFETY: as above.
-unsafe impl Sync for EnginePool {}
 
 /// What a pool holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,9 +52,8 @@ impl EnginePool {
     /// The driver's reason.
     pub fn of(device: &Arc<CudaDevice>) -> Result<Option<Self>> {
         let context = device.context();
-        // SAFETY: one value is written; the device is one of the driver's.
-        match out_pointer(|pool| unsafe { context.driver().default_pool(pool, context.device()) }) {
-            Ok(handle) => Ok(Some(Self { device: Arc::clone(device), handle })),
+        match context.driver().pool_of(context.device()) {
+            Ok(handle) => Ok(Some(Self { device: Arc::clone(device), handle: Handle::new(handle) })),
             Err(failure) if failure.is(CUresult::CUDA_ERROR_NOT_SUPPORTED) => Ok(None),
             Err(failure) => Err(failure.into()),
         }
@@ -79,7 +73,7 @@ impl EnginePool {
         })
     }
 
-    /// What the pool keeps of the device though nobody uses it.
+    /// What the pool keeps of the device though it is unused.
     ///
     /// # Errors
     /// The driver's reason.
@@ -96,19 +90,20 @@ impl EnginePool {
         let which = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value: *mut c_void = (&raw mut value).cast();
         let _current = self.device.context().enter()?;
-        // SAFETY: the pool is alive, and the attribute a number of 64 bits.
-        Ok(unsafe { self.device.context().driver().pool_set(self.handle, which, value) }?)
+        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits, which is what
+        // this attribute is, and the driver only reads it.
+        Ok(unsafe { self.device.context().driver().pool_set(self.handle.get(), which, value) }?)
     }
 
-    /// Gives back to the device what nobody uses, down to `keep`. Memory that a stream is yet to free is used.
+    /// Returns to the device what is unused, down to `keep`. Memory that a stream is yet to free is used.
     ///
     /// # Errors
     /// The driver's reason.
     pub fn trim_to(&self, keep: Bytes) -> Result<()> {
         let keep = usize::try_from(keep.get()).unwrap_or(usize::MAX);
         let _current = self.device.context().enter()?;
-        // SAFETY: the pool is alive.
-        Ok(unsafe { self.device.context().driver().pool_trim(self.handle, keep) }?)
+        // SAFETY: a device's default pool lives as long as the driver, and any number may be asked for.
+        Ok(unsafe { self.device.context().driver().pool_trim(self.handle.get(), keep) }?)
     }
 
     /// Waits for all that was put on the device so far, in whatever stream.
@@ -117,7 +112,7 @@ impl EnginePool {
     /// The driver's reason: another thread may be capturing a stream, which nobody can wait for.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.device.context().enter()?;
-        // SAFETY: the context is current.
+        // SAFETY: it takes nothing and waits for the current context, which is the one entered above.
         Ok(unsafe { self.device.context().driver().context_synchronize() }?)
     }
 
@@ -125,8 +120,9 @@ impl EnginePool {
         let mut value = 0_u64;
         let out: *mut c_void = (&raw mut value).cast();
         let _current = self.device.context().enter()?;
-        // SAFETY: the pool is alive, and each attribute that is asked for here a number of 64 bits.
-        unsafe { self.device.context().driver().pool_get(self.handle, which, out) }?;
+        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits, which is what
+        // each attribute that is asked for in this file is, and the driver writes it.
+        unsafe { self.device.context().driver().pool_get(self.handle.get(), which, out) }?;
         Ok(Bytes::new(value))
     }
 }

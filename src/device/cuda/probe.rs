@@ -20,7 +20,7 @@ use cudarc::driver::sys::CUdevice_attribute;
 
 use crate::{
     device::cuda::{
-        driver::{Driver, Failure, Unavailable, out, out_pointer},
+        driver::{Driver, DriverError, Unavailable, out},
         vendor::Vendor,
     },
     units::Bytes,
@@ -115,9 +115,9 @@ pub(super) fn probe_driver(driver: &Driver) -> Result<Offer, Unavailable> {
     ask(driver).map_err(|failure| Unavailable::call(driver.vendor(), &failure))
 }
 
-fn ask(driver: &Driver) -> Result<Offer, Failure> {
+fn ask(driver: &Driver) -> Result<Offer, DriverError> {
     driver.start()?;
-    // SAFETY: one value is written.
+    // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
     let number: c_int = out(|version| unsafe { driver.driver_version(version) })?;
     Ok(Offer {
         vendor: driver.vendor(),
@@ -126,15 +126,15 @@ fn ask(driver: &Driver) -> Result<Offer, Failure> {
     })
 }
 
-fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, Failure> {
+fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, DriverError> {
     let device = driver.device_at(ordinal)?;
     let mut name = [0u8; 256];
     // One byte less than there are: the last one stays NUL whatever the driver writes.
     let room = name.len() as c_int - 1;
-    // SAFETY: the device is one of the driver's; at most `room` bytes are written.
+    // SAFETY: the driver gave the handle of the device; it writes at most `room` bytes, and the array has one more.
     unsafe { driver.device_name(name.as_mut_ptr().cast(), room, device) }?;
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
-    // SAFETY: the device is one of the driver's, and one value is written.
+    // SAFETY: the driver gave the handle of the device; `out` passes a pointer to one valid number, which it writes.
     let memory: usize = out(|bytes| unsafe { driver.device_memory(bytes, device) })?;
     let compute_capability = Version {
         major: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -143,8 +143,6 @@ fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, Failure> {
     // An attribute that the driver does not know is one that the device has not. XLA ends the process where the pool is
     // promised and cannot be had.
     let promised = driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
-    // SAFETY: the device is one of the driver's, and one value is written.
-    let pools = promised.is_ok_and(|value| value != 0)
-        && out_pointer(|pool| unsafe { driver.default_pool(pool, device) }).is_ok();
+    let pools = promised.is_ok_and(|value| value != 0) && driver.pool_of(device).is_ok();
     Ok(Gpu { ordinal, name, memory: Bytes::new(memory as u64), compute_capability, pools })
 }

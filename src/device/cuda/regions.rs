@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     device::cuda::{
         chunks::Chunks,
-        driver::Failure,
+        driver::DriverError,
         owned::{DeviceMemory, PinnedMemory},
         stream::Ticket,
     },
@@ -77,9 +77,9 @@ impl Held {
     }
 
     /// Gives the memory back. All work on it is done, but for an allocation of the driver's, which the driver waits for.
-    pub(super) fn give_back(&self) -> Result<(), Failure> {
+    pub(super) fn release(&self) -> Result<(), DriverError> {
         match &self.memory {
-            Memory::Chunks(chunks) => chunks.give_back(),
+            Memory::Chunks(chunks) => chunks.release(),
             Memory::Allocation(memory) => memory.lock().take().map_or(Ok(()), DeviceMemory::free),
             Memory::Pinned(memory) => memory.lock().take().map_or(Ok(()), PinnedMemory::free),
         }

@@ -22,7 +22,7 @@ use crate::{
         HostArray,
         cuda::{
             context::Context,
-            driver::Failure,
+            driver::DriverError,
             owned::PinnedMemory,
             stream::{Event, Stream},
         },
@@ -77,7 +77,7 @@ impl Staging {
     ///
     /// # Safety
     /// As for `Carrier::upload`; the context is current.
-    pub(super) unsafe fn upload(&self, stream: &Stream, from: HostArray<'_>, to: Address) -> Result<(), Failure> {
+    pub(super) unsafe fn upload(&self, stream: &Stream, from: HostArray<'_>, to: Address) -> Result<(), DriverError> {
         let mut to = to;
         let flat;
         let from = if strided::is_dense(from.dims, from.strides, from.element) {
@@ -86,7 +86,8 @@ impl Staging {
         } else {
             from
         };
-        // SAFETY: the caller's promise: each piece is a part of the array.
+        // SAFETY: `in_pieces` asks that the array's elements lie where it says, which is part of this function's contract. Each
+        // piece is a part of the array, and the destinations follow one another in the block, so `send` may read and write them.
         unsafe {
             in_pieces(from, &mut |piece| {
                 let bytes = dense_bytes(piece.dims, piece.element);
@@ -101,27 +102,29 @@ impl Staging {
     ///
     /// # Safety
     /// As for [`Self::upload`].
-    unsafe fn send(&self, stream: &Stream, piece: HostArray<'_>, bytes: usize, to: Address) -> Result<(), Failure> {
+    unsafe fn send(&self, stream: &Stream, piece: HostArray<'_>, bytes: usize, to: Address) -> Result<(), DriverError> {
         let mut taken = Taken { staging: self, buffer: Some(self.take(bytes)?) };
         let Some(buffer) = &mut taken.buffer else { return Ok(()) };
-        // SAFETY: `take` gave a buffer with this much room, which no copy reads and no other thread writes.
+        // SAFETY: `take` gave a buffer with room for `bytes` from `used` on, so the offset lies within its allocation.
         let place: *mut c_void = unsafe { buffer.memory.start().byte_add(buffer.used) };
-        // SAFETY: every element is readable by the contract, and the room is as long as the dense piece.
+        // SAFETY: every element of the piece is readable by the contract. The room is as long as the dense piece, and no copy
+        // reads it (`take`) and no other thread has the buffer, so the two do not overlap either.
         unsafe { strided::copy_to_dense(piece.data, place.cast(), piece.dims, piece.strides, piece.element) };
         buffer.used = (buffer.used + bytes).next_multiple_of(ALIGNMENT).min(BUFFER);
-        // SAFETY: the destination is ours to write, and the buffer stays as it is until its event has come.
+        // SAFETY: the context is current by the contract, and the stream alive, because it is borrowed. The destination is this
+        // copy's alone by the contract; the buffer is pinned and not written again until its event has come.
         unsafe { self.context.driver().copy_to_device(to.get(), place, bytes, stream.handle()) }?;
         let recorded = stream.record(&buffer.copied);
         if recorded.is_err() {
-            // Nobody can wait for the copy alone.
+            // Without the event there is no way to wait for this copy alone.
             stream.drain()?;
         }
         recorded
     }
 
-    /// A buffer with room for `bytes` that nobody reads or fills: one that has as much left, or a new one, or the one that was
+    /// A buffer with room for `bytes` that is neither read nor filled: one that has as much left, or a new one, or the one that was
     /// sent first, once its copies are done.
-    fn take(&self, bytes: usize) -> Result<Buffer, Failure> {
+    fn take(&self, bytes: usize) -> Result<Buffer, DriverError> {
         let mut ring = self.ring.lock();
         loop {
             if let Some(at) = ring.idle.iter().position(|buffer| BUFFER - buffer.used >= bytes) {
@@ -162,7 +165,7 @@ impl Staging {
 }
 
 impl Buffer {
-    fn new(context: &Arc<Context>) -> Result<Self, Failure> {
+    fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let memory = PinnedMemory::new(context, Bytes::new(BUFFER as u64))?;
         Ok(Self { memory, copied: Event::new(context)?, used: 0 })
     }
@@ -193,8 +196,8 @@ fn dense_bytes(dims: &[i64], element: usize) -> usize {
 /// The array's elements lie where it says.
 unsafe fn in_pieces(
     array: HostArray<'_>,
-    each: &mut impl FnMut(HostArray<'_>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    each: &mut impl FnMut(HostArray<'_>) -> Result<(), DriverError>,
+) -> Result<(), DriverError> {
     let bytes = dense_bytes(array.dims, array.element);
     if bytes == 0 {
         return Ok(());
@@ -209,10 +212,10 @@ unsafe fn in_pieces(
     let mut at = 0;
     while at < count {
         let part = height.min(count - at);
-        // SAFETY: the index is below the count, and the caller says that the element is there.
+        // SAFETY: the index is below the count, so by the contract an element of the array lies there, in the same allocation.
         let data = unsafe { array.data.offset(at as isize * first_stride) };
         if row > BUFFER {
-            // SAFETY: one of the array's rows.
+            // SAFETY: one of the array's rows: its elements are among the array's, which lie where it says.
             unsafe { in_pieces(HostArray { data, dims: rows, strides, element: array.element }, each) }?;
         } else {
             let mut dims: SmallVec<[i64; 6]> = SmallVec::from_slice(array.dims);

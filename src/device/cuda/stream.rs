@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  ticket:         1      2      3      4
-//!  the stream:   |copy|--|copy|--|copy|--|copy|-->     a ticket is handed out when its work is on the stream
+//!  the stream:   |copy|--|copy|--|copy|--|copy|-->     a ticket is issued when its work is on the stream
 //!                           ^              ^
 //!                       completed      submitted       a wait for 2 returns at once, one for 3 waits for the end of 4
 //! ```
@@ -10,19 +10,20 @@
 //! The stream does not wait for the legacy default stream, nor that for it. Events are made without timing, which makes them
 //! cheap, and used again: what waits for a record keeps waiting for it when the event is recorded once more.
 //!
-//! Whoever records and waits is in the context of the stream.
+//! A thread that records or waits has entered the context of the stream.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUevent_flags, CUevent_st, CUstream, CUstream_flags, CUstream_st};
 use parking_lot::Mutex;
 
 use crate::device::cuda::{
     context::Context,
-    driver::{Failure, out_pointer},
+    driver::{DriverError, out_pointer},
+    handle::Handle,
 };
 
 /// Events that are kept for the next use: more than threads copy at once, as a rule.
@@ -34,37 +35,34 @@ pub(super) type Ticket = u64;
 /// An event of a context.
 #[derive(Debug)]
 pub(super) struct Event {
-    handle: CUevent,
+    handle: Handle<CUevent_st>,
     context: Arc<Context>,
 }
 
-// SAFETY: the handle is a name that the driver's functions take from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
 impl Event {
-    /// One that nobody has recorded: who waits for it does not wait.
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
+    /// One that was not recorded yet: a wait for it returns at once.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the context is current, and one value is written.
+        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes, and the
+        // flag is one that it knows.
         let handle = out_pointer(|event| unsafe { context.driver().event_create(event, flags) })?;
-        Ok(Self { handle, context: Arc::clone(context) })
+        Ok(Self { handle: Handle::new(handle), context: Arc::clone(context) })
     }
 
     /// Waits until what was recorded last is done.
-    pub(super) fn wait(&self) -> Result<(), Failure> {
-        // SAFETY: the event is alive.
-        unsafe { self.context.driver().event_synchronize(self.handle) }
+    pub(super) fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: the event is alive: only the drop of this value destroys it.
+        unsafe { self.context.driver().event_synchronize(self.handle.get()) }
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         let destroyed = self.context.enter().and_then(|_current| {
-            // SAFETY: destroyed once; the driver frees it when nothing waits for it any more.
-            unsafe { self.context.driver().event_destroy(self.handle) }
+            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver keeps what is
+            // behind it until nothing waits for it any more.
+            unsafe { self.context.driver().event_destroy(self.handle.get()) }
         });
         if let Err(failure) = destroyed
             && !failure.is_over()
@@ -77,27 +75,23 @@ impl Drop for Event {
 /// A stream of ours.
 #[derive(Debug)]
 pub(super) struct Stream {
-    handle: CUstream,
+    handle: Handle<CUstream_st>,
     context: Arc<Context>,
     submitted: AtomicU64,
     completed: AtomicU64,
     spare: Mutex<Vec<Event>>,
 }
 
-// SAFETY: the handle is a name that the driver's functions take from any thread.
-unsafe impl Send for Stream {}
-// SAFETY: as above; the driver orders what several threads put on it.
-unsafe impl Sync for Stream {}
-
 impl Stream {
     /// A stream without work.
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, and one value is written.
+        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes, and the
+        // flag is one that it knows.
         let handle = out_pointer(|stream| unsafe { context.driver().stream_create(stream, flags) })?;
         Ok(Self {
-            handle,
+            handle: Handle::new(handle),
             context: Arc::clone(context),
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -106,7 +100,7 @@ impl Stream {
     }
 
     pub(super) fn handle(&self) -> CUstream {
-        self.handle
+        self.handle.get()
     }
 
     /// The ticket of work that the caller has put on the stream.
@@ -125,7 +119,7 @@ impl Stream {
     }
 
     /// Waits for the work, and for what was put on the stream since.
-    pub(super) fn finish(&self, ticket: Ticket) -> Result<(), Failure> {
+    pub(super) fn finish(&self, ticket: Ticket) -> Result<(), DriverError> {
         if self.is_done(ticket) {
             return Ok(());
         }
@@ -140,35 +134,36 @@ impl Stream {
     }
 
     /// Waits for all that was put on the stream, with a ticket or without.
-    pub(super) fn drain(&self) -> Result<(), Failure> {
+    pub(super) fn drain(&self) -> Result<(), DriverError> {
         let submitted = self.submitted.load(Ordering::Acquire);
-        // SAFETY: the stream is alive.
-        unsafe { self.context.driver().stream_synchronize(self.handle) }?;
+        // SAFETY: the stream is alive: only the drop of this value destroys it.
+        unsafe { self.context.driver().stream_synchronize(self.handle.get()) }?;
         self.completed.fetch_max(submitted, Ordering::AcqRel);
         Ok(())
     }
 
     /// Records an event of this stream's context behind all that was put on the stream so far.
-    pub(super) fn record(&self, event: &Event) -> Result<(), Failure> {
-        // SAFETY: both are alive, and of one context.
-        unsafe { self.context.driver().event_record(event.handle, self.handle) }
+    pub(super) fn record(&self, event: &Event) -> Result<(), DriverError> {
+        // SAFETY: both handles are alive, because their owners are borrowed. They are of one context: every event that is
+        // recorded here was made for this stream's context, by `with_event` or by the device's staging buffers.
+        unsafe { self.context.driver().event_record(event.handle.get(), self.handle.get()) }
     }
 
     /// Lets `stream`, of this or another device, wait for all that was put on this one so far.
     ///
     /// # Safety
     /// `stream` is a live stream.
-    pub(super) unsafe fn hold_back(&self, stream: CUstream) -> Result<(), Failure> {
+    pub(super) unsafe fn hold_back(&self, stream: CUstream) -> Result<(), DriverError> {
         self.with_event(|event| {
             self.record(event)?;
-            // SAFETY: the event is alive, and the stream by the contract. The wait is for the record above, whatever
-            // becomes of the event.
-            unsafe { self.context.driver().stream_wait_event(stream, event.handle, 0) }
+            // SAFETY: the event is alive, because it is borrowed, and the stream by this function's contract; zero is the only
+            // flag. The wait is for the record above, whatever becomes of the event.
+            unsafe { self.context.driver().stream_wait_event(stream, event.handle.get(), 0) }
         })
     }
 
-    /// Lends an event out, which nobody else records meanwhile.
-    fn with_event(&self, work: impl FnOnce(&Event) -> Result<(), Failure>) -> Result<(), Failure> {
+    /// Calls `work` with an event that no other thread records meanwhile.
+    fn with_event(&self, work: impl FnOnce(&Event) -> Result<(), DriverError>) -> Result<(), DriverError> {
         let spare = self.spare.lock().pop();
         let event = match spare {
             Some(event) => event,
@@ -186,8 +181,9 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let destroyed = self.context.enter().and_then(|_current| {
-            // SAFETY: destroyed once; the driver lets its work end first.
-            unsafe { self.context.driver().stream_destroy(self.handle) }
+            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver lets its work
+            // end first.
+            unsafe { self.context.driver().stream_destroy(self.handle.get()) }
         });
         if let Err(failure) = destroyed
             && !failure.is_over()

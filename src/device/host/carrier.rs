@@ -3,20 +3,26 @@
 use std::ptr;
 
 use crate::{
-    device::{Carrier, HostArray, host::HostBacking, strided},
+    device::{Carrier, HostArray, Mover, host::HostBacking, strided},
     error::Result,
     units::{Address, Bytes},
 };
 
-impl Carrier for HostBacking {
+/// A device whose memory this process reads and writes by its addresses.
+pub trait HostMemory: Mover {}
+
+impl HostMemory for HostBacking {}
+
+impl<T: HostMemory> Carrier for T {
     fn is_host(&self) -> bool {
         true
     }
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
         let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: the caller's promise: every element is readable, the destination as large as the dense array, and nobody
-        // else's; so the two do not overlap.
+        // SAFETY: by the contract every element of the source is readable, and the dense array at `to` lies in one region, which
+        // is memory of this process, and is this copy's alone, so that it does not overlap the source. `HostArray` has as many
+        // strides as dimensions, none of which is negative.
         unsafe { strided::copy_to_dense(from.data, to, from.dims, from.strides, from.element) };
         Ok(())
     }
@@ -24,7 +30,8 @@ impl Carrier for HostBacking {
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         let from = ptr::with_exposed_provenance(from.get() as usize);
         let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: the caller's promise: both lie in live regions, and do not overlap.
+        // SAFETY: by the contract both ranges lie in live regions, which are memory of this process, do not overlap, and are
+        // neither written nor, the destination, read by others.
         unsafe { strided::copy(from, to, bytes.get() as usize) };
         Ok(())
     }

@@ -48,19 +48,13 @@ impl Extent {
     }
 }
 
-/// Copies the bytes of the source to the destination.
+/// Copies the bytes of one extent to another of its size, which may overlap it.
 ///
 /// # Safety
-/// Both are readable and writable, and nobody uses them meanwhile.
-pub(super) unsafe fn copy(shift: Shift) {
-    // SAFETY: the contract; the two may overlap.
-    unsafe { copy_between(shift.source, shift.destination) }
-}
-
-/// # Safety
-/// As for [`copy`].
-unsafe fn copy_between(from: Extent, to: Extent) {
-    // SAFETY: the caller's promise.
+/// Both are mapped, readable and writable, and no other thread reads or writes them meanwhile.
+pub(super) unsafe fn copy(from: Extent, to: Extent) {
+    // SAFETY: the pointers are to the starts of two ranges that the contract says are valid for `from.len()` bytes and free of
+    // other accesses; bytes need no alignment, and `ptr::copy` allows the ranges to overlap.
     unsafe { ptr::copy(from.pointer().cast::<u8>(), to.pointer().cast::<u8>(), from.len()) }
 }
 
@@ -74,11 +68,12 @@ pub(super) type Remap<'a> = &'a mut dyn FnMut(Extent, Address) -> Result<()>;
 /// The kernel's.
 ///
 /// # Safety
-/// Both extents belong to the caller in whole pages, and nobody uses them meanwhile.
+/// Both extents belong to the caller in whole pages, do not overlap, and no other thread reads or writes them meanwhile.
 pub(super) unsafe fn remap(from: Extent, to: Address) -> Result<()> {
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
     let target = Extent { start: to, ..from }.pointer();
-    // SAFETY: the contract.
+    // SAFETY: both ranges are whole pages of the caller's, apart from each other, so that the call unmaps nothing of others; no live
+    // reference is to either, because nothing uses them.
     unsafe { mremap_fixed(from.pointer(), from.len(), from.len(), flags, target) }.map(|_| ())
 }
 
@@ -88,45 +83,49 @@ pub(super) unsafe fn remap(from: Extent, to: Address) -> Result<()> {
 /// The kernel's, when it refused: the bytes were copied then, and other exchanges will hardly fare better.
 ///
 /// # Safety
-/// Source and destination lie in whole pages of mappings of this device, and nobody uses them meanwhile. `call` moves
+/// Source and destination lie in whole pages of mappings of this device, and no other thread uses them meanwhile. `call` moves
 /// pages as [`remap`] does, or fails without moving any.
 pub(super) unsafe fn exchange(shift: Shift, call: Remap<'_>) -> Result<()> {
     let Shift { source, destination, hole, gap, .. } = shift;
     let parking = match Parking::new(shift) {
         Ok(parking) => parking,
         Err(errno) => {
-            // SAFETY: the contract.
-            unsafe { copy(shift) };
+            // SAFETY: nothing was moved, so both are mapped as the contract says, and no other thread uses them.
+            unsafe { copy(source, destination) };
             return Err(errno);
         }
     };
     if let Err(errno) = call(source, parking.block.start) {
         // An old kernel may have unmapped the place in parking before it failed, so that it can be someone else's by
         // now: parking is left as it is. That costs addresses, not memory, and only once.
-        // SAFETY: the contract; the source was not moved.
-        unsafe { copy(shift) };
+        // SAFETY: the source was not moved, so both are mapped as the contract says, and no other thread uses them.
+        unsafe { copy(source, destination) };
         return Err(errno);
     }
     if let Err(errno) = call(hole, parking.rest.start) {
         // As above for the hole's place; the block's place holds the bytes and is surely ours.
-        // SAFETY: the destination is mapped: its hole was not moved, and what of it was source stayed without pages.
-        unsafe { copy_between(parking.block, destination) };
-        unmap(parking.block);
+        // SAFETY: the block's place in parking holds the source's pages, and is ours. The destination is mapped: its hole was not
+        // moved, and what of it was source stayed mapped without pages. No other thread uses either.
+        unsafe { copy(parking.block, destination) };
+        // SAFETY: the block's place is a part of parking that is mapped and ours, and nothing refers to it from here on.
+        unsafe { unmap(parking.block) };
         return Err(errno);
     }
     let arrived = call(parking.block, destination.start);
     if arrived.is_err() {
         keep_mapped(destination);
-        // SAFETY: the bytes are in parking still, and the destination is mapped.
-        unsafe { copy_between(parking.block, destination) };
+        // SAFETY: the call failed, so the bytes are in parking still, which is ours; the destination is mapped, again if need be. No
+        // other thread uses either.
+        unsafe { copy(parking.block, destination) };
     }
-    let given_back = call(parking.rest, gap.start);
-    if given_back.is_err() {
+    let returned = call(parking.rest, gap.start);
+    if returned.is_err() {
         // The gap holds nothing that anyone needs; it only has to be there.
         keep_mapped(gap);
     }
-    unmap(parking.all);
-    arrived.and(given_back)
+    // SAFETY: both moves into parking were made, so all of it is mapped and ours, and nothing refers to it from here on.
+    unsafe { unmap(parking.all) };
+    arrived.and(returned)
 }
 
 /// Addresses for the pages of a block and of a hole while neither is at its place.
@@ -164,12 +163,17 @@ fn alike(from: Address, like: Address) -> Address {
 fn keep_mapped(extent: Extent) {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the flag leaves everything alone that is mapped; that is the usual case, and no failure.
+    // SAFETY: with `FIXED_NOREPLACE` the kernel maps only where nothing is mapped, so that no memory of others changes; that
+    // something is mapped there is the usual case, and no failure.
     let _ = unsafe { mmap_anonymous(extent.pointer(), extent.len(), protection, flags) };
 }
 
-fn unmap(extent: Extent) {
-    // SAFETY: both callers name addresses of parking that are still ours and that nothing refers to.
+/// Ends a mapping of parking.
+///
+/// # Safety
+/// The extent is whole pages of [`Parking`] that are still the caller's, and nothing refers to them any more.
+unsafe fn unmap(extent: Extent) {
+    // SAFETY: by the contract the pages are the caller's, and no live object lies in them.
     if let Err(errno) = unsafe { munmap(extent.pointer(), extent.len()) } {
         log::warn!("munmap of {} bytes at {} failed: {errno}; they stay reserved", extent.bytes.get(), extent.start);
     }

@@ -88,7 +88,7 @@ pub(super) fn offer_under(root: &Path, disabled: bool) -> HugePages {
 /// Asks for huge pages in whole pages of a mapping. What the kernel refuses is said once, and changes nothing else.
 pub(super) fn advise(extent: Extent) {
     static REFUSED: Once = Once::new();
-    // SAFETY: advice about mappings of ours; it changes no contents.
+    // SAFETY: the advice changes no contents and unmaps nothing, whatever is mapped there; the kernel refuses what is not mapped.
     if let Err(errno) = unsafe { madvise(extent.pointer(), extent.len(), Advice::LinuxHugepage) } {
         let (bytes, start) = (extent.bytes.get(), extent.start);
         REFUSED.call_once(|| {

@@ -32,6 +32,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 pub use crate::device::host::capacity::capacity;
 pub use crate::device::host::capacity::left_to_map;
+pub use crate::device::host::carrier::HostMemory;
 pub use crate::device::host::huge::HugePages;
 pub use crate::device::host::huge::huge_pages;
 use crate::{
@@ -170,19 +171,21 @@ unsafe fn unmap(address: Address, bytes: Bytes) -> Result<()> {
 /// Copies bytes into the host's memory.
 ///
 /// # Safety
-/// `to` lies in a live block with at least `from.len()` bytes from there on, which nobody reads or writes meanwhile.
+/// `to` lies in a live block with at least `from.len()` bytes from there on, which no other thread reads or writes meanwhile.
 pub unsafe fn write(to: Address, from: &[u8]) {
     let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
-    // SAFETY: `from` is valid for its length; `to` by the contract, and exclusive, so the two do not overlap.
+    // SAFETY: `from` is a slice, so readable for its length; `to` is writable for as much by the contract, and no other access is
+    // made to it, so the two do not overlap. Bytes need no alignment.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
 
 /// Copies bytes out of the host's memory.
 ///
 /// # Safety
-/// `from` lies in a live block with at least `to.len()` bytes from there on, which nobody writes meanwhile.
+/// `from` lies in a live block with at least `to.len()` bytes from there on, which no other thread writes meanwhile.
 pub unsafe fn read(from: Address, to: &mut [u8]) {
     let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
-    // SAFETY: `to` is valid for its length and exclusive, so the two do not overlap; `from` by the contract.
+    // SAFETY: `to` is a slice that is borrowed alone, so writable for its length and apart from `from`, which is readable for as
+    // much by the contract. Bytes need no alignment.
     unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
 }

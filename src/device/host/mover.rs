@@ -117,26 +117,27 @@ impl Exchanges {
     /// As for [`Mover::relocate`].
     unsafe fn carry(&self, shift: Shift) {
         let Some((first, last)) = self.edges(shift) else {
-            // SAFETY: the contract.
-            return unsafe { exchange::copy(shift) };
+            // SAFETY: by the contract both ranges lie in regions of this device, which are mapped, and no other thread uses them.
+            return unsafe { exchange::copy(shift.source, shift.destination) };
         };
         let (edge, rest) = shift.split(first);
         let (whole, other_edge) = match rest {
             Some(rest) => rest.split(rest.source.bytes - last),
             None => (None, None),
         };
-        // SAFETY: parts of what the contract gives us, the foremost first.
+        // SAFETY: each part's two ranges are parts of those that the contract covers. They go in order, the foremost first, so that
+        // none is overwritten before it has moved; the middle one is whole units, as `carry_whole` asks.
         unsafe {
-            edge.into_iter().for_each(|part| exchange::copy(part));
+            edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
             whole.into_iter().for_each(|part| self.carry_whole(part));
-            other_edge.into_iter().for_each(|part| exchange::copy(part));
+            other_edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
         }
     }
 
     /// Moves whole units, by exchanging them as far as that goes.
     ///
     /// # Safety
-    /// As for [`Mover::relocate`].
+    /// As for [`Mover::relocate`]; both ranges are whole units.
     unsafe fn carry_whole(&self, shift: Shift) {
         // Held while the kernel works: the book must say where mappings end when the next exchange reads it.
         let mut cuts = self.cuts.lock();
@@ -144,8 +145,8 @@ impl Exchanges {
         while let Some(shift) = left {
             if self.are_refused() || !cuts.have_room() {
                 drop(cuts);
-                // SAFETY: the contract.
-                return unsafe { exchange::copy(shift) };
+                // SAFETY: what is left of two ranges that lie in regions of this device and that no other thread uses.
+                return unsafe { exchange::copy(shift.source, shift.destination) };
             }
             let bytes = cuts.piece(shift);
             let (piece, rest) = shift.split(bytes);
@@ -153,11 +154,12 @@ impl Exchanges {
             let Some(piece) = piece else { continue };
             // Between cuts, a piece is worth an exchange where other threads sleep: it keeps the pages warm as well.
             if bytes.get() < self.least.get() / 4 {
-                // SAFETY: the contract.
-                unsafe { exchange::copy(piece) };
+                // SAFETY: a part of two ranges that lie in regions of this device and that no other thread uses.
+                unsafe { exchange::copy(piece.source, piece.destination) };
                 continue;
             }
-            // SAFETY: whole units of both ranges; both are ours by the contract.
+            // SAFETY: both ranges are whole units, so whole pages, of mappings of this device that no other thread uses; `exchange`
+            // passes `remap` pairs of such extents that do not overlap.
             let done = unsafe { exchange::exchange(piece, &mut |from, to| exchange::remap(from, to)) };
             cuts.exchanged(piece);
             if let Err(errno) = done {
@@ -182,7 +184,7 @@ impl Mover for HostBacking {
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         if let Some(shift) = Shift::new(Extent { start: from, bytes }, to) {
             let worked = !self.exchanges.are_refused();
-            // SAFETY: the contract.
+            // SAFETY: `carry` asks what this function's own contract says of the same two ranges.
             unsafe { self.exchanges.carry(shift) };
             if worked && self.exchanges.are_refused() {
                 // A refused call may have left a part of either mapped afresh, which has not asked yet.
@@ -213,7 +215,8 @@ impl Mover for HostBacking {
         if cuts.inside(pages).count() > 2 {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: whole pages of a region of ours, which nobody uses and whose contents nobody needs.
+            // SAFETY: the pages lie in a region of this device, by the contract, so what `FIXED` replaces is that region's own mapping;
+            // no thread reads or writes them, and their contents may be lost.
             let fresh = unsafe { mmap_anonymous(pages.pointer(), pages.len(), protection, flags) };
             if fresh.is_ok() {
                 self.advise(pages);
@@ -222,7 +225,7 @@ impl Mover for HostBacking {
             }
         }
         drop(cuts);
-        // SAFETY: as above.
+        // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost; they stay mapped.
         unsafe { madvise(pages.pointer(), pages.len(), Advice::LinuxDontNeed) }
             .map_err(|errno| failed("madvise", errno))?;
         Ok(before)
@@ -237,7 +240,8 @@ pub(super) fn resident(pages: Extent, page: Bytes) -> rustix::io::Result<Bytes> 
     while at < pages.end() {
         let part = Extent { start: at, bytes: most.min(pages.end() - at) };
         let asked: *mut c_void = part.pointer();
-        // SAFETY: the kernel writes one byte for each page of the part, no more than there are states.
+        // SAFETY: the kernel writes one byte for each page of the part, and `states` has as many as `most` has pages; it reads nothing
+        // of the pages and answers with an error where they are not mapped.
         if unsafe { libc::mincore(asked, part.len(), ptr::from_mut(&mut states).cast()) } != 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
         }

@@ -44,7 +44,7 @@ pub use crate::engine::scratch::pool::Usage;
 use crate::{
     engine::{imports, scratch::pool::Pool},
     error::Result,
-    memory::{Arena, Backing, AddressRange},
+    memory::{AddressRange, Arena, Backing},
     units::Bytes,
 };
 

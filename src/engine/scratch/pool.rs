@@ -236,7 +236,10 @@ impl Pool {
                 return Bytes::ZERO;
             }
             reached = last;
-            (self.discard)(AddressRange { address: Address::new(first as u64), bytes: Bytes::new((last - first) as u64) })
+            (self.discard)(AddressRange {
+                address: Address::new(first as u64),
+                bytes: Bytes::new((last - first) as u64),
+            })
         });
         // Where something lives at the upper end, its pages are to be given back another time.
         self.touched.fetch_max(if reached < touched { touched } else { from }, Ordering::Relaxed);

@@ -17,12 +17,12 @@ use crate::{
     error::{Error, Result},
     memory::{
         arena::{Arena, Block, OutOfMemory, State, recording::lay_at},
+        block_table::BlockId,
         compaction::{self, Costs, Kind, Layout, Plan, Run},
         history::EventKind,
         provenance::{PinReason, Request, Timestamp},
         space::{Holds, NodeId, Space, SpanState},
         strategy::{BlockPlace, SmallBlock},
-        block_table::BlockId,
     },
     units::{Address, Bytes},
 };
@@ -164,8 +164,7 @@ impl Arena {
         let counters = &mut state.counters;
         counters.longest_plan = counters.longest_plan.max(start.elapsed());
         let mut compaction = Compaction::new(self);
-        let prepared =
-            planned.and_then(|plan| state.prepare(&mut compaction, &input, &plan).ok_or(Obstacle::Nothing));
+        let prepared = planned.and_then(|plan| state.prepare(&mut compaction, &input, &plan).ok_or(Obstacle::Nothing));
         state.input = input;
         prepared?;
         (compaction.ended, compaction.for_pin) = (false, for_pin);
@@ -441,8 +440,7 @@ impl State {
             BlockPlace::Span(_) | BlockPlace::Mapping { .. } => None,
         };
         let records = self.table.iter().map(|(_, record)| record);
-        let blocks: Vec<_> =
-            records.filter_map(|record| small(record.place, record.requested, record.state)).collect();
+        let blocks: Vec<_> = records.filter_map(|record| small(record.place, record.requested, record.state)).collect();
         let held: Bytes = blocks.iter().map(|block| self.placement.held(BlockPlace::Slot(block.slot))).sum();
         let slots = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Slot(_)));
         let sizes: Vec<_> = slots.map(|(id, record)| (id, self.placement.held(record.place))).collect();

@@ -16,11 +16,11 @@ use crate::{
     memory::{
         AddressRange, Backing, Region, Stats,
         arena::{Arena, BlockInfo, BlockState, OutOfMemory, Request, State},
+        block_table::{BlockId, Record},
         history::{Event, EventKind, Events, FailedRequest, History, Note, block_number, pin_reason_code},
         provenance::{PinReason, Provenance, Timestamp},
         space::SpanState,
         strategy::BlockPlace,
-        block_table::{BlockId, Record},
     },
     units::{Address, Bytes},
 };
@@ -222,7 +222,8 @@ impl State {
 
     pub(super) fn regions(&self) -> Vec<AddressRange> {
         let own = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Mapping { .. }));
-        let own = own.map(|(_, record)| AddressRange { address: record.address, bytes: self.placement.held(record.place) });
+        let own =
+            own.map(|(_, record)| AddressRange { address: record.address, bytes: self.placement.held(record.place) });
         self.placement.regions().into_iter().chain(own).collect()
     }
 

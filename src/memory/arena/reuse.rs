@@ -12,10 +12,10 @@ use crate::{
     error::{Error, Result},
     memory::{
         arena::{Arena, BlockId, State},
+        block_table::Record,
         provenance::{Provenance, Request},
         space::SpanState,
         strategy::Placed,
-        block_table::Record,
     },
 };
 

@@ -10,11 +10,11 @@ use crate::{
             recording::{Scopes, Watched},
             scratch,
         },
+        block_table::{BlockId, BlockTable, Record},
         history::History,
         provenance::{Request, Timestamp},
         space::SpanState,
         strategy::{Placed, Placement, Shortage},
-        block_table::{BlockId, Record, BlockTable},
     },
     units::Bytes,
 };

@@ -26,9 +26,9 @@ mod evacuate;
 mod fit;
 mod gather;
 mod pack;
-mod snapshot;
 mod pin;
 mod slide;
+mod snapshot;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod windows;
 use crate::memory::{
     compaction::{
         Costs, Layout, Run,
-        plan::{evacuate::Evacuation, gather::Gathering, snapshot::LayoutSnapshot, slide::Slider},
+        plan::{evacuate::Evacuation, gather::Gathering, slide::Slider, snapshot::LayoutSnapshot},
     },
     space::RegionId,
 };

@@ -133,7 +133,8 @@ fn one_idle_extent_is_kept_after_another_one_went() {
     };
     let [(_, a), (second, b), (_, c)] = [full(), full(), full()];
     assert_eq!(slabs.bytes(), Bytes::new(3 * PAGE.get()));
-    let mut offered = |slots: Vec<SlotId>| slots.into_iter().filter_map(|slot| slabs.free(slot, SpanState::Live)).last();
+    let mut offered =
+        |slots: Vec<SlotId>| slots.into_iter().filter_map(|slot| slabs.free(slot, SpanState::Live)).last();
     assert_eq!((offered(a), offered(b)), (None, Some(second)));
     assert!(slabs.remove(second));
     assert_eq!((slabs.bytes(), slabs.idle_extents().count()), (Bytes::new(2 * PAGE.get()), 1));

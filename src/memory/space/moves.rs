@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use crate::{
     memory::{
         AddressRange,
+        block_table::BlockId,
         compaction::{Kind, Layout, Run, Span},
         space::{Node, NodeId, RegionId, Space, SpanState},
-        block_table::BlockId,
     },
     units::{Address, Bytes},
 };

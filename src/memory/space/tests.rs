@@ -172,7 +172,8 @@ fn nodes_are_used_again() {
         for number in 0..3 {
             space.free(ids[(number + round) % 3]);
         }
-        let second = space.add_region(AddressRange { address: at(200), bytes: Bytes::new(1024) }).expect("a good region");
+        let second =
+            space.add_region(AddressRange { address: at(200), bytes: Bytes::new(1024) }).expect("a good region");
         assert!(space.remove_region(second).is_ok());
     }
     check(&space);
@@ -213,7 +214,8 @@ fn a_region_that_was_emptied_by_moves_is_named() {
     // The block moves down next to what is held, up next to it, and between two that are.
     for (from, to) in [(2u64, 0u32), (0, 2), (3, 1), (4, 4)] {
         let mut space = space(10);
-        let second = space.add_region(AddressRange { address: at(100), bytes: Bytes::new(10 * 256) }).expect("a good region");
+        let second =
+            space.add_region(AddressRange { address: at(100), bytes: Bytes::new(10 * 256) }).expect("a good region");
         // Four granules in the second region, `from` granules from its lower end, with holes on both sides.
         let full = take(&mut space, 10);
         let below = (from > 0).then(|| take(&mut space, from));

@@ -43,7 +43,9 @@ impl Platform {
 
     fn bytes(&self, place: BlockPlace) -> Bytes {
         match place {
-            BlockPlace::Mapping { index } => self.mappings.get(index as usize).map_or(Bytes::ZERO, |region| region.bytes),
+            BlockPlace::Mapping { index } => {
+                self.mappings.get(index as usize).map_or(Bytes::ZERO, |region| region.bytes)
+            }
             BlockPlace::Span(_) | BlockPlace::Slot(_) => Bytes::ZERO,
         }
     }

@@ -8,8 +8,7 @@
 use crate::{
     error::Code,
     memory::{
-        AddressRange, Backing, Region,
-        release_or_log,
+        AddressRange, Backing, Region, release_or_log,
         slab::{Class, ExtentId},
         space::{End, MIN_GRANULE, NodeId, RegionId, Space, SpanState},
         strategy::{

@@ -472,7 +472,8 @@ fn a_surplus_is_the_largest_holes_and_the_high_end_of_one() {
     // Holes of 10, 20 and 30 MiB.
     [1, 3, 4, 6, 7, 8].iter().for_each(|&number: &usize| assert_eq!(arena.free(blocks[number].id), Ok(())));
     assert_eq!((arena.end_window(), arena.end_window()), (Bytes::mib(100), Bytes::mib(40)));
-    let of = |number: usize, mib| AddressRange { address: blocks[number].address + Bytes::mib(mib), bytes: Bytes::ZERO };
+    let of =
+        |number: usize, mib| AddressRange { address: blocks[number].address + Bytes::mib(mib), bytes: Bytes::ZERO };
     let given = |keep| {
         let (mut surplus, mut given) = (arena.surplus(keep), Vec::<AddressRange>::new());
         let mut note = |piece: AddressRange| {

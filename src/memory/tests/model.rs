@@ -102,8 +102,9 @@ impl Model {
         for info in &listed {
             let Block { address, size, .. } = info.block;
             assert!(address.is_aligned_to(Bytes::new(256)) && info.held >= size && !info.held.is_zero());
-            let inside =
-                |region: &AddressRange| region.address <= address && address + info.held <= region.address + region.bytes;
+            let inside = |region: &AddressRange| {
+                region.address <= address && address + info.held <= region.address + region.bytes
+            };
             assert!(regions.iter().any(inside), "{info:?} lies in no region");
         }
         assert_eq!(device.violations(), 0);

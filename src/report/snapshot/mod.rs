@@ -28,7 +28,7 @@ pub use crate::report::snapshot::file::Format;
 pub use crate::report::snapshot::file::write;
 use crate::{
     error::Result,
-    memory::{BlockInfo, AddressRange, Stats, history::Events},
+    memory::{AddressRange, BlockInfo, Stats, history::Events},
     units::Bytes,
 };
 

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use crate::{
     memory::{
-        BlockState, OriginId, AddressRange,
+        AddressRange, BlockState, OriginId,
         history::{Event, EventKind},
     },
     report::snapshot::{Device, OriginKind, Snapshot, unix_nanos},

@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::{
     engine::{scratch, views::ViewKind},
     memory::{
-        Arena, AddressRange, Strategy,
+        AddressRange, Arena, Strategy,
         idle::{self, Idle, WORTH_WATCHING},
     },
     runtime::{

@@ -8,8 +8,8 @@ use crate::memory::compaction::{
         Plan,
         evacuate::Evacuation,
         gather::{Gathering, Target},
-        snapshot::{Between, Draft, Extent, LayoutSnapshot},
         slide::{Slider, Toward, shove},
+        snapshot::{Between, Draft, Extent, LayoutSnapshot},
     },
 };
 

@@ -18,8 +18,8 @@ use crate::memory::compaction::{
     plan::{
         Plan,
         fit::{BestFit, FreeRange},
-        snapshot::{Draft, Extent, LayoutSnapshot},
         slide::Slider,
+        snapshot::{Draft, Extent, LayoutSnapshot},
         windows::Candidates,
     },
 };

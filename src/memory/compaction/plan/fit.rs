@@ -100,7 +100,12 @@ impl BestFit {
 
     /// As [`Self::take`], but only a place that `accept` takes: among the 16 smallest, then among the 16 smallest of
     /// `ample` or more.
-    pub(super) fn take_accepted(&mut self, size: u32, ample: u32, accept: impl Fn(FreeRange) -> bool) -> Option<FreeRange> {
+    pub(super) fn take_accepted(
+        &mut self,
+        size: u32,
+        ample: u32,
+        accept: impl Fn(FreeRange) -> bool,
+    ) -> Option<FreeRange> {
         self.admit(size);
         self.search(size, &accept).or_else(|| self.search(ample, &accept))
     }

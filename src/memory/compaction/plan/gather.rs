@@ -20,8 +20,8 @@ use crate::memory::compaction::{
         Plan,
         evacuate::split_by_size,
         fit::{BestFit, FreeRange},
-        snapshot::{Draft, Extent, LayoutSnapshot},
         slide::Slider,
+        snapshot::{Draft, Extent, LayoutSnapshot},
         windows::Candidates,
     },
 };

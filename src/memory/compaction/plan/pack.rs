@@ -52,8 +52,11 @@ pub(super) fn pack(snapshot: &LayoutSnapshot) -> super::Plan {
 
 impl<'a> Packing<'a> {
     fn new(snapshot: &'a LayoutSnapshot<'a>) -> Self {
-        let free =
-            snapshot.runs.iter().map(|run| snapshot.free_within(run.spans.clone(), snapshot.extent(&run.spans))).collect();
+        let free = snapshot
+            .runs
+            .iter()
+            .map(|run| snapshot.free_within(run.spans.clone(), snapshot.extent(&run.spans)))
+            .collect();
         let roles = vec![Role::Undecided; snapshot.runs.len()];
         Self { snapshot, free, arrivals: Vec::new(), roles }
     }

@@ -141,7 +141,13 @@ pub(super) fn cheapest_to_slide(snapshot: &LayoutSnapshot, need: u64, below: u64
 /// Blocks of up to `threshold` granules are to leave the window, larger ones slide within it. `need` is more than any
 /// hole has. For each last block the latest first one. Few are cheap enough, so that the blocks of a cluster are looked
 /// at only where [`Outline`] promises something. O(n log keep).
-pub(super) fn cheapest_to_leave(snapshot: &LayoutSnapshot, need: u32, threshold: u32, below: u64, keep: usize) -> Vec<Window> {
+pub(super) fn cheapest_to_leave(
+    snapshot: &LayoutSnapshot,
+    need: u32,
+    threshold: u32,
+    below: u64,
+    keep: usize,
+) -> Vec<Window> {
     let (spans, need) = (snapshot.spans, u64::from(need));
     let slid = sliding_below_edges(snapshot, threshold);
     let outline = Outline::new(snapshot, need, &slid, below, keep);
@@ -319,7 +325,8 @@ impl<'a> Candidates<'a> {
     /// Windows as [`cheapest_to_leave`] finds them.
     pub(super) fn new(snapshot: &'a LayoutSnapshot<'a>, need: u32, threshold: u32, below: u64) -> Self {
         let (heap, known) = (BinaryHeap::new(), FxHashSet::default());
-        let mut candidates = Self { snapshot, need, threshold, heap, known, beyond: None, tries: 0..KEEP, looked_at: 0 };
+        let mut candidates =
+            Self { snapshot, need, threshold, heap, known, beyond: None, tries: 0..KEEP, looked_at: 0 };
         candidates.beyond = candidates.find(below, FEW);
         candidates
     }

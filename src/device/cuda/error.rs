@@ -76,14 +76,14 @@ impl error::Error for Unavailable {}
 
 impl Unavailable {
     /// A driver that answers with an error when it is asked for its GPUs.
-    pub(super) fn call(vendor: Vendor, failure: &Failure) -> Self {
+    pub(super) fn call(vendor: Vendor, failure: &DriverError) -> Self {
         Self::Call { vendor, function: failure.function, code: failure.code, name: failure.words() }
     }
 }
 
 /// A call of the driver that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct DriverError {
     /// The function; empty where none was called.
     pub(super) function: &'static str,
     /// The driver's code.
@@ -94,7 +94,7 @@ pub(super) struct Failure {
     pub(super) text: String,
 }
 
-impl Failure {
+impl DriverError {
     /// Our own limit leaves no room, though the driver's might: for whoever asked it is the same.
     pub(super) fn over(over: Over) -> Self {
         let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
@@ -137,7 +137,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.function.is_empty() {
             return f.write_str(&self.text);
@@ -148,8 +148,8 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<DriverError> for Error {
+    fn from(failure: DriverError) -> Self {
         let code = if failure.is_out_of_memory() { Code::ResourceExhausted } else { Code::Internal };
         Self::new(code, failure.to_string())
     }

@@ -1,4 +1,4 @@
-//! Physical memory of a device, and who may use it.
+//! PhysicalChunk memory of a device, and who may use it.
 //!
 //! The memory has the properties of the engine's own (XLA's allocator of device addresses): pinned on the device, to be exported as a
 //! file descriptor and to be read by other devices (RDMA) where the driver offers that, open to the device and to its peers.
@@ -23,7 +23,7 @@ use parking_lot::RwLock;
 use crate::{
     device::cuda::{
         context::Context,
-        driver::{Failure, out},
+        driver::{DriverError, out},
     },
     memory::budget::{Budget, Charge},
     units::{Address, Bytes},
@@ -31,7 +31,7 @@ use crate::{
 
 /// How physical memory of a device is made and who may use it.
 #[derive(Debug)]
-pub(super) struct Maker {
+pub(super) struct PhysicalMemory {
     context: Arc<Context>,
     /// This device's ordinal.
     ordinal: c_int,
@@ -41,13 +41,13 @@ pub(super) struct Maker {
     /// The devices that memory is opened to, beside its own.
     peers: RwLock<Vec<c_int>>,
     granularity: Bytes,
-    /// Who says how much there may be.
+    /// How much there may be.
     pub(super) budget: Option<Arc<Budget>>,
 }
 
-impl Maker {
+impl PhysicalMemory {
     /// `None` where the device cannot map memory to addresses of our choice.
-    pub(super) fn new(context: &Arc<Context>, ordinal: c_int, peers: &[c_int]) -> Result<Option<Self>, Failure> {
+    pub(super) fn new(context: &Arc<Context>, ordinal: c_int, peers: &[c_int]) -> Result<Option<Self>, DriverError> {
         use CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as REMOTE,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as EXPORTABLE,
@@ -59,7 +59,7 @@ impl Maker {
         if !has(MAPPING) {
             return Ok(None);
         }
-        let mut maker = Self {
+        let mut physical = Self {
             context: Arc::clone(context),
             ordinal,
             exportable: AtomicBool::new(has(EXPORTABLE)),
@@ -70,12 +70,12 @@ impl Maker {
         };
         let _current = context.enter()?;
         let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        let granularity = maker.insisting(|properties| {
-            // SAFETY: one value is written, and the properties are only read.
+        let granularity = physical.insisting(|properties| {
+            // SAFETY: `out` passes a pointer to one valid number, which the driver writes; the properties are borrowed and only read.
             out(|bytes| unsafe { driver.mem_granularity(bytes, properties, recommended) })
         })?;
-        maker.granularity = Bytes::new(granularity as u64);
-        Ok(Some(maker))
+        physical.granularity = Bytes::new(granularity as u64);
+        Ok(Some(physical))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -105,7 +105,7 @@ impl Maker {
     }
 
     /// Calls the driver with our properties; with fewer where it refuses them for another reason than a lack of memory.
-    fn insisting<T>(&self, call: impl Fn(&CUmemAllocationProp) -> Result<T, Failure>) -> Result<T, Failure> {
+    fn insisting<T>(&self, call: impl Fn(&CUmemAllocationProp) -> Result<T, DriverError>) -> Result<T, DriverError> {
         loop {
             let failure = match call(&self.properties()) {
                 Ok(value) => return Ok(value),
@@ -118,7 +118,7 @@ impl Maker {
     }
 
     /// Drops one of the properties from now on, because of `failure`; whether there was one left.
-    fn ask_for_less(&self, failure: &Failure) -> bool {
+    fn ask_for_less(&self, failure: &DriverError) -> bool {
         let dropped = if self.remote.swap(false, Ordering::Relaxed) {
             "RDMA"
         } else if self.exportable.swap(false, Ordering::Relaxed) {
@@ -135,7 +135,7 @@ impl Maker {
     ///
     /// # Errors
     /// The driver's, if it goes with none of them. A lack of memory says nothing, so it is none.
-    pub(super) fn prove<T>(&self, make: impl Fn() -> Result<T, Failure>) -> Result<(), Failure> {
+    pub(super) fn prove<T>(&self, make: impl Fn() -> Result<T, DriverError>) -> Result<(), DriverError> {
         loop {
             match make() {
                 Err(failure) if failure.is_out_of_memory() => return Ok(()),
@@ -146,13 +146,14 @@ impl Maker {
     }
 
     /// Memory without an address.
-    pub(super) fn create(&self, bytes: Bytes) -> Result<Physical, Failure> {
-        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(Failure::over)?;
+    pub(super) fn create(&self, bytes: Bytes) -> Result<PhysicalChunk, DriverError> {
+        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(DriverError::over)?;
         let handle = self.insisting(|properties| {
-            // SAFETY: one value is written, and the properties are only read.
+            // SAFETY: `out` passes a pointer to one valid handle, which the driver writes; the properties are borrowed and only read;
+            // zero is the only flag.
             out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
         })?;
-        Ok(Physical { context: Arc::clone(&self.context), handle, _charge: charge })
+        Ok(PhysicalChunk { context: Arc::clone(&self.context), handle, _charge: charge })
     }
 
     /// Whether all memory is open to the device of this ordinal.
@@ -161,11 +162,12 @@ impl Maker {
     }
 
     /// Opens mapped addresses to the device and its peers. One that the driver refuses is asked for no more.
-    pub(super) fn open(&self, address: Address, bytes: Bytes) -> Result<(), Failure> {
+    pub(super) fn open(&self, address: Address, bytes: Bytes) -> Result<(), DriverError> {
         let access: Vec<_> =
             iter::once(&self.ordinal).chain(self.peers.read().iter()).map(|&ordinal| access(ordinal)).collect();
         let set = |access: &[CUmemAccessDesc]| {
-            // SAFETY: a mapped range of ours; the descriptions are only read.
+            // SAFETY: the pointer and the count are of one slice, which the driver only reads. It refuses a range that is not
+            // mapped, and access to a device that it does not know.
             unsafe {
                 let driver = self.context.driver();
                 driver.mem_set_access(address.get(), bytes.get() as usize, access.as_ptr(), access.len())
@@ -188,7 +190,7 @@ impl Maker {
 }
 
 /// Whether the driver did not want what it was asked for, and might take less.
-fn is_refusal(failure: &Failure) -> bool {
+fn is_refusal(failure: &DriverError) -> bool {
     [
         CUresult::CUDA_ERROR_INVALID_VALUE,
         CUresult::CUDA_ERROR_INVALID_DEVICE,
@@ -209,21 +211,22 @@ fn access(ordinal: c_int) -> CUmemAccessDesc {
 
 /// Memory without an address. It is freed when this is dropped and no mapping of it is left.
 #[derive(Debug)]
-pub(super) struct Physical {
+pub(super) struct PhysicalChunk {
     context: Arc<Context>,
     handle: CUmemGenericAllocationHandle,
     _charge: Option<Charge>,
 }
 
-impl Physical {
+impl PhysicalChunk {
     pub(super) fn handle(&self) -> CUmemGenericAllocationHandle {
         self.handle
     }
 }
 
-impl Drop for Physical {
+impl Drop for PhysicalChunk {
     fn drop(&mut self) {
-        // SAFETY: made once, released once.
+        // SAFETY: `create` made the handle, and only this value has it, so it is released once. Mappings of the memory keep it
+        // until they end, which the driver sees to.
         if let Err(failure) = unsafe { self.context.driver().mem_release(self.handle) }
             && !failure.is_over()
         {
