@@ -16,9 +16,15 @@ use std::num::NonZeroU32;
 use bytesize::ByteSize;
 
 use crate::{
-    config::{Bytes, LIMIT, Setting, Source, claim::Said},
+    config::{
+        precedence::Given,
+        row::{Setting, Source},
+    },
     error::{Error, Result},
 };
+
+/// A count of bytes.
+pub(super) type Bytes = u64;
 
 /// Limits are whole multiples of this many bytes (1 MiB), and at least one of it: a multiple of every page size in use,
 /// small enough to make an arena for a test.
@@ -44,7 +50,7 @@ impl Fraction {
     }
 }
 
-/// How much memory one device may use, as it was said.
+/// How much memory one device may use, as it was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
     /// This many bytes for each device.
@@ -57,17 +63,17 @@ impl Limit {
     /// XLA's default for `memory_fraction` (`xla_gpu_allocator_config.h`).
     pub const DEFAULT: Self = Self::Fraction(Fraction(0.75));
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let text = said.text();
-        match said.source {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let text = given.text();
+        match given.source {
             Source::Option("memory_fraction")
             | Source::Environment("XLA_CLIENT_MEM_FRACTION" | "XLA_PYTHON_CLIENT_MEM_FRACTION") => text
                 .parse()
                 .ok()
                 .and_then(Fraction::new)
                 .map(Self::Fraction)
-                .ok_or_else(|| said.refuse("a number above 0, at most 1")),
-            _ => Self::from_text(&text).ok_or_else(|| said.refuse(LIMIT.allowed)),
+                .ok_or_else(|| given.refuse("a number above 0, at most 1")),
+            _ => Self::from_text(&text).ok_or_else(|| given.refuse(given.allowed)),
         }
     }
 
@@ -98,9 +104,9 @@ pub(super) fn show(bytes: Bytes) -> String {
 }
 
 /// XLA refuses its own variable and the deprecated name of it together, even when they agree; so do we.
-pub(super) fn refuse_both_fractions(said: &[Said]) -> Result<()> {
-    let given = |name| said.iter().find(|said| said.source == Source::Environment(name));
-    match (given("XLA_CLIENT_MEM_FRACTION"), given("XLA_PYTHON_CLIENT_MEM_FRACTION")) {
+pub(super) fn refuse_both_fractions(given: &[Given]) -> Result<()> {
+    let by = |name| given.iter().find(|given| given.source == Source::Environment(name));
+    match (by("XLA_CLIENT_MEM_FRACTION"), by("XLA_PYTHON_CLIENT_MEM_FRACTION")) {
         (Some(new), Some(old)) => Err(Error::invalid_argument(format!(
             "{} and {} are set together; the second is the deprecated name of the first, so unset it",
             new.shown(),

@@ -11,17 +11,21 @@ use std::num::NonZeroU32;
 use bytesize::ByteSize;
 
 use crate::{
-    config::{Bytes, GRANULE_BYTES, PINNED_LIMIT, Setting, Source, claim::Said, limit::show},
+    config::{
+        limit::{Bytes, GRANULE_BYTES, show},
+        precedence::Given,
+        row::{Setting, Source},
+    },
     error::{Error, Result},
 };
 
 /// XLA's variable, in whole GiB.
 const XLA_VARIABLE: &str = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB";
 
-/// Most where nobody says anything.
+/// The most by default.
 const MOST: Bytes = 64 << 30;
 
-/// How much memory of the host may be pinned for the arrays of one GPU, as it was said.
+/// How much memory of the host may be pinned for the arrays of one GPU, as it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedLimit {
     /// 64 GiB, or the GPU's part of half of the machine's memory, if that is less.
@@ -31,16 +35,16 @@ pub enum PinnedLimit {
 }
 
 impl PinnedLimit {
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let text = said.text();
-        if said.source == Source::Environment(XLA_VARIABLE) {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let text = given.text();
+        if given.source == Source::Environment(XLA_VARIABLE) {
             let bytes =
                 text.parse::<Bytes>().ok().filter(|&count| count > 0).and_then(|count| count.checked_mul(1 << 30));
-            return bytes.map(Self::Bytes).ok_or_else(|| said.refuse("a whole number of GiB, at least 1"));
+            return bytes.map(Self::Bytes).ok_or_else(|| given.refuse("a whole number of GiB, at least 1"));
         }
         let bytes = text.parse::<ByteSize>().ok().map(|bytes| bytes.as_u64());
         let bytes = bytes.filter(|&bytes| bytes >= GRANULE_BYTES);
-        bytes.map(Self::Bytes).ok_or_else(|| said.refuse(PINNED_LIMIT.allowed))
+        bytes.map(Self::Bytes).ok_or_else(|| given.refuse(given.allowed))
     }
 }
 
@@ -88,8 +92,8 @@ mod tests {
 
     const GIB: Bytes = 1 << 30;
 
-    fn said(source: Source, text: &str) -> Result<PinnedLimit> {
-        PinnedLimit::parse(&Said { source, raw: text.into() })
+    fn given(source: Source, text: &str) -> Result<PinnedLimit> {
+        PinnedLimit::parse(&Given { source, raw: text.into(), allowed: "bytes per GPU, at least 1MiB (16GiB)" })
     }
 
     fn resolved(value: PinnedLimit, capacity: Bytes, gpus: u32) -> Result<Bytes> {
@@ -100,16 +104,16 @@ mod tests {
     #[test]
     fn texts() {
         let ours = Source::Environment("PJRT_ARENA_PINNED_LIMIT");
-        assert_eq!(said(ours, "16GiB"), Ok(PinnedLimit::Bytes(16 * GIB)));
-        assert_eq!(said(ours, "1048576"), Ok(PinnedLimit::Bytes(1 << 20)));
+        assert_eq!(given(ours, "16GiB"), Ok(PinnedLimit::Bytes(16 * GIB)));
+        assert_eq!(given(ours, "1048576"), Ok(PinnedLimit::Bytes(1 << 20)));
         for text in ["1MB", "0", "50%", "much", "-1GiB"] {
-            let refused = said(ours, text).unwrap_err();
+            let refused = given(ours, text).unwrap_err();
             assert!(refused.message.contains(text) && refused.message.contains("at least 1MiB"), "{refused}");
         }
         let xla = Source::Environment(XLA_VARIABLE);
-        assert_eq!(said(xla, "3"), Ok(PinnedLimit::Bytes(3 * GIB)));
+        assert_eq!(given(xla, "3"), Ok(PinnedLimit::Bytes(3 * GIB)));
         for text in ["0", "3GiB", "1.5", "99999999999999"] {
-            assert!(said(xla, text).unwrap_err().message.contains("a whole number of GiB"), "{text}");
+            assert!(given(xla, text).unwrap_err().message.contains("a whole number of GiB"), "{text}");
         }
     }
 

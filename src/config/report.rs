@@ -1,13 +1,13 @@
 //! Says what was decided: one line for the log, a table for `python -m jax_plugins.arena`.
 
-use std::fmt;
 use std::path::Path;
 
 use crate::{
     config::{
-        Bytes, COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Environment, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY,
-        HUGE_PAGES, LIMIT, LOG, OOM_REPORT, OptionValue, PINNED_LIMIT, REWRITE, Reading, Row, SCRATCH, STRATEGY,
-        Setting, Settings, Source, TABLE, TPU_TILES, ZERO_COPY, limit::show, strategy_name,
+        environment::{Environment, OptionValue},
+        limit::{Bytes, show},
+        row::{Row, Source},
+        settings::{ENGINE, GPU_SCRATCH, LIMIT, Reading, Settings, Shown},
     },
     error::Result,
 };
@@ -30,41 +30,17 @@ impl Settings {
     /// strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.40GiB per device (PJRT_ARENA_LIMIT), ...
     /// ```
     pub fn summary(&self, outcome: Option<Outcome<'_>>) -> String {
-        let clauses = [
-            clause(&STRATEGY, strategy_name(self.strategy.value), &self.strategy, None),
-            clause(
-                &LIMIT,
-                self.limit.value,
-                &self.limit,
-                outcome.map(|outcome| format!("{} per device", show(outcome.limit_bytes))),
-            ),
-            clause(&COMPACT, self.compact.value, &self.compact, None),
-            clause(&TPU_TILES, self.tpu_tiles.value, &self.tpu_tiles, None),
-            clause(&HUGE_PAGES, self.huge_pages.value, &self.huge_pages, None),
-            clause(
-                &ENGINE,
-                &self.engine.value,
-                &self.engine,
-                outcome.map(|outcome| outcome.engine.display().to_string()),
-            ),
-            clause(&CUDA_DRIVER, &self.cuda_driver.value, &self.cuda_driver, None),
-            clause(&HIP_DRIVER, &self.hip_driver.value, &self.hip_driver, None),
-            clause(&HEADROOM, self.headroom.value, &self.headroom, None),
-            clause(
-                &GPU_SCRATCH,
-                self.gpu_scratch.value,
-                &self.gpu_scratch,
-                outcome.and_then(|outcome| outcome.scratch_bytes).map(|bytes| format!("{} per device", show(bytes))),
-            ),
-            clause(&PINNED_LIMIT, self.pinned_limit.value, &self.pinned_limit, None),
-            clause(&DEVICES, self.devices.value, &self.devices, None),
-            clause(&REWRITE, self.rewrite.value, &self.rewrite, None),
-            clause(&SCRATCH, self.scratch.value, &self.scratch, None),
-            clause(&ZERO_COPY, self.zero_copy.value, &self.zero_copy, None),
-            clause(&HISTORY, self.history.value, &self.history, None),
-            clause(&OOM_REPORT, &self.oom_report.value, &self.oom_report, None),
-            clause(&LOG, &self.log.value, &self.log, None),
-        ];
+        let led_to = |row: &Row| match row.name {
+            name if name == LIMIT.name => outcome.map(|outcome| format!("{} per device", show(outcome.limit_bytes))),
+            name if name == ENGINE.name => outcome.map(|outcome| outcome.engine.display().to_string()),
+            name if name == GPU_SCRATCH.name => {
+                let bytes = outcome.and_then(|outcome| outcome.scratch_bytes);
+                bytes.map(|bytes| format!("{} per device", show(bytes)))
+            }
+            _ => None,
+        };
+        let clauses: Vec<String> =
+            self.shown().into_iter().map(|(row, (value, source))| clause(row, &value, source, led_to(row))).collect();
         let mut line = clauses.join(", ");
         if !self.overridden.is_empty() {
             line.push_str("; overridden: ");
@@ -75,10 +51,9 @@ impl Settings {
 }
 
 /// `name=value = result (source)`; the result is left out where it says the same as the value.
-fn clause<T>(row: &Row, value: impl fmt::Display, setting: &Setting<T>, result: Option<String>) -> String {
-    let value = value.to_string();
-    let result = result.filter(|result| *result != value).map(|result| format!(" = {result}")).unwrap_or_default();
-    format!("{}={value}{result} ({})", row.name, setting.source)
+fn clause(row: &Row, value: &str, source: Source, result: Option<String>) -> String {
+    let result = result.filter(|result| result != value).map(|result| format!(" = {result}")).unwrap_or_default();
+    format!("{}={value}{result} ({source})", row.name)
 }
 
 /// The columns of the table with their widths, and the space between them: 100 characters in all.
@@ -107,37 +82,21 @@ pub enum Found {
 /// that is not valid shows its error instead; the others are shown all the same.
 pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], findings: &[Finding]) -> String {
     let reading = Reading::new(environment, options);
-    let cells = [
-        cells(&reading.strategy, |strategy| strategy_name(*strategy).to_owned()),
-        cells(&reading.limit, ToString::to_string),
-        cells(&reading.compact, ToString::to_string),
-        cells(&reading.tpu_tiles, ToString::to_string),
-        cells(&reading.huge_pages, ToString::to_string),
-        cells(&reading.engine, ToString::to_string),
-        cells(&reading.cuda_driver, ToString::to_string),
-        cells(&reading.hip_driver, ToString::to_string),
-        cells(&reading.headroom, ToString::to_string),
-        cells(&reading.gpu_scratch, ToString::to_string),
-        cells(&reading.pinned_limit, ToString::to_string),
-        cells(&reading.devices, ToString::to_string),
-        cells(&reading.rewrite, ToString::to_string),
-        cells(&reading.scratch, ToString::to_string),
-        cells(&reading.zero_copy, ToString::to_string),
-        cells(&reading.history, ToString::to_string),
-        cells(&reading.oom_report, ToString::to_string),
-        cells(&reading.log, ToString::to_string),
-    ];
     let mut text = String::new();
     push_columns(&mut text, COLUMNS.map(|(title, _)| title));
-    for (row, cells) in TABLE.iter().zip(&cells) {
+    for Shown { row, value } in reading.shown() {
         text.push('\n');
-        let fits = cells.value.chars().count() <= COLUMNS[1].1;
-        push_columns(&mut text, [row.name, if fits { &cells.value } else { "(below)" }, &cells.source, row.allowed]);
+        let (value, source, error) = match value {
+            Ok((value, source)) => (value, source.to_string(), None),
+            Err(error) => ("(not valid)".to_owned(), String::new(), Some(error.message)),
+        };
+        let fits = value.chars().count() <= COLUMNS[1].1;
+        push_columns(&mut text, [row.name, if fits { &value } else { "(below)" }, &source, row.allowed]);
         if !fits {
-            push_indented(&mut text, "value: ", &cells.value);
+            push_indented(&mut text, "value: ", &value);
         }
-        if let Some(error) = &cells.error {
-            push_indented(&mut text, "ERROR: ", error);
+        if let Some(error) = error {
+            push_indented(&mut text, "ERROR: ", &error);
         }
         for finding in findings.iter().filter(|finding| finding.row.name == row.name) {
             match &finding.what {
@@ -166,22 +125,6 @@ fn names(row: &Row) -> String {
     let others: Vec<String> = others.iter().map(ToString::to_string).collect();
     let plural = if options.len() > 1 { "s" } else { "" };
     format!("client option{plural} {}; {}", options.join(", "), others.join(", "))
-}
-
-/// What the table shows of one setting.
-struct Cells {
-    value: String,
-    source: String,
-    error: Option<String>,
-}
-
-fn cells<T>(setting: &Result<Setting<T>>, show: impl Fn(&T) -> String) -> Cells {
-    match setting {
-        Ok(setting) => Cells { value: show(&setting.value), source: setting.source.to_string(), error: None },
-        Err(error) => {
-            Cells { value: "(not valid)".to_owned(), source: String::new(), error: Some(error.message.clone()) }
-        }
-    }
 }
 
 /// One row, each cell wrapped to its column.

@@ -26,9 +26,9 @@
 
 use crate::{
     config::{
-        STRATEGY, Setting, Source,
-        claim::{Notes, Said, contradiction},
-        did_you_mean,
+        names::did_you_mean,
+        precedence::{Given, Notes, contradiction},
+        row::{Setting, Source},
     },
     error::{Error, Result},
     memory::Strategy,
@@ -55,8 +55,8 @@ pub fn strategy_from_name(name: &str) -> Option<Strategy> {
     ALL.into_iter().find(|strategy| strategy_name(*strategy).eq_ignore_ascii_case(name))
 }
 
-/// What one value says.
-enum Claim {
+/// What one value allows.
+enum Allowed {
     /// Any of these.
     Open(Vec<Strategy>),
     /// An allocator of XLA's that we do not have.
@@ -64,105 +64,105 @@ enum Claim {
 }
 
 /// Reads one value; words that XLA reads in an unexpected way become a warning.
-fn claim(said: &Said, warnings: &mut Vec<String>) -> Result<Claim> {
+fn allowed_by(given: &Given, warnings: &mut Vec<String>) -> Result<Allowed> {
     use Strategy::{Growing, Platform, Preallocate, Tpu};
-    let text = said.text();
-    let open = match said.source {
+    let text = given.text();
+    let open = match given.source {
         Source::Option("allocator") | Source::Environment("XLA_PYTHON_CLIENT_ALLOCATOR") => {
             match text.to_ascii_lowercase().as_str() {
                 "default" => ALL.to_vec(),
                 "bfc" => vec![Preallocate, Growing, Tpu],
                 "platform" | "address" => vec![Platform],
-                other @ ("cuda_async" | "vmm") => return Ok(Claim::NotOurs(not_ours(said, other))),
-                _ => return Err(said.refuse("default, bfc, platform, address")),
+                other @ ("cuda_async" | "vmm") => return Ok(Allowed::NotOurs(not_ours(given, other))),
+                _ => return Err(given.refuse("default, bfc, platform, address")),
             }
         }
         Source::Option("preallocate") => match text.to_ascii_lowercase().as_str() {
             "true" | "1" | "on" => UP_FRONT.to_vec(),
             "false" | "0" | "off" => vec![Growing, Platform],
-            _ => return Err(said.refuse("true, false")),
+            _ => return Err(given.refuse("true, false")),
         },
         Source::Environment("XLA_PYTHON_CLIENT_PREALLOCATE") => match text.as_str() {
             "false" | "False" | "0" => vec![Growing, Platform],
             other => {
                 if !["true", "True", "1"].contains(&other) {
                     warnings
-                        .push(format!("{} counts as true: to XLA only false, False and 0 mean false", said.shown()));
+                        .push(format!("{} counts as true: to XLA only false, False and 0 mean false", given.shown()));
                 }
                 UP_FRONT.to_vec()
             }
         },
-        _ => vec![strategy_from_name(&text).ok_or_else(|| unknown(said, &text))?],
+        _ => vec![strategy_from_name(&text).ok_or_else(|| unknown(given, &text))?],
     };
-    Ok(Claim::Open(open))
+    Ok(Allowed::Open(open))
 }
 
-fn unknown(said: &Said, text: &str) -> Error {
+fn unknown(given: &Given, text: &str) -> Error {
     let hint = did_you_mean(text, ALL.map(strategy_name));
-    said.refuse(&format!("{}{hint}", STRATEGY.allowed))
+    given.refuse(&format!("{}{hint}", given.allowed))
 }
 
-fn not_ours(said: &Said, allocator: &str) -> Error {
+fn not_ours(given: &Given, allocator: &str) -> Error {
     let instead = match allocator {
         "cuda_async" => "growing takes memory on demand and gives empty regions back",
         _ => "platform makes one device allocation per buffer",
     };
-    said.refuse(&format!(
+    given.refuse(&format!(
         "default, bfc, platform, address; pjrt-arena manages the memory itself and has no {allocator} allocator: \
          {instead} (PJRT_ARENA_STRATEGY)"
     ))
 }
 
-/// Decides the strategy from everything that was said about it, strongest first.
+/// Decides the strategy from everything that was given for it, strongest first.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for a value that cannot be read, for two options that leave no strategy open, and for an allocator
 /// of XLA's that we do not have, unless something stronger has decided already.
-pub(super) fn decide(said: &[Said], notes: &mut Notes) -> Result<Setting<Strategy>> {
+pub(super) fn decide(given: &[Given], notes: &mut Notes) -> Result<Setting<Strategy>> {
     let mut open = ALL.to_vec();
-    let mut claims: Vec<(&Said, Vec<Strategy>)> = Vec::new();
-    for value in said {
-        let claimed = match claim(value, &mut notes.warnings)? {
-            Claim::Open(claimed) => claimed,
-            Claim::NotOurs(_) if open.len() == 1 => {
+    let mut narrowing: Vec<(&Given, Vec<Strategy>)> = Vec::new();
+    for value in given {
+        let allowed = match allowed_by(value, &mut notes.warnings)? {
+            Allowed::Open(allowed) => allowed,
+            Allowed::NotOurs(_) if open.len() == 1 => {
                 notes.overridden.push(value.shown());
                 continue;
             }
-            Claim::NotOurs(error) => return Err(error),
+            Allowed::NotOurs(error) => return Err(error),
         };
-        let both: Vec<Strategy> = open.iter().copied().filter(|strategy| claimed.contains(strategy)).collect();
+        let both: Vec<Strategy> = open.iter().copied().filter(|strategy| allowed.contains(strategy)).collect();
         if both.is_empty() {
             // Within a level both come from the same hand, and there is no telling which one is meant.
-            let same_level = claims
+            let same_level = narrowing
                 .iter()
-                .find(|(by, theirs)| by.level() == value.level() && !theirs.iter().any(|s| claimed.contains(s)));
+                .find(|(by, theirs)| by.level() == value.level() && !theirs.iter().any(|s| allowed.contains(s)));
             match same_level {
                 Some((by, _)) => return Err(contradiction(by, value)),
                 None => notes.overridden.push(value.shown()),
             }
         } else {
             open = both;
-            claims.push((value, claimed));
+            narrowing.push((value, allowed));
         }
     }
     // `open` is never empty: it starts full, and is replaced only by what is not.
     let value = open.first().copied().unwrap_or(Strategy::Preallocate);
-    warn_of_no_effect(value, &claims, notes);
-    // The narrowest claim decided; between equals, one that rules the default out says more, then the strongest.
-    let source = claims
+    warn_of_no_effect(value, &narrowing, notes);
+    // The narrowest value decided; between equals, one that rules the default out says more, then the strongest.
+    let source = narrowing
         .iter()
-        .filter(|(_, claimed)| claimed.len() < ALL.len())
-        .min_by_key(|(_, claimed)| (claimed.len(), claimed.contains(&Strategy::Preallocate)))
+        .filter(|(_, allowed)| allowed.len() < ALL.len())
+        .min_by_key(|(_, allowed)| (allowed.len(), allowed.contains(&Strategy::Preallocate)))
         .map_or(Source::Default, |(by, _)| by.source);
     Ok(Setting { value, source })
 }
 
 /// Preallocation is asked for, and the strategy has none.
-fn warn_of_no_effect(strategy: Strategy, claims: &[(&Said, Vec<Strategy>)], notes: &mut Notes) {
+fn warn_of_no_effect(strategy: Strategy, narrowing: &[(&Given, Vec<Strategy>)], notes: &mut Notes) {
     if strategy != Strategy::Platform {
         return;
     }
-    let asked = claims.iter().filter(|(_, claimed)| claimed[..] == UP_FRONT);
+    let asked = narrowing.iter().filter(|(_, allowed)| allowed[..] == UP_FRONT);
     for (by, _) in asked {
         notes.warnings.push(format!("{} has no effect: the strategy platform preallocates nothing", by.shown()));
     }

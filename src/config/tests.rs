@@ -2,11 +2,18 @@
 
 mod engine;
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
 
 use proptest::prelude::{prop_assert, proptest};
 
-use crate::config::*;
+use crate::{
+    config::*,
+    error::{Error, Result},
+    memory::Strategy,
+};
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
     variables.iter().copied().collect()
@@ -33,27 +40,9 @@ const OURS: &str = "PJRT_ARENA_STRATEGY";
 #[test]
 fn nothing_said_means_the_defaults_of_the_table() {
     let settings = read(&[], &[]).unwrap();
-    let shown = [
-        strategy_name(settings.strategy.value).to_owned(),
-        settings.limit.value.to_string(),
-        settings.compact.value.to_string(),
-        settings.tpu_tiles.value.to_string(),
-        settings.huge_pages.value.to_string(),
-        settings.engine.value.to_string(),
-        settings.cuda_driver.value.to_string(),
-        settings.hip_driver.value.to_string(),
-        settings.headroom.value.to_string(),
-        settings.gpu_scratch.value.to_string(),
-        settings.pinned_limit.value.to_string(),
-        settings.devices.value.to_string(),
-        settings.rewrite.value.to_string(),
-        settings.scratch.value.to_string(),
-        settings.zero_copy.value.to_string(),
-        settings.history.value.to_string(),
-        settings.oom_report.value.to_string(),
-        settings.log.value.to_string(),
-    ];
-    assert_eq!(shown.as_slice(), TABLE.map(|row| row.default));
+    let shown: Vec<String> = settings.shown().into_iter().map(|(_, (value, _))| value).collect();
+    let defaults: Vec<&str> = TABLE.iter().map(|row| row.default).collect();
+    assert_eq!(shown, defaults);
     assert_eq!(settings.strategy.source, Source::Default);
     assert!(settings.warnings.is_empty() && settings.overridden.is_empty());
 }
@@ -480,7 +469,8 @@ fn every_row_of_the_table_is_explained() {
     for row in TABLE {
         assert!(row.doc.ends_with('.') && !row.allowed.is_empty());
         assert_eq!(row.names.first(), Some(&Source::Option(row.name)));
-        let level = |source: &Source| claim::Said { source: *source, raw: OsString::new() }.level();
+        let level =
+            |source: &Source| precedence::Given { source: *source, raw: OsString::new(), allowed: row.allowed }.level();
         assert!(row.names.is_sorted_by_key(level), "{}: strongest first", row.name);
     }
 }

@@ -1,5 +1,4 @@
-//! The settings whose names all take the same kind of text: compaction, tiles, huge pages, engine, driver, headroom, GPU scratch,
-//! devices, rewriting, scratch, zero copies, history, report, log.
+//! The types of the settings whose names all take the same kind of text, and how that text is read.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -10,8 +9,10 @@ use bytesize::ByteSize;
 
 use crate::{
     config::{
-        COMPACT, CUDA_DRIVER, DEVICES, ENGINE, Fraction, GPU_SCRATCH, HEADROOM, HIP_DRIVER, HISTORY, HUGE_PAGES, LOG,
-        Limit, OOM_REPORT, REWRITE, SCRATCH, Setting, TPU_TILES, ZERO_COPY, claim::Said, did_you_mean,
+        limit::{self, Fraction, Limit},
+        names::did_you_mean,
+        precedence::Given,
+        row::Setting,
     },
     error::{Error, Result},
     memory::Strategy,
@@ -67,16 +68,16 @@ impl EngineRequest {
     pub(super) const DEFAULT: Self = Self::Installed(EngineKind::Cpu);
 
     /// A text with a `/` or with a library's suffix is a path; any other has to be a name.
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let text = said.text();
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let text = given.text();
         if let Some(kind) = EngineKind::from_name(&text) {
             return Ok(Self::Installed(kind));
         }
         if text.contains('/') || text.ends_with(".so") {
-            return Ok(Self::Path(PathBuf::from(&said.raw)));
+            return Ok(Self::Path(PathBuf::from(&given.raw)));
         }
         let hint = did_you_mean(&text, EngineKind::ALL.map(EngineKind::name));
-        Err(said.refuse(&format!("{}{hint}", ENGINE.allowed)))
+        Err(given.refuse(&format!("{}{hint}", given.allowed)))
     }
 }
 
@@ -93,19 +94,19 @@ impl fmt::Display for EngineRequest {
 /// below what a byte count in the wrong variable would ask for.
 const MOST_DEVICES: u32 = 4096;
 
-pub(super) fn parse_devices(said: &Said) -> Result<NonZeroU32> {
-    let count = said.text().parse::<NonZeroU32>().ok().filter(|count| count.get() <= MOST_DEVICES);
-    count.ok_or_else(|| said.refuse(DEVICES.allowed))
+pub(super) fn parse_devices(given: &Given) -> Result<NonZeroU32> {
+    let count = given.text().parse::<NonZeroU32>().ok().filter(|count| count.get() <= MOST_DEVICES);
+    count.ok_or_else(|| given.refuse(given.allowed))
 }
 
-/// Events remembered where nobody says anything: 3 MiB for each device, touched as they come.
+/// Events remembered by default: 3 MiB for each device, touched as they come.
 pub(super) const DEFAULT_HISTORY: usize = 1 << 16;
 /// Most events: 46 MiB, and far below what block numbers in reports bear.
 const MOST_HISTORY: usize = 1_000_000;
 
-pub(super) fn parse_history(said: &Said) -> Result<usize> {
-    let count = said.text().parse::<usize>().ok().filter(|&count| count <= MOST_HISTORY);
-    count.ok_or_else(|| said.refuse(HISTORY.allowed))
+pub(super) fn parse_history(given: &Given) -> Result<usize> {
+    let count = given.text().parse::<usize>().ok().filter(|&count| count <= MOST_HISTORY);
+    count.ok_or_else(|| given.refuse(given.allowed))
 }
 
 /// Where a report goes when memory is exhausted.
@@ -120,18 +121,18 @@ impl OomReport {
         self.0.as_deref()
     }
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        if ["off", "false", "0"].contains(&said.text().to_ascii_lowercase().as_str()) {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        if ["off", "false", "0"].contains(&given.text().to_ascii_lowercase().as_str()) {
             return Ok(Self::OFF);
         }
-        let path = PathBuf::from(&said.raw);
+        let path = PathBuf::from(&given.raw);
         if Format::of(&path).is_err() {
-            return Err(said.refuse(OOM_REPORT.allowed));
+            return Err(given.refuse(given.allowed));
         }
         // Found out now, not when memory ends hours later.
         match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-                Err(said.refuse(&format!("a file in a folder that exists, and {} is none", folder.display())))
+                Err(given.refuse(&format!("a file in a folder that exists, and {} is none", folder.display())))
             }
             _ => Ok(Self(Some(path))),
         }
@@ -149,7 +150,7 @@ impl fmt::Display for OomReport {
 
 /// Settings that are on or off, each with a type of its own.
 macro_rules! on_or_off {
-    ($(#[$doc:meta])* $name:ident, $row:ident, $(#[$on:meta])* On, $(#[$off:meta])* Off) => {
+    ($(#[$doc:meta])* $name:ident, $(#[$on:meta])* On, $(#[$off:meta])* Off) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name {
@@ -160,11 +161,11 @@ macro_rules! on_or_off {
         }
 
         impl $name {
-            pub(super) fn parse(said: &Said) -> Result<Self> {
-                match said.text().to_ascii_lowercase().as_str() {
+            pub(super) fn parse(given: &Given) -> Result<Self> {
+                match given.text().to_ascii_lowercase().as_str() {
                     "on" | "true" | "1" => Ok(Self::On),
                     "off" | "false" | "0" => Ok(Self::Off),
-                    _ => Err(said.refuse($row.allowed)),
+                    _ => Err(given.refuse(given.allowed)),
                 }
             }
         }
@@ -182,7 +183,7 @@ macro_rules! on_or_off {
 
 on_or_off! {
     /// Whether programs are rewritten for destination passing.
-    Rewrite, REWRITE,
+    Rewrite,
     /// Programs are rewritten where the rules allow.
     On,
     /// Every program goes to the engine as it came.
@@ -190,8 +191,8 @@ on_or_off! {
 }
 
 on_or_off! {
-    /// Whether arrays of the host are used where they lie.
-    ZeroCopy, ZERO_COPY,
+    /// Whether arrays of the host are used in place, without a copy.
+    ZeroCopy,
     /// Those that the caller keeps unchanged, and that the engine can use as they are.
     On,
     /// Every array is copied into the arena.
@@ -199,7 +200,7 @@ on_or_off! {
 }
 
 impl ZeroCopy {
-    /// What holds where nobody says anything. A TPU cannot use the host's memory: under its strategy every array counts.
+    /// The default. A TPU cannot use the host's memory: under its strategy every array counts.
     pub(super) fn default_for(strategy: Strategy) -> Self {
         match strategy {
             Strategy::Tpu => Self::Off,
@@ -231,16 +232,16 @@ impl fmt::Display for Compact {
 }
 
 impl Compact {
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        match said.text().to_ascii_lowercase().as_str() {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        match given.text().to_ascii_lowercase().as_str() {
             "on" | "true" | "1" => Ok(Self::On),
             "always" => Ok(Self::Always),
             "off" | "false" | "0" => Ok(Self::Off),
-            _ => Err(said.refuse(COMPACT.allowed)),
+            _ => Err(given.refuse(given.allowed)),
         }
     }
 
-    /// What holds where nobody says anything: a TPU's runtime compacts (XLA, `docs/errors/error_0100.md`), XLA's
+    /// The default: a TPU's runtime compacts (XLA, `docs/errors/error_0100.md`), XLA's
     /// allocators for other devices never do.
     pub(super) fn default_for(strategy: Strategy) -> Self {
         match strategy {
@@ -252,7 +253,7 @@ impl Compact {
 
 on_or_off! {
     /// Whether arrays are counted as a TPU would lay them out.
-    TpuTiles, TPU_TILES,
+    TpuTiles,
     /// Each array takes what its tiled layout takes on a TPU ([`crate::memory::tiles`]).
     On,
     /// Each array takes its own bytes.
@@ -269,15 +270,15 @@ pub enum Scratch {
 }
 
 impl Scratch {
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        match said.text().to_ascii_lowercase().as_str() {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        match given.text().to_ascii_lowercase().as_str() {
             "warm" => Ok(Self::Warm),
             "system" => Ok(Self::System),
-            _ => Err(said.refuse(SCRATCH.allowed)),
+            _ => Err(given.refuse(given.allowed)),
         }
     }
 
-    /// What holds where nobody says anything: who chose `platform` wants memory to go back at once.
+    /// The default: a user who chose `platform` wants memory to be released at once.
     pub(super) fn default_for(strategy: Strategy) -> Self {
         match strategy {
             Strategy::Platform => Self::System,
@@ -297,7 +298,7 @@ impl fmt::Display for Scratch {
 
 on_or_off! {
     /// Whether large regions ask for huge pages.
-    HugePages, HUGE_PAGES,
+    HugePages,
     /// Regions of 2 MiB and more ask for them ([`crate::device::host`]).
     On,
     /// The kernel does what it does for everybody.
@@ -306,7 +307,7 @@ on_or_off! {
 
 /// Files of drivers' libraries, for the dynamic loader, each with a type of its own.
 macro_rules! library {
-    ($(#[$doc:meta])* $name:ident, $row:ident, $(#[$default:meta])* $file:literal) => {
+    ($(#[$doc:meta])* $name:ident, $(#[$default:meta])* $file:literal) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name(String);
@@ -317,10 +318,10 @@ macro_rules! library {
                 &self.0
             }
 
-            pub(super) fn parse(said: &Said) -> Result<Self> {
-                let text = said.text();
+            pub(super) fn parse(given: &Given) -> Result<Self> {
+                let text = given.text();
                 // The loader would open this program itself for an empty name, and read up to the NUL.
-                if text.trim().is_empty() || text.contains('\0') { Err(said.refuse($row.allowed)) } else { Ok(Self(text)) }
+                if text.trim().is_empty() || text.contains('\0') { Err(given.refuse(given.allowed)) } else { Ok(Self(text)) }
             }
         }
 
@@ -341,14 +342,14 @@ macro_rules! library {
 
 library! {
     /// The file of NVIDIA's driver library.
-    CudaDriver, CUDA_DRIVER,
+    CudaDriver,
     /// What NVIDIA's driver installs for programs; `libcuda.so` comes with development packages only.
     "libcuda.so.1"
 }
 
 library! {
     /// The file of AMD's driver library, HIP's.
-    HipDriver, HIP_DRIVER,
+    HipDriver,
     /// Under this name the versions are looked for that ROCm 7 and 6 install, and then a development package's.
     "libamdhip64.so"
 }
@@ -367,15 +368,15 @@ impl Headroom {
         self.0
     }
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let bytes = said.text().parse::<ByteSize>().map_err(|_| said.refuse(HEADROOM.allowed))?;
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let bytes = given.text().parse::<ByteSize>().map_err(|_| given.refuse(given.allowed))?;
         Ok(Self(crate::units::Bytes::new(bytes.as_u64())))
     }
 }
 
 impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::config::limit::show(self.0.get()))
+        f.write_str(&limit::show(self.0.get()))
     }
 }
 
@@ -412,9 +413,9 @@ impl GpuScratch {
         Ok(bytes)
     }
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let refused = || said.refuse(GPU_SCRATCH.allowed);
-        match Limit::from_text(&said.text()) {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let refused = || given.refuse(given.allowed);
+        match Limit::from_text(&given.text()) {
             Some(Limit::Fraction(share)) if share.get() < 1.0 => Ok(Self(Limit::Fraction(share))),
             Some(Limit::Bytes(bytes)) if bytes >= Self::UNIT.get() => Ok(Self(Limit::Bytes(bytes))),
             _ => Err(refused()),
@@ -441,14 +442,14 @@ impl LogFilter {
         &self.0
     }
 
-    pub(super) fn parse(said: &Said) -> Result<Self> {
-        let text = said.text();
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        let text = given.text();
         match text.split(',').map(str::trim).find(|part| !is_directive(part)) {
             None => Ok(Self(text)),
             Some(part) => {
                 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
                 let word = part.rsplit('=').next().unwrap_or(part);
-                Err(said.refuse(&format!("{}{}", LOG.allowed, did_you_mean(word, LEVELS))))
+                Err(given.refuse(&format!("{}{}", given.allowed, did_you_mean(word, LEVELS))))
             }
         }
     }

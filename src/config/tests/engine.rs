@@ -1,6 +1,6 @@
 //! What goes to the engine, and what of it is refused.
 
-use crate::config::tests::*;
+use crate::config::{limit::Bytes, tests::*};
 
 #[test]
 fn the_engine_gets_its_own_options_as_they_came() {

@@ -1,4 +1,4 @@
-//! Gathers what was said about one setting and lets the strongest level decide.
+//! Gathers what was given for one setting and lets the strongest level decide.
 //!
 //! ```text
 //!   row.names:  Opt(limit)  Opt(memory_fraction) | Var(PJRT_ARENA_LIMIT) | Var(XLA_CLIENT_MEM_FRACTION) ...
@@ -8,17 +8,23 @@
 use std::ffi::{OsStr, OsString};
 
 use crate::{
-    config::{Environment, OptionValue, Row, Setting, Source, xla_flags},
+    config::{
+        environment::{Environment, OptionValue},
+        row::{Row, Setting, Source},
+        xla_flags,
+    },
     error::{Error, Result},
 };
 
 /// One value as it was given, under one name.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct Given {
     /// The name.
     pub source: Source,
     /// The value. Only a path may be anything but UTF-8.
     pub raw: OsString,
+    /// What is allowed, under our own names for the setting.
+    pub allowed: &'static str,
 }
 
 /// How strong a name is; the first decides.
@@ -35,20 +41,20 @@ pub(super) enum Level {
 /// What the user should hear about values that decided nothing.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// Said to no effect, perhaps by mistake.
+    /// Given to no effect, perhaps by mistake.
     pub warnings: Vec<String>,
-    /// Said validly, but something stronger decided; as `NAME=value`.
+    /// Given validly, but something stronger decided; as `NAME=value`.
     pub overridden: Vec<String>,
 }
 
 impl Notes {
-    /// The strongest of `said` decided, and `why` that changes nothing.
-    pub fn no_effect(&mut self, said: &[Said], why: &str) {
-        self.warnings.extend(said.first().map(|by| format!("{} has no effect: {why}", by.shown())));
+    /// The strongest of `given` decided, and `why` that changes nothing.
+    pub fn no_effect(&mut self, given: &[Given], why: &str) {
+        self.warnings.extend(given.first().map(|by| format!("{} has no effect: {why}", by.shown())));
     }
 }
 
-impl Said {
+impl Given {
     /// The value without surrounding white space; what is not UTF-8 shows as U+FFFD and fits no parser.
     pub fn text(&self) -> String {
         self.raw.to_string_lossy().trim().to_owned()
@@ -80,29 +86,30 @@ impl Said {
     }
 }
 
-/// Everything that was said about `row`, strongest first.
+/// Everything that was given for `row`, strongest first.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` when `XLA_FLAGS` names a file that cannot be read.
-pub(super) fn gather(row: &Row, environment: &Environment, options: &[(String, OptionValue)]) -> Result<Vec<Said>> {
-    let mut said = Vec::new();
+pub(super) fn gather(row: &Row, environment: &Environment, options: &[(String, OptionValue)]) -> Result<Vec<Given>> {
+    let given = |source, raw: OsString| Given { source, raw, allowed: row.allowed };
+    let mut all = Vec::new();
     for &source in row.names {
         match source {
             Source::Option(name) => {
                 let values = options.iter().filter(|(given, _)| given == name);
-                said.extend(values.map(|(_, value)| Said { source, raw: value.to_string().into() }));
+                all.extend(values.map(|(_, value)| given(source, value.to_string().into())));
             }
             Source::Environment(name) => {
-                said.extend(environment.get(name).map(|value| Said { source, raw: value.to_owned() }));
+                all.extend(environment.get(name).map(|value| given(source, value.to_owned())));
             }
             Source::XlaFlag(name) => {
                 let flags = environment.get("XLA_FLAGS").unwrap_or(OsStr::new(""));
-                said.extend(xla_flags::value(flags, name)?.map(|value| Said { source, raw: value.into() }));
+                all.extend(xla_flags::value(flags, name)?.map(|value| given(source, value.into())));
             }
             Source::Default => {}
         }
     }
-    Ok(said)
+    Ok(all)
 }
 
 /// The value of a setting whose names all say the same kind of thing.
@@ -111,21 +118,21 @@ pub(super) fn gather(row: &Row, environment: &Environment, options: &[(String, O
 /// `INVALID_ARGUMENT` for the first value that `parse` refuses, whether it would have decided or not, and for two values
 /// of one level that differ.
 pub(super) fn decide<T: PartialEq>(
-    said: &[Said],
-    parse: impl Fn(&Said) -> Result<T>,
+    given: &[Given],
+    parse: impl Fn(&Given) -> Result<T>,
     default: T,
     notes: &mut Notes,
 ) -> Result<Setting<T>> {
-    let mut decided: Option<(T, &Said)> = None;
-    for claim in said {
-        let value = parse(claim)?;
+    let mut decided: Option<(T, &Given)> = None;
+    for weaker in given {
+        let value = parse(weaker)?;
         match &decided {
-            None => decided = Some((value, claim)),
+            None => decided = Some((value, weaker)),
             Some((winner, by)) if *winner != value => {
-                if by.level() == claim.level() {
-                    return Err(contradiction(by, claim));
+                if by.level() == weaker.level() {
+                    return Err(contradiction(by, weaker));
                 }
-                notes.overridden.push(claim.shown());
+                notes.overridden.push(weaker.shown());
             }
             Some(_) => {}
         }
@@ -137,6 +144,6 @@ pub(super) fn decide<T: PartialEq>(
 }
 
 /// The error for two values of one level that cannot both hold.
-pub(super) fn contradiction(one: &Said, other: &Said) -> Error {
+pub(super) fn contradiction(one: &Given, other: &Given) -> Error {
     Error::invalid_argument(format!("{} contradicts {}; give only one of them", one.shown(), other.shown()))
 }
