@@ -13,8 +13,8 @@ use std::{fmt, num::NonZeroU32};
 use crate::{
     memory::{
         provenance::{PinReason, Provenance},
-        space::SpanState,
-        strategy::BlockPlace,
+        space::node::SpanState,
+        strategy::placement::BlockPlace,
     },
     units::{Address, Bytes},
 };

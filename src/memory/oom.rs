@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     error::{Code, Error},
-    memory::Strategy,
+    memory::backing::Strategy,
     units::{Bytes, short},
 };
 

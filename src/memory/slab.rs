@@ -24,7 +24,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    memory::space::SpanState,
+    memory::space::node::SpanState,
     units::{Address, Bytes},
 };
 

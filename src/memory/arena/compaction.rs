@@ -16,13 +16,22 @@ use std::{fmt, time::Instant};
 use crate::{
     error::{Error, Result},
     memory::{
-        arena::{Arena, Block, OutOfMemory, State, recording::lay_at},
+        arena::{
+            block::Block,
+            core::Arena,
+            state::{PlanInput, State},
+        },
         block_table::BlockId,
-        compaction::{self, Costs, Kind, Layout, Plan, Run},
+        compaction::{
+            costs::Costs,
+            layout::{Kind, Layout, Run},
+            plan::{self, step::Plan},
+        },
         history::EventKind,
-        provenance::{PinReason, Request, Timestamp},
-        space::{Holds, NodeId, Space, SpanState},
-        strategy::{BlockPlace, SmallBlock},
+        oom::OutOfMemory,
+        provenance::{Request, Timestamp},
+        space::{index::Space, moves::Holds, node::SpanState},
+        strategy::placement::{BlockPlace, SmallBlock},
     },
     units::{Address, Bytes},
 };
@@ -75,23 +84,15 @@ pub struct Move {
 #[derive(Debug)]
 pub struct Compaction<'a> {
     arena: &'a Arena,
-    moves: Vec<Move>,
-    places: Vec<Run>,
+    pub(super) moves: Vec<Move>,
+    pub(super) places: Vec<Run>,
     committed: usize,
-    holds: Holds,
-    ended: bool,
+    pub(super) holds: Holds,
+    pub(super) ended: bool,
     /// It makes way for a pin, not for a request.
-    for_pin: Option<BlockId>,
+    pub(super) for_pin: Option<BlockId>,
     began: Timestamp,
     moved: Bytes,
-}
-
-/// What a plan is made from. At most 24 bytes a node.
-#[derive(Debug, Default)]
-pub(super) struct PlanInput {
-    layout: Layout,
-    /// The block of each node, if it may move, by the node's number.
-    blocks: Vec<Option<BlockId>>,
 }
 
 impl Arena {
@@ -109,47 +110,8 @@ impl Arena {
         self.begin(None, |state, input| state.plan(goal, costs, movable, input))
     }
 
-    /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
-    /// to be pinned. O(1): only the region's highest spans are looked at.
-    ///
-    /// # Errors
-    /// [`Obstacle::Nothing`] when it lies well, or no better place was found.
-    pub fn plan_pin(&self, id: BlockId) -> Result<Compaction<'_>, Obstacle> {
-        let mut state = self.state.lock();
-        if state.compacting {
-            return Err(Obstacle::UnderWay);
-        }
-        let mut compaction = Compaction::new(self);
-        state.prepare_pin(&mut compaction, id).ok_or(Obstacle::Nothing)?;
-        (compaction.ended, compaction.for_pin) = (false, Some(id));
-        state.compacting = true;
-        Ok(compaction)
-    }
-
-    /// As [`Self::plan_pin`], where other blocks that are live and `movable` make way: in all at no more than `most`
-    /// nanoseconds by `costs`. O(n log n) in the number of blocks, with the lock; O(1) for a block that lies well.
-    ///
-    /// # Errors
-    /// As [`Self::plan_pin`].
-    pub fn plan_pin_making_way(
-        &self,
-        id: BlockId,
-        costs: &Costs,
-        most: u64,
-        movable: &dyn Fn(BlockId) -> bool,
-    ) -> Result<Compaction<'_>, Obstacle> {
-        self.begin(Some(id), |state, input| {
-            state.plan_pin_making_way(id, costs, most, movable, input).ok_or(Obstacle::Nothing)
-        })
-    }
-
-    /// Whether a live block would divide the memory of those that move if it were pinned where it lies. O(1).
-    pub fn stands_amid(&self, id: BlockId) -> bool {
-        self.state.lock().span_amid(id).is_some()
-    }
-
     /// Makes a plan and keeps what it needs out of circulation.
-    fn begin(
+    pub(super) fn begin(
         &self,
         for_pin: Option<BlockId>,
         find: impl FnOnce(&mut State, &mut PlanInput) -> Result<Plan, Obstacle>,
@@ -172,57 +134,6 @@ impl Arena {
         Ok(compaction)
     }
 
-    /// Says that an outsider holds the address of a live block: it does not move until [`Self::unpin`]. O(1).
-    ///
-    /// # Errors
-    /// `NOT_FOUND` for a stale or unknown id.
-    pub fn pin(&self, id: BlockId) -> Result<()> {
-        self.pin_because(id, PinReason::default())
-    }
-
-    /// As [`Self::pin`], with a reason for reports. O(1).
-    ///
-    /// # Errors
-    /// As [`Self::pin`].
-    pub fn pin_because(&self, id: BlockId, why: PinReason) -> Result<()> {
-        self.set_pinned(id, SpanState::Live, SpanState::Pinned, why)
-    }
-
-    /// Takes back what [`Self::pin`] said. O(1).
-    ///
-    /// # Errors
-    /// As [`Self::pin`].
-    pub fn unpin(&self, id: BlockId) -> Result<()> {
-        self.set_pinned(id, SpanState::Pinned, SpanState::Live, PinReason::default())
-    }
-
-    fn set_pinned(&self, id: BlockId, from: SpanState, to: SpanState, why: PinReason) -> Result<()> {
-        let state = &mut *self.state.lock();
-        let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
-        if record.state != from {
-            return Ok(());
-        }
-        let before = *record;
-        (record.state, record.pin) = (to, why);
-        let counters = &mut state.counters;
-        if to == SpanState::Pinned {
-            counters.pinned += before.requested;
-            counters.pinned_blocks += 1;
-            counters.pinned_total += before.requested;
-            counters.peak_pinned = counters.peak_pinned.max(counters.pinned);
-        } else {
-            counters.unpin(before.requested);
-        }
-        if let (BlockPlace::Span(span), Some(space)) = (before.place, state.placement.space_mut()) {
-            if to == SpanState::Pinned { space.pin(span) } else { space.unpin(span) }
-        }
-        match to {
-            SpanState::Pinned => state.note_pin(EventKind::Pin, id, &before, why),
-            _ => state.note_pin(EventKind::Unpin, id, &before, before.pin),
-        }
-        Ok(())
-    }
-
     /// Waits until no compaction is under way, or `deadline`.
     pub fn wait_for_compaction(&self, deadline: Instant) {
         let mut state = self.state.lock();
@@ -239,7 +150,7 @@ impl Arena {
 
 impl<'a> Compaction<'a> {
     /// An empty one. Until it is prepared it holds nothing, and returning what it holds takes the lock.
-    fn new(arena: &'a Arena) -> Self {
+    pub(super) fn new(arena: &'a Arena) -> Self {
         Self {
             arena,
             moves: Vec::new(),
@@ -274,7 +185,7 @@ impl<'a> Compaction<'a> {
         let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
         (record.place, record.address) = (BlockPlace::Span(moved), next.to);
         let now = *record;
-        state.note_block(EventKind::Move, next.block, &now, lay_at(next.from));
+        state.note_block(EventKind::Move, next.block, &now, next.from.get());
         self.committed += 1;
         self.moved += next.size;
         match self.for_pin {
@@ -380,7 +291,7 @@ impl State {
         plan.ok_or(Obstacle::Barriers { free })
     }
 
-    fn draw(&self, input: &mut PlanInput, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
+    pub(super) fn draw(&self, input: &mut PlanInput, movable: &dyn Fn(BlockId) -> bool) -> Option<()> {
         let space = self.placement.space()?;
         let PlanInput { layout, blocks } = input;
         blocks.clear();
@@ -400,18 +311,18 @@ impl State {
     fn plan_on(&self, layout: &Layout, goal: Goal, costs: &Costs) -> Option<Plan> {
         let space = self.placement.space()?;
         match goal {
-            Goal::Hole(size) => compaction::open_hole(layout, space.need(size)?, costs).or_else(|| {
+            Goal::Hole(size) => plan::open_hole(layout, space.need(size)?, costs).or_else(|| {
                 // No region has so much, or can: one that does comes in the place of those that can be emptied.
-                let plan = compaction::pack(layout, costs);
+                let plan = plan::pack(layout, costs);
                 let emptied = Bytes::new(plan.emptied(layout) << layout.granule_shift);
                 (!plan.steps.is_empty() && self.placement.fits_instead_of(size, emptied)).then_some(plan)
             }),
-            Goal::Pack => Some(compaction::pack(layout, costs)),
+            Goal::Pack => Some(plan::pack(layout, costs)),
             Goal::Bottom(size) => {
                 let bottom = space.bottom(self.placement.bottom()?, size)?;
                 let taken = self.scratch.span().map_or(0, |span| space.run(span).size);
                 let window = Run { offset: taken, size: bottom.size.checked_sub(taken)?, ..bottom };
-                compaction::clear(layout, window, costs)
+                plan::clear(layout, window, costs)
             }
         }
     }
@@ -484,42 +395,6 @@ impl State {
                 space.hold(hole.node?, &mut compaction.holds);
             }
         }
-        Some(())
-    }
-
-    /// The span of a live block that does not lie well for a pinned one.
-    fn span_amid(&self, id: BlockId) -> Option<NodeId> {
-        // In a pool of many regions the best place may be in another one, which could then never be released.
-        self.placement.bottom()?;
-        let record = self.table.get(id)?;
-        let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
-        (!self.placement.space()?.lies_beside_pinned(span)).then_some(span)
-    }
-
-    fn plan_pin_making_way(
-        &mut self,
-        id: BlockId,
-        costs: &Costs,
-        most: u64,
-        movable: &dyn Fn(BlockId) -> bool,
-        input: &mut PlanInput,
-    ) -> Option<Plan> {
-        let span = self.span_amid(id)?;
-        self.draw(input, &|other| other == id || movable(other))?;
-        let block = input.layout.spans.iter().position(|other| other.node == Some(span))?;
-        compaction::pin(&input.layout, block, costs).filter(|plan| plan.cost <= most)
-    }
-
-    fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {
-        let record = *self.table.get(id)?;
-        let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
-        let space = self.placement.space_mut()?;
-        let place = space.pinned_end(span)?;
-        let hole = space.high_hole_at(place)?;
-        space.hold(hole, &mut compaction.holds);
-        let to = space.start(place);
-        compaction.moves.push(Move { block: id, from: record.address, to, size: record.requested });
-        compaction.places.push(place);
         Some(())
     }
 }

@@ -11,7 +11,8 @@
 //! is dropped.
 
 use crate::{
-    memory::{AddressRange, arena::Arena, space::NodeId},
+    memory::{arena::core::Arena, space::node::NodeId},
+    region::AddressRange,
     units::{Address, Bytes},
 };
 

@@ -11,11 +11,11 @@
 use crate::{
     error::{Error, Result},
     memory::{
-        arena::{Arena, BlockId, State},
-        block_table::Record,
+        arena::{core::Arena, state::State, watched::Watched},
+        block_table::{BlockId, Record},
         provenance::{Provenance, Request},
-        space::SpanState,
-        strategy::Placed,
+        space::node::SpanState,
+        strategy::placement::Placed,
     },
 };
 
@@ -40,7 +40,7 @@ impl Arena {
 }
 
 impl State {
-    fn reuse(&mut self, id: BlockId, record: &Record, provenance: Provenance, backing: &super::Watched) -> BlockId {
+    fn reuse(&mut self, id: BlockId, record: &Record, provenance: Provenance, backing: &Watched) -> BlockId {
         let Record { requested: size, address, place, .. } = *record;
         let held = self.placement.held(place);
         // One reading of the clock for both: they are one event.

@@ -1,34 +1,45 @@
 //! What the arena's lock guards, and the steps that change it: a block is entered, a block is removed.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use crate::{
     memory::{
-        Region, Stats,
         arena::{
-            Block, compaction,
-            recording::{Scopes, Watched},
-            scratch,
+            block::{Block, BlockInfo, BlockState},
+            floor::{Floor, NoScratch},
+            scopes::Scopes,
+            watched::Watched,
         },
         block_table::{BlockId, BlockTable, Record},
-        history::History,
-        provenance::{Request, Timestamp},
-        space::SpanState,
-        strategy::{Placed, Placement, Shortage},
+        compaction::layout::Layout,
+        history::{EventKind, History, Note, block_number, pin_reason_code},
+        provenance::{PinReason, Request, Timestamp},
+        space::node::SpanState,
+        stats::Stats,
+        strategy::placement::{BlockPlace, Placed, Placement, Shortage},
     },
-    units::Bytes,
+    region::{AddressRange, Region},
+    units::{Address, Bytes},
 };
+
+/// What a plan is made from. At most 24 bytes a node.
+#[derive(Debug, Default)]
+pub(super) struct PlanInput {
+    pub(super) layout: Layout,
+    /// The block of each node, if it may move, by the node's number.
+    pub(super) blocks: Vec<Option<BlockId>>,
+}
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) placement: Box<dyn Placement>,
     pub(super) table: BlockTable,
     pub(super) counters: Counters,
-    pub(super) scratch: scratch::Floor,
+    pub(super) scratch: Floor,
     /// A compaction is under way: one at a time.
     pub(super) compacting: bool,
     /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
-    pub(super) input: compaction::PlanInput,
+    pub(super) input: PlanInput,
     pub(super) waiters: u32,
     pub(super) history: History,
     pub(super) scopes: Scopes,
@@ -43,7 +54,7 @@ pub(super) struct Counters {
     pub(super) slack: Bytes,
     pub(super) pending_blocks: u32,
     pub(super) peak_in_use: Bytes,
-    /// The highest sum of `in_use` and `pending` since [`Arena::end_window`].
+    /// The highest sum of `in_use` and `pending` since `Arena::end_window`.
     pub(super) window_peak: Bytes,
     pub(super) peak_pool: Bytes,
     pub(super) num_allocs: u64,
@@ -56,7 +67,7 @@ pub(super) struct Counters {
     pub(super) longest_plan: Duration,
     pub(super) pinned: Bytes,
     pub(super) pinned_blocks: u32,
-    /// Since the start, whatever [`Arena::clear_peaks`] clears.
+    /// Since the start, whatever `Arena::clear_peaks` clears.
     pub(super) allocated_total: Bytes,
     pub(super) allocations_before: u64,
     pub(super) peak_pinned: Bytes,
@@ -166,5 +177,188 @@ impl State {
             reserved_total: counters.reserved_total,
             limit,
         }
+    }
+
+    pub(super) fn begin_scratch(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
+        if bytes > self.scratch.bytes
+            && let Some(region) = self.placement.bottom()
+        {
+            let floor = self.scratch.span;
+            let space = self.placement.space_mut();
+            let raised = space.and_then(|space| Some((space.raise_floor(region, floor, bytes)?, space)));
+            let Some((span, space)) = raised else {
+                return Err(NoScratch { wanted: bytes, free: self.placement.free(), reserved: self.scratch.bytes });
+            };
+            let before = self.scratch.bytes;
+            self.scratch.bytes = space.size(span);
+            self.scratch.span = Some(span);
+            self.counters.reserved_total += self.scratch.bytes.saturating_sub(before);
+            self.note_scratch(before);
+            self.counters.peak_reserved = self.counters.peak_reserved.max(self.scratch.bytes);
+        }
+        self.scratch.under_way.push(bytes);
+        Ok(())
+    }
+
+    /// Gives up what no program under way needs; whether that was anything.
+    #[cold]
+    pub(super) fn lower_floor(&mut self) -> bool {
+        let needed = self.scratch.under_way.iter().copied().max().unwrap_or(Bytes::ZERO);
+        let Some(span) = self.scratch.span else { return false };
+        let Some(space) = self.placement.space_mut() else { return false };
+        let before = self.scratch.bytes;
+        if needed.is_zero() {
+            // The region stays: the strategy keeps it whatever is in it.
+            let _ = space.free(span);
+            (self.scratch.span, self.scratch.bytes) = (None, Bytes::ZERO);
+        } else {
+            space.trim_span(span, needed);
+            self.scratch.bytes = space.size(span);
+        }
+        self.note_scratch(before);
+        self.scratch.bytes < before
+    }
+}
+
+/// What happens, as the history has it.
+impl State {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
+        self.table.iter().map(|(id, record)| BlockInfo {
+            block: super::Block { id, address: record.address, size: record.requested },
+            held: self.placement.held(record.place),
+            state: block_state(record.state),
+            provenance: record.provenance,
+            pin: record.pin,
+        })
+    }
+
+    pub(super) fn regions(&self) -> Vec<AddressRange> {
+        let own = self.table.iter().filter(|(_, record)| matches!(record.place, BlockPlace::Mapping { .. }));
+        let own =
+            own.map(|(_, record)| AddressRange { address: record.address, bytes: self.placement.held(record.place) });
+        self.placement.regions().into_iter().chain(own).collect()
+    }
+
+    pub(super) fn scratch_region(&self) -> Option<AddressRange> {
+        let (space, span) = (self.placement.space()?, self.scratch.span()?);
+        Some(AddressRange { address: space.address(span), bytes: space.size(span) })
+    }
+
+    /// Notes that `id` came, at the time `at` or now.
+    #[inline(never)]
+    pub(super) fn note_allocation(&mut self, id: BlockId, held: Bytes, at: Option<Timestamp>, backing: &Watched) {
+        let at = at.unwrap_or_else(Timestamp::now);
+        let calls = backing.calls.load(Ordering::Relaxed);
+        if calls != self.device_calls {
+            self.device_calls = calls;
+            self.history.see_regions(at, self.placement.regions());
+        }
+        let Some(record) = self.table.get_mut(id) else { return };
+        record.provenance.run.at = at;
+        let record = *record;
+        if let BlockPlace::Mapping { .. } = record.place {
+            self.history.note(at, Note { address: record.address, ..Note::new(EventKind::Region, held) });
+        }
+        let other = record.requested.get();
+        self.history.note(at, Note { other, ..of_block(EventKind::Allocate, id, &record, held) });
+    }
+
+    /// Notes that `id` went, and perhaps its region with it; when, which is now.
+    #[inline(never)]
+    pub(super) fn note_free(&mut self, id: BlockId, record: &Record, held: Bytes, region_goes: bool) -> Timestamp {
+        let at = Timestamp::now();
+        let other = record.provenance.run.at.raw();
+        self.history.note(at, Note { other, ..of_block(EventKind::Free, id, record, held) });
+        if let BlockPlace::Mapping { .. } = record.place {
+            self.history.note(at, Note { address: record.address, ..Note::new(EventKind::RegionGone, held) });
+        } else if region_goes {
+            self.history.see_regions(at, self.placement.regions());
+        }
+        at
+    }
+
+    /// Notes something else about a block, whose record is as it was before.
+    #[inline(never)]
+    pub(super) fn note_block(&mut self, kind: EventKind, id: BlockId, before: &Record, other: u64) {
+        if self.history.is_on() {
+            let held = self.placement.held(before.place);
+            self.history.note(Timestamp::now(), Note { other, ..of_block(kind, id, before, held) });
+        }
+    }
+
+    pub(super) fn note_pin(&mut self, kind: EventKind, id: BlockId, before: &Record, why: PinReason) {
+        self.note_block(kind, id, before, pin_reason_code(why));
+    }
+
+    /// Notes what is kept for scratch, if that changed.
+    pub(super) fn note_scratch(&mut self, before: Bytes) {
+        let now = self.scratch.bytes();
+        if self.history.is_on() && now != before {
+            let note = Note { other: before.get(), ..Note::new(EventKind::Scratch, now) };
+            self.history.note(Timestamp::now(), note);
+        }
+    }
+
+    /// Notes which regions are about to go.
+    pub(super) fn note_surplus(&mut self, surplus: &[Region]) {
+        if self.history.is_on() && !surplus.is_empty() {
+            self.history.see_regions(Timestamp::now(), self.placement.regions());
+        }
+    }
+
+    /// Notes that a block lies where it lay, but takes another part of the pool.
+    pub(super) fn note_resized(&mut self, id: BlockId, before: Bytes) {
+        let Some(record) = self.table.get(id).copied() else { return };
+        let held = self.placement.held(record.place);
+        if self.history.is_on() && held != before {
+            let at = Timestamp::now();
+            let born = record.provenance.run.at.raw();
+            self.history.note(at, Note { other: born, ..of_block(EventKind::Free, id, &record, before) });
+            let other = record.requested.get();
+            // Undone, it is as it was: the state before is that of both.
+            self.history.note(at, Note { other, ..of_block(EventKind::Allocate, id, &record, held) });
+        }
+    }
+
+    /// Notes the end of a compaction that began at `began`.
+    #[cold]
+    pub(super) fn note_compaction(&mut self, began: Timestamp, buffers: usize, bytes: Bytes) {
+        let at = Timestamp::now();
+        let lasted = at.raw().saturating_sub(began.raw());
+        let note = Note {
+            block: buffers as u64,
+            other: self.placement.largest_hole().get(),
+            step: u32::try_from(lasted).unwrap_or(u32::MAX),
+            ..Note::new(EventKind::Compaction, bytes)
+        };
+        self.history.note(at, note);
+    }
+}
+
+fn block_state(state: SpanState) -> BlockState {
+    match state {
+        SpanState::Retired => BlockState::Retired,
+        SpanState::Pinned => BlockState::Pinned,
+        _ => BlockState::Live,
+    }
+}
+
+fn of_block(kind: EventKind, id: BlockId, record: &Record, held: Bytes) -> Note {
+    Note {
+        before: block_state(record.state),
+        block: block_number(id),
+        address: record.address,
+        origin: record.provenance.origin,
+        step: record.provenance.run.step,
+        ..Note::new(kind, held)
+    }
+}
+
+impl Request {
+    /// The request with another size, as it is placed.
+    #[inline(always)]
+    pub(super) fn record(self, address: Address, place: BlockPlace) -> Record {
+        let Self { size, provenance } = self;
+        Record { requested: size, address, place, state: SpanState::Live, provenance, pin: PinReason::default() }
     }
 }

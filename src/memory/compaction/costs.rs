@@ -1,6 +1,6 @@
 //! What moving costs on a device.
 
-use crate::{memory::compaction::Spot, units::Bytes};
+use crate::{memory::compaction::layout::Spot, units::Bytes};
 
 /// What it costs to move blocks; all times in nanoseconds. The planner compares plans by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

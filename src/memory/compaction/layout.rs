@@ -1,6 +1,6 @@
 //! The snapshot that a plan is made from.
 
-use crate::memory::space::{NodeId, RegionId};
+use crate::memory::space::node::{NodeId, RegionId};
 
 /// What a plan may do with a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

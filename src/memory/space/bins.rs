@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The layout is TLSF's (Masmano, Ripoll, Crespo, Real: "TLSF: a new dynamic memory allocator for real-time systems",
-//! ECRTS 2004). Where TLSF rounds a request up to the next bin, [`super::Space`] searches the request's own bin first.
+//! ECRTS 2004). Where TLSF rounds a request up to the next bin, the index searches the request's own bin first.
 
 /// Bits of a size after its leading one that choose the column.
 const COLUMN_BITS: u32 = 5;

@@ -12,11 +12,14 @@ use std::collections::BTreeMap;
 
 use crate::{
     memory::{
-        AddressRange,
         block_table::BlockId,
-        compaction::{Kind, Layout, Run, Span},
-        space::{Node, NodeId, RegionId, Space, SpanState},
+        compaction::layout::{Kind, Layout, Run, Span},
+        space::{
+            index::Space,
+            node::{Node, NodeId, RegionId, SpanState},
+        },
     },
+    region::AddressRange,
     units::{Address, Bytes},
 };
 

@@ -1,6 +1,13 @@
 use proptest::prelude::*;
 
-use crate::memory::{compaction::Run, space::*};
+use crate::{
+    memory::{
+        compaction::layout::Run,
+        space::{bins::Bin, index::Space, moves::Holds, node::*},
+    },
+    region::AddressRange,
+    units::{Address, Bytes},
+};
 
 const BASE: Address = Address::new(0x10_0000);
 

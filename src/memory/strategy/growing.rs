@@ -16,14 +16,18 @@
 use crate::{
     error::Error,
     memory::{
-        AddressRange, Backing, Region, release_or_log,
+        backing::{Backing, release_or_log},
         slab::{Class, ExtentId, MAX_EXTENT},
-        space::{RegionId, Space, SpanState},
+        space::{
+            index::Space,
+            node::{RegionId, SpanState},
+        },
         strategy::{
-            BlockPlace, Owned, Placed, Placement, Shortage, Vacated,
+            placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
             pool::{Emptied, Pool},
         },
     },
+    region::{AddressRange, Region},
     units::Bytes,
 };
 

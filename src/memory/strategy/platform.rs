@@ -4,10 +4,11 @@
 
 use crate::{
     memory::{
-        AddressRange, Backing, Region,
-        space::SpanState,
-        strategy::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
+        backing::Backing,
+        space::node::SpanState,
+        strategy::placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
     },
+    region::{AddressRange, Region},
     units::Bytes,
 };
 

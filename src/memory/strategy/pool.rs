@@ -3,8 +3,11 @@
 use crate::{
     memory::{
         slab::{self, Class, ExtentId, Slabs},
-        space::{End, RegionId, Space, SpanState},
-        strategy::{BlockPlace, Placed},
+        space::{
+            index::Space,
+            node::{End, RegionId, SpanState},
+        },
+        strategy::placement::{BlockPlace, Placed},
     },
     units::Bytes,
 };

@@ -8,14 +8,18 @@
 use crate::{
     error::Code,
     memory::{
-        AddressRange, Backing, Region, release_or_log,
+        backing::{Backing, release_or_log},
         slab::{Class, ExtentId},
-        space::{End, MIN_GRANULE, NodeId, RegionId, Space, SpanState},
+        space::{
+            index::Space,
+            node::{End, MIN_GRANULE, NodeId, RegionId, SpanState},
+        },
         strategy::{
-            BlockPlace, Placed, Placement, Shortage, SmallBlock, Vacated,
+            placement::{BlockPlace, Placed, Placement, Shortage, SmallBlock, Vacated},
             pool::{Emptied, Pool},
         },
     },
+    region::{AddressRange, Region},
     units::Bytes,
 };
 

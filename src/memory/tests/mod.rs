@@ -13,7 +13,7 @@ use crate::{
     device::fake::FakeBacking,
     error::{Code, Error},
     memory::{compaction::Costs, *},
-    units::Address,
+    units::{Address, Bytes},
 };
 
 const PAGE: Bytes = Bytes::kib(4);

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use crate::memory::compaction::{
-    Run, Spot,
+    layout::{Run, Spot},
     plan::{
-        Plan,
         evacuate::Evacuation,
         gather::{Gathering, Target},
         slide::{Slider, Toward, shove},
         snapshot::{Between, Draft, Extent, LayoutSnapshot},
+        step::Plan,
     },
 };
 

@@ -14,12 +14,12 @@ use std::{cmp::Reverse, ops::Range};
 use smallvec::SmallVec;
 
 use crate::memory::compaction::{
-    Spot,
+    layout::Spot,
     plan::{
-        Plan,
         fit::{BestFit, FreeRange},
         slide::Slider,
         snapshot::{Draft, Extent, LayoutSnapshot},
+        step::Plan,
         windows::Candidates,
     },
 };

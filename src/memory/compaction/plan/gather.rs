@@ -15,13 +15,13 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::memory::compaction::{
-    Spot,
+    layout::Spot,
     plan::{
-        Plan,
         evacuate::split_by_size,
         fit::{BestFit, FreeRange},
         slide::Slider,
         snapshot::{Draft, Extent, LayoutSnapshot},
+        step::Plan,
         windows::Candidates,
     },
 };

@@ -12,11 +12,12 @@
 use std::ops::Range;
 
 use crate::memory::compaction::{
-    Spot,
+    layout::Spot,
     plan::{
         evacuate::split_by_size,
         fit::{BestFit, FreeRange},
         snapshot::{Draft, LayoutSnapshot},
+        step::Plan,
     },
 };
 
@@ -43,7 +44,7 @@ enum Role {
 }
 
 /// The plan behind [`crate::memory::compaction::plan::pack()`]. O(n log n).
-pub(super) fn pack(snapshot: &LayoutSnapshot) -> super::Plan {
+pub(super) fn pack(snapshot: &LayoutSnapshot) -> Plan {
     let mut packing = Packing::new(snapshot);
     packing.empty_regions();
     packing.widen_largest();

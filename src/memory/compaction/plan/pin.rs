@@ -11,8 +11,13 @@
 use std::{cmp::Reverse, ops::Range};
 
 use crate::memory::compaction::{
-    Costs, Kind, Layout, Run, Spot,
-    plan::{Plan, Step, clear::clear, snapshot::LayoutSnapshot},
+    costs::Costs,
+    layout::{Kind, Layout, Run, Spot},
+    plan::{
+        clear::clear,
+        snapshot::LayoutSnapshot,
+        step::{Plan, Step},
+    },
 };
 
 /// Stretches that are tried.

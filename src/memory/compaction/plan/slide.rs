@@ -13,10 +13,10 @@
 use std::ops::Range;
 
 use crate::memory::compaction::{
-    Spot,
+    layout::Spot,
     plan::{
-        Plan,
         snapshot::{Draft, Extent, LayoutSnapshot},
+        step::Plan,
         windows::{self, KEEP, SPANS},
     },
 };

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use crate::memory::compaction::{
-    Costs, Kind, Layout, Run, Span, Spot,
-    costs::Tariff,
-    plan::{Plan, Step},
+    costs::{Costs, Tariff},
+    layout::{Kind, Layout, Run, Span, Spot},
+    plan::step::{Plan, Step},
 };
 
 /// A layout, prepared: O(n), once a plan.

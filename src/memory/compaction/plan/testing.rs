@@ -1,8 +1,12 @@
 //! What the planner's tests share: layouts as text, and a simulator that is too simple to be wrong.
 
 use crate::memory::{
-    compaction::{Costs, Kind, Layout, Span, Spot, plan::Plan},
-    space::RegionId,
+    compaction::{
+        costs::Costs,
+        layout::{Kind, Layout, Span, Spot},
+        plan::step::Plan,
+    },
+    space::node::RegionId,
 };
 
 /// A granule of 256 bytes.

@@ -4,12 +4,15 @@ mod reference;
 mod thousands;
 
 use crate::{
-    memory::compaction::{
-        Remap,
-        plan::{
-            testing::{carry_out, layout, text},
-            *,
+    memory::{
+        compaction::{
+            costs::Remap,
+            plan::{
+                testing::{carry_out, layout, text},
+                *,
+            },
         },
+        space::node::RegionId,
     },
     units::Bytes,
 };

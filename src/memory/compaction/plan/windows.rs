@@ -14,7 +14,7 @@ use std::{
 use rustc_hash::FxHashSet;
 
 use crate::memory::compaction::{
-    Span,
+    layout::Span,
     plan::snapshot::{Extent, LayoutSnapshot},
 };
 

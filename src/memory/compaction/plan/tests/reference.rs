@@ -1,6 +1,10 @@
 //! Plans that were found by trying everything: what the planner's cost is compared with.
 
-use crate::memory::compaction::{Costs, Kind, Layout, Span, Spot, plan::testing::price};
+use crate::memory::compaction::{
+    costs::Costs,
+    layout::{Kind, Layout, Span, Spot},
+    plan::testing::price,
+};
 
 /// Holes as (size, region, offset).
 type Holes = Vec<(u32, u16, u32)>;

@@ -2,12 +2,16 @@
 
 use proptest::prelude::*;
 
-use crate::memory::compaction::{
-    Kind, Span,
-    plan::{
-        testing::SHIFT,
-        tests::{reference, *},
+use crate::memory::{
+    compaction::{
+        layout::{Kind, Span},
+        plan::{
+            step::Step,
+            testing::SHIFT,
+            tests::{reference, *},
+        },
     },
+    space::node::RegionId,
 };
 
 /// Spans of one region: holes never touch. `stays` of a hundred blocks stay.
