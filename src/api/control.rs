@@ -8,7 +8,6 @@ mod ffi;
 mod memory;
 mod python;
 mod report;
-pub mod snapshot;
 mod track;
 
 use std::{

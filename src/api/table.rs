@@ -12,7 +12,7 @@ use crate::{
     api::{
         entry::{entry, pass},
         error::{error_destroy, error_message},
-        extensions,
+        extensions, plugin,
     },
     engine::{Engine, process},
     sys::{self, CStruct},
@@ -67,7 +67,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     };
     api.PJRT_Error_Destroy = Some(error_destroy);
     api.PJRT_Error_Message = Some(error_message);
-    api.PJRT_Plugin_Attributes = Some(process::attributes);
+    api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
     Table { api, padding: [0; PADDING] }
 }

@@ -3,7 +3,7 @@
 use std::{ffi::c_void, fmt, ptr, slice};
 
 use crate::{
-    engine::Engine,
+    engine::{Engine, process},
     error::{Code, Error},
     sys,
 };
@@ -116,6 +116,14 @@ impl From<EngineError> for Error {
             EngineError::Own(own) => own.clone(),
             EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
         }
+    }
+}
+
+/// Destroys an error that the engine gave to a callback; NULL is fine.
+pub fn discard(error: *mut sys::PJRT_Error) {
+    if let Some((engine, _)) = process::loaded() {
+        // SAFETY: the error is NULL, or the engine's and the callback's to destroy.
+        drop(unsafe { EngineError::check(engine, error) });
     }
 }
 

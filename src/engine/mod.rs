@@ -23,6 +23,7 @@ pub mod atexit;
 pub mod choice;
 pub mod discover;
 pub mod exceptions;
+pub mod extensions;
 pub mod failure;
 pub mod fence;
 pub mod ffi;

@@ -11,7 +11,6 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    api::control::snapshot,
     config::Compact,
     device::host,
     error::{Code, Error},
@@ -20,6 +19,7 @@ use crate::{
         allocator::{compaction, reclaim::NoRoom},
         client::Client,
         device_memory::{DeviceMemory, origins::ORIGINS},
+        report,
     },
     units::Bytes,
 };
@@ -121,7 +121,7 @@ fn report(path: &Path) {
         }
         *last = Some(Instant::now());
     }
-    match snapshot::take(snapshot::Settled::No).save(path) {
+    match report::take(report::Settled::No).save(path) {
         Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
         Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
     }

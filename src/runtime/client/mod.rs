@@ -28,7 +28,7 @@ use crate::{
         device_memory::DeviceMemory,
         executable::{bound::HostMemories, counters::Counters, output_cache::OutputCaches},
         in_flight::InFlight,
-        nested_sessions::NestedSessions,
+        nested::NestedSessions,
     },
     sys,
 };

@@ -11,17 +11,16 @@
 use std::{borrow::Cow, ffi::c_char};
 
 use crate::{
-    api::entry::Entry,
     config::EngineKind,
-    engine::{Engine, Outcome, Raw, failure::required, process},
+    engine::{Engine, Raw, process},
     program::{self, HostMemory, Unbound},
-    runtime::{client::Client, executable::registry::EXECUTABLES},
+    runtime::client::Client,
     sys::{self, slice, text},
 };
 
 /// The kind of memory of a result that is not bound, for an engine that does not say: the one that XLA:CPU knew until it learned to bind
 /// results. It answers UNIMPLEMENTED, and JAX then takes each for the device's own.
-const OWN_KIND: &str = "device";
+pub const OWN_KIND: &str = "device";
 
 /// The engine's memories of the host, as one device has them.
 #[derive(Clone, Copy, Default)]
@@ -82,13 +81,15 @@ pub fn unbind<'a>(client: Option<&Client>, format: &[u8], code: &'a [u8]) -> Unb
 pub struct OutputKinds {
     /// Where the names are.
     _names: Vec<Box<str>>,
-    pointers: Vec<Raw<c_char>>,
-    sizes: Vec<usize>,
+    /// One for each result.
+    pub pointers: Vec<Raw<c_char>>,
+    /// Their lengths in bytes.
+    pub sizes: Vec<usize>,
 }
 
 impl OutputKinds {
     /// The names that the engine gives, but for the results that are bound.
-    fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
+    pub fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
         let bound = bound.iter().copied().chain(std::iter::repeat(None));
         let names: Vec<Box<str>> = by_engine
             .into_iter()
@@ -100,35 +101,6 @@ impl OutputKinds {
             sizes: names.iter().map(|name| name.len()).collect(),
             _names: names,
         }
-    }
-}
-
-impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
-        let answer = unsafe { process::engine()?.call(*self) };
-        let Some(program) = EXECUTABLES.get(executable).filter(|program| !program.plan.bound.is_empty()) else {
-            *self = answer?;
-            return Ok(());
-        };
-        let kinds = program.output_kinds.get_or_init(|| {
-            let names: Vec<Cow<'_, str>> = match &answer {
-                // SAFETY: the engine's names live as long as the executable, which the caller keeps alive during the call.
-                Ok(answer) => unsafe {
-                    let sizes = slice(answer.memory_kind_sizes, answer.num_outputs);
-                    let names = slice(answer.memory_kinds, answer.num_outputs).iter().zip(sizes);
-                    names.map(|(&name, &size)| text(name, size)).collect()
-                },
-                Err(_) => vec![Cow::Borrowed(OWN_KIND); program.results.len()],
-            };
-            OutputKinds::new(names, &program.plan.bound)
-        });
-        // They live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
-        self.memory_kinds = kinds.pointers.as_ptr().cast();
-        self.memory_kind_sizes = kinds.sizes.as_ptr();
-        self.num_outputs = kinds.pointers.len();
-        Ok(())
     }
 }
 

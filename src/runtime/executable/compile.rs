@@ -1,23 +1,22 @@
 //! Compilation: the program gets destinations on its way to the engine.
 
-use std::{borrow::Cow, ptr, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
-use crate::runtime::executable::registry;
 use crate::{
-    api::{entry::Entry, executable::optimized},
     config::{EngineKind, Rewrite},
     engine::{Engine, Outcome, Raw, failure::required, process, views::AliasableTypes},
     error::Error,
+    handlers::partitioners,
     program::{
         self, Donation, Placement, Policy, Reject, Unbound,
         options::{self, Partitioner},
     },
     runtime::{
-        callbacks::partitioners,
-        client::{self, Client},
+        client::Client,
         executable::{
             bound::unbind,
             loaded::{Donations, Loaded, Plan, Program, ResultPlacement},
+            registry,
         },
     },
     sys::{self, slice},
@@ -40,7 +39,7 @@ struct Prepared<'a> {
 /// side of a product for as long as that lies at one address, whatever is written there: a training step that is donated
 /// its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too; `python_smoke/test_matmul.py`). With
 /// memory that is used again, one address is the rule.
-fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
+pub fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
     // What cannot be read is the engine's to refuse.
     let counted = apply(Cow::Borrowed(options), options::with_counts);
     if engine.minor() > 81 {
@@ -122,7 +121,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
 }
 
 /// The caller's program with other bytes, which have to live as long.
-fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
+pub fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
     sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..given }
 }
 
@@ -139,7 +138,7 @@ impl Drop for Shed<'_> {
 ///
 /// # Safety
 /// The pointers in `program` must be valid as the C API says.
-unsafe fn compile<T>(
+pub unsafe fn compile<T>(
     client: &Client,
     program: *const sys::PJRT_Program,
     options: &[u8],
@@ -244,125 +243,4 @@ pub unsafe fn register(
         registry::LOADED.insert(executable, Arc::new(loaded));
     }
     Ok(Ok(()))
-}
-
-impl Entry for sys::PJRT_Client_Compile_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let client = client::find(self.client)?;
-        let engine = client.engine;
-        // SAFETY: the caller's options are as long as it says.
-        let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
-        self.executable = unsafe {
-            compile(
-                &client,
-                self.program,
-                options,
-                |program, options| {
-                    let args = engine.call(Self {
-                        program: ptr::from_ref(program),
-                        compile_options: options.as_ptr().cast(),
-                        compile_options_size: options.len(),
-                        ..*self
-                    })?;
-                    Ok(args.executable)
-                },
-                |executable, plan| {
-                    let outcome = register(&client, executable, plan);
-                    if !matches!(outcome, Ok(Ok(()))) {
-                        engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-                    }
-                    outcome.map(|problem| problem.map(|()| executable))
-                },
-            )?
-        };
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Compile_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        // SAFETY: the caller's options are as long as it says.
-        let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
-        let client = if self.client.is_null() { None } else { Some(client::find(self.client)?) };
-        let Some(client) = client else {
-            // Without a client nobody says whether memory can be viewed: compiled as it is.
-            let options = polished(engine, options);
-            // SAFETY: the caller's promise; the options live until the call returns.
-            unsafe {
-                let given = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
-                let format = slice(given.format.cast::<u8>(), given.format_size);
-                let code = unbind(None, format, slice(given.code.cast::<u8>(), given.code_size));
-                let unbound = with_code(given, &code.bytes);
-                let args = engine.call(Self {
-                    program: &raw const unbound,
-                    compile_options: options.as_ptr().cast(),
-                    compile_options_size: options.len(),
-                    ..*self
-                })?;
-                let host_callbacks = program::has_host_callbacks(&code.bytes);
-                let plan = Plan { host_callbacks, ..Plan::unmodified("compiled without a client") };
-                let plan = Plan { bound: code.results, ..plan };
-                let program = Program::new(engine, None, args.executable, plan)?;
-                registry::EXECUTABLES.insert(args.executable, Arc::new(program));
-                self.executable = args.executable;
-            }
-            return Ok(());
-        };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
-        self.executable = unsafe {
-            compile(
-                &client,
-                self.program,
-                options,
-                |program, options| {
-                    let args = engine.call(Self {
-                        program: ptr::from_ref(program),
-                        compile_options: options.as_ptr().cast(),
-                        compile_options_size: options.len(),
-                        ..*self
-                    })?;
-                    Ok(args.executable)
-                },
-                |executable, plan| {
-                    let program = Program::new(engine, Some(Arc::clone(&client)), executable, plan)?;
-                    if let Some(problem) = program.problem(&client) {
-                        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
-                        return Ok(Err(problem));
-                    }
-                    registry::EXECUTABLES.insert(executable, Arc::new(program));
-                    Ok(Ok(executable))
-                },
-            )?
-        };
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Client_Load_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let client = client::find(self.client)?;
-        let executable = required(self.executable, "PJRT_Client_Load", "executable")?;
-        let plan = registry::EXECUTABLES.get(executable).map_or_else(
-            || {
-                // SAFETY: the executable is alive. An engine that does not show the program is believed to call nobody.
-                let shown = unsafe { optimized(client.engine, executable) };
-                let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
-                Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
-            },
-            |program| program.plan.clone(),
-        );
-        // SAFETY: the caller's promise, handed on as it is.
-        unsafe {
-            let executable = client.engine.call(*self)?.loaded_executable;
-            let outcome = register(&client, executable, plan);
-            if !matches!(outcome, Ok(Ok(()))) {
-                client.engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-            }
-            outcome?.map_err(Error::internal)?;
-            self.loaded_executable = executable;
-        }
-        Ok(())
-    }
 }

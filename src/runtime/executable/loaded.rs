@@ -27,7 +27,7 @@ use crate::{
             counters::{Executions, Miss, Tally},
             output_cache::{CacheSlot, OutputCache},
         },
-        nested_sessions::NestedExecutables,
+        nested::NestedExecutables,
         shape::{Shape, dense_size},
     },
     sys::{self, slice, text},

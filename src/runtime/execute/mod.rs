@@ -16,89 +16,88 @@
 //! before 4 leaves all arguments as they were, unless the engine itself consumed them. Nothing fails from 4 on. Nothing is ever run
 //! twice.
 
-pub mod argument_holds;
-pub mod call;
-pub mod callbacks;
-pub mod candidates;
-pub mod collect;
-pub mod context;
-pub mod device_launch;
-pub mod donation_copy;
-pub mod donations;
-pub mod nested;
-pub mod results;
-
 use std::{mem::MaybeUninit, ptr};
 
 use smallvec::SmallVec;
 
-use crate::runtime::executable::registry;
 use crate::{
-    api::entry::Entry,
-    engine::{EngineError, EngineEvent, Outcome, failure::required, process, views::ViewKind},
-    error::Error,
+    engine::{EngineError, EngineEvent, Outcome, process, views::ViewKind},
     runtime::{
         buffer::Buffer,
+        executable::loaded::Loaded,
         execute::{
             argument_holds::{ArgumentHolds, Handles},
             call::{Call, NAME},
-            callbacks::CallbackRun,
             context::Context,
             device_launch::{DeviceLaunch, abandon},
+            host_callbacks::CallbackRun,
             nested::NestedRun,
         },
     },
     sys,
 };
 
+pub mod argument_holds;
+pub mod call;
+pub mod candidates;
+pub mod collect;
+pub mod context;
+pub mod device_launch;
+pub mod donation_copy;
+pub mod donations;
+pub mod host_callbacks;
+pub mod nested;
+pub mod results;
+
 /// The end of the program on each device, where the engine tells.
 type Events = SmallVec<[Option<EngineEvent>; 1]>;
 
-impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, NAME, "executable")?;
-        let loaded = registry::LOADED.get(executable).ok_or_else(|| {
-            Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin"))
-        })?;
-        let client = &*loaded.client;
-        client.in_flight.tend(client.engine);
-        let mut room = MaybeUninit::uninit();
-        // SAFETY: the caller's promise.
-        let call = unsafe { Call::check(self, &loaded, &mut room)? };
-        // Contexts mean nothing but user data to the engines that are known.
-        let looks = !(loaded.program.plan.needs_no_context && process::kind().is_some());
-        let context = call.context.filter(|_| looks);
-        let handle = context.map(Context::handle).transpose()?;
-        // SAFETY: the copy is ours.
-        unsafe { (*call.options).context = handle.unwrap_or(ptr::null_mut()) };
+/// Runs a program: call, launch, collect.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a call that is not as the program asks, RESOURCE_EXHAUSTED, or the engine's.
+///
+/// # Safety
+/// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
+pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute_Args) -> Outcome {
+    let client = &*loaded.client;
+    client.in_flight.tend(client.engine);
+    let mut room = MaybeUninit::uninit();
+    // SAFETY: the caller's promise.
+    let call = unsafe { Call::check(args, loaded, &mut room)? };
+    // Contexts mean nothing but user data to the engines that are known.
+    let looks = !(loaded.program.plan.needs_no_context && process::kind().is_some());
+    let context = call.context.filter(|_| looks);
+    let handle = context.map(Context::handle).transpose()?;
+    // SAFETY: the copy is ours.
+    unsafe { (*call.options).context = handle.unwrap_or(ptr::null_mut()) };
 
-        let mut launch = Launch::new(call);
-        if nested::is_called_for(loaded.program.plan.host_callbacks) {
-            // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its
-            // executable is.
-            launch.beside = Some(Box::new(unsafe { NestedRun::begin(call)? }));
-        }
-        // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.
-        unsafe {
-            if let Err(failure) = launch.prepare().and_then(|()| launch.board()) {
-                // The views were never shown to a program.
-                abandon(client, &mut launch.lanes);
-                return Err(failure);
-            }
-            let mut events = match launch.start() {
-                Ok(events) => events,
-                Err(error) => {
-                    launch.give_up();
-                    return Err(error.into());
-                }
-            };
-            for (index, event) in events.iter_mut().enumerate() {
-                launch.settle(index, event.take(), context);
-            }
-            launch.release();
-        }
-        Ok(())
+    let mut launch = Launch::new(call);
+    if nested::is_called_for(loaded.program.plan.host_callbacks) {
+        // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its
+        // executable is.
+        launch.beside = Some(Box::new(unsafe { NestedRun::begin(call)? }));
     }
+    // SAFETY: the caller passes lists of live buffers, as long as it says; the client is alive while its executable is.
+    unsafe {
+        if let Err(failure) = launch.prepare().and_then(|()| launch.board()) {
+            // The views were never shown to a program.
+            abandon(client, &mut launch.lanes);
+            return Err(failure);
+        }
+        let mut events = match launch.start() {
+            Ok(events) => events,
+            Err(error) => {
+                launch.give_up();
+                return Err(error.into());
+            }
+        };
+        for (index, event) in events.iter_mut().enumerate() {
+            launch.settle(index, event.take(), context);
+        }
+        launch.release();
+    }
+    Ok(())
 }
 
 /// One call, from its first block to its results.
@@ -219,7 +218,7 @@ impl<'a> Launch<'a> {
         let events: Events = raw_events.into_iter().map(|event| unsafe { engine.own_event(event) }).collect();
         outcome?;
         if waits {
-            let home = callbacks::wait(&events).and_then(|()| match &mut self.beside {
+            let home = host_callbacks::wait(&events).and_then(|()| match &mut self.beside {
                 // SAFETY: the engine filled the places in, and the program is over.
                 Some(guests) => unsafe { guests.bring_home() },
                 None => Ok(()),
@@ -227,7 +226,7 @@ impl<'a> Launch<'a> {
             home.inspect_err(|_| {
                 for index in 0..args.num_devices {
                     // SAFETY: the engine filled the places in, and nobody else has what is there.
-                    unsafe { callbacks::destroy_outputs(engine, self.call.outputs(index)) };
+                    unsafe { host_callbacks::destroy_outputs(engine, self.call.outputs(index)) };
                 }
             })?;
         }

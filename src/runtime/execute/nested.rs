@@ -27,12 +27,7 @@
 //! of such a handler runs goes beside too, and while it is under way, what threads of callbacks run: it may be what its
 //! own callback runs.
 
-use std::{
-    cell::Cell,
-    ptr,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{ptr, time::Duration};
 
 use rustc_hash::FxHashMap;
 
@@ -43,6 +38,7 @@ use crate::{
         views::{self, Array},
     },
     error::Error,
+    handlers::depth::{ProgramOfHandler, is_in_handler},
     runtime::{
         buffer::{
             Buffer,
@@ -55,7 +51,7 @@ use crate::{
             device_launch::Destination,
             donations::{DonationCursor, DonationHolds},
         },
-        nested_sessions::NestedLease,
+        nested::NestedLease,
         shape::Shape,
     },
     sys,
@@ -65,57 +61,9 @@ use crate::{
 /// copy.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-thread_local! {
-    /// How many handlers of custom calls, one inside of the other, this thread runs.
-    static HANDLERS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Programs under way that were run by threads of handlers.
-static OF_HANDLERS: AtomicUsize = AtomicUsize::new(0);
-
-/// This thread runs a handler of a custom call: what it asks of us, a program waits for.
-pub struct InHandler(());
-
-impl InHandler {
-    /// It begins.
-    pub fn enter() -> Self {
-        HANDLERS.set(HANDLERS.get() + 1);
-        Self(())
-    }
-
-    /// A callback into Python begins, which may be one of a program that a handler's thread runs.
-    pub fn enter_callback() -> Option<Self> {
-        (OF_HANDLERS.load(Ordering::SeqCst) > 0).then(Self::enter)
-    }
-}
-
-impl Drop for InHandler {
-    fn drop(&mut self) {
-        HANDLERS.set(HANDLERS.get() - 1);
-    }
-}
-
-/// A program under way that the thread of a handler runs.
-struct OfHandler;
-
-impl OfHandler {
-    fn begin() -> Option<Self> {
-        (HANDLERS.get() > 0).then(|| {
-            OF_HANDLERS.fetch_add(1, Ordering::SeqCst);
-            Self
-        })
-    }
-}
-
-impl Drop for OfHandler {
-    fn drop(&mut self) {
-        OF_HANDLERS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Whether a program runs beside the user's client.
 pub fn is_called_for(host_callbacks: bool) -> bool {
-    (host_callbacks || HANDLERS.get() > 0) && process::kind() == Some(EngineKind::Cpu)
+    (host_callbacks || is_in_handler()) && process::kind() == Some(EngineKind::Cpu)
 }
 
 /// A run beside, and what the other client is shown for it.
@@ -132,7 +80,7 @@ pub struct NestedRun<'a> {
     /// Arguments that are read.
     loans: Vec<Reading<'a>>,
     stay: NestedLease,
-    _of_handler: Option<OfHandler>,
+    _of_handler: Option<ProgramOfHandler>,
 }
 
 impl Drop for NestedRun<'_> {
@@ -184,7 +132,16 @@ impl<'a> NestedRun<'a> {
             None => return Err(Error::invalid_argument(format!("{NAME}: execute_device is not addressable")).into()),
         };
         let (buffers, places, loans) = (Vec::new(), FxHashMap::default(), Vec::new());
-        Ok(Self { call, executable, execute_device, buffers, places, loans, stay, _of_handler: OfHandler::begin() })
+        Ok(Self {
+            call,
+            executable,
+            execute_device,
+            buffers,
+            places,
+            loans,
+            stay,
+            _of_handler: ProgramOfHandler::begin(),
+        })
     }
 
     /// Where the other client has an array of one of the user's devices.

@@ -36,6 +36,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
+use crate::engine::handles;
 use crate::{
     engine::{
         Engine, EngineEvent, Raw,
@@ -198,7 +199,7 @@ impl Operation {
         // SAFETY: the pointer is the share that `launch` gave to the engine, which calls back once.
         let flight = unsafe { Arc::from_raw(flight.cast::<Self>()) };
         flight.succeeded.store(error.is_null(), Ordering::Relaxed);
-        crate::api::error::discard(error);
+        handles::discard(error);
         flight.bell.begin(1);
         // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
         flight.done.store(true, Ordering::SeqCst);

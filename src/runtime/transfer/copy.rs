@@ -16,13 +16,10 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use crate::runtime::transfer::own_layout;
 use crate::{
-    api::entry::Entry,
     device::Carrier,
     engine::{
         Args, EngineEvent, Outcome, Raw,
-        failure::required,
         views::{self, ViewKind},
     },
     report::snapshot::OriginKind,
@@ -30,7 +27,7 @@ use crate::{
         buffer::{Buffer, storage::Storage, usage::Life},
         client::Site,
         in_flight::Resources,
-        transfer::{host::destination, upload::Upload},
+        transfer::{host::destination, own_layout, upload::Upload},
     },
     sys,
     units::{Address, Bytes},
@@ -90,7 +87,7 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc
 ///
 /// # Safety
 /// The client must be alive, and device and memory its own.
-unsafe fn copy_here(
+pub unsafe fn copy_here(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
 ) -> Outcome<Option<Arc<Buffer>>> {
@@ -234,7 +231,7 @@ unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
 ///
 /// # Safety
 /// `args` must be the call with the engine's handle in place of ours, its contract satisfied.
-unsafe fn copy_by_engine<A: Args>(
+pub unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
@@ -270,46 +267,4 @@ unsafe fn copy_by_engine<A: Args>(
     }
     // SAFETY: as above.
     unsafe { Buffer::adopt_admitted(client, copied, admitted) }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToDevice";
-        // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
-        let to = required(self.dst_device, NAME, "dst_device")?;
-        let place = (to, std::ptr::null_mut());
-        // SAFETY: the client is alive while its buffers are used.
-        let ours = unsafe { copy_here(&buffer, place)? };
-        self.dst_buffer = match ours {
-            Some(copy) => copy,
-            // SAFETY: as above.
-            None => unsafe {
-                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
-            },
-        }
-        .into_raw();
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToMemory";
-        // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
-        let to = required(self.dst_memory, NAME, "dst_memory")?;
-        let place = (std::ptr::null_mut(), to);
-        // SAFETY: the client is alive while its buffers are used.
-        let ours = unsafe { copy_here(&buffer, place)? };
-        self.dst_buffer = match ours {
-            Some(copy) => copy,
-            // SAFETY: as above.
-            None => unsafe {
-                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
-            },
-        }
-        .into_raw();
-        Ok(())
-    }
 }

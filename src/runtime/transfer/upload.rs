@@ -15,10 +15,10 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use crate::{
-    api::extensions::stream_of,
     device::Carrier,
     engine::{
         EngineError, EngineEvent, Outcome, Raw,
+        extensions::stream_of,
         views::{ViewKind, view, view_on_device},
     },
     error::Result,

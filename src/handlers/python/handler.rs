@@ -11,16 +11,20 @@ use smallvec::SmallVec;
 
 use crate::{
     engine::{failure::panicked, ffi::metadata_of},
-    runtime::{
-        callbacks::python::{
+    handlers::{
+        depth::InHandler,
+        python::{
             Object, PYTHON, TAKEN,
             arrays::{self, Misfit},
             gil::{Gil, Raised},
         },
-        execute::{callbacks::CALLABLES, nested::InHandler},
     },
     sys::{self, CStruct, slice},
 };
+
+/// The id of the user data in which a run's Python callables come (XLA `pjrt/host_callback.cc`: the first 64 bits of the
+/// SHA-512 of `xla::FfiLoadedHostCallbacks`).
+const CALLABLES: i64 = 7_357_244_197_867_843_242;
 
 /// `xla::FfiLoadedHostCallbacks`: the callables of a program.
 #[repr(C)]

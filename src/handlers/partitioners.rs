@@ -16,22 +16,16 @@ use std::{
     borrow::Cow,
     collections::BTreeMap,
     ffi::{c_char, c_int, c_void},
-    mem::size_of,
-    ptr,
 };
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use crate::{
-    api::{
-        entry::{Entry, entry},
-        table::PADDING,
-    },
     engine::{Outcome, Raw},
     error::{Code, Error},
+    handlers::hooks::{Give, ask},
     program,
-    runtime::callbacks::hooks::{Give, ask},
     sys::{self, slice},
 };
 
@@ -40,7 +34,7 @@ const BUILT_IN: [&[u8]; 2] = [b"InspectSharding", b"xla_ffi_partitioned_python_c
 
 /// Who splits a custom call.
 #[derive(Clone, Copy)]
-enum Partitioner {
+pub enum Partitioner {
     /// A framework's functions.
     Callbacks(Raw<sys::JAX_CustomCallPartitioner_Callbacks>),
     /// The leading dimensions are independent of each other.
@@ -57,55 +51,16 @@ type Resolve = unsafe extern "C" fn(*const u8, usize, *const u8, usize, Give, *m
 
 static RESOLVE: OnceCell<Resolve> = OnceCell::new();
 
-/// The extension as it lies in memory: behind it are words of zero, as behind those of the engine (`extensions.rs`).
-#[repr(C)]
-struct Padded {
-    extension: sys::PJRT_Custom_Partitioner_Extension,
-    padding: [usize; PADDING],
-}
-
-/// The extension. It lives until the process ends.
-pub fn extension() -> *mut sys::PJRT_Extension_Base {
-    let extension = sys::PJRT_Custom_Partitioner_Extension {
-        base: sys::PJRT_Extension_Base {
-            struct_size: size_of::<sys::PJRT_Custom_Partitioner_Extension>(),
-            type_: sys::PJRT_Extension_Type_Custom_Partitioner,
-            next: ptr::null_mut(),
-        },
-        register_custom_partitioner: Some(entry::<sys::PJRT_Register_Custom_Partitioner_Args>),
-        register_batch_partitionable: Some(entry::<sys::PJRT_Register_Batch_Partitionable_Args>),
-    };
-    ptr::from_mut(Box::leak(Box::new(Padded { extension, padding: [0; PADDING] }))).cast()
-}
-
 /// Remembers a partitioner; one of the same name that came before stays, as in XLA.
-fn register(name: &[u8], partitioner: Partitioner) -> Outcome {
+///
+/// # Errors
+/// INVALID_ARGUMENT for an empty name.
+pub fn register(name: &[u8], partitioner: Partitioner) -> Outcome {
     if name.is_empty() {
         return Err(Error::invalid_argument("a partitioner is registered for a custom call without a name").into());
     }
     PARTITIONERS.lock().entry(name.to_vec()).or_insert(partitioner);
     Ok(())
-}
-
-impl Entry for sys::PJRT_Register_Custom_Partitioner_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's string.
-        let name = unsafe { slice(self.name.cast::<u8>(), self.name_size) };
-        if self.callbacks.is_null() {
-            let name = String::from_utf8_lossy(name);
-            return Err(
-                Error::invalid_argument(format!("the partitioner of custom call {name}: callbacks is NULL")).into()
-            );
-        }
-        register(name, Partitioner::Callbacks(Raw(self.callbacks)))
-    }
-}
-
-impl Entry for sys::PJRT_Register_Batch_Partitionable_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's string.
-        register(unsafe { slice(self.name.cast::<u8>(), self.name_size) }, Partitioner::Batch)
-    }
 }
 
 /// The partitioner of the custom call `name`: 0 if there is none, 1 if its functions are at `*callbacks`, 2 if its

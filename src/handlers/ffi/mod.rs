@@ -14,24 +14,23 @@
 //! Registering is rare; nothing of it is on the way of an execution but the trampoline.
 
 mod errors;
-mod states;
+pub mod states;
 mod tables;
 mod trampolines;
 
 use once_cell::sync::OnceCell;
+use states::Platform;
+use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
 
 use crate::{
-    api::{entry::Entry, extensions},
     engine::{
         Engine, Outcome,
         ffi::{self, Deleter, Handler, Table},
         process,
     },
     error::Error,
-    sys::{self, text},
+    sys::{self},
 };
-use states::Platform;
-use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
 
 /// The handlers of a custom call's stages, as functions that may throw.
 pub type Bundle = sys::XLA_FFI_Handler_Bundle;
@@ -167,27 +166,4 @@ pub unsafe fn register_type(name: &str, platform: &str, id: i64, deleter: Delete
     let id = unsafe { table.register_type(name, id, deleter) }.map_err(said)?;
     states::note_deleter(id, deleter);
     Ok(id)
-}
-
-impl Entry for sys::PJRT_FFI_Register_Handler_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's strings; a handler, as a pointer that is NULL or a function's.
-        unsafe {
-            let name = text(self.target_name, self.target_name_size);
-            let platform = text(self.platform_name, self.platform_name_size);
-            let execute = std::mem::transmute::<*mut std::ffi::c_void, Option<Handler>>(self.handler);
-            register_handler(&name, &platform, Bundle { execute, ..Bundle::default() }, self.traits.0)
-        }
-    }
-}
-
-impl Entry for sys::PJRT_FFI_Type_Register_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's promise, handed on as it is.
-        *self = unsafe { extensions::register_type(*self)? };
-        // SAFETY: the engine has just read it.
-        let info = unsafe { self.type_info.as_ref() };
-        states::note_deleter(self.type_id, info.and_then(|info| info.deleter));
-        Ok(())
-    }
 }

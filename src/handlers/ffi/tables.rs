@@ -28,7 +28,7 @@ use once_cell::sync::OnceCell;
 use crate::{
     engine::ffi::{Handler, Table},
     error::Result,
-    runtime::callbacks::ffi::{
+    handlers::ffi::{
         errors,
         states::{self, BOX_TYPE, Platform},
     },

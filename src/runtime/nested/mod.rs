@@ -5,9 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::{
-    api::executable,
     engine::{Engine, Outcome, Raw, named_values::named_values, process},
-    runtime::client::Client,
+    runtime::{client::Client, executable::description},
     sys::{self, slice},
 };
 
@@ -86,7 +85,7 @@ impl NestedLease {
             return Ok((stay, twin));
         }
         // SAFETY: the caller's promise; the client is alive, and nobody else loads programs on it now.
-        let twin = unsafe { executable::copy(user.engine, executable, stay.handle())? };
+        let twin = unsafe { description::copy(user.engine, executable, stay.handle())? };
         twins.0.lock().push((stay.other.number, Raw(twin)));
         Ok((stay, twin))
     }

@@ -24,10 +24,6 @@ use crate::{
     sys,
 };
 
-/// The id of the user data in which a run's Python callables come (XLA `pjrt/host_callback.cc`: the first 64 bits of the
-/// SHA-512 of `xla::FfiLoadedHostCallbacks`).
-pub const CALLABLES: i64 = 7_357_244_197_867_843_242;
-
 /// A run of a program that calls back into the host, from Execute until the program is done.
 pub struct CallbackRun(Arc<Client>);
 

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, marker::PhantomData, ptr, slice, thread};
 
-use crate::runtime::callbacks::python::{Object, Table};
+use crate::handlers::python::{Object, Table};
 
 impl Table {
     /// Whether the interpreter is on its way out.

@@ -9,7 +9,7 @@
 use std::{ffi::c_int, ptr, slice};
 
 use crate::{
-    runtime::callbacks::python::{
+    handlers::python::{
         Object,
         gil::{Gil, Owned, Raised},
     },

@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     engine::ffi::{Deleter, Table},
     error::{Error, Result},
-    runtime::callbacks::ffi::tables::STATES_CHANGED,
+    handlers::ffi::tables::STATES_CHANGED,
     sys::{self, CStruct},
 };
 

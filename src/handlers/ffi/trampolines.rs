@@ -27,9 +27,9 @@ use crate::{
         ffi::{Handler, metadata_of},
     },
     error::{Code, Error, Result},
-    runtime::{
-        callbacks::ffi::tables::{Kind, Tables},
-        execute::nested::InHandler,
+    handlers::{
+        depth::InHandler,
+        ffi::tables::{Kind, Tables},
     },
     sys,
 };
