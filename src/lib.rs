@@ -23,6 +23,7 @@ pub mod config;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod fork;
 pub mod handlers;
 pub mod logging;
 pub mod memory;

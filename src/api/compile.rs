@@ -23,7 +23,7 @@ use crate::{
 impl Entry for sys::PJRT_Client_Compile_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
-        let engine = client.engine;
+        let engine = client.session.engine;
         // SAFETY: the caller's options are as long as it says.
         let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
         // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
@@ -121,7 +121,7 @@ impl Entry for sys::PJRT_Client_Load_Args {
         let plan = registry::EXECUTABLES.get(executable).map_or_else(
             || {
                 // SAFETY: the executable is alive. An engine that does not show the program is believed to call nobody.
-                let shown = unsafe { optimized(client.engine, executable) };
+                let shown = unsafe { optimized(client.session.engine, executable) };
                 let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
                 Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
             },
@@ -129,10 +129,13 @@ impl Entry for sys::PJRT_Client_Load_Args {
         );
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
-            let executable = client.engine.call(*self)?.loaded_executable;
+            let executable = client.session.engine.call(*self)?.loaded_executable;
             let outcome = register(&client, executable, plan);
             if !matches!(outcome, Ok(Ok(()))) {
-                client.engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
+                client
+                    .session
+                    .engine
+                    .call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
             }
             outcome?.map_err(Error::internal)?;
             self.loaded_executable = executable;

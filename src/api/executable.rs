@@ -158,7 +158,7 @@ impl Entry for sys::PJRT_Executable_Serialize_Args {
 impl Entry for sys::PJRT_Executable_DeserializeAndLoad_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
-        let engine = client.engine;
+        let engine = client.session.engine;
         // SAFETY: the caller's blob is as long as it says.
         let sealed = unsafe { slice(self.serialized_executable.cast::<u8>(), self.serialized_executable_size) };
         let (plan, blob) = open(sealed)?;

@@ -23,7 +23,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
         let client = client::find(self.client)?;
-        client.in_flight.tend(client.engine);
+        client.allocator.in_flight.tend(client.session.engine);
         // SAFETY: the caller's arrays are as long as it says.
         let (dims, strides) =
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
@@ -40,7 +40,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         // SAFETY: the caller's layout is NULL or valid.
         let plain = unsafe { is_default_layout(self.device_layout) };
         let site = destination(&client, self.device, self.memory)
-            .filter(|_| !lends && plain && client.viewable.contains(self.type_));
+            .filter(|_| !lends && plain && client.session.aliasable.contains(self.type_));
         let Some((site, size)) = site.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
             return unsafe { from_host_by_engine(self, &client, dims, plain) };
@@ -66,7 +66,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         // ours alone and as large as the dense array.
         let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
         // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
-        self.done_with_host_buffer = ready_event(client.engine, &buffer)?;
+        self.done_with_host_buffer = ready_event(client.session.engine, &buffer)?;
         self.buffer = buffer.into_raw();
         Ok(())
     }

@@ -1,6 +1,12 @@
 //! Owners of what the engine hands out.
 
-use std::{ffi::c_void, fmt, ptr, slice};
+use std::{
+    ffi::c_void,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr, slice,
+    sync::Arc,
+};
 
 use crate::{
     engine::{Engine, process},
@@ -120,10 +126,32 @@ impl From<EngineError> for Error {
 }
 
 /// Destroys an error that the engine gave to a callback; NULL is fine.
-pub fn discard(error: *mut sys::PJRT_Error) {
+fn discard(error: *mut sys::PJRT_Error) {
     if let Some((engine, _)) = process::loaded() {
         // SAFETY: the error is NULL, or the engine's and the callback's to destroy.
         drop(unsafe { EngineError::check(engine, error) });
+    }
+}
+
+/// What is told when an event has happened.
+pub trait Completion: Send + Sync + 'static {
+    /// The event has happened, and without an error if it `succeeded`. Called once, on any thread: it must not block, nor destroy
+    /// buffers of the engine (trap T3: an engine calls back while it still holds what the destruction waits for).
+    fn complete(&self, succeeded: bool);
+}
+
+/// Called by the engine when an event has happened. A panic does not unwind into the engine's thread.
+///
+/// # Safety
+/// `share` must be one share of an `Arc<T>`, which this takes back; `error` NULL, or the engine's and the callback's to
+/// destroy.
+unsafe extern "C" fn completed<T: Completion>(error: *mut sys::PJRT_Error, share: *mut c_void) {
+    // SAFETY: the pointer is the share that `notify` gave away, and nobody else takes it back.
+    let completion = unsafe { Arc::from_raw(share.cast::<T>()) };
+    let succeeded = error.is_null();
+    discard(error);
+    if catch_unwind(AssertUnwindSafe(|| completion.complete(succeeded))).is_err() {
+        log::error!("a completion callback of pjrt-arena panicked; this is a bug");
     }
 }
 
@@ -164,27 +192,24 @@ impl EngineEvent {
         unsafe { self.engine.call(sys::PJRT_Event_Await_Args { event: self.event, ..Default::default() }) }.map(drop)
     }
 
-    /// Has `callback` called with `arg` once the event has happened: now, on this thread, if it has, else later on a
-    /// thread of the engine. The event itself may be destroyed before that.
-    ///
-    /// # Safety
-    /// `callback` is called exactly once, on any thread. It owns the error that it is given, must not unwind, block, or
-    /// destroy buffers of the engine (trap T3: an engine calls back while it still holds what the destruction waits for).
-    pub unsafe fn on_ready(&self, callback: unsafe extern "C" fn(*mut sys::PJRT_Error, *mut c_void), arg: *mut c_void) {
-        // SAFETY: the event is alive; the callback is the caller's promise.
+    /// Tells `completion` once the event has happened: now, on this thread, if it has, else later on a thread of the engine.
+    /// The event itself may be destroyed before that.
+    pub fn notify<T: Completion>(&self, completion: Arc<T>) {
+        let share = Arc::into_raw(completion).cast_mut().cast::<c_void>();
+        // SAFETY: the event is alive. The engine calls back once, with the share that is given here.
         let registered = unsafe {
             self.engine.call(sys::PJRT_Event_OnReady_Args {
                 event: self.event,
-                callback: Some(callback),
-                user_arg: arg,
+                callback: Some(completed::<T>),
+                user_arg: share,
                 ..Default::default()
             })
         };
         if registered.is_err() {
             // A refused registration never calls back.
             drop(self.wait());
-            // SAFETY: the caller's promise; there is no error to give.
-            unsafe { callback(ptr::null_mut(), arg) };
+            // SAFETY: the share was not given to the engine after all; there is no error to give.
+            unsafe { completed::<T>(ptr::null_mut(), share) };
         }
     }
 

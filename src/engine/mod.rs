@@ -33,10 +33,12 @@ pub mod library;
 pub mod named_values;
 pub mod process;
 pub mod scratch;
+pub mod session;
 pub mod trial;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};
 pub use failure::{Failure, Outcome};
-pub use handles::{EngineError, EngineEvent, Raw};
+pub use handles::{Completion, EngineError, EngineEvent, Raw};
 pub use library::Engine;
+pub use session::{Open, Session};

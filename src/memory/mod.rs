@@ -26,6 +26,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod barrier;
 pub mod budget;
 pub mod compaction;
 pub mod history;
@@ -75,6 +76,7 @@ use crate::{
     error::Result,
     units::{Address, Bytes},
 };
+pub use barrier::MoveBarrier;
 
 /// How an arena obtains the space that it hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,10 +4,9 @@ use std::{env, path::Path, time::SystemTime};
 
 use crate::{
     config,
-    memory::began,
+    memory::{MoveBarrier, began},
     report::snapshot::{Device, Snapshot},
     runtime::{
-        buffer::usage::MoveBarrier,
         client::{self, Client},
         device_memory::{DeviceMemory, origins::ORIGINS},
     },
@@ -27,7 +26,7 @@ pub enum Settled {
 pub fn take(settled: Settled) -> Snapshot {
     let clients = client::guard_all();
     if settled == Settled::Yes {
-        clients.iter().for_each(|client| client.settle());
+        clients.iter().for_each(|client| client.allocator.drain());
     }
     let mut now = 0;
     let mut devices = Vec::new();
@@ -53,6 +52,14 @@ pub fn take(settled: Settled) -> Snapshot {
     }
 }
 
+/// Writes a snapshot to `path` because memory is exhausted. That it could not be written is no reason to fail anything.
+pub fn on_exhausted(path: &Path) {
+    match take(Settled::No).save(path) {
+        Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
+        Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
+    }
+}
+
 /// One device, and when.
 fn one(client: &Client, memory: &DeviceMemory, engine: Bytes) -> (Device, u64) {
     let survey = memory.survey();
@@ -63,7 +70,7 @@ fn one(client: &Client, memory: &DeviceMemory, engine: Bytes) -> (Device, u64) {
     let device = Device {
         name: memory.name().to_owned(),
         strategy: config::strategy_name(memory.strategy()),
-        compaction: client.compacts(),
+        compaction: client.allocator.compacts(),
         stats: survey.stats,
         engine,
         regions,

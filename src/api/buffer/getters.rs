@@ -2,11 +2,13 @@
 
 use std::{ptr, sync::Arc};
 
-use crate::runtime::buffer::layout;
 use crate::{
     api::entry::Entry,
     engine::Outcome,
-    runtime::buffer::{Buffer, storage::Storage, usage::Life},
+    runtime::{
+        buffer::{Buffer, layout, storage::Storage, usage::Life},
+        client,
+    },
     sys::{self},
 };
 
@@ -40,7 +42,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
         // SAFETY: the handle is alive, and with it what the answer points to.
         let hold = buffer.hold()?;
         // SAFETY: as above.
-        let args = unsafe { buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })? };
+        let args = unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
         (self.unpadded_dims, self.num_dims) = (args.unpadded_dims, args.num_dims);
         Ok(())
     }
@@ -57,7 +59,7 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
                 return Ok(());
             }
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         (self.dynamic_dim_indices, self.num_dynamic_dims) = (args.dynamic_dim_indices, args.num_dynamic_dims);
         Ok(())
@@ -113,7 +115,7 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
         let args = unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.is_on_cpu = args.is_on_cpu;
         Ok(())
@@ -126,7 +128,7 @@ impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
         let args = unsafe {
             let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.event = args.event;
         Ok(())
@@ -144,7 +146,12 @@ impl Entry for sys::PJRT_Buffer_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         if !self.buffer.is_null() {
             // SAFETY: the handle is one share, which the caller gives up.
-            unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) }.destroy();
+            let buffer = unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) };
+            if let Some(consumed) = buffer.destroy()
+                && let Some(client) = client::of_session(consumed.session)
+            {
+                client.allocator.in_flight.adopt_orphan(consumed);
+            }
         }
         Ok(())
     }

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
 pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
         let clients = client::guard_all();
-        clients.iter().for_each(|client| client.settle());
+        clients.iter().for_each(|client| client.allocator.drain());
         let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
         let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
         Value::from(summaries.collect::<Vec<_>>()).to_string()

@@ -12,6 +12,7 @@ use crate::{
         options::{self, Partitioner},
     },
     runtime::{
+        allocator::shared::{make_room_to_compile, trim_pools},
         client::Client,
         executable::{
             bound::unbind,
@@ -63,17 +64,17 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     if client.settings.rewrite.value == Rewrite::Off {
         return Err("rewriting is switched off".into());
     }
-    if client.viewable == AliasableTypes::NONE {
+    if client.session.aliasable == AliasableTypes::NONE {
         return Err("the engine keeps its memory".into());
     }
     if format != b"mlir" {
         return Err(format!("program format {}", String::from_utf8_lossy(format)));
     }
     let given = options;
-    let options = polished(client.engine, given);
+    let options = polished(client.session.engine, given);
     let read = options::CompileOptions::read(&options).map_err(|reject| reject.to_string())?;
     let policy = Policy {
-        skip_sub_byte: !client.viewable.contains(sys::PJRT_Buffer_Type_S4),
+        skip_sub_byte: !client.session.aliasable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
         one_memory: process::kind() == Some(EngineKind::Cpu),
         place_pinned_host: client.devices.iter().all(|device| device.pinned.is_some()),
@@ -130,7 +131,7 @@ struct Shed<'a>(&'a Client);
 
 impl Drop for Shed<'_> {
     fn drop(&mut self) {
-        self.0.shed();
+        trim_pools(&self.0.allocator);
     }
 }
 
@@ -180,7 +181,7 @@ fn compile_code<T>(
         Ok(prepared) if matches!(prepared.code, Cow::Owned(_)) => {
             let mut rewritten = || compile(&with_code(given, &prepared.code), &prepared.options);
             let compiled = match rewritten() {
-                Err(failure) if failure.is_exhausted() && client.make_room_to_compile() => rewritten(),
+                Err(failure) if failure.is_exhausted() && make_room_to_compile(&client.allocator) => rewritten(),
                 done => done,
             };
             match compiled {
@@ -199,7 +200,7 @@ fn compile_code<T>(
         Ok(prepared) => Ok(prepared.plan),
         Err(reason) => Err(reason),
     };
-    let executable = compile(&given, &polished(client.engine, options))?;
+    let executable = compile(&given, &polished(client.session.engine, options))?;
     let plan = planned.unwrap_or_else(|reason| Plan {
         host_callbacks: program::has_host_callbacks(code),
         ..Plan::unmodified(reason)
@@ -222,7 +223,7 @@ pub unsafe fn register(
     executable: *mut sys::PJRT_LoadedExecutable,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
-    let engine = client.engine;
+    let engine = client.session.engine;
     // SAFETY: the executable is alive, and with it what the getters point to.
     unsafe {
         let devices =

@@ -53,38 +53,3 @@ pub unsafe fn shown(
         None => (format, code),
     })
 }
-
-/// Loads the same program on another client of the engine.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// The executable and the client must be alive.
-pub unsafe fn copy(
-    engine: &'static Engine,
-    loaded: *mut sys::PJRT_LoadedExecutable,
-    client: *mut sys::PJRT_Client,
-) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
-    // SAFETY: the caller's promise; the engine's blob lives until its deleter is called.
-    unsafe {
-        let described = engine
-            .call(sys::PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Default::default() })?;
-        let executable = described.executable;
-        let blob = engine.call(sys::PJRT_Executable_Serialize_Args { executable, ..Default::default() });
-        let copy = blob.and_then(|blob| {
-            let copy = engine.call(sys::PJRT_Executable_DeserializeAndLoad_Args {
-                client,
-                serialized_executable: blob.serialized_bytes,
-                serialized_executable_size: blob.serialized_bytes_size,
-                ..Default::default()
-            });
-            if let Some(delete) = blob.serialized_executable_deleter {
-                delete(blob.serialized_executable);
-            }
-            copy
-        });
-        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
-        Ok(copy?.loaded_executable)
-    }
-}

@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
         // SAFETY: the options are the caller's, `struct_size` bytes long; ours have room for what is copied, and the copy is as long as
         // the struct. A context is NULL or one of ours, alive during the call, and there are as many numbers as the caller says.
         unsafe {
-            copy_options(args.options, loaded.client.engine, options)?;
+            copy_options(args.options, loaded.client.session.engine, options)?;
             let context = (*options).context.cast::<Context>().as_ref();
             let kept = slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
             let call = Self { args, loaded, options, context, kept, lists };

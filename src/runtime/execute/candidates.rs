@@ -73,7 +73,7 @@ pub unsafe fn consumed_stand_ins(
     for DonationCopy { argument, place } in stand_ins.drain(..) {
         consumed.push(Raw(place.view.0));
         // SAFETY: the caller's promise.
-        if !unsafe { is_consumed(loaded.client.engine, place.view.0) } {
+        if !unsafe { is_consumed(loaded.client.session.engine, place.view.0) } {
             leftovers.push(place.held);
             continue;
         }

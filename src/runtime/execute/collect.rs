@@ -1,6 +1,6 @@
 //! After the engine was called: who has which memory now, and who watches over it.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -32,7 +32,7 @@ impl Launch<'_> {
     #[cold]
     pub(super) unsafe fn give_up(&mut self) {
         let client = &self.call.loaded.client;
-        let (engine, num_args) = (client.engine, self.call.args.num_args);
+        let (engine, num_args) = (client.session.engine, self.call.args.num_args);
         let mut waited_for = Vec::new();
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             let seats = &mut self.passengers.seats[index * num_args..][..num_args];
@@ -73,7 +73,7 @@ impl Launch<'_> {
     pub(super) unsafe fn settle(&mut self, index: usize, event: Option<EngineEvent>, context: Option<&Context>) {
         let loaded = self.call.loaded;
         let (client, num_args) = (&loaded.client, self.call.args.num_args);
-        let engine = client.engine;
+        let engine = client.session.engine;
         let (lane, passengers) = (&mut self.lanes[index], &mut self.passengers);
         loaded.program.executions.count();
         let seats = index * num_args..(index + 1) * num_args;
@@ -112,7 +112,7 @@ impl Launch<'_> {
         match &event {
             Some(event) if writing == Writing::UnderWay => {
                 // SAFETY: the caller's context is alive during the call.
-                let context = context.map(|context| unsafe { context.share() });
+                let context = context.map(|context| unsafe { context.share() } as Arc<dyn Any + Send + Sync>);
                 let scratch = lane.scratch.take();
                 let mut cargo = Resources { consumed, context, scratch, user: User::Run, ..Resources::default() };
                 for seat in &mut passengers.seats[seats] {
@@ -125,8 +125,8 @@ impl Launch<'_> {
                 // SAFETY: as above; the client is alive while its executable is.
                 unsafe {
                     match behind {
-                        Some(queue) => client.in_flight.launch_behind(queue, engine, cargo),
-                        None => client.in_flight.launch(event, large_result(loaded, outputs), cargo),
+                        Some(queue) => client.allocator.in_flight.launch_behind(queue, engine, cargo),
+                        None => client.allocator.in_flight.launch(event, large_result(loaded, outputs), cargo),
                     }
                 }
             }

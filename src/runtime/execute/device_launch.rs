@@ -12,11 +12,17 @@ use crate::{
         budget::{Charge, Entered},
     },
     runtime::{
-        allocator::reclaim::{NoRoom, Scratch, WORTH_A_MOMENT},
-        buffer::Buffer,
+        allocator::{
+            admission::{admit, may_admit_elsewhere},
+            allocate::{WORTH_A_MOMENT, allocate, open_hole, reserve_scratch},
+            oom::exhausted,
+            pinned_host::admit_pinned,
+            reclaim::NoRoom,
+        },
+        buffer::{Buffer, CachedOutput},
         client::{Client, Device, Site},
-        device_memory::{Allocation, DeviceMemory},
-        executable::{loaded::Loaded, output_cache::CachedOutput},
+        device_memory::{Allocation, DeviceMemory, ScratchReservation},
+        executable::loaded::Loaded,
         execute::donation_copy::DonationCopy,
         in_flight::Resources,
     },
@@ -49,7 +55,7 @@ impl Unplaced {
     #[cold]
     fn explain(self, client: &Client) -> Failure {
         match self {
-            Self::NoRoom(full, shortage) => client.exhausted(&full, shortage).into(),
+            Self::NoRoom(full, shortage) => exhausted(&client.allocator, &full, shortage).into(),
             Self::Failed(failure) => failure,
         }
     }
@@ -71,7 +77,7 @@ pub struct DeviceLaunch<'a> {
     /// This run of the program on it.
     pub run: Execution,
     /// What the arena keeps for the program's scratch.
-    pub scratch: Option<Scratch>,
+    pub scratch: Option<ScratchReservation>,
     /// That the engine may take the program's scratch; until the engine has taken it.
     pub admission: Option<Entered<'a>>,
     /// One for each destination of the plan, once prepared.
@@ -113,7 +119,7 @@ impl<'a> DeviceLaunch<'a> {
         if !program.unplaced_pinned.is_zero()
             && let Some(pinned) = self.device.and_then(|device| device.pinned.as_ref())
         {
-            let admitted = loaded.client.admit_pinned(pinned, program.unplaced_pinned);
+            let admitted = admit_pinned(&loaded.client.allocator, pinned, program.unplaced_pinned);
             self.pinned =
                 Some(admitted.map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?);
         }
@@ -130,13 +136,15 @@ impl<'a> DeviceLaunch<'a> {
         // The engine's own pool gives the scratch where it lies in the same memory: that is asked for last, because arrays may
         // take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
-            self.scratch = Some(loaded.client.scratch(memory, program.scratch).map_err(|shortage| {
-                Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
-            })?);
+            self.scratch =
+                Some(reserve_scratch(&loaded.client.allocator, memory, program.scratch).map_err(|shortage| {
+                    Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
+                })?);
         }
         // SAFETY: the caller's promise.
         unsafe { self.find_places(loaded, device, memory) }.map_err(|unplaced| unplaced.explain(&loaded.client))?;
-        self.admission = match loaded.client.admit(loaded, device, memory) {
+        let demand = (&*program.name, program.scratch);
+        self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
             // SAFETY: the caller's promise.
             Err(refused) if self.is_in_the_way(loaded, device, memory) => unsafe {
                 self.enter_first(loaded, device, memory, refused)?
@@ -170,7 +178,7 @@ impl<'a> DeviceLaunch<'a> {
         let pinned = !Arc::ptr_eq(&full, memory);
         let there = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
         let shapes = there.map(|&result| &*program.results[result]);
-        if !loaded.client.open_hole(&full, shapes) {
+        if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
         // SAFETY: the caller's promise.
@@ -181,7 +189,7 @@ impl<'a> DeviceLaunch<'a> {
     #[cold]
     fn is_in_the_way(&self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> bool {
         self.destinations.iter().any(|destination| Arc::ptr_eq(destination.held.home(), memory))
-            && loaded.client.may_admit_elsewhere(loaded, device, memory)
+            && may_admit_elsewhere(memory, &device.engine_bytes, loaded.program.scratch)
     }
 
     /// Lets a program in that was `refused`, and gives its destinations other places then. Those that they had may have kept whole
@@ -203,7 +211,9 @@ impl<'a> DeviceLaunch<'a> {
     ) -> Outcome<Option<Entered<'a>>> {
         // SAFETY: the views were never shown to a program.
         unsafe { self.clear(&loaded.client) };
-        let Ok(admission) = loaded.client.admit(loaded, device, memory) else { return Err(refused.into()) };
+        let demand = (&*loaded.program.name, loaded.program.scratch);
+        let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
+        let Ok(admission) = admission else { return Err(refused.into()) };
         // SAFETY: the caller's promise.
         match unsafe { self.find_places(loaded, device, memory) } {
             Ok(()) => Ok(admission),
@@ -219,7 +229,7 @@ impl<'a> DeviceLaunch<'a> {
 
     /// The device's queue, if it does one run after another.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
-        client.queue(self.device?.handle)
+        client.session.queue(self.device?.handle)
     }
 
     /// After a run that failed: lets `cargo`, destinations and stand-ins go when the device is done with what was launched of
@@ -234,7 +244,7 @@ impl<'a> DeviceLaunch<'a> {
             cargo.leftovers.push(destination.held);
         }
         // SAFETY: the caller's promise.
-        unsafe { client.in_flight.launch_behind(queue, client.engine, cargo) };
+        unsafe { client.allocator.in_flight.launch_behind(queue, client.session.engine, cargo) };
     }
 
     /// Gives destinations and stand-ins back.
@@ -245,7 +255,7 @@ impl<'a> DeviceLaunch<'a> {
         let stand_ins = self.stand_ins.drain(..).map(|stand_in| stand_in.place);
         for destination in self.destinations.drain(..).chain(stand_ins) {
             // SAFETY: the view is ours.
-            unsafe { views::destroy(client.engine, destination.view.0) };
+            unsafe { views::destroy(client.session.engine, destination.view.0) };
             if let Some(before) = destination.before {
                 before.take_back(destination.held);
             }
@@ -278,11 +288,11 @@ impl<'a> DeviceLaunch<'a> {
             let homing = loaded.spares.get(self.slot).and_then(|spares| spares.take_homing(number, maker));
             let (held, before) = match homing {
                 Some((held, before)) => (held, Some(before)),
-                None => (client.allocate(arena, shape, maker).map_err(full)?, None),
+                None => (allocate(&client.allocator, arena, shape, maker).map_err(full)?, None),
             };
             // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the flight. Where runs use it
             // still, the engine does this one after them.
-            match unsafe { client.view(memory, held.address(), shape) } {
+            match unsafe { client.session.view(memory, held.address(), shape.array()) } {
                 Ok(view) => self.destinations.push(Destination { held, view: Raw(view), shell: None, before }),
                 Err(error) => {
                     if let Some(before) = before {
@@ -313,7 +323,7 @@ pub unsafe fn abandon(client: &Client, lanes: &mut [DeviceLaunch<'_>]) {
 /// # Safety
 /// The outputs must be live buffers of the engine, one for each result.
 pub unsafe fn large_result(loaded: &Loaded, outputs: &[*mut sys::PJRT_Buffer]) -> Option<EngineEvent> {
-    let engine = loaded.client.engine;
+    let engine = loaded.client.session.engine;
     let large = |size: usize| Bytes::new(size as u64) >= WORTH_A_MOMENT;
     let at = loaded.program.results.iter().position(|shape| large(shape.size))?;
     let args = sys::PJRT_Buffer_ReadyEvent_Args { buffer: *outputs.get(at)?, ..Default::default() };

@@ -24,6 +24,7 @@ use crate::{
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
+        allocator::{allocate::allocate, oom::exhausted},
         buffer::{Buffer, reading::Reading, storage::Access},
         device_memory::origins::ORIGINS,
         executable::loaded::{Donations, Loaded},
@@ -135,7 +136,8 @@ unsafe fn copy<'a>(
     let Some(arena) = &device.arena else { return Ok(false) };
     // Room first: it may have to be waited for, which nobody does who reads.
     let maker = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: lane.run };
-    let held = client.allocate(arena, &buffer.shape, maker).map_err(|shortage| client.exhausted(arena, shortage))?;
+    let held = allocate(&client.allocator, arena, &buffer.shape, maker)
+        .map_err(|shortage| exhausted(&client.allocator, arena, shortage))?;
     let Some(reading) = read()? else { return Ok(false) };
     // SAFETY: the array is whole, as the caller says, and neither changes nor goes while it is read; the block is ours alone and as
     // large. It is aligned, holds the array, and is freed only after the view.
@@ -145,7 +147,7 @@ unsafe fn copy<'a>(
             ptr::with_exposed_provenance_mut(held.address()),
             buffer.shape.size,
         );
-        client.view(device.memory, held.address(), &buffer.shape)?
+        client.session.view(device.memory, held.address(), buffer.shape.array())?
     };
     lane.stand_ins
         .push(DonationCopy { argument, place: Destination { held, view: Raw(view), shell: None, before: None } });

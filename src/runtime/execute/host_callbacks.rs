@@ -30,14 +30,14 @@ pub struct CallbackRun(Arc<Client>);
 impl CallbackRun {
     /// Begins one.
     pub fn begin(client: &Arc<Client>) -> Self {
-        client.callbacks_under_way.fetch_add(1, Ordering::Relaxed);
+        client.allocator.callbacks_under_way.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(client))
     }
 }
 
 impl Drop for CallbackRun {
     fn drop(&mut self) {
-        self.0.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.allocator.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

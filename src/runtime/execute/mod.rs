@@ -61,7 +61,7 @@ type Events = SmallVec<[Option<EngineEvent>; 1]>;
 /// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
 pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute_Args) -> Outcome {
     let client = &*loaded.client;
-    client.in_flight.tend(client.engine);
+    client.allocator.in_flight.tend(client.session.engine);
     let mut room = MaybeUninit::uninit();
     // SAFETY: the caller's promise.
     let call = unsafe { Call::check(args, loaded, &mut room)? };
@@ -167,7 +167,7 @@ impl<'a> Launch<'a> {
                 handles[index * *width + stand_in.argument] = stand_in.place.view.0;
             }
             lane.destinations.iter().for_each(|destination| handles.push(destination.view.0));
-            if call.loaded.client.sight == ViewKind::Device {
+            if call.loaded.client.session.view_kind == ViewKind::Device {
                 let seats = &passengers.seats[index * num_args..];
                 let arguments = seats.iter().flatten().map(|buffer| buffer.state().storage.address().unwrap_or(0));
                 let destinations = lane.destinations.iter().map(|destination| destination.held.address());
@@ -186,7 +186,7 @@ impl<'a> Launch<'a> {
     /// As [`Self::board`], which comes before.
     unsafe fn start(&mut self) -> Result<Events, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
-        let engine = loaded.client.engine;
+        let engine = loaded.client.session.engine;
         let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
         let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::new();
         for index in 0..args.num_devices {

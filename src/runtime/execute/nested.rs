@@ -85,7 +85,7 @@ pub struct NestedRun<'a> {
 
 impl Drop for NestedRun<'_> {
     fn drop(&mut self) {
-        let engine = self.call.loaded.client.engine;
+        let engine = self.call.loaded.client.session.engine;
         let own = self.places.values().flatten().map(|&(_, view)| view);
         for buffer in self.buffers.drain(..).chain(own) {
             // SAFETY: ours, and the program that used it is over or never ran.
@@ -121,10 +121,13 @@ impl<'a> NestedRun<'a> {
             }
         }
         if !given.is_empty() {
-            client.in_flight.hold_back(client.engine, PATIENCE, || given.iter().all(|buffer| buffer.is_at_rest()));
+            client
+                .allocator
+                .in_flight
+                .throttle(client.session.engine, PATIENCE, || given.iter().all(|buffer| buffer.is_at_rest()));
         }
         // SAFETY: the client is alive while its executable is.
-        let (stay, executable) = unsafe { NestedLease::begin(client, args.executable, &call.loaded.twins)? };
+        let (stay, executable) = unsafe { NestedLease::begin(&client.nested, args.executable, &call.loaded.twins)? };
         let chosen = Raw(args.execute_device);
         let execute_device = match stay.place(chosen) {
             Some((device, _)) => device.0,
@@ -164,7 +167,7 @@ impl<'a> NestedRun<'a> {
         gift: Option<(usize, usize)>,
         gifts: &mut DonationHolds<'a>,
     ) -> Outcome<(*mut sys::PJRT_Buffer, Option<&'a Buffer>)> {
-        let engine = self.call.loaded.client.engine;
+        let engine = self.call.loaded.client.session.engine;
         let place = self.place(buffer.device)?;
         // Of a program that could not be read nobody knows what it will consume: it reads all.
         let is_known = matches!(self.call.loaded.program.plan.donations, Donations::Only(_));
@@ -183,7 +186,7 @@ impl<'a> NestedRun<'a> {
         let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
             // SAFETY: the place is alive.
             unsafe { token(engine, place)? }
-        } else if self.call.loaded.client.viewable.contains(buffer.shape.element_type) {
+        } else if self.call.loaded.client.session.aliasable.contains(buffer.shape.element_type) {
             // What lies in an arena has its own layout noted.
             layout(buffer)?;
             // SAFETY: the bytes are there, and stay as they are until the run is over.
@@ -213,7 +216,7 @@ impl<'a> NestedRun<'a> {
         shape: &Shape,
         is_result: bool,
     ) -> Outcome {
-        let engine = self.call.loaded.client.engine;
+        let engine = self.call.loaded.client.session.engine;
         let address = destination.held.address();
         // SAFETY: the caller's promise.
         let view = unsafe { views::view(engine, self.place(device)?, address, shape.array())? };
@@ -237,7 +240,7 @@ impl<'a> NestedRun<'a> {
     /// The engine must have filled in the caller's lists, and the program must be over.
     pub unsafe fn bring_home(&mut self) -> Result<(), EngineError> {
         let loaded = self.call.loaded;
-        let (client, engine) = (&loaded.client, loaded.client.engine);
+        let (client, engine) = (&loaded.client, loaded.client.session.engine);
         for index in 0..self.call.args.num_devices {
             let places = self.call.places(index);
             let Some(device) = self.call.device(index).1 else { continue };
@@ -255,10 +258,10 @@ impl<'a> NestedRun<'a> {
                                 views::destroy(engine, view);
                             }
                             note_layout(engine, output, shape);
-                            client.view(device.memory, address, shape)?
+                            client.session.view(device.memory, address, shape.array())?
                         }
                         None if shape.element_type == sys::PJRT_Buffer_Type_TOKEN => {
-                            token(engine, (client.handle.0, device.memory.0))?
+                            token(engine, (client.session.handle.0, device.memory.0))?
                         }
                         None => copy(engine, output, device.memory.0)?,
                     };
@@ -337,7 +340,7 @@ unsafe fn ready(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Resul
 pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up.
-    let outcome = unsafe { ready(buffer.client.engine, handle) };
+    let outcome = unsafe { ready(buffer.session.engine, handle) };
     buffer.land();
     Ok(outcome?)
 }

@@ -19,10 +19,8 @@ use crate::{
     engine::{Raw, process, views},
     runtime::{
         buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Writing},
-        executable::{
-            counters::Miss,
-            loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
-        },
+        counters::Miss,
+        executable::loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
         execute::{candidates::Candidate, device_launch::DeviceLaunch},
     },
     sys,
@@ -71,7 +69,7 @@ pub unsafe fn results(
             None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
             None => {
                 // SAFETY: the output is alive.
-                let address = unsafe { views::address(client.engine, output) };
+                let address = unsafe { views::address(client.session.engine, output) };
                 has_memory = !matches!(address, Ok(0));
                 address.ok().and_then(|address| find(address, candidates, &mut next))
             }
@@ -93,7 +91,7 @@ pub unsafe fn results(
                     // XLA goes by the size where it chooses among donated arguments, so the result may lie there in a layout of its
                     // own, which whoever moves or copies it has to know.
                     // SAFETY: the output is alive.
-                    unsafe { note_layout(client.engine, output, shape) };
+                    unsafe { note_layout(client.session.engine, output, shape) };
                 }
                 let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
                 // Another result may lie there than before, if the engine changed its mind.
@@ -108,12 +106,12 @@ pub unsafe fn results(
                     Origin::Argument(_) => None,
                 };
                 let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
+                Buffer::nested(client.session, device.handle, memory, shape, output, storage, nest)
             }
             _ => {
                 let expected = (shape, place(loaded, lane));
                 // SAFETY: the output is alive and ours.
-                unsafe { Buffer::adopt_result(client, output, expected, bound, has_memory) }
+                unsafe { client.adopt_result(output, expected, bound, has_memory) }
             }
         };
         result.is_result_of(writing);

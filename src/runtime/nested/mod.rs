@@ -5,15 +5,21 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{Engine, Outcome, Raw, named_values::named_values, process},
-    runtime::{client::Client, executable::description},
+    config::Settings,
+    engine::{Engine, Outcome, Raw, named_values::named_values, process, session::Session},
     sys::{self, slice},
 };
 
 /// The clients beside one of the user's. There is one as soon as a program needs it, and one more for each that needs
 /// one while all others are taken.
-#[derive(Default)]
-pub struct NestedSessions(Mutex<Idle>);
+pub struct NestedSessions {
+    /// The user's client.
+    session: &'static Session,
+    settings: Arc<Settings>,
+    /// Its devices.
+    devices: Vec<Raw<sys::PJRT_Device>>,
+    idle: Mutex<Idle>,
+}
 
 #[derive(Default)]
 struct Idle {
@@ -24,7 +30,7 @@ struct Idle {
 }
 
 /// A client of the engine that one program at a time has to itself.
-pub(super) struct Other {
+pub struct Other {
     number: usize,
     handle: Raw<sys::PJRT_Client>,
     /// Its devices with their default memories, in the order of the user's.
@@ -36,14 +42,14 @@ pub(super) struct Other {
 pub struct NestedExecutables(Mutex<Vec<(usize, Raw<sys::PJRT_LoadedExecutable>)>>);
 
 /// A client, until it is given back.
-pub(super) struct NestedLease {
-    user: Arc<Client>,
+pub struct NestedLease {
+    user: Arc<NestedSessions>,
     other: Arc<Other>,
 }
 
 impl Drop for NestedLease {
     fn drop(&mut self) {
-        let clients = &mut self.user.beside.0.lock().clients;
+        let clients = &mut self.user.idle.lock().clients;
         let at = clients.partition_point(|idle| idle.number < self.other.number);
         clients.insert(at, Arc::clone(&self.other));
     }
@@ -58,13 +64,13 @@ impl NestedLease {
     ///
     /// # Safety
     /// The user's client must be alive, and `executable` the one that the twins are of.
-    pub(super) unsafe fn begin(
-        user: &Arc<Client>,
+    pub unsafe fn begin(
+        user: &Arc<NestedSessions>,
         executable: *mut sys::PJRT_LoadedExecutable,
         twins: &NestedExecutables,
     ) -> Outcome<(Self, *mut sys::PJRT_LoadedExecutable)> {
         let idle = {
-            let mut idle = user.beside.0.lock();
+            let mut idle = user.idle.lock();
             let knows = |other: &Other| twins.on(other).is_some();
             let at = idle.clients.iter().position(|other| knows(other)).unwrap_or(0);
             if idle.clients.is_empty() {
@@ -85,30 +91,33 @@ impl NestedLease {
             return Ok((stay, twin));
         }
         // SAFETY: the caller's promise; the client is alive, and nobody else loads programs on it now.
-        let twin = unsafe { description::copy(user.engine, executable, stay.handle())? };
+        let twin = unsafe { copy(user.session.engine, executable, stay.handle())? };
         twins.0.lock().push((stay.other.number, Raw(twin)));
         Ok((stay, twin))
     }
 
     /// Its client.
-    pub(super) fn handle(&self) -> *mut sys::PJRT_Client {
+    pub fn handle(&self) -> *mut sys::PJRT_Client {
         self.other.handle.0
     }
 
     /// Its device, with the default memory, that stands for one of the user's.
-    pub(super) fn place(
-        &self,
-        device: Raw<sys::PJRT_Device>,
-    ) -> Option<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)> {
-        let number = self.user.devices.iter().position(|known| known.handle.0 == device.0)?;
+    pub fn place(&self, device: Raw<sys::PJRT_Device>) -> Option<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)> {
+        let number = self.user.devices.iter().position(|known| known.0 == device.0)?;
         self.other.devices.get(number).copied()
     }
 }
 
 impl NestedSessions {
+    /// None yet, beside the client of `session` with these devices.
+    pub fn new(session: &'static Session, settings: Arc<Settings>, devices: Vec<Raw<sys::PJRT_Device>>) -> Arc<Self> {
+        Arc::new(Self { session, settings, devices, idle: Mutex::default() })
+    }
+
     /// Ends them, before the user's client ends.
-    pub fn end(&self, engine: &'static Engine) {
-        let clients = std::mem::take(&mut self.0.lock().clients);
+    pub fn end(&self) {
+        let engine = self.session.engine;
+        let clients = std::mem::take(&mut self.idle.lock().clients);
         for other in clients {
             let args = sys::PJRT_Client_Destroy_Args { client: other.handle.0, ..Default::default() };
             // SAFETY: no program runs on it, and its buffers are gone.
@@ -122,8 +131,8 @@ impl NestedSessions {
 impl Other {
     /// # Safety
     /// The user's client must be alive.
-    unsafe fn new(user: &Client, number: usize) -> Outcome<Self> {
-        let engine = user.engine;
+    unsafe fn new(user: &NestedSessions, number: usize) -> Outcome<Self> {
+        let engine = user.session.engine;
         let options = user.settings.engine_options(process::kind(), None)?;
         let values = named_values(&options.values);
         // SAFETY: the options live until the call returns; the handles live as long as the client.
@@ -161,5 +170,40 @@ impl NestedExecutables {
                 log::warn!("the engine could not destroy a program for callbacks: {}", error.message());
             }
         }
+    }
+}
+
+/// Loads the same program on another client of the engine.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The executable and the client must be alive.
+unsafe fn copy(
+    engine: &'static Engine,
+    loaded: *mut sys::PJRT_LoadedExecutable,
+    client: *mut sys::PJRT_Client,
+) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
+    // SAFETY: the caller's promise; the engine's blob lives until its deleter is called.
+    unsafe {
+        let described = engine
+            .call(sys::PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Default::default() })?;
+        let executable = described.executable;
+        let blob = engine.call(sys::PJRT_Executable_Serialize_Args { executable, ..Default::default() });
+        let copy = blob.and_then(|blob| {
+            let copy = engine.call(sys::PJRT_Executable_DeserializeAndLoad_Args {
+                client,
+                serialized_executable: blob.serialized_bytes,
+                serialized_executable_size: blob.serialized_bytes_size,
+                ..Default::default()
+            });
+            if let Some(delete) = blob.serialized_executable_deleter {
+                delete(blob.serialized_executable);
+            }
+            copy
+        });
+        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
+        Ok(copy?.loaded_executable)
     }
 }

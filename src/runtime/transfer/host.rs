@@ -21,8 +21,11 @@ use crate::{
     config::EngineKind,
     engine::{Args, Engine, Outcome, process, views},
     runtime::{
-        buffer::{Buffer, storage::Access},
-        client::{Client, Site},
+        buffer::{
+            Buffer,
+            storage::{Access, Foreign},
+        },
+        client::{self, Client, Site},
         in_flight::Resources,
         shape::Shape,
     },
@@ -91,16 +94,17 @@ pub unsafe fn alias(
         ..*args
     };
     // SAFETY: the caller's promise.
-    let done = unsafe { client.engine.call(dense)? };
+    let done = unsafe { client.session.engine.call(dense)? };
     let at = args.data.expose_provenance();
     // An engine may have other rules than ours: what it copied after all is its own.
     // SAFETY: the buffer was just made and is ours.
     let buffer = unsafe {
-        if views::address(client.engine, done.buffer).is_ok_and(|there| there == at) {
+        if views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at) {
             let place = (site.device.handle, site.memory);
-            Buffer::foreign(Arc::clone(client), place, shape, done.buffer, Access::ReadOnly, Some(at))
+            let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
+            Buffer::foreign(client.session, place, shape, done.buffer, Access::ReadOnly, foreign)
         } else {
-            Buffer::adopt(client, done.buffer)?
+            client.adopt(done.buffer)?
         }
     };
     args.done_with_host_buffer = done.done_with_host_buffer;
@@ -133,15 +137,15 @@ pub unsafe fn from_host_by_engine(
     let at = args.data.expose_provenance();
     // SAFETY: the caller's promise.
     unsafe {
-        let done = client.engine.call(*args)?;
-        let aliased =
-            access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
+        let done = client.session.engine.call(*args)?;
+        let aliased = access
+            .filter(|_| at != 0 && views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at));
         let buffer = match aliased {
             Some(access) => {
-                let readable = plain && client.viewable.contains(args.type_);
-                Buffer::adopt_foreign(client, done.buffer, access, readable.then_some(at))?
+                let readable = plain && client.session.aliasable.contains(args.type_);
+                client.adopt_foreign(done.buffer, access, readable.then_some(at))?
             }
-            None => Buffer::adopt_admitted(client, done.buffer, admitted)?,
+            None => client.adopt_admitted(done.buffer, admitted)?,
         };
         args.done_with_host_buffer = done.done_with_host_buffer;
         args.buffer = buffer.into_raw();
@@ -154,14 +158,14 @@ pub unsafe fn from_host_by_engine(
 /// # Safety
 /// `event` must be a live event of the engine.
 unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
-    let client = Arc::clone(&buffer.client);
     // SAFETY: the event is alive; it is given back to the caller below, not destroyed.
-    match unsafe { client.engine.own_event(event) } {
+    match unsafe { buffer.session.engine.own_event(event) } {
         Some(event) => {
             if event.is_ready() {
                 buffer.land();
-            } else {
-                client.in_flight.launch(&event, None, Resources { buffers: smallvec![buffer], ..Resources::default() });
+            } else if let Some(client) = client::of_session(buffer.session) {
+                let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
+                client.allocator.in_flight.launch(&event, None, resources);
             }
             let _caller = event.into_raw();
         }
@@ -186,7 +190,7 @@ pub unsafe fn read<A: Args>(
     let buffer = unsafe { Buffer::share(buffer, A::FUNCTION)? };
     let handle = buffer.take_up()?;
     // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
-    match unsafe { buffer.client.engine.call(args(handle)) } {
+    match unsafe { buffer.session.engine.call(args(handle)) } {
         Ok(args) => {
             // SAFETY: the event was just made.
             unsafe { keep_until(buffer, event(&args)) };
