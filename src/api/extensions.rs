@@ -9,9 +9,8 @@ use std::{mem::offset_of, ptr};
 
 use crate::{
     api::{
-        entry::{Entry, entry},
+        entry::{Entry, PADDING, entry},
         profiler,
-        table::PADDING,
     },
     engine::{
         Engine, Outcome,

@@ -2,7 +2,7 @@
 
 use crate::{
     api::entry::Entry,
-    engine::{Outcome, extensions, ffi::Handler},
+    engine::{Outcome, abi::Handler, extensions},
     handlers::ffi::{Bundle, register_handler, states},
     sys::{self, text},
 };

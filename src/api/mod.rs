@@ -39,6 +39,7 @@ pub mod extensions;
 pub mod ffi;
 pub mod host;
 pub mod output_kinds;
+pub mod own_error;
 pub mod partitioners;
 pub mod plugin;
 pub mod profiler;

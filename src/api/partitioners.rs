@@ -3,10 +3,7 @@
 use std::{mem::size_of, ptr};
 
 use crate::{
-    api::{
-        entry::{Entry, entry},
-        table::PADDING,
-    },
+    api::entry::{Entry, PADDING, entry},
     engine::{Outcome, Raw},
     error::Error,
     handlers::partitioners::{Partitioner, register},

@@ -10,16 +10,14 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     api::{
-        entry::{entry, pass},
-        error::{error_destroy, error_message},
-        extensions, plugin,
+        entry::{PADDING, entry, pass},
+        extensions,
+        own_error::{error_destroy, error_message},
+        plugin,
     },
     engine::{Engine, process},
     sys::{self, CStruct},
 };
-
-/// Words of zero behind the table, and behind each extension.
-pub const PADDING: usize = 64;
 
 /// The version that the table says while there is no engine.
 const MINOR_WITHOUT_ENGINE: i32 = 81;

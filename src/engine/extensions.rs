@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr};
 use once_cell::sync::OnceCell;
 
 use crate::{
-    engine::{Engine, Outcome, library::Function, process, set_struct_size},
+    engine::{Engine, Outcome, abi::Function, process, set_struct_size},
     error::Error,
     sys::{self, CStruct},
 };

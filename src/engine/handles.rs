@@ -2,139 +2,21 @@
 
 use std::{
     ffi::c_void,
-    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    ptr, slice,
+    ptr,
     sync::Arc,
 };
 
 use crate::{
-    engine::{Engine, process},
-    error::{Code, Error},
+    engine::{Engine, EngineError},
     sys,
 };
 
-/// An error of the engine, or our word for what it cannot say itself.
-pub enum EngineError {
-    /// An error object of the engine; we own it.
-    Engine {
-        /// Whose error it is.
-        engine: &'static Engine,
-        /// Never NULL.
-        error: *mut sys::PJRT_Error,
-    },
-    /// It lacks the function, or threw an exception.
-    Own(Error),
-}
-
-impl EngineError {
-    /// `Err` if `error` is not NULL.
-    ///
-    /// # Safety
-    /// `error` must be NULL or an error of `engine` that the caller owns.
-    pub(crate) unsafe fn check(engine: &'static Engine, error: *mut sys::PJRT_Error) -> Result<(), Self> {
-        if error.is_null() { Ok(()) } else { Err(Self::Engine { engine, error }) }
-    }
-
-    /// The engine has no such function.
-    pub(super) fn missing(engine: &Engine, function: &str) -> Self {
-        Self::Own(Error::unimplemented(format!(
-            "the engine {} (PJRT C API 0.{}) has no function {function}",
-            engine.path().display(),
-            engine.minor()
-        )))
-    }
-
-    /// The error's message, copied.
-    pub fn message(&self) -> String {
-        match self {
-            Self::Own(error) => error.message.clone(),
-            Self::Engine { engine, error } => {
-                let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
-                args.struct_size = size_of_val(&args);
-                if let Some(message) = engine.table().PJRT_Error_Message {
-                    // SAFETY: the error is alive, the struct is of the newest size.
-                    unsafe { message(&raw mut args) };
-                }
-                if args.message.is_null() {
-                    return String::new();
-                }
-                // SAFETY: the engine's message has `message_size` bytes and lives as long as the error.
-                let bytes = unsafe { slice::from_raw_parts(args.message.cast::<u8>(), args.message_size) };
-                String::from_utf8_lossy(bytes).into_owned()
-            }
-        }
-    }
-
-    /// Whether it says that memory, or another bounded resource, is exhausted.
-    pub fn is_exhausted(&self) -> bool {
-        self.has(Code::ResourceExhausted)
-    }
-
-    /// Whether this is its code.
-    pub fn has(&self, code: Code) -> bool {
-        match self {
-            Self::Own(error) => error.code == code,
-            Self::Engine { engine, error } => {
-                let args = sys::PJRT_Error_GetCode_Args { error: *error, ..Default::default() };
-                // SAFETY: the error is alive.
-                let answer = unsafe { engine.call(args) };
-                answer.is_ok_and(|args| args.code.0 == code as u32)
-            }
-        }
-    }
-
-    /// Hands the error object over to whoever will destroy it.
-    ///
-    /// # Errors
-    /// Our own error.
-    pub fn into_raw(self) -> Result<*mut sys::PJRT_Error, Error> {
-        let this = std::mem::ManuallyDrop::new(self);
-        match &*this {
-            Self::Engine { error, .. } => Ok(*error),
-            Self::Own(error) => Err(error.clone()),
-        }
-    }
-}
-
-impl Drop for EngineError {
-    fn drop(&mut self) {
-        if let Self::Engine { engine, error } = self {
-            let mut args = sys::PJRT_Error_Destroy_Args { error: *error, ..Default::default() };
-            args.struct_size = size_of_val(&args);
-            if let Some(destroy) = engine.table().PJRT_Error_Destroy {
-                // SAFETY: we own the error, and this is the only time that it is destroyed.
-                unsafe { destroy(&raw mut args) };
-            }
-        }
-    }
-}
-
-impl fmt::Debug for EngineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message())
-    }
-}
-
-impl From<EngineError> for Error {
-    fn from(error: EngineError) -> Self {
-        match &error {
-            EngineError::Own(own) => own.clone(),
-            EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
-        }
-    }
-}
-
-/// Destroys an error that the engine gave to a callback; NULL is fine.
-fn discard(error: *mut sys::PJRT_Error) {
-    if let Some((engine, _)) = process::loaded() {
-        // SAFETY: the error is NULL, or the engine's and the callback's to destroy.
-        drop(unsafe { EngineError::check(engine, error) });
-    }
-}
-
 /// What is told when an event has happened.
 pub trait Completion: Send + Sync + 'static {
+    /// The engine whose event it is.
+    fn engine(&self) -> &'static Engine;
+
     /// The event has happened, and without an error if it `succeeded`. Called once, on any thread: it must not block, nor destroy
     /// buffers of the engine (trap T3: an engine calls back while it still holds what the destruction waits for).
     fn complete(&self, succeeded: bool);
@@ -149,7 +31,8 @@ unsafe extern "C" fn completed<T: Completion>(error: *mut sys::PJRT_Error, share
     // SAFETY: the pointer is the share that `notify` gave away, and nobody else takes it back.
     let completion = unsafe { Arc::from_raw(share.cast::<T>()) };
     let succeeded = error.is_null();
-    discard(error);
+    // SAFETY: the error is NULL, or the engine's and the callback's to destroy.
+    drop(unsafe { EngineError::check(completion.engine(), error) });
     if catch_unwind(AssertUnwindSafe(|| completion.complete(succeeded))).is_err() {
         log::error!("a completion callback of pjrt-arena panicked; this is a bug");
     }
@@ -167,10 +50,17 @@ unsafe impl Send for EngineEvent {}
 unsafe impl Sync for EngineEvent {}
 
 impl EngineEvent {
+    /// Owns an event that the engine handed to us; `None` for NULL.
+    ///
     /// # Safety
-    /// `event` must be a live event of `engine` that nobody else destroys.
-    pub(super) unsafe fn new(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Self {
-        Self { engine, event }
+    /// `event` must be NULL, or a live event of `engine` that nobody else destroys.
+    pub unsafe fn own(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Option<Self> {
+        (!event.is_null()).then_some(Self { engine, event })
+    }
+
+    /// The engine whose event it is.
+    pub fn engine(&self) -> &'static Engine {
+        self.engine
     }
 
     /// Whether the event has happened, with or without an error.

@@ -39,6 +39,6 @@ pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};
 pub use failure::{Failure, Outcome};
-pub use handles::{Completion, EngineError, EngineEvent, Raw};
-pub use library::Engine;
+pub use handles::{Completion, EngineEvent, Raw};
+pub use library::{Engine, EngineError};
 pub use session::{Open, Session};

@@ -19,13 +19,14 @@ mod tables;
 mod trampolines;
 
 use once_cell::sync::OnceCell;
-use states::Platform;
-use tables::{Kind, NEWEST, STATES_CHANGED, Tables};
+use states::{Platform, STATES_CHANGED};
+use tables::{Kind, NEWEST, Tables};
 
 use crate::{
     engine::{
         Engine, Outcome,
-        ffi::{self, Deleter, Handler, Table},
+        abi::Handler,
+        ffi::{self, Deleter, Table},
         process,
     },
     error::Error,

@@ -19,9 +19,11 @@ use rustc_hash::FxHashMap;
 use crate::{
     engine::ffi::{Deleter, Table},
     error::{Error, Result},
-    handlers::ffi::tables::STATES_CHANGED,
     sys::{self, CStruct},
 };
+
+/// The minor version that changed the structs for states.
+pub const STATES_CHANGED: i32 = 3;
 
 /// The type of a boxed state: `pjrtbox` in ASCII.
 pub const BOX_TYPE: i64 = 0x0070_6a72_7462_6f78;

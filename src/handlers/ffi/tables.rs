@@ -26,20 +26,17 @@ use std::{mem, ptr};
 use once_cell::sync::OnceCell;
 
 use crate::{
-    engine::ffi::{Handler, Table},
+    engine::{abi::Handler, ffi::Table},
     error::Result,
     handlers::ffi::{
         errors,
-        states::{self, BOX_TYPE, Platform},
+        states::{self, BOX_TYPE, Platform, STATES_CHANGED},
     },
     sys::{self, CStruct},
 };
 
 /// The newest minor version whose handlers we can stand in for: that of jaxlib 0.12.
 pub const NEWEST: i32 = 5;
-
-/// The minor version that changed the structs for states.
-pub const STATES_CHANGED: i32 = 3;
 
 /// The minor version whose errors show their code.
 const DETAILS: i32 = 4;

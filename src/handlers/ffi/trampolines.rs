@@ -22,10 +22,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    engine::{
-        exceptions,
-        ffi::{Handler, metadata_of},
-    },
+    engine::{abi::Handler, exceptions, ffi::metadata_of},
     error::{Code, Error, Result},
     handlers::{
         depth::InHandler,

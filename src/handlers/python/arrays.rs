@@ -10,8 +10,8 @@ use std::{ffi::c_int, ptr, slice};
 
 use crate::{
     handlers::python::{
-        Object,
         gil::{Gil, Owned, Raised},
+        table::Object,
     },
     sys::{self, slice as list},
 };

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, marker::PhantomData, ptr, slice, thread};
 
-use crate::handlers::python::{Object, Table};
+use crate::handlers::python::table::{Object, Table};
 
 impl Table {
     /// Whether the interpreter is on its way out.

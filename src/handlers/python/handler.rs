@@ -14,9 +14,9 @@ use crate::{
     handlers::{
         depth::InHandler,
         python::{
-            Object, PYTHON, TAKEN,
             arrays::{self, Misfit},
             gil::{Gil, Raised},
+            table::{Object, PYTHON, TAKEN},
         },
     },
     sys::{self, CStruct, slice},

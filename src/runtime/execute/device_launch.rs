@@ -328,5 +328,5 @@ pub unsafe fn large_result(loaded: &Loaded, outputs: &[*mut sys::PJRT_Buffer]) -
     let at = loaded.program.results.iter().position(|shape| large(shape.size))?;
     let args = sys::PJRT_Buffer_ReadyEvent_Args { buffer: *outputs.get(at)?, ..Default::default() };
     // SAFETY: the caller's promise; the event is ours.
-    unsafe { engine.call(args).ok().and_then(|args| engine.own_event(args.event)) }
+    unsafe { engine.call(args).ok().and_then(|args| EngineEvent::own(engine, args.event)) }
 }

@@ -215,7 +215,7 @@ impl<'a> Launch<'a> {
             })
         };
         // SAFETY: an event that the engine filled in is ours.
-        let events: Events = raw_events.into_iter().map(|event| unsafe { engine.own_event(event) }).collect();
+        let events: Events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
         outcome?;
         if waits {
             let home = host_callbacks::wait(&events).and_then(|()| match &mut self.beside {

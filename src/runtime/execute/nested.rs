@@ -34,7 +34,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     config::EngineKind,
     engine::{
-        Engine, EngineError, Outcome, Raw, process,
+        Engine, EngineError, EngineEvent, Outcome, Raw, process,
         views::{self, Array},
     },
     error::Error,
@@ -326,7 +326,7 @@ unsafe fn ready(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Resul
     // SAFETY: the caller's promise; the event is ours.
     unsafe {
         let ready = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer, ..Default::default() })?;
-        engine.own_event(ready.event).map_or(Ok(()), |event| event.wait())
+        EngineEvent::own(engine, ready.event).map_or(Ok(()), |event| event.wait())
     }
 }
 

@@ -82,6 +82,7 @@ pub struct Resources {
 
 /// One execution or transfer on one device.
 struct Operation {
+    engine: &'static Engine,
     /// Ready once the results are there; only of flights that write large ones.
     results_ready: Option<EngineEvent>,
     done: AtomicBool,
@@ -193,6 +194,10 @@ impl Operation {
 }
 
 impl Completion for Operation {
+    fn engine(&self) -> &'static Engine {
+        self.engine
+    }
+
     /// The engine says that the operation is done.
     fn complete(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Ordering::Relaxed);
@@ -267,6 +272,7 @@ impl InFlight {
     /// Watches over what ends with `event`, and whose results are there when `results_ready` is.
     pub fn launch(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, cargo: Resources) {
         let flight = Arc::new(Operation {
+            engine: event.engine(),
             results_ready,
             done: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),

@@ -17,7 +17,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{EngineError, Outcome, Raw, views},
+    engine::{EngineError, EngineEvent, Outcome, Raw, views},
     error::{Error, Result},
     runtime::{
         buffer::{
@@ -488,7 +488,7 @@ unsafe fn show(
             memory: memory.0,
             ..Default::default()
         })?;
-        drop(engine.own_event(args.done_with_host_buffer));
+        drop(EngineEvent::own(engine, args.done_with_host_buffer));
         Ok(args.buffer)
     }
 }

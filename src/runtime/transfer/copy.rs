@@ -47,7 +47,7 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
         let ready = unsafe {
             let args = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
-            engine.own_event(args.event)
+            EngineEvent::own(engine, args.event)
         };
         if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
             return Ok(false);
@@ -258,7 +258,7 @@ pub unsafe fn copy_by_engine<A: Args>(
     let ready = unsafe {
         let event =
             client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: copied, ..Default::default() });
-        event.ok().and_then(|args| client.session.engine.own_event(args.event))
+        event.ok().and_then(|args| EngineEvent::own(client.session.engine, args.event))
     };
     match ready {
         Some(event) if !event.is_ready() => {

@@ -19,7 +19,7 @@ use smallvec::smallvec;
 
 use crate::{
     config::EngineKind,
-    engine::{Args, Engine, Outcome, process, views},
+    engine::{Args, Engine, EngineEvent, Outcome, process, views},
     runtime::{
         buffer::{
             Buffer,
@@ -159,7 +159,7 @@ pub unsafe fn from_host_by_engine(
 /// `event` must be a live event of the engine.
 unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
     // SAFETY: the event is alive; it is given back to the caller below, not destroyed.
-    match unsafe { buffer.session.engine.own_event(event) } {
+    match unsafe { EngineEvent::own(buffer.session.engine, event) } {
         Some(event) => {
             if event.is_ready() {
                 buffer.land();

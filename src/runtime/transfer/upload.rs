@@ -167,6 +167,6 @@ unsafe fn ready_event(client: &Client, view: *mut sys::PJRT_Buffer) -> Result<Op
     unsafe {
         let args =
             client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: view, ..Default::default() })?;
-        Ok(client.session.engine.own_event(args.event))
+        Ok(EngineEvent::own(client.session.engine, args.event))
     }
 }
