@@ -4,7 +4,7 @@ use crate::{
     api::entry::Entry,
     engine::{Outcome, failure::required},
     runtime::{
-        buffer::Buffer,
+        buffer::buffer_ref::BufferRef,
         transfer::copy::{copy_by_engine, copy_here},
     },
     sys,
@@ -14,7 +14,7 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Buffer_CopyToDevice";
         // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, NAME)?.share() };
         let to = required(self.dst_device, NAME, "dst_device")?;
         let place = (to, std::ptr::null_mut());
         // SAFETY: the client is alive while its buffers are used.
@@ -35,7 +35,7 @@ impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Buffer_CopyToMemory";
         // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, NAME)?.share() };
         let to = required(self.dst_memory, NAME, "dst_memory")?;
         let place = (std::ptr::null_mut(), to);
         // SAFETY: the client is alive while its buffers are used.

@@ -18,7 +18,7 @@ use crate::{
         failure::required,
         process,
     },
-    runtime::{buffer::Buffer, executable::registry::EXECUTABLES, execute::context::Context},
+    runtime::{buffer::buffer_ref::BufferRef, executable::registry::EXECUTABLES, execute::context::Context},
     sys::{self},
 };
 
@@ -143,7 +143,7 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
         let originals = Extensions::of(engine);
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
             let args = call(
                 engine,
                 originals.layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout,
@@ -191,7 +191,7 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
         let originals = Extensions::of(engine);
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
             call(engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use crate::{
     api::entry::Entry,
     engine::{Outcome, abi::Handler, extensions},
-    handlers::ffi::{Bundle, register_handler, states},
+    handlers::ffi::{Bundle, note_deleter, register_handler},
     sys::{self, text},
 };
 
@@ -25,7 +25,7 @@ impl Entry for sys::PJRT_FFI_Type_Register_Args {
         *self = unsafe { extensions::register_type(*self)? };
         // SAFETY: the engine has just read it.
         let info = unsafe { self.type_info.as_ref() };
-        states::note_deleter(self.type_id, info.and_then(|info| info.deleter));
+        note_deleter(self.type_id, info.and_then(|info| info.deleter));
         Ok(())
     }
 }

@@ -20,6 +20,7 @@
 
 pub mod abi;
 pub mod atexit;
+pub mod buffers;
 pub mod choice;
 pub mod discover;
 pub mod exceptions;
@@ -38,6 +39,7 @@ pub mod trial;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};
+pub use buffers::EngineBuffer;
 pub use failure::{Failure, Outcome};
 pub use handles::{Completion, EngineEvent, Raw};
 pub use library::{Engine, EngineError};

@@ -6,9 +6,10 @@ pub const ORDER: &[&[&str]] = &[
     &["lib"],
     &["api"],
     &["runtime"],
-    &["engine", "program", "report", "device"],
+    &["handlers"],
+    &["engine", "program", "report", "device", "config", "logging"],
     &["memory"],
-    &["config", "logging", "sync", "error", "units", "sys"],
+    &["fork", "sync", "error", "units", "sys"],
 ];
 
 /// A file with more lines than this is listed.

@@ -13,7 +13,12 @@ use crate::{
     engine::{Outcome, views},
     error::Error,
     memory::MoveBarrier,
-    runtime::{allocator::compaction, buffer::Buffer, client, device_memory::Resident},
+    runtime::{
+        allocator::compaction,
+        buffer::{Buffer, buffer_ref::BufferRef},
+        client,
+        device_memory::Resident,
+    },
     sys,
 };
 
@@ -42,7 +47,7 @@ impl<'a> Hold<'a> {
     /// As for [`Buffer::borrow`].
     unsafe fn new(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { Buffer::borrow(buffer, function)? };
+        let buffer = unsafe { BufferRef::borrow(buffer, function)? }.get();
         Ok(Self { buffer, handle: buffer.take_up()? })
     }
 
@@ -52,7 +57,7 @@ impl<'a> Hold<'a> {
     /// As for [`Buffer::borrow`].
     unsafe fn to_pin(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
-        let share = unsafe { Buffer::share(buffer, function)? };
+        let share = unsafe { BufferRef::borrow(buffer, function)?.share() };
         relocate_for_pin(&share);
         // SAFETY: the caller's promise.
         unsafe { Self::new(buffer, function) }
@@ -93,7 +98,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
 impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
         // Without the client there is no engine's buffer to tell.
         let hold = buffer.hold().ok();
         {

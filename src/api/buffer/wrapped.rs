@@ -11,7 +11,8 @@ use crate::{
     runtime::{
         allocator::admission::Admission,
         buffer::{
-            Buffer,
+            buffer_ref::BufferRef,
+            donation_hold::DonationHold,
             storage::{Access, Storage},
         },
         client,
@@ -134,8 +135,8 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
             return Ok(());
         }
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Client_FulfillAliasBuffer")? };
-        let giving = buffer.give()?;
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Client_FulfillAliasBuffer")?.share() };
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
         let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         if outcome.is_ok() {
@@ -153,9 +154,9 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
 impl Entry for sys::PJRT_Buffer_Bitcast_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_Bitcast")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Bitcast")?.share() };
         let client = client::of_buffer(&buffer)?;
-        let giving = buffer.give()?;
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
         let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         match outcome {
@@ -173,9 +174,9 @@ impl Entry for sys::PJRT_Buffer_Bitcast_Args {
 impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_DonateWithControlDependency")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DonateWithControlDependency")?.share() };
         let client = client::of_buffer(&buffer)?;
-        let giving = buffer.give()?;
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
         let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         match outcome {

@@ -14,11 +14,12 @@
 //! Registering is rare; nothing of it is on the way of an execution but the trampoline.
 
 mod errors;
-pub mod states;
+mod states;
 mod tables;
 mod trampolines;
 
 use once_cell::sync::OnceCell;
+pub use states::note_deleter;
 use states::{Platform, STATES_CHANGED};
 use tables::{Kind, NEWEST, Tables};
 

@@ -19,20 +19,19 @@ use std::sync::{Arc, Weak};
 use parking_lot::MutexGuard;
 
 use crate::{
-    engine::{EngineError, Outcome, Raw, Session, failure::required},
+    engine::{EngineError, Outcome, Raw, Session},
     error::{Error, Result},
-    memory::{BlockId, MoveBarrier, Provenance},
+    memory::Provenance,
     runtime::{
         buffer::{
             body::Body,
             storage::{Access, Foreign, Storage},
             usage::{Life, State, Usage, User, Writing},
         },
-        device_memory::{Allocation, LockedForMove, Occupied, Resident},
+        device_memory::{Allocation, Resident},
         shape::Shape,
     },
     sys,
-    units::{Address, Bytes},
 };
 
 /// XLA's words for using a buffer that is no more; JAX's users and tests know them.
@@ -149,35 +148,6 @@ impl Buffer {
         Arc::into_raw(self).cast_mut().cast()
     }
 
-    /// The buffer behind a caller's handle.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT naming `function` if it is NULL.
-    ///
-    /// # Safety
-    /// `buffer` must be NULL or come from [`Buffer::into_raw`] and not be destroyed while the result is used.
-    pub unsafe fn borrow<'a>(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<&'a Self> {
-        let buffer = required(buffer, function, "buffer")?;
-        // SAFETY: the caller's promise.
-        Ok(unsafe { &*buffer.cast::<Self>() })
-    }
-
-    /// As [`Buffer::borrow`], with a share of the ownership.
-    ///
-    /// # Errors
-    /// As [`Buffer::borrow`].
-    ///
-    /// # Safety
-    /// As [`Buffer::borrow`].
-    pub unsafe fn share(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Arc<Self>> {
-        let buffer = required(buffer, function, "buffer")?.cast::<Self>().cast_const();
-        // SAFETY: the handle is one share of the `Arc`, alive during the call.
-        unsafe {
-            Arc::increment_strong_count(buffer);
-            Ok(Arc::from_raw(buffer))
-        }
-    }
-
     /// Where it goes when its owner destroys it.
     pub fn nest(&self) -> Option<&CacheSlot> {
         self.nest.as_ref()
@@ -239,6 +209,30 @@ impl Buffer {
             return Err(Error::invalid_argument(GONE));
         }
         self.open_handle(state)
+    }
+
+    /// As [`Buffer::take_up_for`], for a call that may consume the buffer: until [`Buffer::end_gift`] nobody but the engine
+    /// begins to read the bytes, and who read them has done so. `None` if a program of another client reads them.
+    ///
+    /// # Errors
+    /// As [`Buffer::take_up`].
+    pub fn take_up_to_give(&self, user: User) -> Result<Option<*mut sys::PJRT_Buffer>> {
+        let Some(mut state) = self.usage().lock_to_take() else { return Ok(None) };
+        let handle = self.live_handle(&state).inspect_err(|_| state.end_taking())?;
+        state.begin_use(user);
+        Ok(Some(handle))
+    }
+
+    /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another that is under
+    /// way was given the buffer too: it is that one which has consumed it, or they both failed, and the last gives the memory.
+    pub fn end_gift(&self, consumed: bool, failed: bool) -> Option<Storage> {
+        let mut state = self.state();
+        state.end_taking();
+        if !consumed || failed && state.is_being_taken() {
+            return None;
+        }
+        state.donate();
+        Some(std::mem::replace(&mut state.storage, Storage::Gone))
     }
 
     /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
@@ -411,72 +405,6 @@ impl Buffer {
         // The arena has a lock of its own: free after giving up ours.
         drop(freed);
         None
-    }
-}
-
-impl Resident for Buffer {
-    fn occupied(&self) -> Option<Occupied> {
-        let occupied =
-            |held: &Allocation| Occupied { block: held.block().id, size: held.size(), provenance: held.provenance() };
-        self.usage.peek(|body| body.held().map(occupied))
-    }
-
-    fn move_barrier(&self) -> Option<MoveBarrier> {
-        self.usage.move_barrier()
-    }
-
-    fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
-        let look = |body: &Body| {
-            let held = body.held()?;
-            (held.block().id == block && self.session.is_open()).then(|| body.handle())
-        };
-        let view = self.usage.seize(look)?;
-        Some(Box::new(Locked { buffer: self, view, prepared: None }))
-    }
-}
-
-/// A buffer that is locked for a move.
-struct Locked {
-    buffer: Arc<Buffer>,
-    /// Its view.
-    view: Raw<sys::PJRT_Buffer>,
-    /// The view at the new place, and the place.
-    prepared: Option<(Raw<sys::PJRT_Buffer>, Address)>,
-}
-
-impl LockedForMove for Locked {
-    fn bytes(&self) -> Bytes {
-        Bytes::new(self.buffer.shape.size as u64)
-    }
-
-    unsafe fn prepare(&mut self, to: Address) -> Result<()> {
-        let Buffer { session, memory, shape, .. } = &*self.buffer;
-        // SAFETY: the bytes are there, in a block that stays, as this function asks; the client was open when the buffer was
-        // locked, in this call of the C API.
-        let view = unsafe { session.view(*memory, to.get() as usize, shape.array()) };
-        let view = view.map_err(|error| Error::internal(error.message()))?;
-        self.prepared = Some((Raw(view), to));
-        Ok(())
-    }
-
-    fn moved(mut self: Box<Self>) {
-        let Some((fresh, to)) = self.prepared.take() else { return };
-        let old = std::mem::replace(&mut self.view, Raw::NULL);
-        self.buffer.usage.release(|body| body.move_to(fresh, to));
-        // SAFETY: the old view was the buffer's, which has the new one; nothing uses it.
-        unsafe { self.buffer.session.destroy(old) };
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        if let Some((unused, _)) = self.prepared.take() {
-            // SAFETY: the view was made for this move, and nobody else has seen it.
-            unsafe { self.buffer.session.destroy(unused) };
-        }
-        if !self.view.is_null() {
-            self.buffer.usage.release(|_| ());
-        }
     }
 }
 

@@ -49,7 +49,7 @@ pub unsafe fn results(
     let client = &loaded.client;
     let program = &*loaded.program;
     // An argument in memory of the engine or of an outsider has no block to give, so such a run says nothing about others.
-    let all_ours = candidates.iter().all(|candidate| candidate.held.is_some());
+    let all_ours = candidates.iter().all(|candidate| candidate.allocation.is_some());
     let known = program.origins.get().filter(|origins| {
         let runs = program.executions.runs.load(Ordering::Relaxed);
         all_ours
@@ -77,7 +77,7 @@ pub unsafe fn results(
         if known.is_none() {
             learned.push(at);
         }
-        let held = at.and_then(|at| candidates[at].held.take());
+        let held = at.and_then(|at| candidates[at].allocation.take());
         if held.is_none() && has_memory {
             count_miss(program, index, candidates);
         }
@@ -96,7 +96,7 @@ pub unsafe fn results(
                 let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
                 // Another result may lie there than before, if the engine changed its mind.
                 let fits = |shell: &Arc<Buffer>| Arc::ptr_eq(&shell.shape, shape) && shell.memory.0 == memory.0;
-                if let Some(shell) = candidate.shell.take().filter(fits) {
+                if let Some(shell) = candidate.reused.take().filter(fits) {
                     shell.revive(output, held, writing);
                     wrapped.push(shell);
                     continue;
@@ -156,7 +156,7 @@ fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
 /// an asynchronous transfer have none before they are sent, and the engine would wait for them.
 fn is_elsewhere(home: Option<&ResultPlacement>, candidates: &[Candidate]) -> bool {
     let Some(&ResultPlacement::Argument(argument)) = home else { return false };
-    of_argument(argument, candidates).is_none_or(|candidate| candidate.held.is_none())
+    of_argument(argument, candidates).is_none_or(|candidate| candidate.allocation.is_none())
 }
 
 /// The candidate that an argument gave. O(log n): they come in the order of their origins.
@@ -171,7 +171,7 @@ fn find(address: usize, candidates: &[Candidate], next: &mut usize) -> Option<us
     let count = candidates.len();
     let at = (0..count)
         .map(|step| (*next + step) % count)
-        .find(|&at| candidates[at].address == address && candidates[at].held.is_some())?;
+        .find(|&at| candidates[at].address == address && candidates[at].allocation.is_some())?;
     *next = (at + 1) % count;
     Some(at)
 }

@@ -23,6 +23,7 @@ use crate::{
     runtime::{
         buffer::{
             Buffer,
+            buffer_ref::BufferRef,
             storage::{Access, Foreign},
         },
         client::{self, Client, Site},
@@ -187,7 +188,7 @@ pub unsafe fn read<A: Args>(
     event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
 ) -> Outcome<A> {
     // SAFETY: the caller's promise.
-    let buffer = unsafe { Buffer::share(buffer, A::FUNCTION)? };
+    let buffer = unsafe { BufferRef::borrow(buffer, A::FUNCTION)?.share() };
     let handle = buffer.take_up()?;
     // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
     match unsafe { buffer.session.engine.call(args(handle)) } {
