@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bindings test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint layers bindings test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -48,6 +48,9 @@ lint: setup ## rustfmt, clippy, ruff, mypy and tsc, warnings are errors; are the
 	"$(PY)" -m mypy
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) --project src/report/viewer; \
 	else echo "make: the page of snapshots is not checked: npx, of Node.js, gets no TypeScript compiler"; fi
+
+layers: ## what each layer of src measures: circles of files, arrows that point up, unsafe places
+	@$(CARGO) run --quiet --package layers --locked
 
 bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the headers beside it
 	$(LIBCLANG) PJRT_ARENA_BINDINGS=write $(CARGO) check --package pjrt-arena --lib --features bindgen --locked

@@ -23,6 +23,8 @@ pub mod config;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod fork;
+pub mod handlers;
 pub mod logging;
 pub mod memory;
 pub mod program;

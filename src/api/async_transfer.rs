@@ -26,6 +26,7 @@ use crate::{
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
+        allocator::allocate::allocate_or_explain,
         client::{self, Client, Site},
         device_memory::origins::ORIGINS,
         shape::{Shape, dense_size, element_bytes},
@@ -73,7 +74,7 @@ impl Manager {
             Arc::increment_strong_count(manager);
             Arc::from_raw(manager)
         };
-        if !manager.client.is_open() {
+        if !manager.client.session.is_open() {
             return Err(Error::failed_precondition(format!("{function}: the client has been destroyed")).into());
         }
         Ok(manager)
@@ -99,7 +100,10 @@ impl Manager {
     fn ready_event(&self) -> Outcome<*mut sys::PJRT_Event> {
         // SAFETY: the buffer lives as long as the manager; there is one, since an array lies in an arena.
         let args = unsafe {
-            self.client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: self.ready.0, ..Default::default() })?
+            self.client
+                .session
+                .engine
+                .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: self.ready.0, ..Default::default() })?
         };
         Ok(args.event)
     }
@@ -107,7 +111,7 @@ impl Manager {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        if !self.client.is_open() {
+        if !self.client.session.is_open() {
             return;
         }
         for slot in &self.slots {
@@ -116,7 +120,7 @@ impl Drop for Manager {
         }
         if !self.ready.is_null() {
             // SAFETY: the buffer was ours; nothing uses it, its events live on their own.
-            unsafe { views::destroy(self.client.engine, self.ready.0) };
+            unsafe { views::destroy(self.client.session.engine, self.ready.0) };
         }
     }
 }
@@ -137,12 +141,14 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
     // SAFETY: the client is alive, and what the getters point to lives as long as it does; the memory is only used once
     // it is found to be one of the client's.
     unsafe {
-        let client_args = sys::PJRT_Client_AddressableMemories_Args { client: client.handle.0, ..Default::default() };
-        let all = client.engine.call(client_args)?;
+        let client_args =
+            sys::PJRT_Client_AddressableMemories_Args { client: client.session.handle.0, ..Default::default() };
+        let all = client.session.engine.call(client_args)?;
         if !slice(all.addressable_memories, all.num_addressable_memories).contains(&memory) {
             return Err(Error::invalid_argument(format!("{NAME}: {memory:p} is no memory of the client")).into());
         }
-        let of = client.engine.call(sys::PJRT_Memory_AddressableByDevices_Args { memory, ..Default::default() })?;
+        let of =
+            client.session.engine.call(sys::PJRT_Memory_AddressableByDevices_Args { memory, ..Default::default() })?;
         let first = slice(of.devices, of.num_devices).first();
         let first = first.ok_or_else(|| Error::invalid_argument(format!("{NAME}: the memory belongs to no device")))?;
         Ok(Raw(*first))
@@ -155,15 +161,15 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
 /// The layout must be NULL or valid.
 unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Option<(Site<'a>, Bytes)> {
     // Without aliases (0.77) a buffer cannot be handed over before its bytes are there.
-    client.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
+    client.session.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
     // Bytes of pieces on their way to a GPU have an order of their own, which the engine's manager keeps.
-    if client.sight == ViewKind::Device {
+    if client.session.view_kind == ViewKind::Device {
         return None;
     }
     // SAFETY: the caller's promise.
     let plain = unsafe { is_default_layout(spec.layout) };
     destination(client, ptr::null_mut(), memory)
-        .filter(|_| plain && client.viewable.contains(spec.raw.element_type))
+        .filter(|_| plain && client.session.aliasable.contains(spec.raw.element_type))
         .zip(dense_size(spec.raw.element_type, spec.dims))
 }
 
@@ -185,8 +191,8 @@ unsafe fn by_engine(
     // SAFETY: the caller's promise; the shape and the layout live for the call. The manager is alive until the slot that
     // is made of it is destroyed.
     unsafe {
-        let args = client.engine.call(sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
-            client: client.handle.0,
+        let args = client.session.engine.call(sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
+            client: client.session.handle.0,
             shape_specs: &raw mut raw,
             num_shape_specs: 1,
             device_layouts: &raw mut layout,
@@ -195,7 +201,7 @@ unsafe fn by_engine(
             ..Default::default()
         })?;
         let manager = args.transfer_manager;
-        let size = client.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
+        let size = client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
             transfer_manager: manager,
             buffer_index: 0,
             ..Default::default()
@@ -214,11 +220,11 @@ unsafe fn by_engine(
 impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
-        client.in_flight.tend(client.engine);
+        client.allocator.in_flight.tend(client.session.engine);
         // SAFETY: the client is alive.
         let device = unsafe { device_of(&client, self.memory)? };
         // SAFETY: the caller's arrays are as long as it says, its layouts NULL or valid.
-        let specs = unsafe { specs(self, client.engine.minor())? };
+        let specs = unsafe { specs(self, client.session.engine.minor())? };
         // Dropping the manager gives back what was made until something fails.
         let mut manager =
             Manager { client: Arc::clone(&client), device, slots: Vec::with_capacity(specs.len()), ready: Raw::NULL };
@@ -235,13 +241,23 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 // SAFETY: the scalar is aligned, as large as any element, and lives for ever. Nobody writes to it: the
                 // view is never shown to a program.
                 let view = unsafe {
-                    views::view(client.engine, (client.handle.0, site.memory.0), address, Array::new(kind, &[]))?
+                    views::view(
+                        client.session.engine,
+                        (client.session.handle.0, site.memory.0),
+                        address,
+                        Array::new(kind, &[]),
+                    )?
                 };
                 manager.ready = Raw(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
             let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
-            let block = client.allocate_or_tell(site.arena, &shape, Provenance { origin, ..Provenance::default() })?;
+            let block = allocate_or_explain(
+                &client.allocator,
+                site.arena,
+                &shape,
+                Provenance { origin, ..Provenance::default() },
+            )?;
             manager.slots.push(Slot::in_arena(index, shape, site.device.handle, site.memory, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();
@@ -285,6 +301,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             Writing::Engine(inner) => unsafe {
                 manager
                     .client
+                    .session
                     .engine
                     .call(Self { transfer_manager: inner.0, buffer_index: 0, ..*self })
                     .map(|args| args.done_with_h2d_transfer)
@@ -332,6 +349,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
             (Writing::Engine(inner), _) => unsafe {
                 manager
                     .client
+                    .session
                     .engine
                     .call(Self { transfer_manager: inner.0, buffer_index: 0, ..*self })
                     .map(|args| args.done_with_h2d_transfer)

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::engine::named_values::named_values;
-use crate::runtime::executable::registry;
 use crate::{
     api::entry::Entry,
     config::{Environment, OptionValue, Scratch, Settings},
-    engine::{Outcome, Raw, failure::required, process, scratch},
+    engine::{Outcome, Raw, failure::required, named_values::named_values, process, scratch},
     error::{Error, Result},
     logging,
     runtime::{
-        allocator::trimmer,
         client::{self, open_devices},
+        executable::registry,
+        report,
     },
     sys::{self, slice, text},
 };
@@ -88,9 +87,10 @@ impl Entry for sys::PJRT_Client_Create_Args {
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
         // SAFETY: the client was just created and is ours.
-        match unsafe { open_devices::open_devices(engine, Raw(created.client), settings, share) } {
+        match unsafe { open_devices::open_devices(engine, Raw(created.client), settings, share, report::on_exhausted) }
+        {
             Ok(client) => {
-                trimmer::watch_scratch(&client);
+                client::watch_scratch(&client);
                 client::register(client);
                 self.client = created.client;
                 Ok(())
@@ -115,19 +115,19 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         let Some(client) = client::unregister(handle) else {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
-        client.show_out();
-        client.idle.end();
-        client::with_any(trimmer::watch_scratch);
+        client.lock_out_guards();
+        client.allocator.trimmer.end();
+        client::with_any(client::watch_scratch);
         // Views first, then the engine's client; the arenas go with the last buffer.
-        client.in_flight.end(client.engine);
-        client.spares.clear();
+        client.allocator.in_flight.end(client.session.engine);
+        client.allocator.clear_caches();
         for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
-            loaded.twins.end(client.engine);
+            loaded.twins.end(client.session.engine);
         }
-        client.beside.end(client.engine);
-        client.close();
+        client.nested.end();
+        client.session.close();
         // SAFETY: the caller gives the client up.
-        unsafe { client.engine.call(*self)? };
+        unsafe { client.session.engine.call(*self)? };
         Ok(())
     }
 }

@@ -8,7 +8,6 @@ mod ffi;
 mod memory;
 mod python;
 mod report;
-pub mod snapshot;
 mod track;
 
 use std::{
@@ -20,7 +19,6 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use crate::runtime::executable::registry;
 use crate::{
     config::{self, ENGINE, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
     device::{
@@ -31,8 +29,9 @@ use crate::{
     runtime::{
         allocator::pinned_host::KIND,
         client::{self, ClientGuard, open_devices},
+        counters::Tally,
         device_memory::DeviceMemory,
-        executable::counters::Tally,
+        executable::registry,
     },
 };
 
@@ -148,7 +147,7 @@ pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usiz
 fn counters(clients: &[ClientGuard]) -> Value {
     let mut tally = Tally::default();
     for client in clients {
-        client.settle();
+        client.allocator.drain();
         tally.add(&client.counters.tally());
     }
     for program in registry::LOADED.values() {

@@ -25,7 +25,7 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         };
         // What the engine is done with is free, whether or not a call has noticed.
         if let Some(client) = &client {
-            client.settle();
+            client.allocator.drain();
         }
         let stats = arena.stats();
         // The caller does not clear the struct: every flag is written.

@@ -11,11 +11,14 @@ use std::{
 };
 
 use crate::{
-    api::error,
+    api::own_error,
     engine::{Args, Failure, Outcome, failure::panicked, fitted, process},
     error::{Code, Error},
     sys::{self, CStruct},
 };
+
+/// Words of zero behind the table, and behind each extension.
+pub const PADDING: usize = 64;
 
 /// A PJRT function that we answer ourselves.
 pub trait Entry: CStruct {
@@ -93,12 +96,12 @@ unsafe fn check_size<A: CStruct>(args: *const A) -> Outcome {
 fn guard(function: &'static str, body: impl FnOnce() -> Outcome) -> *mut sys::PJRT_Error {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ptr::null_mut(),
-        Ok(Err(Failure::Own(own))) => error::into_raw(own),
-        Ok(Err(Failure::Engine(engine))) => engine.into_raw().unwrap_or_else(error::into_raw),
+        Ok(Err(Failure::Own(own))) => own_error::into_raw(own),
+        Ok(Err(Failure::Engine(engine))) => engine.into_raw().unwrap_or_else(own_error::into_raw),
         Err(panic) => {
             let what = panicked(&*panic);
             log::error!("{function} panicked: {what}");
-            error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
+            own_error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
         }
     }
 }

@@ -5,20 +5,21 @@
 //! a newer function without looking at the size reads NULL. An extension that is unknown here is left out: it may take a
 //! `PJRT_Buffer`.
 
-use std::{ffi::c_void, mem::offset_of, ptr};
-
-use once_cell::sync::OnceCell;
+use std::{mem::offset_of, ptr};
 
 use crate::{
     api::{
-        entry::{Entry, entry},
+        entry::{Entry, PADDING, entry},
         profiler,
-        table::PADDING,
     },
-    engine::{Engine, Outcome, failure::required, library::Function, set_struct_size},
-    error::Error,
-    runtime::{buffer::Buffer, callbacks::partitioners, executable::registry::EXECUTABLES, execute::context::Context},
-    sys::{self, CStruct},
+    engine::{
+        Engine, Outcome,
+        extensions::{Extensions, call},
+        failure::required,
+        process,
+    },
+    runtime::{buffer::buffer_ref::BufferRef, executable::registry::EXECUTABLES, execute::context::Context},
+    sys::{self},
 };
 
 /// What happens to an extension.
@@ -60,35 +61,8 @@ fn fate(kind: sys::PJRT_Extension_Type) -> Fate {
     }
 }
 
-/// The engine's own functions in the slots that we replace.
-struct Originals {
-    engine: &'static Engine,
-    layouts: sys::PJRT_Layouts_Extension,
-    stream: sys::PJRT_Stream_Extension,
-    ffi: sys::PJRT_FFI_Extension,
-    shardings: sys::PJRT_Shardings_Extension,
-}
-
-// SAFETY: function tables, written once.
-unsafe impl Send for Originals {}
-// SAFETY: as above.
-unsafe impl Sync for Originals {}
-
-static ORIGINALS: OnceCell<Originals> = OnceCell::new();
-
-fn originals() -> Outcome<&'static Originals> {
-    Ok(ORIGINALS.get().ok_or_else(|| Error::internal("an extension is called before the plugin is loaded"))?)
-}
-
 /// Builds our chain from the engine's. The copies live until the process ends, like the engine itself.
 pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
-    let mut originals = Originals {
-        engine,
-        layouts: Default::default(),
-        stream: Default::default(),
-        ffi: Default::default(),
-        shardings: Default::default(),
-    };
     let mut chain: Vec<*mut sys::PJRT_Extension_Base> = Vec::new();
     let mut next = engine.extensions();
     while !next.is_null() {
@@ -104,7 +78,7 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
             unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), copy.cast(), base.struct_size) };
             if fate == Fate::Patch {
                 // SAFETY: the copy is of that type and size.
-                unsafe { patch(copy, base, &mut originals) };
+                unsafe { patch(copy, base) };
             }
             chain.push(copy);
         }
@@ -117,10 +91,8 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     }
     // SAFETY: as above.
     if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Custom_Partitioner) {
-        chain.push(partitioners::extension());
+        chain.push(super::partitioners::extension());
     }
-    // A second table would find the same engine.
-    let _ = ORIGINALS.set(originals);
     let mut head = ptr::null_mut();
     for &extension in chain.iter().rev() {
         // SAFETY: the copies are ours and begin with the base.
@@ -130,77 +102,50 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     head
 }
 
-/// Keeps the engine's functions, and puts ours into the slots that the extension is long enough to have.
+/// Puts functions of ours into the slots that the extension is long enough to have.
 ///
 /// # Safety
 /// `copy` must point to `base.struct_size` writable bytes of an extension of type `base.type_`.
-unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_Base, originals: &mut Originals) {
+unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_Base) {
     macro_rules! replace {
-        ($kept:ident: $table:ident, $($slot:ident => $args:ident),*) => {{
-            // SAFETY: as much as both have is copied.
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    copy.cast::<u8>(),
-                    (&raw mut originals.$kept).cast(),
-                    base.struct_size.min(size_of::<sys::$table>()),
-                );
-            }
+        ($table:ident, $($slot:ident => $args:ident),*) => {{
             $(
                 if base.struct_size >= offset_of!(sys::$table, $slot) + size_of::<usize>() {
+                    // SAFETY: the slot lies within the extension, which is of this type and writable.
+                    let slot = unsafe { &mut (*copy.cast::<sys::$table>()).$slot };
                     // A slot that the engine left empty stays so.
-                    let ours = originals.$kept.$slot.is_some();
-                    // SAFETY: the slot lies within the extension.
-                    unsafe { (*copy.cast::<sys::$table>()).$slot = ours.then_some(entry::<sys::$args>) };
+                    *slot = slot.is_some().then_some(entry::<sys::$args>);
                 }
             )*
         }};
     }
     match base.type_ {
-        sys::PJRT_Extension_Type_Layouts => replace!(layouts: PJRT_Layouts_Extension,
+        sys::PJRT_Extension_Type_Layouts => replace!(PJRT_Layouts_Extension,
             PJRT_Layouts_PJRT_Buffer_MemoryLayout => PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args,
             PJRT_Layouts_PJRT_Executable_GetParameterLayouts =>
                 PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args),
-        sys::PJRT_Extension_Type_Stream => replace!(stream: PJRT_Stream_Extension,
+        sys::PJRT_Extension_Type_Stream => replace!(PJRT_Stream_Extension,
             wait_stream => PJRT_Wait_Until_Buffer_Ready_On_Stream_Args),
-        sys::PJRT_Extension_Type_FFI => replace!(ffi: PJRT_FFI_Extension,
+        sys::PJRT_Extension_Type_FFI => replace!(PJRT_FFI_Extension,
             type_register => PJRT_FFI_Type_Register_Args,
             user_data_add => PJRT_FFI_UserData_Add_Args,
             register_handler => PJRT_FFI_Register_Handler_Args),
-        sys::PJRT_Extension_Type_Shardings => replace!(shardings: PJRT_Shardings_Extension,
+        sys::PJRT_Extension_Type_Shardings => replace!(PJRT_Shardings_Extension,
             PJRT_Shardings_PJRT_Executable_ParameterShardings =>
                 PJRT_Shardings_PJRT_Executable_ParameterShardings_Args),
         _ => {}
     }
 }
 
-/// Calls a function of one of the engine's extensions.
-///
-/// # Safety
-/// The struct must satisfy the function's contract.
-unsafe fn call<A: CStruct>(
-    engine: &'static Engine,
-    function: Option<unsafe extern "C" fn(*mut A) -> *mut sys::PJRT_Error>,
-    mut args: A,
-) -> Outcome<A> {
-    let function =
-        function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
-    set_struct_size(&mut args, A::STRUCT_SIZE);
-    // SAFETY: the caller's promise; functions of a table differ only in the struct that their one pointer is to.
-    unsafe {
-        let function: Function = std::mem::transmute(function);
-        engine.invoke(&raw mut args, function)?;
-    }
-    Ok(args)
-}
-
 impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let originals = originals()?;
+        let engine = process::engine()?;
+        let originals = Extensions::of(engine);
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
             let args = call(
-                originals.engine,
+                engine,
                 originals.layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout,
                 Self { buffer: buffer.hold()?.handle(), ..*self },
             )?;
@@ -212,11 +157,12 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
 
 impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let originals = originals()?;
+        let engine = process::engine()?;
+        let originals = Extensions::of(engine);
         required(self.executable, "PJRT_Layouts_PJRT_Executable_GetParameterLayouts", "executable")?;
         let function = originals.layouts.PJRT_Layouts_PJRT_Executable_GetParameterLayouts;
         // SAFETY: the caller's promise, handed on as it is.
-        *self = unsafe { call(originals.engine, function, *self)? };
+        *self = unsafe { call(engine, function, *self)? };
         if let Some(program) = EXECUTABLES.get(self.executable) {
             self.num_parameters = program.visible(self.num_parameters);
         }
@@ -226,11 +172,12 @@ impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
 
 impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let originals = originals()?;
+        let engine = process::engine()?;
+        let originals = Extensions::of(engine);
         required(self.executable, "PJRT_Shardings_PJRT_Executable_ParameterShardings", "executable")?;
         let function = originals.shardings.PJRT_Shardings_PJRT_Executable_ParameterShardings;
         // SAFETY: the caller's promise, handed on as it is.
-        *self = unsafe { call(originals.engine, function, *self)? };
+        *self = unsafe { call(engine, function, *self)? };
         if let Some(program) = EXECUTABLES.get(self.executable) {
             self.num_parameters = program.visible(self.num_parameters);
         }
@@ -240,56 +187,15 @@ impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {
 
 impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
     unsafe fn run(&mut self) -> Outcome {
-        let originals = originals()?;
+        let engine = process::engine()?;
+        let originals = Extensions::of(engine);
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
-            call(originals.engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
+            call(engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
         }
         Ok(())
     }
-}
-
-/// A stream of the engine's on `device` that a view can be made to wait for.
-///
-/// # Errors
-/// The engine's; UNIMPLEMENTED for one without streams.
-///
-/// # Safety
-/// The device must be alive.
-pub unsafe fn stream_of(device: *mut sys::PJRT_Device) -> Outcome<isize> {
-    let originals = originals()?;
-    let args = sys::PJRT_Get_Stream_For_External_Ready_Events_Args { device, ..Default::default() };
-    // SAFETY: the caller's promise.
-    Ok(unsafe { call(originals.engine, originals.stream.get_stream, args)? }.stream)
-}
-
-/// Registers a type of user data with the engine, through its own function.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// The struct must satisfy the function's contract.
-pub unsafe fn register_type(args: sys::PJRT_FFI_Type_Register_Args) -> Outcome<sys::PJRT_FFI_Type_Register_Args> {
-    let originals = originals()?;
-    // SAFETY: the caller's promise.
-    unsafe { call(originals.engine, originals.ffi.type_register, args) }
-}
-
-/// Adds user data to a context of the engine.
-///
-/// # Errors
-/// The engine's: there is data of that type already, or the pointer is NULL.
-///
-/// # Safety
-/// The context must be alive.
-pub unsafe fn add_user_data(context: *mut sys::PJRT_ExecuteContext, kind: i64, data: *mut c_void) -> Outcome {
-    let originals = originals()?;
-    let user_data = sys::PJRT_FFI_UserData { type_id: kind, data };
-    let args = sys::PJRT_FFI_UserData_Add_Args { context, user_data, ..Default::default() };
-    // SAFETY: the caller's promise.
-    unsafe { call(originals.engine, originals.ffi.user_data_add, args) }.map(drop)
 }
 
 impl Entry for sys::PJRT_FFI_UserData_Add_Args {

@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    api::table::PADDING,
+    api::entry::PADDING,
     engine::failure::panicked,
     error::{Code, Error, Result},
     report::timeline::TIMELINE,

@@ -10,16 +10,14 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     api::{
-        entry::{entry, pass},
-        error::{error_destroy, error_message},
+        entry::{PADDING, entry, pass},
         extensions,
+        own_error::{error_destroy, error_message},
+        plugin,
     },
     engine::{Engine, process},
     sys::{self, CStruct},
 };
-
-/// Words of zero behind the table, and behind each extension.
-pub const PADDING: usize = 64;
 
 /// The version that the table says while there is no engine.
 const MINOR_WITHOUT_ENGINE: i32 = 81;
@@ -67,7 +65,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     };
     api.PJRT_Error_Destroy = Some(error_destroy);
     api.PJRT_Error_Message = Some(error_message);
-    api.PJRT_Plugin_Attributes = Some(process::attributes);
+    api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
     Table { api, padding: [0; PADDING] }
 }

@@ -9,11 +9,18 @@
 //! Zero is every field's default, and a callee asks only that `struct_size` is not below its own.
 
 use std::{
+    ffi::c_void,
     mem::{MaybeUninit, offset_of},
     ops::RangeBounds,
 };
 
 use crate::sys;
+
+/// Every PJRT function but the two that cannot fail takes one struct and returns an error or NULL.
+pub type Function = unsafe extern "C" fn(*mut c_void) -> *mut sys::PJRT_Error;
+
+/// A handler of XLA FFI. It may throw a C++ exception, which then passes through its Rust callers.
+pub type Handler = unsafe extern "C-unwind" fn(*mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error;
 
 /// The argument struct of one PJRT function.
 ///

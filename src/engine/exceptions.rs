@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_char, c_void};
 use once_cell::sync::Lazy;
 
 use crate::{
-    engine::{ffi::Handler, library::Function},
+    engine::abi::{Function, Handler},
     error::{Code, Error},
     sys,
 };

@@ -59,10 +59,10 @@ impl Fence {
         };
         // SAFETY: both are ours from here on.
         let event = unsafe {
-            drop(engine.own_event(made.done_with_host_buffer));
+            drop(EngineEvent::own(engine, made.done_with_host_buffer));
             engine
                 .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: made.buffer, ..Default::default() })
-                .map(|ready| engine.own_event(ready.event))
+                .map(|ready| EngineEvent::own(engine, ready.event))
                 .and_then(|event| event.ok_or_else(|| EngineError::Own(Error::internal("a buffer without an event"))))
         };
         // SAFETY: nobody else knows the buffer.

@@ -17,13 +17,10 @@ use std::{
 };
 
 use crate::{
-    engine::{Engine, EngineError},
+    engine::{Engine, EngineError, abi::Handler},
     error::{Code, Error, Result},
     sys::{self, CStruct},
 };
-
-/// A handler of XLA FFI. It may throw a C++ exception, which then passes through its Rust callers.
-pub type Handler = unsafe extern "C-unwind" fn(*mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error;
 
 /// What [`Table::learn`] registers.
 const PROBE: &str = "pjrt_arena_probe";

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::c_void,
+    fmt,
     fs::File,
     io::Read as _,
     mem,
@@ -11,16 +12,12 @@ use std::{
 
 use crate::{
     engine::{
-        abi::{Args, fitted, oversize, set_struct_size},
+        abi::{Args, Function, fitted, oversize, set_struct_size},
         exceptions::{self, Landed},
-        handles::{EngineError, EngineEvent},
     },
-    error::{Error, Result},
+    error::{Code, Error, Result},
     sys::{self, CStruct},
 };
-
-/// Every PJRT function but the two that cannot fail takes one struct and returns an error or NULL.
-pub type Function = unsafe extern "C" fn(*mut c_void) -> *mut sys::PJRT_Error;
 
 /// The oldest minor version of an engine, whose table is the shortest one that we fill in.
 const OLDEST_MINOR: i32 = 70;
@@ -202,13 +199,115 @@ impl Engine {
             Err(landed) => EngineError::Own(landed.end()),
         }
     }
+}
 
-    /// Wraps an event that the engine handed to us.
+/// An error of the engine, or our word for what it cannot say itself.
+pub enum EngineError {
+    /// An error object of the engine; we own it.
+    Engine {
+        /// Whose error it is.
+        engine: &'static Engine,
+        /// Never NULL.
+        error: *mut sys::PJRT_Error,
+    },
+    /// It lacks the function, or threw an exception.
+    Own(Error),
+}
+
+impl EngineError {
+    /// `Err` if `error` is not NULL.
     ///
     /// # Safety
-    /// `event` must be NULL or an event of this engine that nobody else destroys.
-    pub unsafe fn own_event(&'static self, event: *mut sys::PJRT_Event) -> Option<EngineEvent> {
-        // SAFETY: the caller's promise.
-        (!event.is_null()).then(|| unsafe { EngineEvent::new(self, event) })
+    /// `error` must be NULL or an error of `engine` that the caller owns.
+    pub(crate) unsafe fn check(engine: &'static Engine, error: *mut sys::PJRT_Error) -> Result<(), Self> {
+        if error.is_null() { Ok(()) } else { Err(Self::Engine { engine, error }) }
+    }
+
+    /// The engine has no such function.
+    pub(super) fn missing(engine: &Engine, function: &str) -> Self {
+        Self::Own(Error::unimplemented(format!(
+            "the engine {} (PJRT C API 0.{}) has no function {function}",
+            engine.path().display(),
+            engine.minor()
+        )))
+    }
+
+    /// The error's message, copied.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Own(error) => error.message.clone(),
+            Self::Engine { engine, error } => {
+                let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
+                args.struct_size = size_of_val(&args);
+                if let Some(message) = engine.table().PJRT_Error_Message {
+                    // SAFETY: the error is alive, the struct is of the newest size.
+                    unsafe { message(&raw mut args) };
+                }
+                if args.message.is_null() {
+                    return String::new();
+                }
+                // SAFETY: the engine's message has `message_size` bytes and lives as long as the error.
+                let bytes = unsafe { std::slice::from_raw_parts(args.message.cast::<u8>(), args.message_size) };
+                String::from_utf8_lossy(bytes).into_owned()
+            }
+        }
+    }
+
+    /// Whether it says that memory, or another bounded resource, is exhausted.
+    pub fn is_exhausted(&self) -> bool {
+        self.has(Code::ResourceExhausted)
+    }
+
+    /// Whether this is its code.
+    pub fn has(&self, code: Code) -> bool {
+        match self {
+            Self::Own(error) => error.code == code,
+            Self::Engine { engine, error } => {
+                let args = sys::PJRT_Error_GetCode_Args { error: *error, ..Default::default() };
+                // SAFETY: the error is alive.
+                let answer = unsafe { engine.call(args) };
+                answer.is_ok_and(|args| args.code.0 == code as u32)
+            }
+        }
+    }
+
+    /// Hands the error object over to whoever will destroy it.
+    ///
+    /// # Errors
+    /// Our own error.
+    pub fn into_raw(self) -> Result<*mut sys::PJRT_Error, Error> {
+        let this = std::mem::ManuallyDrop::new(self);
+        match &*this {
+            Self::Engine { error, .. } => Ok(*error),
+            Self::Own(error) => Err(error.clone()),
+        }
+    }
+}
+
+impl Drop for EngineError {
+    fn drop(&mut self) {
+        if let Self::Engine { engine, error } = self {
+            let mut args = sys::PJRT_Error_Destroy_Args { error: *error, ..Default::default() };
+            args.struct_size = size_of_val(&args);
+            if let Some(destroy) = engine.table().PJRT_Error_Destroy {
+                // SAFETY: we own the error, and this is the only time that it is destroyed.
+                unsafe { destroy(&raw mut args) };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message())
+    }
+}
+
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Self {
+        match &error {
+            EngineError::Own(own) => own.clone(),
+            EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
+        }
     }
 }

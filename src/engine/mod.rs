@@ -20,9 +20,11 @@
 
 pub mod abi;
 pub mod atexit;
+pub mod buffers;
 pub mod choice;
 pub mod discover;
 pub mod exceptions;
+pub mod extensions;
 pub mod failure;
 pub mod fence;
 pub mod ffi;
@@ -32,10 +34,13 @@ pub mod library;
 pub mod named_values;
 pub mod process;
 pub mod scratch;
+pub mod session;
 pub mod trial;
 pub mod views;
 
 pub use abi::{Args, fitted, set_struct_size};
+pub use buffers::EngineBuffer;
 pub use failure::{Failure, Outcome};
-pub use handles::{EngineError, EngineEvent, Raw};
-pub use library::Engine;
+pub use handles::{Completion, EngineEvent, Raw};
+pub use library::{Engine, EngineError};
+pub use session::{Open, Session};

@@ -1,7 +1,7 @@
 //! The one engine of the process.
 
 use std::{
-    ffi::{CStr, OsStr, c_char},
+    ffi::{CStr, OsStr},
     os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
@@ -10,14 +10,13 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use crate::{
-    api::entry::{Entry, pass},
     config::{self, EngineKind, EngineRequest, Environment, Setting},
     device::{
         Mover,
         host::{self, HostBacking},
     },
     engine::{
-        Engine, Outcome, atexit,
+        Engine, atexit,
         choice::{self, Choice},
         discover::{Surroundings, discover},
         scratch, trial,
@@ -25,7 +24,6 @@ use crate::{
     error::{Error, Result},
     logging,
     memory::AddressRange,
-    sys::{self, CStruct},
     units::Bytes,
 };
 
@@ -139,54 +137,7 @@ pub fn library_of(function: usize) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Names the folders, separated by colons, in which engines are looked for; Python's `sys.path` as a rule. NULL
-/// forgets them. Has no effect once an engine is loaded.
-///
-/// # Safety
-/// `paths` must be NULL or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_set_search_path(paths: *const c_char) {
-    *SEARCH.lock() = if paths.is_null() {
-        Vec::new()
-    } else {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { CStr::from_ptr(paths) }.to_bytes();
-        std::env::split_paths(OsStr::from_bytes(bytes)).filter(|path| !path.as_os_str().is_empty()).collect()
-    };
-}
-
-/// `PJRT_Plugin_Attributes`: the engine's.
-///
-/// Callers older than 0.71 (jaxlib 0.6) say a size that leaves out the last field, which their struct has and which they
-/// read. It is the one struct whose caller is given more than it says.
-///
-/// # Safety
-/// `args` must be NULL or point to the function's argument struct.
-pub unsafe extern "C" fn attributes(args: *mut sys::PJRT_Plugin_Attributes_Args) -> *mut sys::PJRT_Error {
-    type Args = sys::PJRT_Plugin_Attributes_Args;
-    let size = args.cast::<usize>();
-    // SAFETY: not NULL, so a struct that begins with its size.
-    let told_short = !args.is_null() && unsafe { size.read() } == Args::MIN_SIZE;
-    // SAFETY: a struct of that size is as long as ours, see above; the rest is the caller's promise.
-    unsafe {
-        if told_short {
-            size.write(Args::STRUCT_SIZE);
-        }
-        let error = pass(args);
-        if told_short {
-            size.write(Args::MIN_SIZE);
-        }
-        error
-    }
-}
-
-impl Entry for sys::PJRT_Plugin_Initialize_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // Without an engine there is nothing to initialise; the creation of a client says why there is none.
-        if let Ok(engine) = engine() {
-            // SAFETY: the struct has nothing in it but its head.
-            unsafe { engine.call(*self)? };
-        }
-        Ok(())
-    }
+/// Names the folders in which engines are looked for. Has no effect once an engine is loaded.
+pub fn set_search_path(folders: Vec<PathBuf>) {
+    *SEARCH.lock() = folders;
 }

@@ -24,7 +24,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{Engine, ffi},
+    engine::{Engine, EngineEvent, ffi},
     error::{Code, Error, Result},
     sys,
 };
@@ -327,7 +327,7 @@ fn child(path: &Path) -> Result<Spoken> {
                 ..Default::default()
             })
             .map_err(refused)?;
-        if let Some(event) = engine.own_event(read.event) {
+        if let Some(event) = EngineEvent::own(engine, read.event) {
             event.wait().map_err(refused)?;
         }
     }

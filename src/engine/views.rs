@@ -19,7 +19,7 @@ use std::{ffi::c_void, ptr};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Args, Engine, EngineError, handles::Raw},
+    engine::{Args, Engine, EngineError, EngineEvent, handles::Raw},
     sys,
 };
 
@@ -276,7 +276,7 @@ unsafe fn from_host(
     };
     // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the
     // completion of the programs says when memory is free again.
-    drop(unsafe { engine.own_event(args.done_with_host_buffer) });
+    drop(unsafe { EngineEvent::own(engine, args.done_with_host_buffer) });
     if as_they_lie.is_none() {
         return Ok(args.buffer);
     }

@@ -27,6 +27,7 @@
 
 mod arena;
 mod backing;
+mod barrier;
 mod block_table;
 pub mod budget;
 pub mod compaction;
@@ -57,6 +58,7 @@ pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
 pub use crate::memory::backing::Backing;
 pub use crate::memory::backing::Strategy;
+pub use crate::memory::barrier::MoveBarrier;
 pub use crate::memory::block_table::BlockId;
 pub use crate::memory::oom::Hint;
 pub use crate::memory::oom::Holder;

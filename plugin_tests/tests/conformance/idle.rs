@@ -10,7 +10,7 @@ use crate::{MIB, eventually, limited};
 fn keepers() -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("a running kernel");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim_end() == pjrt_arena::api::arena::idle::THREAD).count()
+    names.filter(|name| name.trim_end() == pjrt_arena::runtime::allocator::trimmer::THREAD).count()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The file under test is the library's own, compiled against the model checker's locks. The bytes are two cells, of
 //! which one is the buffer's place at a time; the checker reports any access that races with the mover's.
 
+mod memory;
 #[allow(missing_docs, reason = "see the types that it stands for")]
 mod sync;
 #[path = "../../../src/runtime/buffer/usage.rs"]

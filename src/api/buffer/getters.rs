@@ -2,18 +2,20 @@
 
 use std::{ptr, sync::Arc};
 
-use crate::runtime::buffer::layout;
 use crate::{
     api::entry::Entry,
     engine::Outcome,
-    runtime::buffer::{Buffer, storage::Storage, usage::Life},
+    runtime::{
+        buffer::{Buffer, buffer_ref::BufferRef, layout, storage::Storage, usage::Life},
+        client,
+    },
     sys::{self},
 };
 
 impl Entry for sys::PJRT_Buffer_ElementType_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        self.type_ = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_ElementType")? }.shape.element_type;
+        self.type_ = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_ElementType")? }.shape.element_type;
         Ok(())
     }
 }
@@ -21,7 +23,7 @@ impl Entry for sys::PJRT_Buffer_ElementType_Args {
 impl Entry for sys::PJRT_Buffer_Dimensions_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let dims = &unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_Dimensions")? }.shape.dims;
+        let dims = &unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Dimensions")? }.shape.dims;
         (self.dims, self.num_dims) = (dims.as_ptr(), dims.len());
         Ok(())
     }
@@ -31,7 +33,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
     unsafe fn run(&mut self) -> Outcome {
         // Nothing that an engine of ours makes is padded: the array's own sizes are the answer, as XLA gives it.
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_UnpaddedDimensions")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnpaddedDimensions")? };
         if matches!(buffer.state().storage, Storage::Arena(_)) {
             (self.unpadded_dims, self.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
             return Ok(());
@@ -40,7 +42,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
         // SAFETY: the handle is alive, and with it what the answer points to.
         let hold = buffer.hold()?;
         // SAFETY: as above.
-        let args = unsafe { buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })? };
+        let args = unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
         (self.unpadded_dims, self.num_dims) = (args.unpadded_dims, args.num_dims);
         Ok(())
     }
@@ -50,14 +52,14 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
             if buffer.state().held().is_some() {
                 // A view has none, and what the engine would point to may go with the view when the block moves.
                 (self.dynamic_dim_indices, self.num_dynamic_dims) = (ptr::null_mut(), 0);
                 return Ok(());
             }
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         (self.dynamic_dim_indices, self.num_dynamic_dims) = (args.dynamic_dim_indices, args.num_dynamic_dims);
         Ok(())
@@ -67,8 +69,8 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
 impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_GetMemoryLayout")? };
-        self.layout = layout::layout(buffer)?.as_c();
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_GetMemoryLayout")? };
+        self.layout = layout::layout(&buffer)?.as_c();
         Ok(())
     }
 }
@@ -76,7 +78,7 @@ impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
 impl Entry for sys::PJRT_Buffer_OnDeviceSizeInBytes_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_OnDeviceSizeInBytes")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_OnDeviceSizeInBytes")? };
         self.on_device_size_in_bytes = buffer.shape.size;
         Ok(())
     }
@@ -85,7 +87,7 @@ impl Entry for sys::PJRT_Buffer_OnDeviceSizeInBytes_Args {
 impl Entry for sys::PJRT_Buffer_Device_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        self.device = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_Device")? }.device.0;
+        self.device = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Device")? }.device.0;
         Ok(())
     }
 }
@@ -93,7 +95,7 @@ impl Entry for sys::PJRT_Buffer_Device_Args {
 impl Entry for sys::PJRT_Buffer_Memory_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        self.memory = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_Memory")? }.memory.0;
+        self.memory = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Memory")? }.memory.0;
         Ok(())
     }
 }
@@ -101,7 +103,7 @@ impl Entry for sys::PJRT_Buffer_Memory_Args {
 impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_IsDeleted")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_IsDeleted")? };
         self.is_deleted = buffer.state().life() != Life::Live;
         Ok(())
     }
@@ -111,9 +113,9 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.is_on_cpu = args.is_on_cpu;
         Ok(())
@@ -124,9 +126,9 @@ impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
-            let buffer = Buffer::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
+            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
             let hold = buffer.hold()?;
-            buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })?
+            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
         };
         self.event = args.event;
         Ok(())
@@ -136,7 +138,7 @@ impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
 impl Entry for sys::PJRT_Buffer_Delete_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_Delete")? }.delete()
+        unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Delete")? }.delete()
     }
 }
 
@@ -144,7 +146,12 @@ impl Entry for sys::PJRT_Buffer_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         if !self.buffer.is_null() {
             // SAFETY: the handle is one share, which the caller gives up.
-            unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) }.destroy();
+            let buffer = unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) };
+            if let Some(consumed) = buffer.destroy()
+                && let Some(client) = client::of_session(consumed.session)
+            {
+                client.allocator.in_flight.adopt_orphan(consumed);
+            }
         }
         Ok(())
     }

@@ -6,15 +6,18 @@
 //! A block is pinned in its arena from the first outsider to the last. Before the first gets the address, a small block
 //! that lies amid those that move goes out of their way.
 
-use std::ptr;
+use std::{ptr, sync::Arc};
 
 use crate::{
     api::entry::Entry,
     engine::{Outcome, views},
     error::Error,
+    memory::MoveBarrier,
     runtime::{
         allocator::compaction,
-        buffer::{Buffer, usage::MoveBarrier},
+        buffer::{Buffer, buffer_ref::BufferRef},
+        client,
+        device_memory::Resident,
     },
     sys,
 };
@@ -25,12 +28,26 @@ struct Hold<'a> {
     handle: *mut sys::PJRT_Buffer,
 }
 
+/// Before the address of an idle buffer is given to an outsider: moves it out of the way, where live buffers are moved.
+fn relocate_for_pin(buffer: &Arc<Buffer>) {
+    let Some(client) = client::of_session(buffer.session).filter(|client| client.allocator.compacts()) else { return };
+    if buffer.usage().move_barrier() == Some(MoveBarrier::InUse) {
+        // Perhaps only by what is done.
+        client.allocator.in_flight.sweep(client.session.engine);
+    }
+    let home = buffer.usage().peek(|body| body.held().map(|held| Arc::clone(held.home())));
+    if let Some(memory) = home {
+        let resident: Arc<dyn Resident> = Arc::clone(buffer) as _;
+        compaction::relocate_for_pin(&memory, &resident);
+    }
+}
+
 impl<'a> Hold<'a> {
     /// # Safety
     /// As for [`Buffer::borrow`].
     unsafe fn new(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { Buffer::borrow(buffer, function)? };
+        let buffer = unsafe { BufferRef::borrow(buffer, function)? }.get();
         Ok(Self { buffer, handle: buffer.take_up()? })
     }
 
@@ -40,10 +57,8 @@ impl<'a> Hold<'a> {
     /// As for [`Buffer::borrow`].
     unsafe fn to_pin(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
-        let share = unsafe { Buffer::share(buffer, function)? };
-        if share.client.compacts() {
-            compaction::migrate(&share.client, &share);
-        }
+        let share = unsafe { BufferRef::borrow(buffer, function)?.share() };
+        relocate_for_pin(&share);
         // SAFETY: the caller's promise.
         unsafe { Self::new(buffer, function) }
     }
@@ -54,7 +69,7 @@ impl<'a> Hold<'a> {
             return Ok(address);
         }
         // SAFETY: the handle is alive while the buffer is taken up.
-        Ok(unsafe { views::address(self.buffer.client.engine, self.handle)? })
+        Ok(unsafe { views::address(self.buffer.session.engine, self.handle)? })
     }
 }
 
@@ -69,7 +84,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         unsafe {
             let hold = Hold::to_pin(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")?;
-            hold.buffer.client.engine.call(Self { buffer: hold.handle, ..*self })?;
+            hold.buffer.session.engine.call(Self { buffer: hold.handle, ..*self })?;
             let mut state = hold.buffer.state();
             let first = state.add_reference();
             if let Some(held) = state.held().filter(|_| first) {
@@ -83,7 +98,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
 impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
         // Without the client there is no engine's buffer to tell.
         let hold = buffer.hold().ok();
         {
@@ -97,7 +112,7 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
         }
         if let Some(hold) = &hold {
             // SAFETY: the engine's handle stays while it is held.
-            unsafe { buffer.client.engine.call(Self { buffer: hold.handle(), ..*self })? };
+            unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
         }
         drop(hold);
         buffer.release_if_unused();

@@ -11,7 +11,8 @@ use crate::{
     runtime::{
         allocator::admission::Admission,
         buffer::{
-            Buffer,
+            buffer_ref::BufferRef,
+            donation_hold::DonationHold,
             storage::{Access, Storage},
         },
         client,
@@ -40,15 +41,15 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
         // SAFETY: the caller's promise, handed on as it is.
         unsafe {
             let args = client
+                .session
                 .engine
                 .call(Self { on_delete_callback: self.on_delete_callback.or(Some(nobody_listens)), ..*self })?;
             let at = self.device_buffer_ptr.expose_provenance();
             // Another platform's memory is not this process's to read.
             let readable = process::kind() == Some(EngineKind::Cpu)
                 && is_default_layout(self.layout)
-                && client.viewable.contains(self.element_type);
-            self.buffer =
-                Buffer::adopt_foreign(&client, args.buffer, Access::ReadOnly, readable.then_some(at))?.into_raw();
+                && client.session.aliasable.contains(self.element_type);
+            self.buffer = client.adopt_foreign(args.buffer, Access::ReadOnly, readable.then_some(at))?.into_raw();
         }
         Ok(())
     }
@@ -67,7 +68,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         let (dims, plain) =
             unsafe { (slice(self.shape_dims, self.shape_num_dims), is_default_layout(self.shape_layout)) };
         let home = destination(&client, self.device, self.memory)
-            .filter(|_| plain && client.viewable.contains(self.shape_element_type))
+            .filter(|_| plain && client.session.aliasable.contains(self.shape_element_type))
             .zip(dense_size(self.shape_element_type, dims));
         // SAFETY: the client is alive; otherwise the caller's promise, handed on as it is.
         self.buffer = unsafe {
@@ -80,8 +81,8 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                 None => {
                     let place = (self.device, self.memory);
                     let admitted = client.admit_shape(place, self.shape_element_type, dims)?;
-                    let args = client.engine.call(*self)?;
-                    Buffer::adopt_admitted(&client, args.buffer, admitted)?
+                    let args = client.session.engine.call(*self)?;
+                    client.adopt_admitted(args.buffer, admitted)?
                 }
             }
         }
@@ -96,9 +97,9 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
         // SAFETY: the caller's array is as long as it says; its promise, handed on as it is.
         unsafe {
             let args = views::with_layout(self.shape_layout, self.shape_num_dims, |shape_layout| {
-                client.engine.call(Self { shape_layout, ..*self })
+                client.session.engine.call(Self { shape_layout, ..*self })
             })?;
-            self.buffer = Buffer::adopt(&client, args.buffer)?.into_raw();
+            self.buffer = client.adopt(args.buffer)?.into_raw();
         }
         Ok(())
     }
@@ -116,10 +117,10 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
                 None => Admission::Unlimited,
             };
             let args = views::with_layout(self.shape_layout, dims.len(), |shape_layout| {
-                client.engine.call(Self { shape_layout, ..*self })
+                client.session.engine.call(Self { shape_layout, ..*self })
             })?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
-            self.alias_buffer = Buffer::adopt_admitted(&client, args.alias_buffer, admitted)?.into_raw();
+            self.alias_buffer = client.adopt_admitted(args.alias_buffer, admitted)?.into_raw();
         }
         Ok(())
     }
@@ -130,14 +131,14 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         let client = client::find(self.client)?;
         if self.buffer.is_null() {
             // SAFETY: the caller's promise; the alias is to hold an error.
-            unsafe { client.engine.call(*self)? };
+            unsafe { client.session.engine.call(*self)? };
             return Ok(());
         }
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Client_FulfillAliasBuffer")? };
-        let giving = buffer.give()?;
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Client_FulfillAliasBuffer")?.share() };
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
-        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         if outcome.is_ok() {
             match giving.consumed() {
                 // The alias counts as much.
@@ -153,15 +154,15 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
 impl Entry for sys::PJRT_Buffer_Bitcast_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_Bitcast")? };
-        let client = Arc::clone(&buffer.client);
-        let giving = buffer.give()?;
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Bitcast")?.share() };
+        let client = client::of_buffer(&buffer)?;
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
-        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         match outcome {
             // The source's memory goes on in the result, which looks at it as another type.
             // SAFETY: the result was just made and is ours.
-            Ok(args) => unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
+            Ok(args) => unsafe { client.adopt_foreign(args.out_buffer, buffer.access, None) }.map(|result| {
                 result.state().storage = giving.consumed();
                 self.out_buffer = result.into_raw();
             }),
@@ -173,17 +174,17 @@ impl Entry for sys::PJRT_Buffer_Bitcast_Args {
 impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
     unsafe fn run(&mut self) -> Outcome {
         // SAFETY: the caller's handle is alive.
-        let buffer = unsafe { Buffer::share(self.buffer, "PJRT_Buffer_DonateWithControlDependency")? };
-        let client = Arc::clone(&buffer.client);
-        let giving = buffer.give()?;
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DonateWithControlDependency")?.share() };
+        let client = client::of_buffer(&buffer)?;
+        let giving = DonationHold::new(&buffer)?;
         // SAFETY: the handle is alive while the buffer is being given.
-        let outcome = unsafe { client.engine.call(Self { buffer: giving.handle(), ..*self }) };
+        let outcome = unsafe { client.session.engine.call(Self { buffer: giving.handle(), ..*self }) };
         match outcome {
             Ok(args) => {
                 self.callback_data = args.callback_data;
                 self.dependency_ready_callback = args.dependency_ready_callback;
                 // SAFETY: the result was just made and is ours.
-                unsafe { Buffer::adopt_foreign(&client, args.out_buffer, buffer.access, None) }.map(|result| {
+                unsafe { client.adopt_foreign(args.out_buffer, buffer.access, None) }.map(|result| {
                     result.state().storage = giving.consumed();
                     self.out_buffer = result.into_raw();
                 })

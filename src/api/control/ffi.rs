@@ -6,7 +6,7 @@ use crate::{
     api::control::{give, tell},
     config::EngineKind,
     engine::{Failure, process},
-    runtime::callbacks::ffi,
+    handlers::ffi,
     sys,
 };
 

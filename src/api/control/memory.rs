@@ -18,9 +18,9 @@ use crate::{
     },
     report::{MapBlock, MapKind, Screen, map},
     runtime::{
-        allocator::{admission::SharedPool, compaction},
+        allocator::compaction,
         client::{self, Client},
-        device_memory::DeviceMemory,
+        device_memory::{DeviceMemory, SharedPool},
     },
     units::Bytes,
 };
@@ -48,7 +48,8 @@ pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize
 }
 
 fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
-    let report = compaction::compact(client, memory);
+    client.allocator.drain();
+    let report = compaction::compact(memory);
     let sum = |count: fn(&Pinned) -> u64| report.pinned.iter().map(count).sum::<u64>();
     let why: Map<String, Value> =
         report.pinned.iter().map(|pinned| (pinned.why.to_owned(), json!(pinned.blocks))).collect();
@@ -88,7 +89,7 @@ pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -
 
 fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
     let start = Instant::now();
-    client.settle();
+    client.allocator.drain();
     let regions = memory.regions().len();
     let whole = memory.trim();
     let regions = regions.saturating_sub(memory.regions().len());
@@ -121,7 +122,7 @@ fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value
 pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
         let draw = |client: &Client, memory: &DeviceMemory| {
-            client.settle();
+            client.allocator.drain();
             drawn(memory, Screen { columns, rows })
         };
         of_all(draw).join("\n")

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use crate::{
     api::control::{give, tell},
-    runtime::callbacks::python::{self, Table},
+    handlers::python::{self, Table},
 };
 
 /// Has the engine call Python for the custom calls of JAX's host callbacks. An empty text means that it does, anything

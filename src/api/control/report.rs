@@ -9,14 +9,14 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    api::control::{
-        give,
-        snapshot::{self, Settled},
-        tell, track,
-    },
+    api::control::{give, tell, track},
     config,
     memory::{Timestamp, history::holdings},
-    runtime::{client, device_memory::DeviceMemory},
+    runtime::{
+        client,
+        device_memory::DeviceMemory,
+        report::{self, Settled},
+    },
     units::Bytes,
 };
 
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
         // SAFETY: not NULL, and a C string by the caller's promise.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         // A wrong name is told before anything is gathered.
-        let saved = crate::report::snapshot::Format::of(path).and_then(|_| snapshot::take(Settled::Yes).save(path));
+        let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Settled::Yes).save(path));
         saved.err().map(|error| error.message).unwrap_or_default()
     });
     // SAFETY: the caller's promise.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
 pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
         let clients = client::guard_all();
-        clients.iter().for_each(|client| client.settle());
+        clients.iter().for_each(|client| client.allocator.drain());
         let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
         let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
         Value::from(summaries.collect::<Vec<_>>()).to_string()

@@ -45,7 +45,7 @@ static TRACKS: Mutex<Tracks> = Mutex::new(Tracks { next: 1, all: BTreeMap::new()
 /// Begins one; its number, or 0 if there are too many.
 pub fn begin() -> u64 {
     let clients = client::guard_all();
-    clients.iter().for_each(|client| client.settle());
+    clients.iter().for_each(|client| client.allocator.drain());
     let memories = clients.iter().flat_map(|client| client.arenas());
     let mut tracks = TRACKS.lock();
     if tracks.all.len() >= MOST {
@@ -68,7 +68,7 @@ pub fn end(number: u64) -> String {
         None => return json!({ "error": format!("no track has the number {number}") }).to_string(),
         Some(Track::Ended(text)) => text,
         Some(Track::Open(scopes)) => {
-            client::guard_all().iter().for_each(|client| client.settle());
+            client::guard_all().iter().for_each(|client| client.allocator.drain());
             let seen = scopes.iter().filter_map(|(memory, scope)| {
                 let memory = memory.upgrade()?;
                 Some(told(&memory, memory.end_scope(*scope)?))

@@ -27,8 +27,6 @@
 //! Setting the thresholds of glibc instead (`mallopt`) was measured: it reaches 64 MiB in all for each of the engine's
 //! threads (`HEAP_MAX_SIZE`), and changes malloc for the whole process.
 
-mod pool;
-
 use std::{
     ffi::{c_int, c_void},
     mem,
@@ -40,22 +38,22 @@ use std::{
     },
 };
 
-pub use crate::engine::scratch::pool::Usage;
 use crate::{
-    engine::{imports, scratch::pool::Pool},
+    engine::{
+        imports,
+        scratch::pool::{ALIGN, Discard, Pool},
+    },
     error::Result,
-    memory::{AddressRange, Arena, Backing},
+    memory::{Arena, Backing},
     units::Bytes,
 };
 
+mod pool;
+
+pub use crate::engine::scratch::pool::Usage;
+
 /// Allocations from this size on are the pool's: what malloc keeps below it costs few page faults.
 const LEAST: usize = 1 << 20;
-
-/// Alignment that the pool gives.
-const ALIGN: usize = 64;
-
-/// Gives the pages of a part of a region, which nobody uses, back to the system; returns what was given back.
-pub type Discard = Box<dyn Fn(AddressRange) -> Bytes + Send + Sync>;
 
 static POOL: OnceLock<Pool> = OnceLock::new();
 

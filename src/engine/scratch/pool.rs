@@ -21,11 +21,16 @@ use std::{
 };
 
 use crate::{
-    engine::scratch::{ALIGN, Discard},
     error::{Error, Result},
     memory::{AddressRange, Arena, Backing, Block, BlockId, Region, Strategy},
     units::{Address, Bytes},
 };
+
+/// Alignment that the pool gives.
+pub const ALIGN: usize = 64;
+
+/// Gives the pages of a part of a region, which nobody uses, back to the system; returns what was given back.
+pub type Discard = Box<dyn Fn(AddressRange) -> Bytes + Send + Sync>;
 
 /// Frees after which pages that were not used meanwhile go back: a few seconds of training steps.
 const EPOCH: usize = 256;

@@ -11,14 +11,12 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    api::control::snapshot,
     config::Compact,
     device::host,
     error::{Code, Error},
     memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
     runtime::{
-        allocator::{compaction, reclaim::NoRoom},
-        client::Client,
+        allocator::{compaction, core::Allocator, reclaim::NoRoom},
         device_memory::{DeviceMemory, origins::ORIGINS},
     },
     units::Bytes,
@@ -30,73 +28,70 @@ const HOLDERS: usize = 5;
 /// The least time between two reports: a program that tries again and again does not write all the time.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
 
-impl Client {
-    /// The error for an array that found no room. Remembers it, and writes the report.
-    #[cold]
-    pub fn exhausted(&self, memory: &DeviceMemory, shortage: NoRoom) -> Error {
-        let NoRoom { mut numbers, maker, tried } = shortage;
-        let mut blocks = memory.blocks();
-        memory.complete(&mut blocks);
-        let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
-        let rest = holders.split_off(holders.len().min(HOLDERS));
-        let story = OomDetails {
-            wanted: ORIGINS.label(maker.origin),
-            tried,
-            // What divides the memory is worth a look only where that is the cause.
-            pinned: match numbers.free >= numbers.requested && self.compacts() {
-                true => compaction::pinned(memory),
-                false => Vec::new(),
-            },
-            holders: holders
-                .iter()
-                .map(|sum| Holder { label: ORIGINS.label(sum.origin), bytes: sum.bytes, blocks: sum.blocks })
-                .collect(),
-            others: rest.iter().map(|sum| sum.blocks).sum(),
-            other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
-            share: share(memory),
-            hint: self.hint(memory, &numbers),
-        };
-        numbers.story = Some(Box::new(story));
-        let text = numbers.to_string();
-        memory.note_failure(*numbers, maker, text.clone());
-        if let Some(path) = self.settings.oom_report.value.path() {
-            report(path);
-        }
-        Error::new(Code::ResourceExhausted, text)
+/// The error for an array that found no room. Remembers it, and writes the report.
+#[cold]
+pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom) -> Error {
+    let NoRoom { mut numbers, provenance: maker, tried } = shortage;
+    let mut blocks = memory.blocks();
+    memory.complete(&mut blocks);
+    let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
+    let rest = holders.split_off(holders.len().min(HOLDERS));
+    let story = OomDetails {
+        wanted: ORIGINS.label(maker.origin),
+        tried,
+        // What divides the memory is worth a look only where that is the cause.
+        pinned: match numbers.free >= numbers.requested && allocator.compacts() {
+            true => compaction::pinned(memory),
+            false => Vec::new(),
+        },
+        holders: holders
+            .iter()
+            .map(|sum| Holder { label: ORIGINS.label(sum.origin), bytes: sum.bytes, blocks: sum.blocks })
+            .collect(),
+        others: rest.iter().map(|sum| sum.blocks).sum(),
+        other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
+        share: share(memory),
+        hint: hint(allocator, memory, &numbers),
+    };
+    numbers.story = Some(Box::new(story));
+    let text = numbers.to_string();
+    memory.note_failure(*numbers, maker, text.clone());
+    if let Some(path) = allocator.settings.oom_report.value.path() {
+        report(allocator, path);
     }
+    Error::new(Code::ResourceExhausted, text)
+}
 
-    /// What would have made room.
-    fn hint(&self, memory: &DeviceMemory, numbers: &OutOfMemory) -> Option<Hint> {
-        let size = numbers.requested;
-        if numbers.refusal.is_none() && memory.fits_after_pending(size) {
-            return Some(Hint::Wait { pending: numbers.pending });
-        }
-        if self.compaction == Compact::Off
-            && let Some(bytes) = compaction::would_open(memory, size)
-        {
-            return Some(Hint::Compact { bytes });
-        }
-        // What the device refuses a limit does not give.
-        if numbers.refusal.is_some() {
-            return None;
-        }
-        // The engine's fixed share grows with the limit.
-        let limit = numbers.limit + share(memory);
-        let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
-        let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
-        let (owner, capacity, devices) = match &memory.shared {
-            Some(shared) => {
-                let free = shared.pool.free_on_device().ok()?;
-                ("GPU", shared.most.min(limit + free), 1)
-            }
-            None => ("machine", host::capacity().ok()?, u32::try_from(self.devices.len()).ok()?),
-        };
-        let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
-        let is_pinned = pinned.map(|pinned| &*pinned.arena).any(|arena| std::ptr::eq(arena, memory));
-        let setting = if is_pinned { "PJRT_ARENA_PINNED_LIMIT" } else { "PJRT_ARENA_LIMIT" };
-        let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
-        fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
+/// What would have made room.
+fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory) -> Option<Hint> {
+    let size = numbers.requested;
+    if numbers.refusal.is_none() && memory.fits_after_pending(size) {
+        return Some(Hint::Wait { pending: numbers.pending });
     }
+    if allocator.compaction == Compact::Off
+        && let Some(bytes) = compaction::would_open(memory, size)
+    {
+        return Some(Hint::Compact { bytes });
+    }
+    // What the device refuses a limit does not give.
+    if numbers.refusal.is_some() {
+        return None;
+    }
+    // The engine's fixed share grows with the limit.
+    let limit = numbers.limit + share(memory);
+    let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
+    let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
+    let (owner, capacity, devices) = match &memory.shared {
+        Some(shared) => {
+            let free = shared.pool.free_on_device().ok()?;
+            ("GPU", shared.most.min(limit + free), 1)
+        }
+        None => ("machine", host::capacity().ok()?, u32::try_from(allocator.memories.len()).ok()?),
+    };
+    let is_own = allocator.memories.iter().any(|own| std::ptr::eq(&**own, memory));
+    let setting = if is_own { "PJRT_ARENA_LIMIT" } else { "PJRT_ARENA_PINNED_LIMIT" };
+    let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
+    fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
 }
 
 /// What the engine has for good beside the arena's limit.
@@ -111,8 +106,8 @@ fn enough(limit: Bytes, size: Bytes) -> Option<Bytes> {
     sum.checked_add(Bytes::new(sum.get() / 64))?.checked_round_up(Bytes::mib(1))
 }
 
-/// Writes a snapshot to `path`, unless one was written a moment ago. That it could not be is no reason to fail anything.
-fn report(path: &Path) {
+/// Has a report written to `path`, unless one was written a moment ago.
+fn report(allocator: &Allocator, path: &Path) {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     {
         let mut last = LAST.lock();
@@ -121,8 +116,5 @@ fn report(path: &Path) {
         }
         *last = Some(Instant::now());
     }
-    match snapshot::take(snapshot::Settled::No).save(path) {
-        Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
-        Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
-    }
+    (allocator.on_exhausted)(path);
 }

@@ -34,9 +34,12 @@
 //!   (`PjRtStreamExecutorRawBuffer::IntraClientCopyToWithDependencies`): the shapes differ in nothing but the memory space, which
 //!   `CommonPjRtBufferImpl::CopyToMemorySpace` ignores.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, Ordering},
+use std::{
+    ops::ControlFlow::{Break, Continue},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
 };
 
 use crate::{
@@ -49,10 +52,9 @@ use crate::{
     },
     program::HostMemory,
     runtime::{
-        allocator::admission::ROUNDS,
-        client::{Client, Device},
+        allocator::{core::Allocator, reclaim::ROUNDS},
         device_memory::DeviceMemory,
-        executable::bound::HostMemories,
+        host_memories::HostMemories,
     },
     sys,
     units::Bytes,
@@ -116,60 +118,49 @@ impl PinnedHost {
     }
 }
 
-impl Client {
-    /// Room within the limit for an array that the engine is about to make in `pinned`: empty regions of the arena go back for it, and
-    /// what is under way is waited for.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED with the numbers.
-    pub fn admit_pinned(&self, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
-        match pinned.budget.take(bytes) {
-            Ok(charge) => Ok(charge),
-            Err(_) => self.make_pinned_room(pinned, bytes),
+/// Room within the limit for an array that the engine is about to make in `pinned`: empty regions of the arena go back for it, and
+/// what is under way is waited for.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED with the numbers.
+pub fn admit_pinned(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
+    match pinned.budget.take(bytes) {
+        Ok(charge) => Ok(charge),
+        Err(_) => make_room(allocator, pinned, bytes),
+    }
+}
+
+#[cold]
+fn make_room(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
+    let deadline = allocator.deadline();
+    let mut rounds = 0..ROUNDS;
+    allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round| {
+        allocator.drain();
+        pinned.arena.trim();
+        let over = match pinned.budget.take(bytes) {
+            Ok(charge) => return Break(Ok(charge)),
+            Err(over) => over,
+        };
+        if rounds.next().is_some() && round.wait() {
+            return Continue(());
         }
-    }
-
-    #[cold]
-    fn make_pinned_room(&self, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
-        self.in_flight.waiting(self.engine, || {
-            let patience = self.patience();
-            let mut rounds = 0..ROUNDS;
-            loop {
-                let arrivals = self.in_flight.arrivals();
-                self.settle();
-                pinned.arena.trim();
-                let over = match pinned.budget.take(bytes) {
-                    Ok(charge) => return Ok(charge),
-                    Err(over) => over,
-                };
-                if rounds.next().is_none() || !self.in_flight.wait_for_arrival(arrivals, &patience) {
-                    let (name, engine) = (pinned.arena.name(), pinned.engine_bytes.load(Ordering::Relaxed));
-                    let engine = Bytes::new(u64::try_from(engine).unwrap_or(0));
-                    return Err(Error::new(
-                        Code::ResourceExhausted,
-                        format!(
-                            "Out of memory while trying to allocate {bytes} ({} bytes) on {name} [the engine's own].\n  {} more would pass the \
-                             limit of {} by {}: arrays hold {}, {engine} of them in the engine's memory and {} in the arena's pool\n  PJRT_ARENA_PINNED_LIMIT sets \
-                             the limit",
-                            bytes.get(),
-                            over.wanted,
-                            over.limit,
-                            over.missing,
-                            over.held,
-                            pinned.arena.stats().pool_bytes,
-                        ),
-                    ));
-                }
-            }
-        })
-    }
-
-    /// The device whose `pinned_host` memory this is, if there is an arena for it.
-    pub fn pinned(&self, memory: *mut sys::PJRT_Memory) -> Option<(&Device, &PinnedHost)> {
-        let of = |device: &Device| device.pinned.as_ref().is_some_and(|pinned| pinned.memory.0 == memory);
-        let device = self.devices.iter().find(|device| of(device))?;
-        Some((device, device.pinned.as_ref()?))
-    }
+        let (name, engine) = (pinned.arena.name(), pinned.engine_bytes.load(Ordering::Relaxed));
+        let engine = Bytes::new(u64::try_from(engine).unwrap_or(0));
+        Break(Err(Error::new(
+            Code::ResourceExhausted,
+            format!(
+                "Out of memory while trying to allocate {bytes} ({} bytes) on {name} [the engine's own].\n  {} more would pass \
+                 the limit of {} by {}: arrays hold {}, {engine} of them in the engine's memory and {} in the arena's pool\n  \
+                 PJRT_ARENA_PINNED_LIMIT sets the limit",
+                bytes.get(),
+                over.wanted,
+                over.limit,
+                over.missing,
+                over.held,
+                pinned.arena.stats().pool_bytes,
+            ),
+        )))
+    })
 }
 
 /// The `pinned_host` memory among a device's, if the engine takes views of it as they are.

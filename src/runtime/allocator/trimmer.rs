@@ -20,7 +20,7 @@
 use std::{
     process,
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -30,16 +30,13 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{scratch, views::ViewKind},
+    engine::scratch,
+    fork,
     memory::{
-        AddressRange, Arena, Strategy,
-        idle::{self, Idle, WORTH_WATCHING},
+        AddressRange, Arena,
+        idle::{self, Idle},
     },
-    runtime::{
-        client::{self, Client},
-        device_memory::DeviceMemory,
-        in_flight::InFlight,
-    },
+    runtime::{device_memory::DeviceMemory, in_flight::InFlight},
     units::Bytes,
 };
 
@@ -97,7 +94,7 @@ impl Trimmer {
             scratch: None,
             patience: rhythm.patience,
         };
-        gate::close_at_forks();
+        fork::close_at_forks();
         let stop = Arc::clone(&self.stop);
         let body = move || round.turn_until(&stop, rhythm.tick);
         match thread::Builder::new().name(THREAD.to_owned()).stack_size(256 << 10).spawn(body) {
@@ -118,31 +115,6 @@ impl Trimmer {
                 log::error!("the thread that gives idle memory back panicked; this is a bug");
             }
         }
-    }
-}
-
-impl Client {
-    /// Starts the thread that gives idle memory back, once this memory, or the engine's scratch, is large enough for it.
-    #[cold]
-    pub fn watch(&self, memory: &DeviceMemory) {
-        // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
-        if memory.strategy() != Strategy::Platform && self.sight == ViewKind::Host && memory.used() >= WORTH_WATCHING {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        let devices = self.devices.iter().filter_map(|device| device.arena.as_ref());
-        self.idle.wake(devices, &self.in_flight, TrimInterval::default());
-    }
-}
-
-/// Lets this client look after the engine's scratch once it is large: to be called when a client has been made, and with
-/// another one when one has ended.
-pub fn watch_scratch(client: &Client) {
-    scratch::watch(WORTH_WATCHING, || client::with_any(Client::wake));
-    if scratch::usage().is_some_and(|usage| usage.warm >= WORTH_WATCHING) {
-        client.wake();
     }
 }
 
@@ -174,7 +146,7 @@ impl Round {
     /// One look, at `now` since the first one began.
     fn look(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
         if let Some(in_flight) = self.in_flight.upgrade() {
-            gate::passing(|| in_flight.unload_stale(&mut self.newest));
+            fork::passing(|| in_flight.unload_stale(&mut self.newest));
         }
         for (memory, idle) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };
@@ -216,7 +188,7 @@ fn give_back(
     let start = Instant::now();
     let (mut surplus, mut pages) = (arena.surplus(keep), Bytes::ZERO);
     while !enough() {
-        let piece = gate::passing(|| arena.discard_next(&mut surplus, discard));
+        let piece = fork::passing(|| arena.discard_next(&mut surplus, discard));
         let Some(bytes) = piece else { break };
         pages += bytes;
         if !bytes.is_zero() {
@@ -224,7 +196,7 @@ fn give_back(
         }
     }
     // Without pages to unmap it is quick.
-    let regions = if enough() { Bytes::ZERO } else { gate::passing(|| arena.trim_to(keep)) };
+    let regions = if enough() { Bytes::ZERO } else { fork::passing(|| arena.trim_to(keep)) };
     idle.record_release(pages, keep);
     if !(pages + regions).is_zero() {
         let (name, used) = (arena.name(), arena.used());
@@ -256,55 +228,15 @@ impl Drop for ScratchLease {
     }
 }
 
-/// Keeps forks and pieces apart.
-mod gate {
-    use super::{AtomicBool, OnceLock, Ordering, thread};
-
-    /// No lock that a child would find in the hands of a thread that it lacks: the forking thread opens it on both sides.
-    static CLOSED: AtomicBool = AtomicBool::new(false);
-
-    extern "C" fn close() {
-        while CLOSED.swap(true, Ordering::Acquire) {
-            thread::yield_now();
-        }
-    }
-
-    extern "C" fn open() {
-        CLOSED.store(false, Ordering::Release);
-    }
-
-    /// Lets no fork begin while `work` runs.
-    pub(super) fn passing<T>(work: impl FnOnce() -> T) -> T {
-        struct Open;
-        impl Drop for Open {
-            fn drop(&mut self) {
-                open();
-            }
-        }
-        close();
-        let _open = Open;
-        work()
-    }
-
-    /// Lets forks wait for the gate, from the first call on.
-    pub(super) fn close_at_forks() {
-        static ASKED: OnceLock<()> = OnceLock::new();
-        ASKED.get_or_init(|| {
-            // SAFETY: the functions touch one atomic.
-            let errno = unsafe { libc::pthread_atfork(Some(close), Some(open), Some(open)) };
-            if errno != 0 {
-                log::info!("forks do not wait for memory on its way back: pthread_atfork failed with {errno}");
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{ptr, slice};
 
     use super::*;
-    use crate::{device::host::HostBacking, memory::Block};
+    use crate::{
+        device::host::HostBacking,
+        memory::{Block, Strategy},
+    };
 
     /// A device of the host's memory, and what of it is resident.
     fn device(strategy: Strategy, limit: Bytes) -> Arc<DeviceMemory> {

@@ -21,7 +21,7 @@ pub fn layout(buffer: &Buffer) -> Outcome<&Layout> {
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
     let hold = buffer.hold()?;
     // SAFETY: the handle is alive while it is held.
-    Ok(unsafe { layout_of(buffer.client.engine, hold.handle())? })
+    Ok(unsafe { layout_of(buffer.session.engine, hold.handle())? })
 }
 
 /// How the array in a buffer of the engine is laid out.

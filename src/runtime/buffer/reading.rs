@@ -37,7 +37,7 @@ impl Reading<'_> {
     unsafe fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
         if self.buffer.shape.size > 0 {
             // SAFETY: the caller's promise.
-            self.address = unsafe { views::address(self.buffer.client.engine, handle)? };
+            self.address = unsafe { views::address(self.buffer.session.engine, handle)? };
         }
         Ok(self)
     }

@@ -24,7 +24,10 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::{
+    memory::MoveBarrier,
+    sync::{Condvar, Mutex, MutexGuard},
+};
 
 /// What became of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,42 +38,6 @@ pub enum Life {
     Deleted,
     /// A program took its memory over; the engine consumed its handle.
     Donated,
-}
-
-/// Why bytes stay where they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MoveBarrier {
-    /// An outsider holds the address and will say when no longer: a NumPy view, dlpack.
-    Referenced,
-    /// The address was given out for good (`PJRT_Buffer_UnsafePointer` has no release).
-    AddressKnown,
-    /// An execution or a transfer uses them.
-    InUse,
-    /// They are being written, or hold an error.
-    NotWhole,
-    /// Nobody owns them any more.
-    Gone,
-}
-
-impl MoveBarrier {
-    /// Every reason, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Referenced, Self::AddressKnown, Self::InUse, Self::NotWhole, Self::Gone];
-
-    /// The number of the reason, from 1 on.
-    pub fn number(self) -> u8 {
-        self as u8 + 1
-    }
-
-    /// In words, for reports.
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Referenced => "external references (NumPy views, dlpack)",
-            Self::AddressKnown => "address given out for good (unsafe pointer)",
-            Self::InUse => "in use by a program or transfer",
-            Self::NotWhole => "being written, or holding an error",
-            Self::Gone => "deleted, not yet free",
-        }
-    }
 }
 
 /// What uses bytes.
@@ -295,7 +262,7 @@ impl<T> State<T> {
     }
 
     /// Why the bytes stay where they are; `None` if they may move.
-    pub fn stay(&self) -> Option<MoveBarrier> {
+    pub fn move_barrier(&self) -> Option<MoveBarrier> {
         if self.address_known {
             Some(MoveBarrier::AddressKnown)
         } else if self.references > 0 {
@@ -384,15 +351,15 @@ impl<T> Usage<T> {
     }
 
     /// What keeps the bytes where they are at this instant; nobody waits. A buffer that is being moved may move.
-    pub fn stay(&self) -> Option<MoveBarrier> {
-        self.state.lock().stay()
+    pub fn move_barrier(&self) -> Option<MoveBarrier> {
+        self.state.lock().move_barrier()
     }
 
     /// Takes the bytes in hand to move them, if they may move and `look` finds what it wants: from then on everybody
     /// else waits for [`Self::release`].
     pub fn seize<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
-        if state.moving || state.stay().is_some() {
+        if state.moving || state.move_barrier().is_some() {
             return None;
         }
         let found = look(&state.body)?;

@@ -9,12 +9,12 @@
 use std::{ptr, sync::Arc};
 
 use crate::{
-    engine::{EngineError, Outcome, Raw, views},
+    engine::{EngineError, Outcome, Raw, session::Session, views},
     runtime::{
         allocator::admission::Admission,
         buffer::{
             Buffer, Place,
-            storage::{Access, Counted, Storage},
+            storage::{Access, Counted, Foreign, Storage},
         },
         client::Client,
         shape::Shape,
@@ -22,7 +22,7 @@ use crate::{
     sys,
 };
 
-impl Buffer {
+impl Client {
     /// Wraps a buffer that the engine made in memory of its own.
     ///
     /// # Errors
@@ -30,110 +30,103 @@ impl Buffer {
     ///
     /// # Safety
     /// `handle` must be a live buffer of the client's engine that nobody else destroys.
-    pub unsafe fn adopt(client: &Arc<Client>, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Self>> {
+    pub unsafe fn adopt(&self, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise.
-        let described = unsafe { describe(client, handle)? };
-        Ok(Self::unforeseen(client, handle, described))
+        let described = unsafe { describe(self.session, handle)? };
+        Ok(self.unforeseen(handle, described))
     }
 
-    /// As [`Buffer::adopt`], of a result of a program, which is the `expected` one where the engine cannot say what it is: the program
+    /// As [`Self::adopt`], of a result of a program, which is the `expected` one where the engine cannot say what it is: the program
     /// may write it at this moment, so there is no way back. It lies in the memory that the program binds it to, whatever the engine
     /// says. One without memory counts as nothing.
     ///
     /// # Safety
-    /// As [`Buffer::adopt`].
+    /// As [`Self::adopt`].
     pub unsafe fn adopt_result(
-        client: &Arc<Client>,
+        &self,
         handle: *mut sys::PJRT_Buffer,
         expected: (&Arc<Shape>, Place),
         bound: Option<Raw<sys::PJRT_Memory>>,
         has_memory: bool,
-    ) -> Arc<Self> {
+    ) -> Arc<Buffer> {
         // SAFETY: the caller's promise.
-        let (shape, (device, memory)) = unsafe { look(client, handle) }.unwrap_or_else(|error| {
+        let (shape, (device, memory)) = unsafe { look(self.session, handle) }.unwrap_or_else(|error| {
             log::warn!("the engine cannot say what a result is, so it is what the program says: {}", error.message());
             (Arc::clone(expected.0), expected.1)
         });
         let memory = bound.unwrap_or(memory);
         if !has_memory {
-            let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
-            return Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(nothing));
+            let nothing = Counted::new(self.engine_bytes(device.0, memory.0), 0);
+            return Buffer::new(self.session, device, memory, shape, handle, Storage::Engine(nothing));
         }
-        Self::unforeseen(client, handle, (shape, (device, memory)))
+        self.unforeseen(handle, (shape, (device, memory)))
     }
 
     /// A buffer that was made before anybody could ask for room.
-    fn unforeseen(
-        client: &Arc<Client>,
-        handle: *mut sys::PJRT_Buffer,
-        (shape, place): (Arc<Shape>, Place),
-    ) -> Arc<Self> {
-        let charge = client.pinned(place.1.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
+    fn unforeseen(&self, handle: *mut sys::PJRT_Buffer, (shape, place): (Arc<Shape>, Place)) -> Arc<Buffer> {
+        let charge = self.pinned(place.1.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
         let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
-        Self::admitted(client, handle, (shape, place), admission)
+        self.admitted(handle, (shape, place), admission)
     }
 
-    /// As [`Buffer::adopt`], of a buffer that there was found room for before it was made.
+    /// As [`Self::adopt`], of a buffer that there was found room for before it was made.
     ///
     /// # Errors
-    /// As [`Buffer::adopt`].
+    /// As [`Self::adopt`].
     ///
     /// # Safety
-    /// As [`Buffer::adopt`].
+    /// As [`Self::adopt`].
     pub unsafe fn adopt_admitted(
-        client: &Arc<Client>,
+        &self,
         handle: *mut sys::PJRT_Buffer,
         admission: Admission<'_>,
-    ) -> Outcome<Arc<Self>> {
+    ) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise.
-        let described = unsafe { describe(client, handle)? };
-        Ok(Self::admitted(client, handle, described, admission))
+        let described = unsafe { describe(self.session, handle)? };
+        Ok(self.admitted(handle, described, admission))
     }
 
     fn admitted(
-        client: &Arc<Client>,
+        &self,
         handle: *mut sys::PJRT_Buffer,
         (shape, (device, memory)): (Arc<Shape>, Place),
         admission: Admission<'_>,
-    ) -> Arc<Self> {
-        let counted = admission.count(client.engine_bytes(device.0, memory.0), shape.size);
-        Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted))
+    ) -> Arc<Buffer> {
+        let counted = admission.count(self.engine_bytes(device.0, memory.0), shape.size);
+        Buffer::new(self.session, device, memory, shape, handle, Storage::Engine(counted))
     }
 
-    /// As [`Buffer::adopt`], of a buffer whose memory is `counted` already.
+    /// As [`Self::adopt`], of a buffer whose memory is `counted` already.
     ///
     /// # Errors
-    /// As [`Buffer::adopt`].
+    /// As [`Self::adopt`].
     ///
     /// # Safety
-    /// As [`Buffer::adopt`].
-    pub unsafe fn adopt_counted(
-        client: &Arc<Client>,
-        handle: *mut sys::PJRT_Buffer,
-        counted: Counted,
-    ) -> Outcome<Arc<Self>> {
+    /// As [`Self::adopt`].
+    pub unsafe fn adopt_counted(&self, handle: *mut sys::PJRT_Buffer, counted: Counted) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise.
-        let (shape, (device, memory)) = unsafe { describe(client, handle)? };
-        Ok(Self::new(Arc::clone(client), device, memory, shape, handle, Storage::Engine(counted)))
+        let (shape, (device, memory)) = unsafe { describe(self.session, handle)? };
+        Ok(Buffer::new(self.session, device, memory, shape, handle, Storage::Engine(counted)))
     }
 
     /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
     /// is where the array lies, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
     ///
     /// # Errors
-    /// As [`Buffer::adopt`].
+    /// As [`Self::adopt`].
     ///
     /// # Safety
-    /// As [`Buffer::adopt`]; this process must be able to read the array at `dense_at`.
+    /// As [`Self::adopt`]; this process must be able to read the array at `dense_at`.
     pub unsafe fn adopt_foreign(
-        client: &Arc<Client>,
+        &self,
         handle: *mut sys::PJRT_Buffer,
         access: Access,
         dense_at: Option<usize>,
-    ) -> Outcome<Arc<Self>> {
+    ) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise.
-        let (shape, place) = unsafe { describe(client, handle)? };
-        Ok(Self::foreign(Arc::clone(client), place, shape, handle, access, dense_at))
+        let (shape, place) = unsafe { describe(self.session, handle)? };
+        let foreign = Foreign::new(dense_at, self.foreign_bytes(place.0.0), shape.size);
+        Ok(Buffer::foreign(self.session, place, shape, handle, access, foreign))
     }
 }
 
@@ -144,9 +137,9 @@ impl Buffer {
 ///
 /// # Safety
 /// `handle` must be alive, and nobody else may destroy it.
-unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+unsafe fn describe(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
     // SAFETY: the caller's promise.
-    unsafe { look(client, handle).inspect_err(|_| views::destroy(client.engine, handle)) }
+    unsafe { look(session, handle).inspect_err(|_| views::destroy(session.engine, handle)) }
 }
 
 /// As [`describe`], and the handle stays the caller's.
@@ -156,8 +149,8 @@ unsafe fn describe(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Ar
 ///
 /// # Safety
 /// `handle` must be alive.
-unsafe fn look(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
-    let engine = client.engine;
+unsafe fn look(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
+    let engine = session.engine;
     // SAFETY: the caller's promise; what the getters point to lives as long as the handle.
     unsafe {
         let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
@@ -165,7 +158,7 @@ unsafe fn look(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Sh
         let size = engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: handle, ..Default::default() })?;
         let dims = crate::sys::slice(dims.dims, dims.num_dims);
         let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
-        Ok((shape, place(client, handle)?))
+        Ok((shape, place(session, handle)?))
     }
 }
 
@@ -176,11 +169,11 @@ unsafe fn look(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Sh
 ///
 /// # Safety
 /// `handle` must be alive.
-unsafe fn place(client: &Client, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
+unsafe fn place(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
     // SAFETY: the caller's promise.
     unsafe {
-        let device = client.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
-        let memory = client.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
+        let device = session.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
+        let memory = session.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });
         Ok((Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |m| m.memory))))
     }
 }

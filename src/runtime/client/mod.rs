@@ -1,37 +1,40 @@
 //! Client -> devices -> arenas, and the tables that find them from the engine's own pointers.
 
-pub mod adoption;
-pub mod open_devices;
-
 use std::{
     ffi::CString,
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicI64, Ordering},
     },
 };
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::{
-    config::{Compact, EngineKind, Settings, ZeroCopy},
-    engine::{
-        Engine, Outcome, Raw,
-        fence::ExecutionQueue,
-        process,
-        views::{AliasableTypes, ViewKind},
-    },
+    config::{Settings, ZeroCopy},
+    engine::{Outcome, Raw, scratch, session::Session, views::ViewKind},
     error::Error,
+    memory::idle::WORTH_WATCHING,
     runtime::{
-        allocator::{pinned_host::PinnedHost, trimmer::Trimmer},
+        allocator::{
+            admission::{self, Admission},
+            core::{Allocator, OnExhausted},
+            pinned_host::{PinnedHost, admit_pinned},
+        },
+        buffer::Buffer,
+        counters::Counters,
         device_memory::DeviceMemory,
-        executable::{bound::HostMemories, counters::Counters, output_cache::OutputCaches},
-        in_flight::InFlight,
-        nested_sessions::NestedSessions,
+        host_memories::HostMemories,
+        nested::NestedSessions,
+        shape::element_bytes,
     },
     sys,
+    units::Bytes,
 };
+
+pub mod adoption;
+pub mod open_devices;
 
 /// One addressable device and the arena of its memory.
 pub struct Device {
@@ -83,43 +86,26 @@ impl Device {
 
 /// One `PJRT_Client`.
 pub struct Client {
-    /// The engine behind it.
-    pub engine: &'static Engine,
     /// The engine's client.
-    pub handle: Raw<sys::PJRT_Client>,
+    pub session: &'static Session,
     /// What was decided when it was created.
-    pub settings: Settings,
-    /// When live buffers are moved.
-    pub compaction: Compact,
-    /// Whether arrays take what a TPU's tiles take.
-    pub counts_tiles: bool,
+    pub settings: Arc<Settings>,
+    /// Room for arrays, and what is under way.
+    pub allocator: Allocator,
     /// Whether arrays of the host are used where they lie.
     pub zero_copy: bool,
-    /// How the engine is shown memory of the arenas.
-    pub sight: ViewKind,
-    /// Element types whose arrays can lie in the arena.
-    pub viewable: AliasableTypes,
     /// The addressable devices, in the engine's order.
     pub devices: Vec<Device>,
     /// The engine's platform version, with our name appended: it is part of JAX's compilation-cache key (trap T16).
     pub platform_version: CString,
     /// Programs and results, counted.
     pub counters: Counters,
-    /// What is under way.
-    pub in_flight: Arc<InFlight>,
-    /// Destinations that wait for the next run of their program.
-    pub spares: OutputCaches,
     /// What programs with host callbacks run on.
-    pub beside: NestedSessions,
-    /// Programs with host callbacks that are under way.
-    pub callbacks_under_way: AtomicI64,
-    /// Gives memory back that is not used any more.
-    pub idle: Trimmer,
+    pub nested: Arc<NestedSessions>,
     /// Counts what buffers take of the engine's and of outsiders' memory on devices that are not ours to address.
     elsewhere: Arc<AtomicI64>,
-    open: AtomicBool,
     /// Calls of ours, not of the C API's contract, that use the engine's client at this moment.
-    visitors: Guards,
+    guards: Guards,
 }
 
 /// How many are in; `None` once nobody may come in any more.
@@ -141,76 +127,54 @@ impl Deref for ClientGuard {
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        let mut inside = self.0.visitors.inside.lock();
+        let mut inside = self.0.guards.inside.lock();
         *inside = inside.map(|count| count - 1);
-        self.0.visitors.left.notify_all();
+        self.0.guards.left.notify_all();
     }
 }
 
 impl Client {
     /// A client around the engine's.
     pub fn new(
-        engine: &'static Engine,
-        handle: Raw<sys::PJRT_Client>,
+        session: &'static Session,
         settings: Settings,
-        (sight, viewable): (ViewKind, AliasableTypes),
         devices: Vec<Device>,
         platform_version: CString,
+        on_exhausted: OnExhausted,
     ) -> Self {
+        let settings = Arc::new(settings);
+        let memories = devices.iter().filter_map(|device| device.arena.clone()).collect();
+        let handles = devices.iter().map(|device| device.handle).collect();
         Self {
-            engine,
-            handle,
-            compaction: settings.compaction(),
-            counts_tiles: settings.counts_tiles(),
+            session,
+            allocator: Allocator::new(session, Arc::clone(&settings), memories, on_exhausted),
             // Another device's memory is not where NumPy's arrays lie.
-            zero_copy: settings.zero_copy.value == ZeroCopy::On && sight == ViewKind::Host,
+            zero_copy: settings.zero_copy.value == ZeroCopy::On && session.view_kind == ViewKind::Host,
+            nested: NestedSessions::new(session, Arc::clone(&settings), handles),
             settings,
-            sight,
-            viewable,
             devices,
             platform_version,
             counters: Counters::default(),
-            in_flight: Arc::default(),
-            spares: OutputCaches::default(),
-            beside: NestedSessions::default(),
-            callbacks_under_way: AtomicI64::new(0),
-            idle: Trimmer::default(),
             elsewhere: Arc::default(),
-            open: AtomicBool::new(true),
-            visitors: Guards { inside: Mutex::new(Some(0)), left: Condvar::new() },
+            guards: Guards { inside: Mutex::new(Some(0)), left: Condvar::new() },
         }
-    }
-
-    /// Whether live buffers are moved when there is no room.
-    pub fn compacts(&self) -> bool {
-        self.compaction != Compact::Off
     }
 
     /// Comes in from outside of the C API, whose callers see to it themselves that a client lives; `None` if it is about to
     /// be destroyed.
     pub fn visit(self: &Arc<Self>) -> Option<ClientGuard> {
-        let mut inside = self.visitors.inside.lock();
+        let mut inside = self.guards.inside.lock();
         *inside = Some(inside.as_ref()? + 1);
         Some(ClientGuard(Arc::clone(self)))
     }
 
     /// Lets nobody in any more, and waits for those who are. What they do waits for nothing but copies.
-    pub fn show_out(&self) {
-        let mut inside = self.visitors.inside.lock();
+    pub fn lock_out_guards(&self) {
+        let mut inside = self.guards.inside.lock();
         while inside.is_some_and(|count| count > 0) {
-            self.visitors.left.wait(&mut inside);
+            self.guards.left.wait(&mut inside);
         }
         *inside = None;
-    }
-
-    /// Whether the engine's client still lives. Buffers may outlive it (trap T22).
-    pub fn is_open(&self) -> bool {
-        self.open.load(Ordering::Acquire)
-    }
-
-    /// Says that the engine's client is about to be destroyed.
-    pub fn close(&self) {
-        self.open.store(false, Ordering::Release);
     }
 
     /// The addressable device with this handle.
@@ -246,6 +210,49 @@ impl Client {
         own.chain(pinned).map(|(arena, engine)| (arena, engine.load(Ordering::Relaxed)))
     }
 
+    /// The device whose `pinned_host` memory this is, if there is an arena for it.
+    pub fn pinned(&self, memory: *mut sys::PJRT_Memory) -> Option<(&Device, &PinnedHost)> {
+        let of = |device: &Device| device.pinned.as_ref().is_some_and(|pinned| pinned.memory.0 == memory);
+        let device = self.devices.iter().find(|device| of(device))?;
+        Some((device, device.pinned.as_ref()?))
+    }
+
+    /// Room for an array that the engine is about to make in `memory`, or where that is NULL in the own memory of `device`.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the numbers.
+    pub fn admit_array(
+        &self,
+        (device, memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+        bytes: Bytes,
+    ) -> Result<Admission<'_>, Error> {
+        if let Some((_, pinned)) = self.pinned(memory) {
+            return Ok(Admission::Pinned(admit_pinned(&self.allocator, pinned, bytes)?));
+        }
+        let device = if memory.is_null() { self.device(device) } else { self.device_of_memory(memory) };
+        match device.and_then(|device| Some((device, device.arena.as_deref()?))) {
+            Some((device, memory)) => admission::admit_array(&self.allocator, memory, &device.engine_bytes, bytes),
+            None => Ok(Admission::Unlimited),
+        }
+    }
+
+    /// As [`Self::admit_array`], of an array whose size only the engine knows. Elements that it packs are taken for whole bytes until
+    /// the array is there.
+    ///
+    /// # Errors
+    /// As [`Self::admit_array`].
+    pub fn admit_shape(
+        &self,
+        place: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+        element_type: sys::PJRT_Buffer_Type,
+        dims: &[i64],
+    ) -> Result<Admission<'_>, Error> {
+        let element = element_bytes(element_type).map_or(1, u64::from);
+        let most = dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
+        // What is no size is the engine's to refuse.
+        most.map_or(Ok(Admission::Unlimited), |most| self.admit_array(place, Bytes::new(most)))
+    }
+
     /// Where bytes that the engine holds for `device` in `memory` are counted.
     pub fn engine_bytes(&self, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Arc<AtomicI64> {
         Arc::clone(match self.pinned(memory) {
@@ -257,23 +264,6 @@ impl Client {
     /// Where bytes of outsiders that buffers of `device` alias are counted.
     pub fn foreign_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
         Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.foreign_bytes))
-    }
-
-    /// Whether the engine does the executions of a device one after another: XLA:GPU puts them into one stream. XLA's own
-    /// allocator relies on it as well.
-    pub fn orders_runs(&self) -> bool {
-        matches!(process::kind(), Some(EngineKind::Cuda | EngineKind::Rocm))
-    }
-
-    /// The queue of `device`, if it does one execution after another.
-    pub fn queue(&self, device: Raw<sys::PJRT_Device>) -> Option<ExecutionQueue> {
-        self.orders_runs().then_some(ExecutionQueue { client: self.handle, device })
-    }
-
-    /// Lands all that is done and gives the spares back, so that what is free counts as free.
-    pub fn settle(&self) {
-        self.in_flight.sweep(self.engine);
-        self.spares.clear();
     }
 }
 
@@ -287,7 +277,7 @@ pub fn register(client: Arc<Client>) {
 /// Forgets a client.
 pub fn unregister(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
     let mut clients = CLIENTS.write();
-    let index = clients.iter().position(|client| client.handle.0 == handle)?;
+    let index = clients.iter().position(|client| client.session.handle.0 == handle)?;
     Some(clients.swap_remove(index))
 }
 
@@ -303,6 +293,15 @@ pub fn with_any(act: impl FnOnce(&Client)) {
     }
 }
 
+/// Lets this client look after the engine's scratch once it is large: to be called when a client has been made, and with
+/// another one when one has ended.
+pub fn watch_scratch(client: &Client) {
+    scratch::watch(WORTH_WATCHING, || with_any(|client| client.allocator.wake_trimmer()));
+    if scratch::usage().is_some_and(|usage| usage.warm >= WORTH_WATCHING) {
+        client.allocator.wake_trimmer();
+    }
+}
+
 /// The client with this handle.
 ///
 /// # Errors
@@ -311,9 +310,22 @@ pub fn find(handle: *mut sys::PJRT_Client) -> Outcome<Arc<Client>> {
     CLIENTS
         .read()
         .iter()
-        .find(|client| client.handle.0 == handle)
+        .find(|client| client.session.handle.0 == handle)
         .cloned()
         .ok_or_else(|| Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into())
+}
+
+/// The client of a session; `None` once it is destroyed.
+pub fn of_session(session: &Session) -> Option<Arc<Client>> {
+    CLIENTS.read().iter().find(|client| std::ptr::eq(client.session, session)).cloned()
+}
+
+/// The client of a buffer.
+///
+/// # Errors
+/// FAILED_PRECONDITION once the client is destroyed.
+pub fn of_buffer(buffer: &Buffer) -> Result<Arc<Client>, Error> {
+    of_session(buffer.session).ok_or_else(|| Error::failed_precondition("the buffer's client has been destroyed"))
 }
 
 /// The client that a device belongs to.

@@ -24,19 +24,20 @@ use crate::{
         host,
     },
     engine::{
-        Engine, Outcome, Raw,
+        Engine, Outcome, Raw, process,
+        session::Session,
         views::{self, AliasableTypes, ViewKind},
     },
     error::{Error, Result},
     memory::{Arena, Backing, Strategy, budget::Budget},
     runtime::{
         allocator::{
-            admission::SharedPool,
+            core::OnExhausted,
             pinned_host::{self, PinnedHost},
         },
         client::{Client, Device},
-        device_memory::DeviceMemory,
-        executable::bound::HostMemories,
+        device_memory::{DeviceMemory, SharedPool},
+        host_memories::HostMemories,
         shape::element_bytes,
     },
     sys::{self, slice, text},
@@ -156,6 +157,7 @@ pub unsafe fn open_devices(
     handle: Raw<sys::PJRT_Client>,
     settings: Settings,
     share: Option<f32>,
+    on_exhausted: OnExhausted,
 ) -> Outcome<Arc<Client>> {
     // SAFETY: the client is alive, and with it what the getters point to.
     let (platform, version, handles) = unsafe {
@@ -256,7 +258,9 @@ pub unsafe fn open_devices(
     log::debug!("{} device(s), strategy {strategy}, {} bytes each", handles.len(), limit.unwrap_or(0));
     let version = format!("{version}\npjrt-arena {}", env!("CARGO_PKG_VERSION"));
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
-    Ok(Arc::new(Client::new(engine, handle, settings, (sight, viewable), devices, version)))
+    let orders_executions = vendor_of(process::kind()).is_some();
+    let session = Session::new(engine, handle, (sight, viewable), orders_executions);
+    Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
 }
 
 /// Holds what the engine shows against the job that the caller says this process is part of, and returns the numbers of this

@@ -11,58 +11,15 @@
 use std::{borrow::Cow, ffi::c_char};
 
 use crate::{
-    api::entry::Entry,
     config::EngineKind,
-    engine::{Engine, Outcome, Raw, failure::required, process},
+    engine::{Raw, process},
     program::{self, HostMemory, Unbound},
-    runtime::{client::Client, executable::registry::EXECUTABLES},
-    sys::{self, slice, text},
+    runtime::client::Client,
 };
 
 /// The kind of memory of a result that is not bound, for an engine that does not say: the one that XLA:CPU knew until it learned to bind
 /// results. It answers UNIMPLEMENTED, and JAX then takes each for the device's own.
-const OWN_KIND: &str = "device";
-
-/// The engine's memories of the host, as one device has them.
-#[derive(Clone, Copy, Default)]
-pub struct HostMemories {
-    pinned: Option<Raw<sys::PJRT_Memory>>,
-    unpinned: Option<Raw<sys::PJRT_Memory>>,
-}
-
-impl HostMemories {
-    /// Those of `device`; none, where the engine does not say.
-    ///
-    /// # Safety
-    /// The device must be alive.
-    pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Self {
-        let mut found = Self::default();
-        // SAFETY: the caller's promise; what the getters point to lives as long as the device.
-        unsafe {
-            let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() });
-            let memories = args.map_or(&[][..], |args| slice(args.memories, args.num_memories));
-            for &memory in memories {
-                let Ok(kind) = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() }) else {
-                    continue;
-                };
-                match text(kind.kind, kind.kind_size) {
-                    kind if kind == HostMemory::Pinned.name() => found.pinned = Some(Raw(memory)),
-                    kind if kind == HostMemory::Unpinned.name() => found.unpinned = Some(Raw(memory)),
-                    _ => {}
-                }
-            }
-        }
-        found
-    }
-
-    /// The one that a result is bound to.
-    pub fn of(&self, bound: HostMemory) -> Option<Raw<sys::PJRT_Memory>> {
-        match bound {
-            HostMemory::Pinned => self.pinned,
-            HostMemory::Unpinned => self.unpinned,
-        }
-    }
-}
+pub const OWN_KIND: &str = "device";
 
 /// The program without its annotations, where all memory is one, and what its results are bound to.
 pub fn unbind<'a>(client: Option<&Client>, format: &[u8], code: &'a [u8]) -> Unbound<'a> {
@@ -82,13 +39,15 @@ pub fn unbind<'a>(client: Option<&Client>, format: &[u8], code: &'a [u8]) -> Unb
 pub struct OutputKinds {
     /// Where the names are.
     _names: Vec<Box<str>>,
-    pointers: Vec<Raw<c_char>>,
-    sizes: Vec<usize>,
+    /// One for each result.
+    pub pointers: Vec<Raw<c_char>>,
+    /// Their lengths in bytes.
+    pub sizes: Vec<usize>,
 }
 
 impl OutputKinds {
     /// The names that the engine gives, but for the results that are bound.
-    fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
+    pub fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
         let bound = bound.iter().copied().chain(std::iter::repeat(None));
         let names: Vec<Box<str>> = by_engine
             .into_iter()
@@ -103,38 +62,10 @@ impl OutputKinds {
     }
 }
 
-impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
-        let answer = unsafe { process::engine()?.call(*self) };
-        let Some(program) = EXECUTABLES.get(executable).filter(|program| !program.plan.bound.is_empty()) else {
-            *self = answer?;
-            return Ok(());
-        };
-        let kinds = program.output_kinds.get_or_init(|| {
-            let names: Vec<Cow<'_, str>> = match &answer {
-                // SAFETY: the engine's names live as long as the executable, which the caller keeps alive during the call.
-                Ok(answer) => unsafe {
-                    let sizes = slice(answer.memory_kind_sizes, answer.num_outputs);
-                    let names = slice(answer.memory_kinds, answer.num_outputs).iter().zip(sizes);
-                    names.map(|(&name, &size)| text(name, size)).collect()
-                },
-                Err(_) => vec![Cow::Borrowed(OWN_KIND); program.results.len()],
-            };
-            OutputKinds::new(names, &program.plan.bound)
-        });
-        // They live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
-        self.memory_kinds = kinds.pointers.as_ptr().cast();
-        self.memory_kind_sizes = kinds.sizes.as_ptr();
-        self.num_outputs = kinds.pointers.len();
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::text;
 
     #[test]
     fn what_is_bound_goes_before_what_the_engine_says() {

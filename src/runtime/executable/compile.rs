@@ -1,23 +1,23 @@
 //! Compilation: the program gets destinations on its way to the engine.
 
-use std::{borrow::Cow, ptr, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
-use crate::runtime::executable::registry;
 use crate::{
-    api::{entry::Entry, executable::optimized},
     config::{EngineKind, Rewrite},
     engine::{Engine, Outcome, Raw, failure::required, process, views::AliasableTypes},
     error::Error,
+    handlers::partitioners,
     program::{
         self, Donation, Placement, Policy, Reject, Unbound,
         options::{self, Partitioner},
     },
     runtime::{
-        callbacks::partitioners,
-        client::{self, Client},
+        allocator::shared::{make_room_to_compile, trim_pools},
+        client::Client,
         executable::{
             bound::unbind,
             loaded::{Donations, Loaded, Plan, Program, ResultPlacement},
+            registry,
         },
     },
     sys::{self, slice},
@@ -40,7 +40,7 @@ struct Prepared<'a> {
 /// side of a product for as long as that lies at one address, whatever is written there: a training step that is donated
 /// its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too; `python_smoke/test_matmul.py`). With
 /// memory that is used again, one address is the rule.
-fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
+pub fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
     // What cannot be read is the engine's to refuse.
     let counted = apply(Cow::Borrowed(options), options::with_counts);
     if engine.minor() > 81 {
@@ -64,17 +64,17 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     if client.settings.rewrite.value == Rewrite::Off {
         return Err("rewriting is switched off".into());
     }
-    if client.viewable == AliasableTypes::NONE {
+    if client.session.aliasable == AliasableTypes::NONE {
         return Err("the engine keeps its memory".into());
     }
     if format != b"mlir" {
         return Err(format!("program format {}", String::from_utf8_lossy(format)));
     }
     let given = options;
-    let options = polished(client.engine, given);
+    let options = polished(client.session.engine, given);
     let read = options::CompileOptions::read(&options).map_err(|reject| reject.to_string())?;
     let policy = Policy {
-        skip_sub_byte: !client.viewable.contains(sys::PJRT_Buffer_Type_S4),
+        skip_sub_byte: !client.session.aliasable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
         one_memory: process::kind() == Some(EngineKind::Cpu),
         place_pinned_host: client.devices.iter().all(|device| device.pinned.is_some()),
@@ -122,7 +122,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
 }
 
 /// The caller's program with other bytes, which have to live as long.
-fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
+pub fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
     sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..given }
 }
 
@@ -131,7 +131,7 @@ struct Shed<'a>(&'a Client);
 
 impl Drop for Shed<'_> {
     fn drop(&mut self) {
-        self.0.shed();
+        trim_pools(&self.0.allocator);
     }
 }
 
@@ -139,7 +139,7 @@ impl Drop for Shed<'_> {
 ///
 /// # Safety
 /// The pointers in `program` must be valid as the C API says.
-unsafe fn compile<T>(
+pub unsafe fn compile<T>(
     client: &Client,
     program: *const sys::PJRT_Program,
     options: &[u8],
@@ -181,7 +181,7 @@ fn compile_code<T>(
         Ok(prepared) if matches!(prepared.code, Cow::Owned(_)) => {
             let mut rewritten = || compile(&with_code(given, &prepared.code), &prepared.options);
             let compiled = match rewritten() {
-                Err(failure) if failure.is_exhausted() && client.make_room_to_compile() => rewritten(),
+                Err(failure) if failure.is_exhausted() && make_room_to_compile(&client.allocator) => rewritten(),
                 done => done,
             };
             match compiled {
@@ -200,7 +200,7 @@ fn compile_code<T>(
         Ok(prepared) => Ok(prepared.plan),
         Err(reason) => Err(reason),
     };
-    let executable = compile(&given, &polished(client.engine, options))?;
+    let executable = compile(&given, &polished(client.session.engine, options))?;
     let plan = planned.unwrap_or_else(|reason| Plan {
         host_callbacks: program::has_host_callbacks(code),
         ..Plan::unmodified(reason)
@@ -223,7 +223,7 @@ pub unsafe fn register(
     executable: *mut sys::PJRT_LoadedExecutable,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
-    let engine = client.engine;
+    let engine = client.session.engine;
     // SAFETY: the executable is alive, and with it what the getters point to.
     unsafe {
         let devices =
@@ -244,125 +244,4 @@ pub unsafe fn register(
         registry::LOADED.insert(executable, Arc::new(loaded));
     }
     Ok(Ok(()))
-}
-
-impl Entry for sys::PJRT_Client_Compile_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let client = client::find(self.client)?;
-        let engine = client.engine;
-        // SAFETY: the caller's options are as long as it says.
-        let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
-        self.executable = unsafe {
-            compile(
-                &client,
-                self.program,
-                options,
-                |program, options| {
-                    let args = engine.call(Self {
-                        program: ptr::from_ref(program),
-                        compile_options: options.as_ptr().cast(),
-                        compile_options_size: options.len(),
-                        ..*self
-                    })?;
-                    Ok(args.executable)
-                },
-                |executable, plan| {
-                    let outcome = register(&client, executable, plan);
-                    if !matches!(outcome, Ok(Ok(()))) {
-                        engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-                    }
-                    outcome.map(|problem| problem.map(|()| executable))
-                },
-            )?
-        };
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Compile_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        // SAFETY: the caller's options are as long as it says.
-        let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
-        let client = if self.client.is_null() { None } else { Some(client::find(self.client)?) };
-        let Some(client) = client else {
-            // Without a client nobody says whether memory can be viewed: compiled as it is.
-            let options = polished(engine, options);
-            // SAFETY: the caller's promise; the options live until the call returns.
-            unsafe {
-                let given = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
-                let format = slice(given.format.cast::<u8>(), given.format_size);
-                let code = unbind(None, format, slice(given.code.cast::<u8>(), given.code_size));
-                let unbound = with_code(given, &code.bytes);
-                let args = engine.call(Self {
-                    program: &raw const unbound,
-                    compile_options: options.as_ptr().cast(),
-                    compile_options_size: options.len(),
-                    ..*self
-                })?;
-                let host_callbacks = program::has_host_callbacks(&code.bytes);
-                let plan = Plan { host_callbacks, ..Plan::unmodified("compiled without a client") };
-                let plan = Plan { bound: code.results, ..plan };
-                let program = Program::new(engine, None, args.executable, plan)?;
-                registry::EXECUTABLES.insert(args.executable, Arc::new(program));
-                self.executable = args.executable;
-            }
-            return Ok(());
-        };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
-        self.executable = unsafe {
-            compile(
-                &client,
-                self.program,
-                options,
-                |program, options| {
-                    let args = engine.call(Self {
-                        program: ptr::from_ref(program),
-                        compile_options: options.as_ptr().cast(),
-                        compile_options_size: options.len(),
-                        ..*self
-                    })?;
-                    Ok(args.executable)
-                },
-                |executable, plan| {
-                    let program = Program::new(engine, Some(Arc::clone(&client)), executable, plan)?;
-                    if let Some(problem) = program.problem(&client) {
-                        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
-                        return Ok(Err(problem));
-                    }
-                    registry::EXECUTABLES.insert(executable, Arc::new(program));
-                    Ok(Ok(executable))
-                },
-            )?
-        };
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Client_Load_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let client = client::find(self.client)?;
-        let executable = required(self.executable, "PJRT_Client_Load", "executable")?;
-        let plan = registry::EXECUTABLES.get(executable).map_or_else(
-            || {
-                // SAFETY: the executable is alive. An engine that does not show the program is believed to call nobody.
-                let shown = unsafe { optimized(client.engine, executable) };
-                let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
-                Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
-            },
-            |program| program.plan.clone(),
-        );
-        // SAFETY: the caller's promise, handed on as it is.
-        unsafe {
-            let executable = client.engine.call(*self)?.loaded_executable;
-            let outcome = register(&client, executable, plan);
-            if !matches!(outcome, Ok(Ok(()))) {
-                client.engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-            }
-            outcome?.map_err(Error::internal)?;
-            self.loaded_executable = executable;
-        }
-        Ok(())
-    }
 }

@@ -10,27 +10,24 @@ use std::{ffi::c_void, str};
 use once_cell::sync::OnceCell;
 
 use crate::{
-    api::{entry::Entry, executable::shown},
     config::OptionValue,
-    engine::{Engine, Outcome, failure::required, named_values::named_values, process},
-    error::Code,
+    engine::named_values::named_values,
+    handlers::hooks::{Give, ask},
     program::hlo,
-    runtime::{
-        callbacks::hooks::{Give, ask},
-        executable::registry::EXECUTABLES,
-    },
     sys,
 };
 
 /// `analyze(module, size, give, reply)`, with an `HloModuleProto`, calls `give` once with `reply`, before it returns.
 /// The code is -1 for an answer, which has a line for each property, `VALUE NAME`; with any other there is none.
-type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
+pub type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
 
-static ANALYZE: OnceCell<Analyze> = OnceCell::new();
+/// What analyses programs for engines that do not, once it was installed.
+pub static ANALYZE: OnceCell<Analyze> = OnceCell::new();
 
 /// What a program costs, in the form of the C API.
 pub struct Cost {
-    values: Box<[sys::PJRT_NamedValue]>,
+    /// The properties with their values; they live as long as this.
+    pub values: Box<[sys::PJRT_NamedValue]>,
     /// What the pointers in `values` lead to.
     _names: Vec<(String, OptionValue)>,
 }
@@ -52,7 +49,7 @@ impl Cost {
     }
 
     /// Has the program analysed by what was installed; `None` where nothing is, or where it cannot.
-    fn ask(format: &str, code: &[u8]) -> Option<Self> {
+    pub fn ask(format: &str, code: &[u8]) -> Option<Self> {
         let analyze = ANALYZE.get()?;
         let module = hlo::module_of(code, hlo::Format::from_name(format.as_bytes())?).ok()?;
         // SAFETY: the function is what was installed; `give` is called before it returns, when the slice lives.
@@ -61,53 +58,6 @@ impl Cost {
             (-1, lines) => Self::read(&lines),
             _ => None,
         }
-    }
-}
-
-/// From now on programs that the engine does not analyse are given to `analyze`. The first one stays.
-///
-/// # Safety
-/// `analyze` must be callable from any thread as long as the process lives.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_install_cost_analysis(analyze: Analyze) {
-    let _ = ANALYZE.set(analyze);
-}
-
-/// Shows what the program costs, if that is found out or known; says whether it is.
-///
-/// # Safety
-/// `executable` must be alive.
-unsafe fn answer(
-    args: &mut sys::PJRT_Executable_GetCostAnalysis_Args,
-    engine: &'static Engine,
-    executable: *mut sys::PJRT_Executable,
-) -> bool {
-    // It lives as long as the executable is not destroyed, and so does what it keeps.
-    let Some(program) = EXECUTABLES.get(executable) else { return false };
-    if program.cost.get().is_none() {
-        // Several may ask at once. The cell does not have one of them wait for another, who may wait for a lock of
-        // Python's that the first one holds. SAFETY: the caller's promise.
-        let Ok((format, code)) = (unsafe { shown(engine, executable, &program) }) else { return false };
-        let Some(cost) = Cost::ask(&format, &code) else { return false };
-        let _ = program.cost.set(cost);
-    }
-    let Some(cost) = program.cost.get() else { return false };
-    (args.properties, args.num_properties) = (cost.values.as_ptr(), cost.values.len());
-    true
-}
-
-impl Entry for sys::PJRT_Executable_GetCostAnalysis_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, "PJRT_Executable_GetCostAnalysis", "executable")?;
-        let engine = process::engine()?;
-        // SAFETY: the caller's promise, handed on as it is.
-        match unsafe { engine.call(*self) } {
-            Ok(args) => *self = args,
-            // SAFETY: the caller's promise.
-            Err(refused) if refused.has(Code::Unimplemented) && unsafe { answer(self, engine, executable) } => {}
-            Err(refused) => return Err(refused.into()),
-        }
-        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     hash::Hasher,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -19,15 +19,12 @@ use crate::{
     program::HostMemory,
     runtime::{
         allocator::pinned_host::KIND,
+        buffer::CacheSlot,
         client::{Client, Device},
+        counters::{Executions, Miss, Tally},
         device_memory::origins::ORIGINS,
-        executable::{
-            bound::OutputKinds,
-            cost::Cost,
-            counters::{Executions, Miss, Tally},
-            output_cache::{CacheSlot, OutputCache},
-        },
-        nested_sessions::NestedExecutables,
+        executable::{bound::OutputKinds, cost::Cost, output_cache::OutputCache},
+        nested::NestedExecutables,
         shape::{Shape, dense_size},
     },
     sys::{self, slice, text},
@@ -187,7 +184,7 @@ impl Program {
     ) -> Outcome<Self> {
         // SAFETY: the caller's promise; arrays live as long as the executable.
         let results = unsafe { results(engine, executable)? };
-        let by_engine = client.as_ref().is_some_and(|client| client.sight == ViewKind::Device);
+        let by_engine = client.as_ref().is_some_and(|client| client.session.view_kind == ViewKind::Device);
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
         // SAFETY: as above.
         let (name, mut scratch, pinned) = unsafe {
@@ -243,7 +240,7 @@ impl Program {
         if self.plan.destinations.iter().any(homeless) {
             return Some(format!("{KIND} memory stays with the engine"));
         }
-        let unfit = |&&result: &&usize| !client.viewable.contains(self.results[result].element_type);
+        let unfit = |&&result: &&usize| !client.session.aliasable.contains(self.results[result].element_type);
         self.plan
             .destinations
             .iter()
@@ -413,12 +410,19 @@ impl Loaded {
     pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
         // What this strategy frees goes back to the device at once. And a spare would save the allocation before which
         // everything is to move.
-        let keeps = client.settings.strategy.value != Strategy::Platform && client.compaction != Compact::Always;
+        let keeps =
+            client.settings.strategy.value != Strategy::Platform && client.allocator.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
-        let in_order = client.orders_runs();
-        let spares: Vec<_> = devices.iter().map(|_| OutputCache::new(count, in_order)).collect();
+        let in_order = client.session.orders_executions;
+        let spares: Vec<_> = devices
+            .iter()
+            .map(|_| OutputCache::new(count, in_order, Arc::clone(&client.allocator.in_flight)))
+            .collect();
         if count > 0 {
-            spares.iter().for_each(|spares| client.spares.add(spares));
+            for cache in &spares {
+                let cache: Weak<OutputCache> = Arc::downgrade(cache);
+                client.allocator.add_cache(cache);
+            }
         }
         let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();
         Self { client, program, devices, spares, twins: NestedExecutables::default(), addresses }
@@ -440,16 +444,16 @@ impl Loaded {
     pub fn nest(&self, lane: usize, destination: usize) -> Option<CacheSlot> {
         let result = *self.program.plan.destinations.get(destination)?;
         let bytes = self.program.results[result].size;
-        let spares = self.spares.get(lane).filter(|spares| spares.takes(destination, bytes))?;
-        Some(CacheSlot { spares: Arc::clone(spares), destination })
+        let cache = self.spares.get(lane).filter(|cache| cache.takes(destination, bytes))?;
+        Some(CacheSlot { cache: Arc::clone(cache) as _, destination })
     }
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
         self.spares.iter().for_each(|spares| spares.close());
-        if self.client.is_open() {
-            self.twins.end(self.client.engine);
+        if self.client.session.is_open() {
+            self.twins.end(self.client.session.engine);
         }
     }
 }

@@ -3,7 +3,8 @@
 pub mod bound;
 pub mod compile;
 pub mod cost;
-pub mod counters;
+pub mod description;
 pub mod loaded;
 pub mod output_cache;
 pub mod registry;
+pub mod serialized;

@@ -30,7 +30,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -38,18 +38,16 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{Raw, views},
-    error::Result,
     memory::Provenance,
     runtime::{
+        allocator::core::Reclaim,
         buffer::{
-            Body, Buffer,
-            storage::Storage,
-            usage::{Life, MoveBarrier, State, User},
+            Buffer,
+            pjrt_buffer::{CachedOutput, Recycle},
         },
         device_memory::Allocation,
+        in_flight::InFlight,
     },
-    sys,
     units::Bytes,
 };
 
@@ -62,52 +60,10 @@ const MOST: usize = 64;
 /// What they may take together.
 const MOST_BYTES: Bytes = Bytes::mib(1);
 
-/// A block with a view of it that a program may be donated.
-pub struct CachedOutput {
-    /// The block.
-    pub held: Allocation,
-    /// The engine's buffer over it.
-    pub view: Raw<sys::PJRT_Buffer>,
-    /// What its owner had: the next result in the block is this one again.
-    pub shell: Arc<Buffer>,
-    /// Whether the arena knows that the owner let go.
-    pub retired: bool,
-}
-
-impl CachedOutput {
-    /// Waits for the next run, if there may be one; otherwise block and view go back. Only in calls from outside.
-    pub fn keep(self) {
-        let Some((spares, destination)) = self.shell.nest().map(|nest| (Arc::clone(&nest.spares), nest.destination))
-        else {
-            return self.discard();
-        };
-        if let Err(spare) = spares.put(destination, self) {
-            spare.discard();
-        }
-    }
-
-    /// Gives block and view back. Only in calls from outside.
-    fn discard(self) {
-        let client = &self.shell.client;
-        if client.is_open() && !self.view.is_null() {
-            // SAFETY: the view is ours and nothing uses it.
-            unsafe { views::destroy(client.engine, self.view.0) };
-        }
-    }
-
-    /// Makes the block one that `maker` is about to write.
-    fn renew(&mut self, maker: Provenance) -> Result<()> {
-        if !std::mem::take(&mut self.retired) {
-            self.held.made_by(maker.origin, Some(maker.run));
-        } else if self.held.renew(maker)? {
-            self.held.home().residents.enter(self.held.block().id, &self.shell);
-        }
-        Ok(())
-    }
-}
-
 /// The spares of one program on one device, one place for each destination.
 pub struct OutputCache {
+    /// Whose waiting threads it makes room for.
+    in_flight: Arc<InFlight>,
     places: Box<[Mutex<Vec<CachedOutput>>]>,
     /// Buffers that are homing, where the next run may have their blocks before they land.
     homing: Box<[Mutex<VecDeque<Arc<Buffer>>>]>,
@@ -116,10 +72,10 @@ pub struct OutputCache {
 
 impl OutputCache {
     /// Room for the spares of `destinations`; `in_order` says that the device does one run after another.
-    pub fn new(destinations: usize, in_order: bool) -> Arc<Self> {
+    pub fn new(destinations: usize, in_order: bool, in_flight: Arc<InFlight>) -> Arc<Self> {
         let places = (0..destinations).map(|_| Mutex::default()).collect();
         let homing = (0..destinations).filter(|_| in_order).map(|_| Mutex::default()).collect();
-        Arc::new(Self { places, homing, closed: AtomicBool::new(false) })
+        Arc::new(Self { in_flight, places, homing, closed: AtomicBool::new(false) })
     }
 
     /// Whether a result of this size goes to `destination` when it is let go.
@@ -149,11 +105,8 @@ impl OutputCache {
             let buffer = place.lock().pop_back()?;
             let left = buffer.state().leave_early();
             let Some((mut held, view)) = left else { continue };
-            let client = &buffer.client;
-            if client.is_open() && !view.is_null() {
-                // SAFETY: the view is ours, and no program was donated it.
-                unsafe { views::destroy(client.engine, view.0) };
-            }
+            // SAFETY: the view is ours, and no program was donated it.
+            unsafe { buffer.session.destroy(view) };
             match held.renew(maker) {
                 Ok(_) => return Some((held, buffer)),
                 Err(error) => {
@@ -165,12 +118,18 @@ impl OutputCache {
         }
     }
 
-    /// Whether the next run may have the block of `destination` before it is home.
+    /// Gives all spares back and takes no more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.clear();
+    }
+}
+
+impl Recycle for OutputCache {
     fn has_early(&self, destination: usize) -> bool {
         destination < self.homing.len()
     }
 
-    /// Notes a buffer that has begun to home.
     fn offer(&self, destination: usize, buffer: Arc<Buffer>) {
         let Some(place) = self.homing.get(destination) else { return };
         let mut place = place.lock();
@@ -185,10 +144,6 @@ impl OutputCache {
         place.push_back(buffer);
     }
 
-    /// Keeps `spare` for the next run.
-    ///
-    /// # Errors
-    /// Gives it back if there are enough, or no next run, or if somebody waits for memory.
     fn put(&self, destination: usize, mut spare: CachedOutput) -> std::result::Result<(), CachedOutput> {
         let Some(place) = self.places.get(destination) else { return Err(spare) };
         let mut place = place.lock();
@@ -196,7 +151,7 @@ impl OutputCache {
         let large = spare.held.size().get() > LARGEST as u64;
         let enough = large || others >= MOST || spare.held.size().get() * (others as u64 + 1) > MOST_BYTES.get();
         // Under the lock: who comes to wait or to close after this clears the place.
-        if enough || self.closed.load(Ordering::Acquire) || spare.shell.client.in_flight.has_waiters() {
+        if enough || self.closed.load(Ordering::Acquire) || self.in_flight.has_waiters() {
             return Err(spare);
         }
         if others > 0 && !spare.retired {
@@ -206,9 +161,10 @@ impl OutputCache {
         place.push(spare);
         Ok(())
     }
+}
 
-    /// Gives all spares back.
-    pub fn clear(&self) {
+impl Reclaim for OutputCache {
+    fn clear(&self) {
         for place in &self.places {
             // No lock is held while the engine destroys.
             let spares = std::mem::take(&mut *place.lock());
@@ -219,158 +175,5 @@ impl OutputCache {
             let homing = std::mem::take(&mut *place.lock());
             drop(homing);
         }
-    }
-
-    /// Gives all spares back and takes no more.
-    pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.clear();
-    }
-}
-
-/// The spares of all programs of a client.
-#[derive(Default)]
-pub struct OutputCaches(Mutex<Vec<Weak<OutputCache>>>);
-
-impl OutputCaches {
-    /// Remembers the spares of one more program.
-    pub fn add(&self, spares: &Arc<OutputCache>) {
-        let mut all = self.0.lock();
-        all.retain(|spares| spares.strong_count() > 0);
-        all.push(Arc::downgrade(spares));
-    }
-
-    /// Gives the spares of every program back.
-    pub fn clear(&self) {
-        // No lock is held while the engine destroys.
-        let all: Vec<Arc<OutputCache>> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
-        all.iter().for_each(|spares| spares.clear());
-    }
-}
-
-/// Where a buffer goes when its owner destroys it.
-pub struct CacheSlot {
-    /// The spares of the program and device that it came from.
-    pub spares: Arc<OutputCache>,
-    /// The destination that it was.
-    pub destination: usize,
-}
-
-/// A buffer that its owner destroyed while it was in use, now that nothing uses it.
-pub struct Recycled {
-    spare: CachedOutput,
-    /// Whether no error clings to the handle.
-    whole: bool,
-}
-
-impl Recycled {
-    /// Makes it a spare, if it is fit for that and there may be a next run. Only in calls from outside.
-    pub fn keep(self) {
-        if self.whole && !self.spare.view.is_null() { self.spare.keep() } else { self.spare.discard() }
-    }
-
-    /// Gives the block back, on any thread. The handle, if there still is one, is the caller's to destroy.
-    pub fn free(self) -> Option<Raw<sys::PJRT_Buffer>> {
-        Some(self.spare.view).filter(|view| !view.is_null())
-    }
-}
-
-impl State<Body> {
-    /// Takes block and handle of a buffer that its owner destroys, if they are fit to be written again: nobody uses the
-    /// bytes, nobody was promised that their address stays, and no error clings to the handle.
-    pub fn spare(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        if self.stay().is_some() || self.handle().is_null() || self.held().is_none() {
-            return None;
-        }
-        self.end(Life::Deleted);
-        self.take_out()
-    }
-
-    /// Takes the block of a buffer that is homing while executions on its device, and nothing else, still use it; and the handle,
-    /// which is the caller's to destroy.
-    fn leave_early(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        if !self.homing || !self.is_only_run() {
-            return None;
-        }
-        let taken = self.take_out()?;
-        self.homing = false;
-        Some(taken)
-    }
-
-    /// As [`Self::spare`], of one that programs still use: retires the block, and leaves it and the handle to the last of
-    /// them. Whether it did.
-    pub fn go_home(&mut self) -> bool {
-        if self.stay() != Some(MoveBarrier::InUse) || self.is_copied() || self.handle().is_null() {
-            return false;
-        }
-        let Some(held) = self.held() else { return false };
-        held.retire();
-        self.end(Life::Deleted);
-        self.homing = true;
-        true
-    }
-
-    /// Takes the handle of a buffer that is homing, because its home goes first.
-    pub fn turn_away(&mut self) -> Option<Raw<sys::PJRT_Buffer>> {
-        let handle = self.handle();
-        (self.homing && !handle.is_null()).then(|| {
-            self.set_handle(Raw::NULL);
-            handle
-        })
-    }
-
-    fn take_out(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        let view = self.handle();
-        self.set_handle(Raw::NULL);
-        std::mem::replace(&mut self.storage, Storage::Gone).into_held().map(|held| (held, view))
-    }
-}
-
-impl Buffer {
-    /// Lets the next run have the block of a buffer that is homing, where the engine does one run after another.
-    pub fn offer(self: Arc<Self>) {
-        if let Some(nest) = self.nest()
-            && nest.spares.has_early(nest.destination)
-        {
-            let (spares, destination) = (Arc::clone(&nest.spares), nest.destination);
-            spares.offer(destination, self);
-        }
-    }
-
-    /// Takes the block back that [`OutputCache::take_homing`] gave away, for those who use it still.
-    pub fn take_back(&self, held: Allocation) {
-        held.retire();
-        self.put_back(held);
-    }
-
-    fn put_back(&self, held: Allocation) {
-        let freed = {
-            let mut state = self.state();
-            state.storage = Storage::Arena(held);
-            state.settle()
-        };
-        drop(freed);
-    }
-
-    /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
-    /// used again, or to be destroyed, where this was the last use, is the caller's.
-    pub fn arrive(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
-        let mut state = self.state();
-        if wrote {
-            state.mark_whole();
-        }
-        state.end_use(user);
-        if state.homing && state.is_free() {
-            let whole = state.is_whole();
-            let (held, view) = state.take_out()?;
-            state.homing = false;
-            drop(state);
-            return Some(Recycled { spare: CachedOutput { held, view, shell: self, retired: true }, whole });
-        }
-        let freed = state.settle();
-        drop(state);
-        // The arena has a lock of its own: free after giving up ours.
-        drop(freed);
-        None
     }
 }

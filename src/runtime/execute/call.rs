@@ -11,7 +11,7 @@ use crate::{
     engine::{Engine, Outcome, failure::required},
     error::Error,
     runtime::{
-        buffer::Buffer,
+        buffer::buffer_ref::BufferRef,
         client::Device,
         executable::loaded::{Donations, Loaded},
         execute::context::Context,
@@ -42,7 +42,7 @@ pub struct Call<'a> {
     pub context: Option<&'a Context>,
     /// The numbers of the arguments that the caller forbids to consume.
     pub kept: &'a [i64],
-    /// The handles of each device's arguments.
+    /// The handles of each device's arguments, `num_args` each.
     lists: &'a [*const *mut sys::PJRT_Buffer],
 }
 
@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
         // SAFETY: the options are the caller's, `struct_size` bytes long; ours have room for what is copied, and the copy is as long as
         // the struct. A context is NULL or one of ours, alive during the call, and there are as many numbers as the caller says.
         unsafe {
-            copy_options(args.options, loaded.client.engine, options)?;
+            copy_options(args.options, loaded.client.session.engine, options)?;
             let context = (*options).context.cast::<Context>().as_ref();
             let kept = slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
             let call = Self { args, loaded, options, context, kept, lists };
@@ -119,10 +119,12 @@ impl<'a> Call<'a> {
         for index in 0..self.args.num_devices {
             let arguments = self.arguments(index);
             let given = donated.iter().filter(|&&argument| !self.keeps(argument));
+            let address =
+                |argument: &Option<BufferRef<'_>>| argument.map_or(0, |buffer| ptr::from_ref(buffer.get()).addr());
             let mut given: SmallVec<[_; 16]> =
-                given.filter_map(|&argument| Some((*arguments.get(argument)?, argument))).collect();
+                given.filter_map(|&argument| Some((address(arguments.get(argument)?), argument))).collect();
             given.sort_unstable();
-            for (argument, &handle) in arguments.iter().enumerate() {
+            for (argument, handle) in arguments.iter().map(address).enumerate() {
                 let first = given.partition_point(|&(other, _)| other < handle);
                 let mut same = given[first..].iter().take_while(|&&(other, _)| other == handle);
                 if let Some(&(_, donated)) = same.find(|&&(_, donated)| donated != argument) {
@@ -143,15 +145,11 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// INVALID_ARGUMENT, naming the argument and the device.
-    ///
-    /// # Safety
-    /// The arguments must be NULL or live buffers of ours.
-    unsafe fn refuse_what_fits_one_device_alone(&self) -> Outcome {
+    fn refuse_what_fits_one_device_alone(&self) -> Outcome {
         for number in 0..self.args.num_args {
             let mut expected = None;
             for (index, place) in self.loaded.devices.iter().enumerate().take(self.args.num_devices) {
-                // SAFETY: the caller's promise.
-                let buffer = unsafe { Buffer::borrow(self.arguments(index)[number], NAME)? };
+                let buffer = self.argument(index, number)?;
                 let size = *expected.get_or_insert(buffer.shape.size);
                 if buffer.shape.size != size {
                     return Err(Error::invalid_argument(format!(
@@ -173,11 +171,38 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// The handles of the arguments of the device with this number.
-    pub fn arguments(&self, index: usize) -> &'a [*mut sys::PJRT_Buffer] {
+    /// The arguments of the device with this number; `None` for a NULL.
+    pub fn arguments(&self, index: usize) -> &'a [Option<BufferRef<'a>>] {
         let list = self.lists.get(index).copied().unwrap_or(ptr::null());
-        // SAFETY: the caller passes `num_args` handles a device.
-        unsafe { slice(list, self.args.num_args) }
+        // SAFETY: the caller passes `num_args` handles a device, which are NULL or alive during the call, as `check` asks.
+        unsafe { BufferRef::list(slice(list, self.args.num_args)) }
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a NULL.
+    pub fn argument(&self, index: usize, number: usize) -> Outcome<BufferRef<'a>> {
+        let argument = self.arguments(index).get(number).copied().flatten();
+        Ok(argument.ok_or_else(|| Error::invalid_argument(format!("{NAME}: buffer is NULL")))?)
+    }
+
+    /// Whether an argument of a device is no other of its arguments as well.
+    pub fn comes_once(&self, index: usize, number: usize) -> bool {
+        let arguments = self.arguments(index);
+        let same = |other: &&Option<BufferRef<'_>>| match (**other, arguments[number]) {
+            (Some(one), Some(other)) => ptr::eq(one.get(), other.get()),
+            _ => false,
+        };
+        arguments.iter().filter(same).count() == 1
+    }
+
+    /// Which of the user's arguments the program may consume, in ascending order; `None`: any.
+    pub fn donated(&self) -> Option<&'a [usize]> {
+        match &self.loaded.program.plan.donations {
+            Donations::Only(donated) => Some(donated),
+            Donations::Unknown => None,
+        }
     }
 
     /// Where the results of the device with this number go; none if the program has none.

@@ -20,8 +20,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
-    api::{entry::Entry, extensions},
-    engine::{Engine, Outcome, Raw, failure::required, process},
+    engine::{Engine, Outcome, Raw, extensions},
     sys,
 };
 
@@ -46,6 +45,11 @@ struct UserData {
 }
 
 impl Context {
+    /// A context without data.
+    pub fn new(engine: &'static Engine) -> Self {
+        Self { engine, inside: Mutex::new(Inside { handle: Raw::NULL, kept: SmallVec::new() }) }
+    }
+
     /// The engine's context, made now if there is none yet.
     ///
     /// # Errors
@@ -135,23 +139,5 @@ impl Drop for Context {
         if !handle.is_null() {
             self.destroy(handle.0);
         }
-    }
-}
-
-impl Entry for sys::PJRT_ExecuteContext_Create_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let inside = Mutex::new(Inside { handle: Raw::NULL, kept: SmallVec::new() });
-        let context = Arc::new(Context { engine: process::engine()?, inside });
-        self.context = Arc::into_raw(context).cast_mut().cast();
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_ExecuteContext_Destroy_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let context = required(self.context, "PJRT_ExecuteContext_Destroy", "context")?;
-        // SAFETY: the handle is one share, which the caller gives up.
-        drop(unsafe { Arc::from_raw(context.cast::<Context>()) });
-        Ok(())
     }
 }

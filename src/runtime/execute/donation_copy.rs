@@ -1,39 +1,36 @@
-//! Copies that are donated in place of arrays that only lend their memory.
+//! Copies that are donated in place of arrays that cannot be.
 //!
 //! ```text
 //!   caller's argument   NumPy's memory, aliased ----- read ----> ........ deleted once the program runs
-//!   stand-in            a block of the arena  <------ copied           |
-//!   engine                                            is given the stand-in for good: the result lies in its block
+//!   copy                a block of the arena  <------ copied           |
+//!   engine                                            is donated the copy: the result lies in its block
 //! ```
 //!
-//! A program may write its result into an argument that it is given for good, but never into memory that an outsider
-//! still looks at. Left alone, the engine copies such an argument into memory of its own, and the result lies there,
-//! outside of the arena and its limit. A stand-in is the same copy, in the arena.
+//! A program may write its result into an argument that is donated to it, but never into memory that an outsider still looks
+//! at. Left alone, the engine copies such an argument into memory of its own, and the result lies there, outside of the arena
+//! and its limit. A donation copy is the same copy, in the arena.
 //!
-//! Neither may it write into an array that a program from a host callback reads, which the engine does not know.
+//! Neither may it write into an array that a program from a host callback reads, of which the engine does not know.
 //!
-//! The engine keeps the last word where it would not take the memory over: an argument that somebody holds the address
-//! of (trap T11), that the caller forbade to consume, or that comes twice (its error, trap T13). A program that we could
-//! not read says too late what it consumes.
+//! The engine keeps the last word where it would not take the memory over: an argument that an outsider holds the address of
+//! (trap T11), that the caller forbade to consume, or that comes twice (its error, trap T13). A program that we could not read
+//! says too late what it consumes.
 
 use std::ptr;
 
 use crate::{
     device::strided,
-    engine::{Outcome, Raw},
-    memory::Provenance,
+    engine::{EngineBuffer, Outcome},
+    memory::{Execution, Provenance},
     report::snapshot::OriginKind,
     runtime::{
-        buffer::{Buffer, reading::Reading, storage::Access},
+        allocator::allocate::allocate_or_explain,
+        buffer::{BufferRef, borrowed, reading::Reading, storage::Access},
+        client::Device,
         device_memory::origins::ORIGINS,
         executable::loaded::{Donations, Loaded},
-        execute::{
-            call::NAME,
-            device_launch::{Destination, DeviceLaunch},
-            donations::lent,
-        },
+        execute::{call::Call, destination::Destination},
     },
-    sys,
 };
 
 /// A copy of an argument.
@@ -41,113 +38,102 @@ pub struct DonationCopy {
     /// Which one, by its number.
     pub argument: usize,
     /// Where the copy lies.
-    pub place: Destination,
+    pub destination: Destination,
 }
 
-/// Makes the stand-ins of one device. `kept` are the numbers of arguments that the caller forbade to consume. Costs a
-/// program one look at each argument that it donates.
+/// Copies the arguments of the device with the number `index` that have to be. Costs a program one look at each argument that
+/// it donates.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are as
-/// they were; what was made so far stays in the lane for the caller to abandon.
-///
-/// # Safety
-/// The client must be alive; the arguments must be live buffers of ours.
-pub unsafe fn prepare(
-    lane: &mut DeviceLaunch<'_>,
-    loaded: &Loaded,
-    arguments: &[*mut sys::PJRT_Buffer],
-    kept: &[i64],
+/// they were.
+pub fn prepare(
+    call: &Call<'_>,
+    index: usize,
+    device: Option<&Device>,
+    execution: Execution,
+    copies: &mut Vec<DonationCopy>,
 ) -> Outcome {
-    let Donations::Only(donated) = &loaded.program.plan.donations else { return Ok(()) };
+    let Donations::Only(donated) = &call.loaded.program.plan.donations else { return Ok(()) };
     for &argument in donated {
-        let Some(&handle) = arguments.get(argument) else { continue };
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { Buffer::borrow(handle, NAME)? };
-        if buffer.access == Access::ReadOnly
-            && !kept.contains(&(argument as i64))
-            && arguments.iter().filter(|&&other| other == handle).count() == 1
-        {
-            // SAFETY: the caller's promise.
-            unsafe { stand_in(lane, loaded, argument, buffer)? };
+        if argument >= call.arguments(index).len() {
+            continue;
+        }
+        let buffer = call.argument(index, argument)?;
+        if buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument) {
+            copies.extend(copy_read_only(call.loaded, buffer, device, execution, argument)?);
         }
     }
     Ok(())
 }
 
-/// Makes one stand-in, if the engine would take the argument's memory over.
+/// Copies an argument that only lends its memory, if the engine would take the memory over.
 ///
 /// # Errors
 /// As [`prepare`].
-///
-/// # Safety
-/// As [`prepare`].
 #[cold]
-unsafe fn stand_in(lane: &mut DeviceLaunch<'_>, loaded: &Loaded, argument: usize, buffer: &Buffer) -> Outcome {
+fn copy_read_only(
+    loaded: &Loaded,
+    buffer: BufferRef<'_>,
+    device: Option<&Device>,
+    execution: Execution,
+    argument: usize,
+) -> Outcome<Option<DonationCopy>> {
     if buffer.state().is_referenced() {
-        return Ok(());
+        return Ok(None);
     }
-    // SAFETY: the caller's promise; the array is whole from the start, because its owner lends it as it is.
-    unsafe { copy(lane, loaded, argument, buffer, || Ok(buffer.read()?)).map(drop) }
+    // The array is defined from the start, because its owner lends it as it is.
+    copy(loaded, buffer, device, execution, argument, || Ok(buffer.get().read()?))
 }
 
-/// Makes a stand-in for an argument that a program from a host callback reads: that is over after who knows how long, and may wait
-/// for whoever would wait for it. The caller gave the array away all the same, so it ends as one that was consumed.
+/// Copies an argument that a program from a host callback reads. The caller donated the array all the same, so it ends as one
+/// that was consumed.
 ///
 /// # Errors
 /// As [`prepare`]; FAILED_PRECONDITION where it cannot be copied.
-///
-/// # Safety
-/// As [`prepare`].
 #[cold]
-pub unsafe fn for_lent(
-    lane: &mut DeviceLaunch<'_>,
+pub fn copy_borrowed(
     loaded: &Loaded,
+    buffer: BufferRef<'_>,
+    device: Option<&Device>,
+    execution: Execution,
     argument: usize,
-    arguments: &[*mut sys::PJRT_Buffer],
-    buffer: &Buffer,
-) -> Outcome {
-    // The engine refuses to be given what it is passed twice.
-    if arguments.iter().filter(|&&other| other == arguments[argument]).count() > 1 {
-        return Ok(());
-    }
-    // SAFETY: the caller's promise; the array is whole, because a program reads it already.
-    let made = unsafe { copy(lane, loaded, argument, buffer, || buffer.lend().map(Some))? };
-    if made { Ok(()) } else { Err(lent().into()) }
+) -> Outcome<DonationCopy> {
+    // SAFETY: the client is open during the call that executes one of its programs.
+    let lend = || unsafe { buffer.get().lend() }.map(Some);
+    // The array is defined, because a program reads it already.
+    Ok(copy(loaded, buffer, device, execution, argument, lend)?.ok_or_else(borrowed)?)
 }
 
-/// Copies an argument, if it lies in the device's own memory and `read` finds it; whether it did.
+/// Copies an argument whose array is defined, if it lies in the device's own memory and `read` finds it.
 ///
 /// # Errors
 /// As [`prepare`], or those of `read`.
-///
-/// # Safety
-/// As [`prepare`]; the array must be whole.
-unsafe fn copy<'a>(
-    lane: &mut DeviceLaunch<'_>,
+fn copy<'a>(
     loaded: &Loaded,
+    buffer: BufferRef<'a>,
+    device: Option<&Device>,
+    execution: Execution,
     argument: usize,
-    buffer: &'a Buffer,
     read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
-) -> Outcome<bool> {
+) -> Outcome<Option<DonationCopy>> {
     let client = &loaded.client;
-    let Some(device) = lane.device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(false) };
-    let Some(arena) = &device.arena else { return Ok(false) };
-    // Room first: it may have to be waited for, which nobody does who reads.
-    let maker = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: lane.run };
-    let held = client.allocate(arena, &buffer.shape, maker).map_err(|shortage| client.exhausted(arena, shortage))?;
-    let Some(reading) = read()? else { return Ok(false) };
-    // SAFETY: the array is whole, as the caller says, and neither changes nor goes while it is read; the block is ours alone and as
-    // large. It is aligned, holds the array, and is freed only after the view.
+    let Some(device) = device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(None) };
+    let Some(arena) = &device.arena else { return Ok(None) };
+    // Room first: it may have to be waited for, and whoever reads waits for nothing.
+    let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
+    let allocation = allocate_or_explain(&client.allocator, arena, &buffer.shape, provenance)?;
+    let Some(reading) = read()? else { return Ok(None) };
+    // SAFETY: the array is defined, and neither changes nor goes while it is read; the block is ours alone and as large. It is
+    // aligned, holds the array, and is freed only after the view, which is new and ours.
     let view = unsafe {
         strided::copy(
             ptr::with_exposed_provenance(reading.address()),
-            ptr::with_exposed_provenance_mut(held.address()),
+            ptr::with_exposed_provenance_mut(allocation.address()),
             buffer.shape.size,
         );
-        client.view(device.memory, held.address(), &buffer.shape)?
+        let view = client.session.view(device.memory, allocation.address(), buffer.shape.array())?;
+        EngineBuffer::own(client.session, view)
     };
-    lane.stand_ins
-        .push(DonationCopy { argument, place: Destination { held, view: Raw(view), shell: None, before: None } });
-    Ok(true)
+    Ok(Some(DonationCopy { argument, destination: Destination::new(view, allocation) }))
 }

@@ -27,35 +27,33 @@
 //! of such a handler runs goes beside too, and while it is under way, what threads of callbacks run: it may be what its
 //! own callback runs.
 
-use std::{
-    cell::Cell,
-    ptr,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{mem::ManuallyDrop, ptr, time::Duration};
 
 use rustc_hash::FxHashMap;
 
 use crate::{
     config::EngineKind,
     engine::{
-        Engine, EngineError, Outcome, Raw, process,
+        EngineBuffer, EngineError, Outcome, Raw, Session,
+        buffers::ready_event,
+        process,
         views::{self, Array},
     },
     error::Error,
+    handlers::depth::{ProgramOfHandler, is_in_handler},
     runtime::{
         buffer::{
-            Buffer,
+            Buffer, BufferRef,
             layout::{layout, note_layout},
             reading::Reading,
         },
-        executable::loaded::Donations,
         execute::{
+            argument::{Argument, DonationCursor},
             call::{Call, NAME},
-            device_launch::Destination,
-            donations::{DonationCursor, DonationHolds},
+            destination::Destination,
+            donation_copy::DonationCopy,
         },
-        nested_sessions::NestedLease,
+        nested::NestedLease,
         shape::Shape,
     },
     sys,
@@ -65,209 +63,164 @@ use crate::{
 /// copy.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-thread_local! {
-    /// How many handlers of custom calls, one inside of the other, this thread runs.
-    static HANDLERS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Programs under way that were run by threads of handlers.
-static OF_HANDLERS: AtomicUsize = AtomicUsize::new(0);
-
-/// This thread runs a handler of a custom call: what it asks of us, a program waits for.
-pub struct InHandler(());
-
-impl InHandler {
-    /// It begins.
-    pub fn enter() -> Self {
-        HANDLERS.set(HANDLERS.get() + 1);
-        Self(())
-    }
-
-    /// A callback into Python begins, which may be one of a program that a handler's thread runs.
-    pub fn enter_callback() -> Option<Self> {
-        (OF_HANDLERS.load(Ordering::SeqCst) > 0).then(Self::enter)
-    }
-}
-
-impl Drop for InHandler {
-    fn drop(&mut self) {
-        HANDLERS.set(HANDLERS.get() - 1);
-    }
-}
-
-/// A program under way that the thread of a handler runs.
-struct OfHandler;
-
-impl OfHandler {
-    fn begin() -> Option<Self> {
-        (HANDLERS.get() > 0).then(|| {
-            OF_HANDLERS.fetch_add(1, Ordering::SeqCst);
-            Self
-        })
-    }
-}
-
-impl Drop for OfHandler {
-    fn drop(&mut self) {
-        OF_HANDLERS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Whether a program runs beside the user's client.
 pub fn is_called_for(host_callbacks: bool) -> bool {
-    (host_callbacks || HANDLERS.get() > 0) && process::kind() == Some(EngineKind::Cpu)
+    (host_callbacks || is_in_handler()) && process::kind() == Some(EngineKind::Cpu)
 }
 
-/// A run beside, and what the other client is shown for it.
+/// An execution on a nested client, and what that client is shown for it.
 pub struct NestedRun<'a> {
     call: Call<'a>,
     /// The program there.
     pub executable: *mut sys::PJRT_LoadedExecutable,
     /// The device there that the caller chose; NULL if it did not.
     pub execute_device: *mut sys::PJRT_Device,
-    /// Buffers of the other client that arguments are.
-    buffers: Vec<*mut sys::PJRT_Buffer>,
+    /// Buffers of the nested client that arguments are.
+    buffers: Vec<EngineBuffer>,
     /// Memory that results may lie in, by its address; with the user's view, where the result is known.
-    places: FxHashMap<usize, Option<(*const Shape, *mut sys::PJRT_Buffer)>>,
+    places: FxHashMap<usize, Option<(*const Shape, EngineBuffer)>>,
     /// Arguments that are read.
     loans: Vec<Reading<'a>>,
-    stay: NestedLease,
-    _of_handler: Option<OfHandler>,
-}
-
-impl Drop for NestedRun<'_> {
-    fn drop(&mut self) {
-        let engine = self.call.loaded.client.engine;
-        let own = self.places.values().flatten().map(|&(_, view)| view);
-        for buffer in self.buffers.drain(..).chain(own) {
-            // SAFETY: ours, and the program that used it is over or never ran.
-            unsafe { views::destroy(engine, buffer) };
-        }
-    }
+    lease: NestedLease,
+    _of_handler: Option<ProgramOfHandler>,
 }
 
 impl<'a> NestedRun<'a> {
-    /// Waits until the arguments are there, and finds a client for the run.
+    /// Waits until the arguments are there, and finds a client for the execution.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for an argument that was deleted or donated, or is given for good and passed twice; the error
+    /// INVALID_ARGUMENT for an argument that was deleted or donated, or is donated and passed twice; the error
     /// that one holds, or the engine's.
-    ///
-    /// # Safety
-    /// The arguments must be live buffers of ours, and the client alive.
-    pub unsafe fn begin(call: Call<'a>) -> Outcome<Self> {
+    pub fn begin(call: Call<'a>) -> Outcome<Self> {
         let (args, client) = (call.args, &call.loaded.client);
         // The engine sees two views, and not that they show the same.
         call.refuse_what_is_given_twice()?;
         let mut given: Vec<&Buffer> = Vec::new();
         for index in 0..args.num_devices {
-            let mut taken = DonationCursor::new(&call.loaded.program.plan.donations);
-            for (number, &argument) in call.arguments(index).iter().enumerate() {
-                // SAFETY: the caller's promise.
-                let buffer = unsafe { Buffer::borrow(argument, NAME)? };
-                // SAFETY: as above.
-                unsafe { wait_for(buffer)? };
-                if taken.has(number) && !call.keeps(number) {
-                    given.push(buffer);
+            let mut donated = DonationCursor::new(call.donated());
+            for number in 0..args.num_args {
+                let buffer = call.argument(index, number)?;
+                // SAFETY: the client is open during the call that executes one of its programs.
+                unsafe { wait_for(buffer.get())? };
+                if donated.has(number) && !call.keeps(number) {
+                    given.push(buffer.get());
                 }
             }
         }
         if !given.is_empty() {
-            client.in_flight.hold_back(client.engine, PATIENCE, || given.iter().all(|buffer| buffer.is_at_rest()));
+            let unused = || given.iter().all(|buffer| buffer.is_at_rest());
+            client.allocator.in_flight.throttle(client.session.engine, PATIENCE, unused);
         }
         // SAFETY: the client is alive while its executable is.
-        let (stay, executable) = unsafe { NestedLease::begin(client, args.executable, &call.loaded.twins)? };
+        let (lease, executable) = unsafe { NestedLease::begin(&client.nested, args.executable, &call.loaded.twins)? };
         let chosen = Raw(args.execute_device);
-        let execute_device = match stay.place(chosen) {
+        let execute_device = match lease.place(chosen) {
             Some((device, _)) => device.0,
             None if chosen.is_null() => ptr::null_mut(),
             None => return Err(Error::invalid_argument(format!("{NAME}: execute_device is not addressable")).into()),
         };
         let (buffers, places, loans) = (Vec::new(), FxHashMap::default(), Vec::new());
-        Ok(Self { call, executable, execute_device, buffers, places, loans, stay, _of_handler: OfHandler::begin() })
+        let _of_handler = ProgramOfHandler::begin();
+        Ok(Self { call, executable, execute_device, buffers, places, loans, lease, _of_handler })
     }
 
-    /// Where the other client has an array of one of the user's devices.
+    /// Where the nested client has an array of one of the user's devices.
     fn place(&self, device: Raw<sys::PJRT_Device>) -> Outcome<(*mut sys::PJRT_Client, *mut sys::PJRT_Memory)> {
-        let (_, memory) = self.stay.place(device).ok_or_else(|| Error::internal("an array on a device of nobody's"))?;
-        Ok((self.stay.handle(), memory.0))
+        let (_, memory) =
+            self.lease.place(device).ok_or_else(|| Error::internal("an array on a device of nobody's"))?;
+        Ok((self.lease.handle(), memory.0))
     }
 
-    /// Begins the use of an argument; `gift` is its place among the call's, if the program may consume it. Gives the
-    /// other client's buffer, and the argument if it is in use until the call ends.
+    /// Acquires an argument, which the program may consume if it is `donated`: what the engine is passed is a buffer of the
+    /// nested client.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated, or the engine's.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    pub unsafe fn admit(
-        &mut self,
-        buffer: &'a Buffer,
-        gift: Option<(usize, usize)>,
-        gifts: &mut DonationHolds<'a>,
-    ) -> Outcome<(*mut sys::PJRT_Buffer, Option<&'a Buffer>)> {
-        let engine = self.call.loaded.client.engine;
+    pub fn acquire(&mut self, buffer: BufferRef<'a>, donated: bool) -> Outcome<Argument<'a>> {
+        let session = self.call.loaded.client.session;
         let place = self.place(buffer.device)?;
         // Of a program that could not be read nobody knows what it will consume: it reads all.
-        let is_known = matches!(self.call.loaded.program.plan.donations, Donations::Only(_));
-        if let Some(gift) = gift
-            && let Some(address) = gifts.take_alone(buffer, gift, is_known)?
+        if donated
+            && self.call.donated().is_some()
+            && let Some((mut argument, address)) = Argument::donate_exclusively(buffer)?
         {
-            // SAFETY: the block is in use from here on, and nobody else uses it.
-            let view = unsafe { views::view(engine, place, address, buffer.shape.array()) }
-                .inspect_err(|_| gifts.land_last())?;
+            // SAFETY: the block is held from here on, and nothing else uses it. The view is new, and ours.
+            let view = unsafe {
+                let view = views::view(session.engine, place, address, buffer.shape.array())?;
+                EngineBuffer::own(session, view)
+            };
+            argument.handle = view.raw();
             self.buffers.push(view);
             self.places.insert(address, None);
-            return Ok((view, Some(buffer)));
+            return Ok(argument);
         }
-        // SAFETY: the caller's promise; the array was waited for.
-        let loan = unsafe { buffer.lend()? };
+        // SAFETY: the client is open, and the array was waited for.
+        let loan = unsafe { buffer.get().lend()? };
         let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
             // SAFETY: the place is alive.
-            unsafe { token(engine, place)? }
-        } else if self.call.loaded.client.viewable.contains(buffer.shape.element_type) {
+            unsafe { token(session, place)? }
+        } else if session.aliasable.contains(buffer.shape.element_type) {
             // What lies in an arena has its own layout noted.
-            layout(buffer)?;
-            // SAFETY: the bytes are there, and stay as they are until the run is over.
-            unsafe { views::constant(engine, place, loan.address(), buffer.shape.array())? }
+            layout(buffer.get())?;
+            // SAFETY: the bytes are there, and stay as they are until the execution is over. The view is new, and ours.
+            unsafe {
+                let view = views::constant(session.engine, place, loan.address(), buffer.shape.array())?;
+                EngineBuffer::own(session, view)
+            }
         } else {
-            let hold = buffer.hold()?;
+            let hold = buffer.get().hold()?;
             // SAFETY: the handle is alive while it is held.
-            unsafe { copy(engine, hold.handle(), place.1)? }
+            unsafe { copy(session, hold.handle(), place.1)? }
         };
+        let argument = Argument::lent(buffer, view.raw(), donated);
         self.buffers.push(view);
         self.loans.push(loan);
-        Ok((view, None))
+        Ok(argument)
     }
 
-    /// Shows the other client memory that a result may lie in: the view is that client's from here on. `result` is the
-    /// array of the result that it is meant for.
+    /// Shows the nested client the destinations and donation copies of `device`, the one with the number `index`.
     ///
     /// # Errors
     /// The engine's.
+    pub fn show_all(
+        &mut self,
+        index: usize,
+        device: Raw<sys::PJRT_Device>,
+        copies: &mut [DonationCopy],
+        destinations: &mut [Destination],
+    ) -> Outcome {
+        for copy in copies {
+            let buffer = self.call.argument(index, copy.argument)?;
+            self.show(&mut copy.destination, device, &buffer.shape, false)?;
+        }
+        let program = &self.call.loaded.program;
+        for (destination, &result) in destinations.iter_mut().zip(&program.plan.destinations) {
+            self.show(destination, device, &program.results[result], true)?;
+        }
+        Ok(())
+    }
+
+    /// Shows the nested client memory that a result may lie in: the view is that client's from here on. `is_result` says that it
+    /// is meant for the result of this shape.
     ///
-    /// # Safety
-    /// The client must be alive; the memory must hold an array of this shape.
-    pub unsafe fn show(
+    /// # Errors
+    /// The engine's.
+    fn show(
         &mut self,
         destination: &mut Destination,
         device: Raw<sys::PJRT_Device>,
         shape: &Shape,
         is_result: bool,
     ) -> Outcome {
-        let engine = self.call.loaded.client.engine;
-        let address = destination.held.address();
-        // SAFETY: the caller's promise.
-        let view = unsafe { views::view(engine, self.place(device)?, address, shape.array())? };
-        let own = std::mem::replace(&mut destination.view, Raw(view)).0;
-        if is_result {
-            self.places.insert(address, Some((ptr::from_ref(shape), own)));
-        } else {
-            self.places.insert(address, None);
-            // SAFETY: ours, and no program was shown it.
-            unsafe { views::destroy(engine, own) };
-        }
+        let session = self.call.loaded.client.session;
+        let address = destination.address();
+        // SAFETY: the block holds an array of this shape, and is freed after the views of it. The view is new, and ours.
+        let view = unsafe {
+            let view = views::view(session.engine, self.place(device)?, address, shape.array())?;
+            EngineBuffer::own(session, view)
+        };
+        let own = std::mem::replace(&mut destination.view, view);
+        self.places.insert(address, is_result.then(|| (ptr::from_ref(shape), own)));
         Ok(())
     }
 
@@ -280,33 +233,30 @@ impl<'a> NestedRun<'a> {
     /// The engine must have filled in the caller's lists, and the program must be over.
     pub unsafe fn bring_home(&mut self) -> Result<(), EngineError> {
         let loaded = self.call.loaded;
-        let (client, engine) = (&loaded.client, loaded.client.engine);
+        let session = loaded.client.session;
         for index in 0..self.call.args.num_devices {
             let places = self.call.places(index);
             let Some(device) = self.call.device(index).1 else { continue };
             for (number, shape) in loaded.program.results.iter().enumerate() {
-                // SAFETY: there is a place for each result, with a live buffer of the other client in it; the memory
-                // that it lies in is ours until a result takes it.
+                // SAFETY: there is a place for each result, with a live buffer of the nested client in it, which is ours; the
+                // memory that it lies in is ours until a result takes it.
                 unsafe {
                     let place = places.add(number);
-                    let output = *place;
-                    let address = views::address(engine, output).unwrap_or(0);
+                    let output = ManuallyDrop::new(EngineBuffer::own(session, *place));
+                    let address = output.address().unwrap_or(0);
                     let home = match self.places.get_mut(&address).map(Option::take) {
                         Some(Some((known, view))) if ptr::eq(known, &raw const **shape) => view,
-                        Some(other) => {
-                            if let Some((_, view)) = other {
-                                views::destroy(engine, view);
-                            }
-                            note_layout(engine, output, shape);
-                            client.view(device.memory, address, shape)?
+                        Some(_) => {
+                            note_layout(session.engine, output.raw(), shape);
+                            EngineBuffer::own(session, session.view(device.memory, address, shape.array())?)
                         }
                         None if shape.element_type == sys::PJRT_Buffer_Type_TOKEN => {
-                            token(engine, (client.handle.0, device.memory.0))?
+                            token(session, (session.handle.0, device.memory.0))?
                         }
-                        None => copy(engine, output, device.memory.0)?,
+                        None => copy(session, output.raw(), device.memory.0)?,
                     };
-                    *place = home;
-                    views::destroy(engine, output);
+                    *place = home.release().0;
+                    drop(ManuallyDrop::into_inner(output));
                 }
             }
         }
@@ -323,15 +273,18 @@ impl<'a> NestedRun<'a> {
 /// # Safety
 /// The place must be alive.
 unsafe fn token(
-    engine: &'static Engine,
+    session: &'static Session,
     place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+) -> Result<EngineBuffer, EngineError> {
     #[repr(align(64))]
     struct Nothing([u8; views::ALIGNMENT]);
     static NOTHING: Nothing = Nothing([0; views::ALIGNMENT]);
     let array = Array::new(sys::PJRT_Buffer_Type_PRED, &[]);
-    // SAFETY: the memory is there for ever, and nobody writes to it.
-    unsafe { views::constant(engine, place, NOTHING.0.as_ptr().expose_provenance(), array) }
+    // SAFETY: the place is alive; the memory is there for ever, and nothing writes to it. The buffer is new, and ours.
+    unsafe {
+        let token = views::constant(session.engine, place, NOTHING.0.as_ptr().expose_provenance(), array)?;
+        Ok(EngineBuffer::own(session, token))
+    }
 }
 
 /// A copy in `memory`, which another client's may be, of a buffer that is there.
@@ -342,32 +295,15 @@ unsafe fn token(
 /// # Safety
 /// The buffer and the memory must be alive.
 unsafe fn copy(
-    engine: &'static Engine,
+    session: &'static Session,
     buffer: *mut sys::PJRT_Buffer,
     dst_memory: *mut sys::PJRT_Memory,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let args = sys::PJRT_Buffer_CopyToMemory_Args { buffer, dst_memory, ..Default::default() };
-        let copy = engine.call(args)?.dst_buffer;
-        ready(engine, copy).inspect_err(|_| views::destroy(engine, copy))?;
-        Ok(copy)
-    }
-}
-
-/// Waits until a buffer of the engine is defined.
-///
-/// # Errors
-/// The error that it holds.
-///
-/// # Safety
-/// The buffer must be alive.
-unsafe fn ready(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Result<(), EngineError> {
-    // SAFETY: the caller's promise; the event is ours.
-    unsafe {
-        let ready = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer, ..Default::default() })?;
-        engine.own_event(ready.event).map_or(Ok(()), |event| event.wait())
-    }
+) -> Result<EngineBuffer, EngineError> {
+    let args = sys::PJRT_Buffer_CopyToMemory_Args { buffer, dst_memory, ..Default::default() };
+    // SAFETY: buffer and memory are alive. The copy is new, and ours.
+    let copy = unsafe { EngineBuffer::own(session, session.engine.call(args)?.dst_buffer) };
+    copy.wait()?;
+    Ok(copy)
 }
 
 /// Waits until an array is defined.
@@ -380,7 +316,7 @@ unsafe fn ready(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Resul
 pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up.
-    let outcome = unsafe { ready(buffer.client.engine, handle) };
+    let outcome = unsafe { ready_event(buffer.session, handle) }.and_then(|event| event.wait());
     buffer.land();
     Ok(outcome?)
 }

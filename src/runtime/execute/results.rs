@@ -19,10 +19,8 @@ use crate::{
     engine::{Raw, process, views},
     runtime::{
         buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Writing},
-        executable::{
-            counters::Miss,
-            loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
-        },
+        counters::Miss,
+        executable::loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
         execute::{candidates::Candidate, device_launch::DeviceLaunch},
     },
     sys,
@@ -51,7 +49,7 @@ pub unsafe fn results(
     let client = &loaded.client;
     let program = &*loaded.program;
     // An argument in memory of the engine or of an outsider has no block to give, so such a run says nothing about others.
-    let all_ours = candidates.iter().all(|candidate| candidate.held.is_some());
+    let all_ours = candidates.iter().all(|candidate| candidate.allocation.is_some());
     let known = program.origins.get().filter(|origins| {
         let runs = program.executions.runs.load(Ordering::Relaxed);
         all_ours
@@ -71,7 +69,7 @@ pub unsafe fn results(
             None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
             None => {
                 // SAFETY: the output is alive.
-                let address = unsafe { views::address(client.engine, output) };
+                let address = unsafe { views::address(client.session.engine, output) };
                 has_memory = !matches!(address, Ok(0));
                 address.ok().and_then(|address| find(address, candidates, &mut next))
             }
@@ -79,7 +77,7 @@ pub unsafe fn results(
         if known.is_none() {
             learned.push(at);
         }
-        let held = at.and_then(|at| candidates[at].held.take());
+        let held = at.and_then(|at| candidates[at].allocation.take());
         if held.is_none() && has_memory {
             count_miss(program, index, candidates);
         }
@@ -93,12 +91,12 @@ pub unsafe fn results(
                     // XLA goes by the size where it chooses among donated arguments, so the result may lie there in a layout of its
                     // own, which whoever moves or copies it has to know.
                     // SAFETY: the output is alive.
-                    unsafe { note_layout(client.engine, output, shape) };
+                    unsafe { note_layout(client.session.engine, output, shape) };
                 }
                 let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
                 // Another result may lie there than before, if the engine changed its mind.
                 let fits = |shell: &Arc<Buffer>| Arc::ptr_eq(&shell.shape, shape) && shell.memory.0 == memory.0;
-                if let Some(shell) = candidate.shell.take().filter(fits) {
+                if let Some(shell) = candidate.reused.take().filter(fits) {
                     shell.revive(output, held, writing);
                     wrapped.push(shell);
                     continue;
@@ -108,12 +106,12 @@ pub unsafe fn results(
                     Origin::Argument(_) => None,
                 };
                 let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(Arc::clone(client), device.handle, memory, shape, output, storage, nest)
+                Buffer::nested(client.session, device.handle, memory, shape, output, storage, nest)
             }
             _ => {
                 let expected = (shape, place(loaded, lane));
                 // SAFETY: the output is alive and ours.
-                unsafe { Buffer::adopt_result(client, output, expected, bound, has_memory) }
+                unsafe { client.adopt_result(output, expected, bound, has_memory) }
             }
         };
         result.is_result_of(writing);
@@ -158,7 +156,7 @@ fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
 /// an asynchronous transfer have none before they are sent, and the engine would wait for them.
 fn is_elsewhere(home: Option<&ResultPlacement>, candidates: &[Candidate]) -> bool {
     let Some(&ResultPlacement::Argument(argument)) = home else { return false };
-    of_argument(argument, candidates).is_none_or(|candidate| candidate.held.is_none())
+    of_argument(argument, candidates).is_none_or(|candidate| candidate.allocation.is_none())
 }
 
 /// The candidate that an argument gave. O(log n): they come in the order of their origins.
@@ -173,7 +171,7 @@ fn find(address: usize, candidates: &[Candidate], next: &mut usize) -> Option<us
     let count = candidates.len();
     let at = (0..count)
         .map(|step| (*next + step) % count)
-        .find(|&at| candidates[at].address == address && candidates[at].held.is_some())?;
+        .find(|&at| candidates[at].address == address && candidates[at].allocation.is_some())?;
     *next = (at + 1) % count;
     Some(at)
 }

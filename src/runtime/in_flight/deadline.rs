@@ -49,7 +49,7 @@ impl<'a> Deadline<'a> {
     }
 
     /// That ends at `deadline`, whatever is under way.
-    pub fn until(deadline: Instant) -> Self {
+    pub fn at(deadline: Instant) -> Self {
         Self { deadline, programs: Vec::new(), callbacks: None }
     }
 
@@ -103,7 +103,7 @@ mod tests {
         last.store(true, Ordering::Relaxed);
         assert!(Deadline { deadline: long_ago, ..patience }.is_over());
         assert!(after_the_deadline(&callbacks, &[]).is_over());
-        assert!(Deadline::until(Instant::now()).is_over());
+        assert!(Deadline::at(Instant::now()).is_over());
     }
 
     #[test]

@@ -18,13 +18,11 @@
 //! blocks then, and so may the kernels of its own that were launched before the one that was not: its cargo goes into a
 //! flight that ends with all that the device was given so far ([`Fence`]). One that fails later does so in its turn.
 
-pub mod deadline;
-
 use std::{
+    any::Any,
     collections::VecDeque,
-    ffi::c_void,
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    ops::ControlFlow,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicI64, AtomicIsize, AtomicUsize, Ordering},
@@ -40,28 +38,28 @@ use crate::{
     engine::{
         Engine, EngineEvent, Raw,
         fence::{ExecutionQueue, Fence},
+        handles::Completion,
         views,
     },
     runtime::{
-        allocator::reclaim::Scratch,
-        buffer::{Buffer, usage::User},
-        device_memory::Allocation,
-        executable::output_cache::Recycled,
-        execute::context::Context,
+        buffer::{Buffer, Recycled, usage::User},
+        device_memory::{Allocation, ScratchReservation},
         in_flight::deadline::{Deadline, UnderWay},
     },
     sys,
 };
 
+pub mod deadline;
+
 /// Handles of the engine that a program consumed: donated, but still to be destroyed.
 pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 
-/// How long [`InFlight::catch_up`] waits: touching a MiB of new memory takes as long.
+/// How long [`InFlight::drain_ready`] waits: touching a MiB of new memory takes as long.
 const MOMENT: Duration = Duration::from_micros(300);
 
 /// How long who runs ahead is held back: a program that computes a few MiB takes as long, and who waits for one that
 /// takes longer does not lose by it, because the device is busy anyway.
-pub const HOLD_BACK: Duration = Duration::from_millis(2);
+pub const THROTTLE: Duration = Duration::from_millis(2);
 
 /// What a flight carries until it lands.
 #[derive(Default)]
@@ -75,15 +73,16 @@ pub struct Resources {
     /// What the buffers were taken up for.
     pub user: User,
     /// What the arena keeps for its scratch.
-    pub scratch: Option<Scratch>,
+    pub scratch: Option<ScratchReservation>,
     /// Handles to destroy.
     pub consumed: Consumed,
-    /// The execute context.
-    pub context: Option<Arc<Context>>,
+    /// The execute context, which the program may still look into.
+    pub context: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// One execution or transfer on one device.
 struct Operation {
+    engine: &'static Engine,
     /// Ready once the results are there; only of flights that write large ones.
     results_ready: Option<EngineEvent>,
     done: AtomicBool,
@@ -192,24 +191,24 @@ impl Operation {
         }
         drop(cargo.context);
     }
+}
 
-    /// The engine says that the flight is done.
-    unsafe extern "C" fn arrived(error: *mut sys::PJRT_Error, flight: *mut c_void) {
-        // SAFETY: the pointer is the share that `launch` gave to the engine, which calls back once.
-        let flight = unsafe { Arc::from_raw(flight.cast::<Self>()) };
-        flight.succeeded.store(error.is_null(), Ordering::Relaxed);
-        crate::api::error::discard(error);
-        flight.bell.begin(1);
-        // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this flight done.
-        flight.done.store(true, Ordering::SeqCst);
-        flight.bell.done.fetch_add(1, Ordering::Relaxed);
-        if flight.bell.has_waiters() {
-            // A panic must not unwind into the engine's thread.
-            if catch_unwind(AssertUnwindSafe(|| flight.unload())).is_err() {
-                log::error!("a completion callback of pjrt-arena panicked; this is a bug");
-            }
+impl Completion for Operation {
+    fn engine(&self) -> &'static Engine {
+        self.engine
+    }
+
+    /// The engine says that the operation is done.
+    fn complete(&self, succeeded: bool) {
+        self.succeeded.store(succeeded, Ordering::Relaxed);
+        self.bell.begin(1);
+        // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this operation done.
+        self.done.store(true, Ordering::SeqCst);
+        self.bell.done.fetch_add(1, Ordering::Relaxed);
+        if self.bell.has_waiters() {
+            self.unload();
         }
-        flight.bell.end(1);
+        self.bell.end(1);
     }
 }
 
@@ -224,6 +223,32 @@ fn all_done(flights: &mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>;
         flying
     });
     done
+}
+
+/// One attempt of [`InFlight::wait_until`].
+pub struct Round<'a> {
+    in_flight: &'a InFlight,
+    engine: &'static Engine,
+    /// When waiting is over.
+    pub deadline: &'a Deadline<'a>,
+    epoch: u64,
+}
+
+impl Round<'_> {
+    /// Waits for an operation that completes after this round began, and reaps what is done; `false` if none is under way, or if
+    /// the deadline has passed.
+    pub fn wait(&self) -> bool {
+        let changed = self.in_flight.wait_for_completion(self.epoch, self.deadline);
+        if changed {
+            self.reap();
+        }
+        changed
+    }
+
+    /// Reaps what is done.
+    pub fn reap(&self) {
+        self.in_flight.sweep(self.engine);
+    }
 }
 
 /// All that is under way for one client.
@@ -247,6 +272,7 @@ impl InFlight {
     /// Watches over what ends with `event`, and whose results are there when `results_ready` is.
     pub fn launch(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, cargo: Resources) {
         let flight = Arc::new(Operation {
+            engine: event.engine(),
             results_ready,
             done: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
@@ -255,8 +281,7 @@ impl InFlight {
         });
         self.count.fetch_add(1, Ordering::Release);
         self.flights.lock().push_back(Arc::clone(&flight));
-        // SAFETY: the callback takes the share back, and touches only memory of ours.
-        unsafe { event.on_ready(Operation::arrived, Arc::into_raw(flight).cast_mut().cast()) };
+        event.notify(flight);
     }
 
     /// Watches over what a run leaves that failed to start, until the device is done with all that it was given so far.
@@ -336,7 +361,7 @@ impl InFlight {
     /// The engine tells who waits for a result before it tells us that the program is done, a few microseconds later,
     /// or more where threads are short of processors. A caller that dropped a result which it had waited for would miss
     /// its memory, and touch new memory instead.
-    pub fn catch_up(&self, engine: &'static Engine) {
+    pub fn drain_ready(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -357,16 +382,10 @@ impl InFlight {
     }
 
     /// Waits until `enough`, at most as long as `bound`, while programs end one after another.
-    pub fn hold_back(&self, engine: &'static Engine, bound: Duration, enough: impl Fn() -> bool) {
-        self.waiting(engine, || {
-            let patience = Deadline::until(Instant::now() + bound);
-            loop {
-                let arrivals = self.arrivals();
-                if enough() || !self.wait_for_arrival(arrivals, &patience) {
-                    return;
-                }
-                self.sweep(engine);
-            }
+    pub fn throttle(&self, engine: &'static Engine, bound: Duration, enough: impl Fn() -> bool) {
+        let deadline = Deadline::at(Instant::now() + bound);
+        self.wait_until(engine, &deadline, |round| {
+            if enough() || !round.wait() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
     }
 
@@ -409,39 +428,22 @@ impl InFlight {
         self.bell.has_waiters()
     }
 
-    /// How many flights have arrived while somebody waited: to be asked before looking for room.
-    pub fn arrivals(&self) -> u64 {
-        *self.bell.arrivals.lock()
-    }
-
-    /// A patience from now on, which what is under way prolongs, or not.
-    pub fn patience<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Deadline<'a> {
+    /// A deadline from now on, which what is under way puts off, or not.
+    pub fn deadline<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Deadline<'a> {
         let under_way = |flight: &&Arc<Operation>| prolonged && flight.is_under_way();
         Deadline::new(callbacks, || {
             self.flights.lock().iter().filter(under_way).map(|flight| Arc::clone(flight) as _).collect()
         })
     }
 
-    /// Waits for one more arrival than `seen`, as long as `patience` lasts; whether there was one, or may have been. Only
-    /// inside [`Self::waiting`].
-    pub fn wait_for_arrival(&self, seen: u64, patience: &Deadline<'_>) -> bool {
-        let flying = self.is_busy();
-        let mut arrivals = self.bell.arrivals.lock();
-        while *arrivals == seen {
-            let unloading = self.bell.unloading.load(Ordering::SeqCst) != 0;
-            if !(flying || unloading) {
-                return *arrivals != seen;
-            }
-            let late = self.bell.rung.wait_for(&mut arrivals, patience.left()).timed_out();
-            if late && *arrivals == seen && patience.is_over() {
-                return false;
-            }
-        }
-        !patience.is_over()
-    }
-
-    /// Runs `wait` while arriving flights free their memory at once.
-    pub fn waiting<T>(&self, engine: &'static Engine, wait: impl FnOnce() -> T) -> T {
+    /// Calls `attempt` until it breaks, while operations that complete free their memory at once. Everything that waits for memory
+    /// waits here: an attempt that failed calls [`Round::wait`], and continues if that says that something has changed.
+    pub fn wait_until<T>(
+        &self,
+        engine: &'static Engine,
+        deadline: &Deadline<'_>,
+        mut attempt: impl FnMut(&Round<'_>) -> ControlFlow<T>,
+    ) -> T {
         struct Waiter<'a>(&'a AtomicUsize);
         impl Drop for Waiter<'_> {
             fn drop(&mut self) {
@@ -451,7 +453,31 @@ impl InFlight {
         self.bell.waiters.fetch_add(1, Ordering::SeqCst);
         let _waiter = Waiter(&self.bell.waiters);
         self.sweep(engine);
-        wait()
+        loop {
+            // Before the attempt: what completes while it looks for room is seen by the wait after it.
+            let epoch = *self.bell.arrivals.lock();
+            let round = Round { in_flight: self, engine, deadline, epoch };
+            if let ControlFlow::Break(outcome) = attempt(&round) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Waits for one more completion than `seen`, until the deadline; whether there was one, or may have been.
+    fn wait_for_completion(&self, seen: u64, deadline: &Deadline<'_>) -> bool {
+        let flying = self.is_busy();
+        let mut arrivals = self.bell.arrivals.lock();
+        while *arrivals == seen {
+            let unloading = self.bell.unloading.load(Ordering::SeqCst) != 0;
+            if !(flying || unloading) {
+                return *arrivals != seen;
+            }
+            let late = self.bell.rung.wait_for(&mut arrivals, deadline.left()).timed_out();
+            if late && *arrivals == seen && deadline.is_over() {
+                return false;
+            }
+        }
+        !deadline.is_over()
     }
 
     fn land_some(

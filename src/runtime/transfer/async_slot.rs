@@ -17,7 +17,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{EngineError, Outcome, Raw, views},
+    engine::{EngineError, EngineEvent, Outcome, Raw, views},
     error::{Error, Result},
     runtime::{
         buffer::{
@@ -230,22 +230,22 @@ impl Slot {
             Place::Engine(manager) => {
                 // SAFETY: the manager is alive, has an array 0, and gives it away for the first time.
                 let buffer = unsafe {
-                    let args = client.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
-                        transfer_manager: manager.0,
-                        buffer_index: 0,
-                        ..Default::default()
-                    })?;
+                    let args =
+                        client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
+                            transfer_manager: manager.0,
+                            buffer_index: 0,
+                            ..Default::default()
+                        })?;
                     state.receiver = Receiver::Served;
                     match state.counted.take() {
-                        Some(counted) => Buffer::adopt_counted(client, args.buffer_out, counted)?,
-                        None => Buffer::adopt(client, args.buffer_out)?,
+                        Some(counted) => client.adopt_counted(args.buffer_out, counted)?,
+                        None => client.adopt(args.buffer_out)?,
                     }
                 };
                 return Ok(buffer);
             }
         };
-        let wrap =
-            |handle, storage| Buffer::new(Arc::clone(client), device, memory, Arc::clone(shape), handle, storage);
+        let wrap = |handle, storage| Buffer::new(client.session, device, memory, Arc::clone(shape), handle, storage);
         let complete = matches!(state.stage, Stage::Closed) && state.copies == 0;
         if let Some(block) = state.block.take_if(|_| complete) {
             // SAFETY: the block is aligned, holds the whole array, and goes to the buffer, which frees it after the view.
@@ -264,8 +264,8 @@ impl Slot {
         }
         // SAFETY: the client and its memory are alive, the dimensions and the layout live for the call.
         let alias = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
-            client.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
-                client: client.handle.0,
+            client.session.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
+                client: client.session.handle.0,
                 memory: memory.0,
                 shape_dims: shape.dims.as_ptr(),
                 shape_num_dims: shape.dims.len(),
@@ -314,7 +314,7 @@ impl Slot {
         let Place::Engine(manager) = self.place else { return };
         // SAFETY: the manager is ours, alive, and this is its end.
         let destroyed = unsafe {
-            client.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
+            client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
                 transfer_manager: manager.0,
                 ..Default::default()
             })
@@ -337,7 +337,7 @@ impl Slot {
             (Some(Due::Fail(_, reason)), Place::Engine(manager)) => {
                 // SAFETY: the manager is alive; its array 0 is open, since ours was, and gets an error this once.
                 unsafe {
-                    client.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
+                    client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
                         transfer_manager: manager.0,
                         buffer_index: 0,
                         error_code: reason.code,
@@ -397,7 +397,7 @@ impl Promise {
         // A program that was donated the array before its bytes were there has a result that nobody could match with the
         // block. That result counts as the engine's, so the engine gets a copy.
         let showing = if unclaimed.is_some() { Showing::Copy } else { Showing::View };
-        if !client.is_open() {
+        if !client.session.is_open() {
             self.buffer.land();
             return Ok(());
         }
@@ -407,7 +407,7 @@ impl Promise {
             Ok(source) => {
                 self.keep(client, Ok(source));
                 // SAFETY: the source was ours and is consumed; only its handle is left.
-                unsafe { views::destroy(client.engine, source) };
+                unsafe { views::destroy(client.session.engine, source) };
                 Ok(())
             }
             Err(error) => {
@@ -420,12 +420,12 @@ impl Promise {
 
     /// Gives the alias its bytes or its error, and lets go of it.
     fn keep(self, client: &Arc<Client>, outcome: Result<*mut sys::PJRT_Buffer, &Reason>) {
-        if client.is_open() {
+        if client.session.is_open() {
             let (code, message) = outcome.err().map_or((sys::PJRT_Error_Code(0), &[][..]), |r| (r.code, &r.message));
             // SAFETY: the callback is called this once, with a live buffer or a message that lives for the call.
             let kept = unsafe {
-                client.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
-                    client: client.handle.0,
+                client.session.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
+                    client: client.session.handle.0,
                     buffer: outcome.unwrap_or(ptr::null_mut()),
                     status_code: code,
                     error_message: message.as_ptr().cast(),
@@ -471,10 +471,10 @@ unsafe fn show(
     address: usize,
     showing: Showing,
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    let (engine, handle) = (client.engine, client.handle.0);
+    let (engine, handle) = (client.session.engine, client.session.handle.0);
     if showing == Showing::View {
         // SAFETY: the caller's promise.
-        return unsafe { client.view(memory, address, shape) };
+        return unsafe { client.session.view(memory, address, shape.array()) };
     }
     // SAFETY: the array holds for the call, which is all that the engine is told it may rely on.
     unsafe {
@@ -488,7 +488,7 @@ unsafe fn show(
             memory: memory.0,
             ..Default::default()
         })?;
-        drop(engine.own_event(args.done_with_host_buffer));
+        drop(EngineEvent::own(engine, args.done_with_host_buffer));
         Ok(args.buffer)
     }
 }

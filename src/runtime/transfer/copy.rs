@@ -16,21 +16,18 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use crate::runtime::transfer::own_layout;
 use crate::{
-    api::entry::Entry,
     device::Carrier,
     engine::{
         Args, EngineEvent, Outcome, Raw,
-        failure::required,
         views::{self, ViewKind},
     },
     report::snapshot::OriginKind,
     runtime::{
         buffer::{Buffer, storage::Storage, usage::Life},
-        client::Site,
+        client::{self, Client, Site},
         in_flight::Resources,
-        transfer::{host::destination, upload::Upload},
+        transfer::{host::destination, own_layout, upload::Upload},
     },
     sys,
     units::{Address, Bytes},
@@ -44,13 +41,13 @@ use crate::{
 /// # Safety
 /// The client must be alive.
 unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
-    let client = &buffer.client;
+    let engine = buffer.session.engine;
     let handle = buffer.take_up()?;
     let ready = (|| -> Outcome<bool> {
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
         let ready = unsafe {
-            let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
-            client.engine.own_event(args.event)
+            let args = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
+            EngineEvent::own(engine, args.event)
         };
         if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
             return Ok(false);
@@ -73,12 +70,12 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     unsafe {
-        match buffer.client.sight {
-            ViewKind::Host => copy_at_rest(buffer, site),
-            ViewKind::Device => copy_on_stream(buffer, site),
+        match buffer.session.view_kind {
+            ViewKind::Host => copy_at_rest(client, buffer, site),
+            ViewKind::Device => copy_on_stream(client, buffer, site),
         }
     }
 }
@@ -90,20 +87,20 @@ unsafe fn copy_by_us(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc
 ///
 /// # Safety
 /// The client must be alive, and device and memory its own.
-unsafe fn copy_here(
+pub unsafe fn copy_here(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
 ) -> Outcome<Option<Arc<Buffer>>> {
-    let client = &buffer.client;
+    let client = &*client::of_buffer(buffer)?;
     let site = destination(client, to.0, to.1);
     let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory);
     // SAFETY: the caller's promise.
     unsafe {
-        if let Some(copy) = own_layout::copy(buffer, site, memory)? {
+        if let Some(copy) = own_layout::copy(client, buffer, site, memory)? {
             return Ok(Some(copy));
         }
         match site {
-            Some(site) => copy_by_us(buffer, site),
+            Some(site) => copy_by_us(client, buffer, site),
             None => Ok(None),
         }
     }
@@ -116,20 +113,22 @@ unsafe fn copy_here(
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_known, is_engine_s) = {
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
     };
     // What has another layout than the default one was copied before.
     let is_dense = is_known
-        || is_engine_s && buffer.client.viewable.contains(buffer.shape.element_type) && buffer.shape.is_without_gaps();
+        || is_engine_s
+            && buffer.session.aliasable.contains(buffer.shape.element_type)
+            && buffer.shape.is_without_gaps();
     // SAFETY: the caller's promise.
     if !is_dense || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
     // The source is not in use while room is sought, so that it may move to make some.
-    let arrival = Upload::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // SAFETY: the caller's promise.
     let reading = if is_engine_s { unsafe { buffer.read_engine()? } } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
@@ -148,7 +147,7 @@ unsafe fn copy_at_rest(buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Bu
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_ours, queued) = {
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
@@ -159,11 +158,11 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
     }
     // What the host has pinned is written by the GPU that it was pinned for.
     let Some(own) = site.device.site() else { return Ok(None) };
-    if own.memory.0 != site.memory.0 && is_on_another_device(buffer, site) {
+    if own.memory.0 != site.memory.0 && is_on_another_device(client, buffer, site) {
         return Ok(None);
     }
     let carrier = &*own.arena.carrier;
-    let arrival = Upload::new(&buffer.client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // Until writers are held back: who launches a program that is given the source waits for that.
     let Some(reading) = buffer.read_block()? else { return Ok(None) };
     buffer.take_up()?;
@@ -173,7 +172,7 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
     unsafe {
         arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
             carrier.copy(from, to, bytes)?;
-            hold_writers_back(buffer, carrier);
+            hold_writers_back(client, buffer, carrier);
             drop(reading);
             Ok(())
         })
@@ -182,8 +181,8 @@ unsafe fn copy_on_stream(buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option
 }
 
 /// Whether a buffer lies in the own memory of another device than that of `site`.
-fn is_on_another_device(buffer: &Buffer, site: Site<'_>) -> bool {
-    let home = buffer.client.device_of_memory(buffer.memory.0);
+fn is_on_another_device(client: &Client, buffer: &Buffer, site: Site<'_>) -> bool {
+    let home = client.device_of_memory(buffer.memory.0);
     home.is_some_and(|home| home.handle.0 != site.device.handle.0)
 }
 
@@ -197,13 +196,15 @@ fn is_on_another_device(buffer: &Buffer, site: Site<'_>) -> bool {
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
-    let client = &buffer.client;
+unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
     let address = buffer.state().storage.address();
     let home = client.site_of_memory(buffer.memory.0).and_then(|home| Some((home, home.device.site()?)));
     let view = address.zip(home).and_then(|(at, (home, own))| {
         // SAFETY: the client is alive; the block is the buffer's, as before.
-        unsafe { client.view_behind(home, &*own.arena.carrier, at, &buffer.shape) }.ok()
+        unsafe {
+            client.session.view_behind((home.device.handle, home.memory), &*own.arena.carrier, at, buffer.shape.array())
+        }
+        .ok()
     });
     let unused = view.map(|view| {
         let mut state = buffer.state();
@@ -223,7 +224,7 @@ unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
     }
     if let Some((view, _)) = unused {
         // SAFETY: nobody else knows it, or nobody any more; it was not donated.
-        unsafe { views::destroy(client.engine, view) };
+        unsafe { views::destroy(client.session.engine, view) };
     }
 }
 
@@ -234,17 +235,17 @@ unsafe fn hold_writers_back(buffer: &Buffer, copying: &dyn Carrier) {
 ///
 /// # Safety
 /// `args` must be the call with the engine's handle in place of ours, its contract satisfied.
-unsafe fn copy_by_engine<A: Args>(
+pub unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
     result: impl FnOnce(&A) -> *mut sys::PJRT_Buffer,
 ) -> Outcome<Arc<Buffer>> {
-    let client = &buffer.client;
+    let client = &*client::of_buffer(buffer)?;
     let admitted = client.admit_array(to, Bytes::new(buffer.shape.size as u64))?;
     let handle = buffer.take_up()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
-    let copied = unsafe { client.engine.call(args(handle)) };
+    let copied = unsafe { client.session.engine.call(args(handle)) };
     let copied = match copied {
         Ok(args) => result(&args),
         Err(error) => {
@@ -255,12 +256,13 @@ unsafe fn copy_by_engine<A: Args>(
     // The source stays until the copy is made.
     // SAFETY: the copy was just made and is ours; so is its event.
     let ready = unsafe {
-        let event = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: copied, ..Default::default() });
-        event.ok().and_then(|args| client.engine.own_event(args.event))
+        let event =
+            client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: copied, ..Default::default() });
+        event.ok().and_then(|args| EngineEvent::own(client.session.engine, args.event))
     };
     match ready {
         Some(event) if !event.is_ready() => {
-            client.in_flight.launch(
+            client.allocator.in_flight.launch(
                 &event,
                 None,
                 Resources { buffers: smallvec![Arc::clone(buffer)], ..Resources::default() },
@@ -269,47 +271,5 @@ unsafe fn copy_by_engine<A: Args>(
         _ => buffer.land(),
     }
     // SAFETY: as above.
-    unsafe { Buffer::adopt_admitted(client, copied, admitted) }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToDevice";
-        // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
-        let to = required(self.dst_device, NAME, "dst_device")?;
-        let place = (to, std::ptr::null_mut());
-        // SAFETY: the client is alive while its buffers are used.
-        let ours = unsafe { copy_here(&buffer, place)? };
-        self.dst_buffer = match ours {
-            Some(copy) => copy,
-            // SAFETY: as above.
-            None => unsafe {
-                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
-            },
-        }
-        .into_raw();
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToMemory";
-        // SAFETY: the caller's handles are alive.
-        let buffer = unsafe { Buffer::share(self.buffer, NAME)? };
-        let to = required(self.dst_memory, NAME, "dst_memory")?;
-        let place = (std::ptr::null_mut(), to);
-        // SAFETY: the client is alive while its buffers are used.
-        let ours = unsafe { copy_here(&buffer, place)? };
-        self.dst_buffer = match ours {
-            Some(copy) => copy,
-            // SAFETY: as above.
-            None => unsafe {
-                copy_by_engine(&buffer, place, |handle| Self { buffer: handle, ..*self }, |args| args.dst_buffer)?
-            },
-        }
-        .into_raw();
-        Ok(())
-    }
+    unsafe { client.adopt_admitted(copied, admitted) }
 }

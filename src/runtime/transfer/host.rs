@@ -18,18 +18,17 @@ use std::{ptr, sync::Arc};
 use smallvec::smallvec;
 
 use crate::{
-    api::entry::Entry,
     config::EngineKind,
-    device::{HostArray, strided},
-    engine::{Args, Engine, Outcome, failure::required, process, views},
-    error::Error,
-    report::snapshot::OriginKind,
+    engine::{Args, Engine, EngineEvent, Outcome, process, views},
     runtime::{
-        buffer::{Buffer, storage::Access},
+        buffer::{
+            Buffer,
+            buffer_ref::BufferRef,
+            storage::{Access, Foreign},
+        },
         client::{self, Client, Site},
         in_flight::Resources,
-        shape::{Shape, dense_size, element_bytes},
-        transfer::upload::Upload,
+        shape::Shape,
     },
     sys::{self, slice},
 };
@@ -37,7 +36,7 @@ use crate::{
 /// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
 /// way up to 32 KiB, 17 and 18 us at 64 KiB, 17 and 41 us at 1 MiB), and nothing is gained for an owner that lives longer,
 /// changes of the NumPy array that show later, and statistics that miss it.
-const SMALLEST_ALIASED: u64 = 64 << 10;
+pub const SMALLEST_ALIASED: u64 = 64 << 10;
 
 /// The event that says when `buffer` is ready: at once, for one of ours that nothing writes. On a GPU, where bytes are on
 /// their way, when they are there.
@@ -75,59 +74,6 @@ pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) ->
     tiled.num_tiles == 0 && order.iter().rev().copied().eq(0..order.len() as i64)
 }
 
-impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
-        let client = client::find(self.client)?;
-        client.in_flight.tend(client.engine);
-        // SAFETY: the caller's arrays are as long as it says.
-        let (dims, strides) =
-            unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
-        if !self.byte_strides.is_null() && strides.len() != dims.len() {
-            return Err(Error::invalid_argument(format!(
-                "{NAME}: {} byte strides for {} dimensions",
-                strides.len(),
-                dims.len()
-            ))
-            .into());
-        }
-        // An outsider's memory that may be written to is the outsider's choice: the engine aliases it.
-        let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
-        // SAFETY: the caller's layout is NULL or valid.
-        let plain = unsafe { is_default_layout(self.device_layout) };
-        let site = destination(&client, self.device, self.memory)
-            .filter(|_| !lends && plain && client.viewable.contains(self.type_));
-        let Some((site, size)) = site.zip(dense_size(self.type_, dims)) else {
-            // SAFETY: the caller's struct, handed on as it is.
-            return unsafe { from_host_by_engine(self, &client, dims, plain) };
-        };
-        if size.get() > 0 {
-            required(self.data.cast_mut(), NAME, "data")?;
-        }
-        let shape = Arc::new(Shape::new(self.type_, dims, size.get() as usize));
-        let strides = (!self.byte_strides.is_null()).then_some(strides);
-        let element = element_bytes(self.type_).map_or(1, usize::from);
-        if self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableZeroCopy
-            && client.zero_copy
-            && size.get() >= SMALLEST_ALIASED
-            && self.data.addr().is_multiple_of(views::ALIGNMENT)
-            && strided::is_dense(dims, strides, element)
-        {
-            // SAFETY: the caller's struct; the array is dense.
-            return unsafe { alias(self, &client, site, shape) };
-        }
-        let from = HostArray { data: self.data.cast(), dims, strides, element };
-        let arrival = Upload::new(&client, site, shape, OriginKind::Host)?;
-        // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
-        // ours alone and as large as the dense array.
-        let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
-        // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
-        self.done_with_host_buffer = ready_event(client.engine, &buffer)?;
-        self.buffer = buffer.into_raw();
-        Ok(())
-    }
-}
-
 /// Lets the engine use the array where it lies.
 ///
 /// # Errors
@@ -135,7 +81,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
 ///
 /// # Safety
 /// `args` must satisfy the function's contract; the array must be what the engine can alias, dense whatever its strides.
-unsafe fn alias(
+pub unsafe fn alias(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
     site: Site<'_>,
@@ -149,16 +95,17 @@ unsafe fn alias(
         ..*args
     };
     // SAFETY: the caller's promise.
-    let done = unsafe { client.engine.call(dense)? };
+    let done = unsafe { client.session.engine.call(dense)? };
     let at = args.data.expose_provenance();
     // An engine may have other rules than ours: what it copied after all is its own.
     // SAFETY: the buffer was just made and is ours.
     let buffer = unsafe {
-        if views::address(client.engine, done.buffer).is_ok_and(|there| there == at) {
+        if views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at) {
             let place = (site.device.handle, site.memory);
-            Buffer::foreign(Arc::clone(client), place, shape, done.buffer, Access::ReadOnly, Some(at))
+            let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
+            Buffer::foreign(client.session, place, shape, done.buffer, Access::ReadOnly, foreign)
         } else {
-            Buffer::adopt(client, done.buffer)?
+            client.adopt(done.buffer)?
         }
     };
     args.done_with_host_buffer = done.done_with_host_buffer;
@@ -174,7 +121,7 @@ unsafe fn alias(
 ///
 /// # Safety
 /// `args` must satisfy the function's contract.
-unsafe fn from_host_by_engine(
+pub unsafe fn from_host_by_engine(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
     dims: &[i64],
@@ -191,15 +138,15 @@ unsafe fn from_host_by_engine(
     let at = args.data.expose_provenance();
     // SAFETY: the caller's promise.
     unsafe {
-        let done = client.engine.call(*args)?;
-        let aliased =
-            access.filter(|_| at != 0 && views::address(client.engine, done.buffer).is_ok_and(|there| there == at));
+        let done = client.session.engine.call(*args)?;
+        let aliased = access
+            .filter(|_| at != 0 && views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at));
         let buffer = match aliased {
             Some(access) => {
-                let readable = plain && client.viewable.contains(args.type_);
-                Buffer::adopt_foreign(client, done.buffer, access, readable.then_some(at))?
+                let readable = plain && client.session.aliasable.contains(args.type_);
+                client.adopt_foreign(done.buffer, access, readable.then_some(at))?
             }
-            None => Buffer::adopt_admitted(client, done.buffer, admitted)?,
+            None => client.adopt_admitted(done.buffer, admitted)?,
         };
         args.done_with_host_buffer = done.done_with_host_buffer;
         args.buffer = buffer.into_raw();
@@ -212,14 +159,14 @@ unsafe fn from_host_by_engine(
 /// # Safety
 /// `event` must be a live event of the engine.
 unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
-    let client = Arc::clone(&buffer.client);
     // SAFETY: the event is alive; it is given back to the caller below, not destroyed.
-    match unsafe { client.engine.own_event(event) } {
+    match unsafe { EngineEvent::own(buffer.session.engine, event) } {
         Some(event) => {
             if event.is_ready() {
                 buffer.land();
-            } else {
-                client.in_flight.launch(&event, None, Resources { buffers: smallvec![buffer], ..Resources::default() });
+            } else if let Some(client) = client::of_session(buffer.session) {
+                let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
+                client.allocator.in_flight.launch(&event, None, resources);
             }
             let _caller = event.into_raw();
         }
@@ -235,16 +182,16 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
 ///
 /// # Safety
 /// `buffer` must be as for [`Buffer::share`]; `args` must give a struct that satisfies the function's contract.
-unsafe fn read<A: Args>(
+pub unsafe fn read<A: Args>(
     buffer: *mut sys::PJRT_Buffer,
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
     event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
 ) -> Outcome<A> {
     // SAFETY: the caller's promise.
-    let buffer = unsafe { Buffer::share(buffer, A::FUNCTION)? };
+    let buffer = unsafe { BufferRef::borrow(buffer, A::FUNCTION)?.share() };
     let handle = buffer.take_up()?;
     // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
-    match unsafe { buffer.client.engine.call(args(handle)) } {
+    match unsafe { buffer.session.engine.call(args(handle)) } {
         Ok(args) => {
             // SAFETY: the event was just made.
             unsafe { keep_until(buffer, event(&args)) };
@@ -254,36 +201,5 @@ unsafe fn read<A: Args>(
             buffer.land();
             Err(error.into())
         }
-    }
-}
-
-impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let call = |src| Self { src, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
-        let args = unsafe { read(self.src, call, |args| args.event)? };
-        (self.dst_size, self.event) = (args.dst_size, args.event);
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
-        self.event = unsafe { read(self.buffer, call, |args| args.event)? }.event;
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Buffer_CopyRawToHostFuture_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
-        let args = unsafe { read(self.buffer, call, |args| args.event)? };
-        self.event = args.event;
-        self.callback_data = args.callback_data;
-        self.future_ready_callback = args.future_ready_callback;
-        Ok(())
     }
 }

@@ -39,12 +39,12 @@ use crate::{
 /// # Safety
 /// The client and the memory must be alive.
 pub unsafe fn copy(
+    client: &Client,
     buffer: &Arc<Buffer>,
     site: Option<Site<'_>>,
     memory: Raw<sys::PJRT_Memory>,
 ) -> Outcome<Option<Arc<Buffer>>> {
-    let client = &buffer.client;
-    if client.sight != ViewKind::Host || !buffer.shape.is_without_gaps() {
+    if client.session.view_kind != ViewKind::Host || !buffer.shape.is_without_gaps() {
         return Ok(None);
     }
     // That of what lies in an arena is known, if it is another than the default one.
@@ -83,19 +83,19 @@ pub unsafe fn copy(
 /// # Safety
 /// The client and the memory must be alive; `address` must have as many bytes as the shape says.
 unsafe fn shown(
-    client: &Arc<Client>,
+    client: &Client,
     memory: Raw<sys::PJRT_Memory>,
     shape: &Shape,
     own: &Layout,
     address: usize,
 ) -> Outcome<Arc<Buffer>> {
-    let engine = client.engine;
+    let engine = client.session.engine;
     let admitted = client.admit_shape((ptr::null_mut(), memory.0), shape.element_type, &shape.dims)?;
     let array = Array { minor_to_major: Some(&own.minor_to_major), ..Array::new(shape.element_type, &shape.dims) };
     // SAFETY: the caller's promise.
     let buffer = unsafe {
-        let made = views::copy(engine, (client.handle.0, memory.0), address, array)?;
-        Buffer::adopt_admitted(client, made, admitted)?
+        let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
+        client.adopt_admitted(made, admitted)?
     };
     // SAFETY: the client is alive.
     unsafe { wait_for(&buffer)? };

@@ -15,16 +15,13 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use crate::{
-    api::extensions::stream_of,
     device::Carrier,
-    engine::{
-        EngineError, EngineEvent, Outcome, Raw,
-        views::{ViewKind, view, view_on_device},
-    },
+    engine::{EngineError, EngineEvent, Outcome},
     error::Result,
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
+        allocator::allocate::allocate_or_explain,
         buffer::{Buffer, storage::Storage},
         client::{Client, Site},
         device_memory::{Allocation, origins::ORIGINS},
@@ -37,7 +34,7 @@ use crate::{
 
 /// A block that an array is brought to.
 pub struct Upload<'a> {
-    client: &'a Arc<Client>,
+    client: &'a Client,
     site: Site<'a>,
     shape: Arc<Shape>,
     held: Allocation,
@@ -48,9 +45,9 @@ impl<'a> Upload<'a> {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED.
-    pub fn new(client: &'a Arc<Client>, site: Site<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
+    pub fn new(client: &'a Client, site: Site<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
         let maker = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
-        let held = client.allocate_or_tell(site.arena, &shape, maker)?;
+        let held = allocate_or_explain(&client.allocator, site.arena, &shape, maker)?;
         Ok(Self { client, site, shape, held })
     }
 
@@ -63,7 +60,7 @@ impl<'a> Upload<'a> {
     /// The client must be alive.
     pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
-        let view = unsafe { self.client.view(self.site.memory, self.held.address(), &self.shape)? };
+        let view = unsafe { self.client.session.view(self.site.memory, self.held.address(), self.shape.array())? };
         let buffer = self.buffer(view);
         {
             let mut state = buffer.state();
@@ -114,7 +111,12 @@ impl<'a> Upload<'a> {
         }
         // SAFETY: the caller's promise; as in `as_it_is`.
         let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
-            let view = self.client.view_behind(self.site, carrier, self.held.address(), &self.shape)?;
+            let view = self.client.session.view_behind(
+                (self.site.device.handle, self.site.memory),
+                carrier,
+                self.held.address(),
+                self.shape.array(),
+            )?;
             Ok((view, ready_event(self.client, view)))
         });
         let (view, ready) = match viewed {
@@ -133,7 +135,7 @@ impl<'a> Upload<'a> {
             Ok(Some(ready)) if !ready.is_ready() => {
                 buffer.take_up()?;
                 let (buffers, results) = (sources.iter().cloned().collect(), smallvec![Arc::clone(&buffer)]);
-                client.in_flight.launch(&ready, None, Resources { buffers, results, ..Resources::default() });
+                client.allocator.in_flight.launch(&ready, None, Resources { buffers, results, ..Resources::default() });
             }
             ready => {
                 if ready.is_err() {
@@ -149,7 +151,7 @@ impl<'a> Upload<'a> {
     fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
         let storage = Storage::Arena(self.held);
         let Site { device, memory, .. } = self.site;
-        Buffer::new(Arc::clone(self.client), device.handle, memory, self.shape, view, storage)
+        Buffer::new(self.client.session, device.handle, memory, self.shape, view, storage)
     }
 }
 
@@ -163,57 +165,8 @@ impl<'a> Upload<'a> {
 unsafe fn ready_event(client: &Client, view: *mut sys::PJRT_Buffer) -> Result<Option<EngineEvent>, EngineError> {
     // SAFETY: the caller's promise; the event is ours.
     unsafe {
-        let args = client.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: view, ..Default::default() })?;
-        Ok(client.engine.own_event(args.event))
-    }
-}
-
-impl Client {
-    /// A view of a block whose bytes are there, or are written by nobody but programs that are donated the view.
-    ///
-    /// # Errors
-    /// The engine's.
-    ///
-    /// # Safety
-    /// The client and the memory must be alive. The block is aligned, holds the array, and is freed only after the view, every
-    /// output that a program wrote into it, and the programs that use them.
-    pub unsafe fn view(
-        &self,
-        memory: Raw<sys::PJRT_Memory>,
-        address: usize,
-        shape: &Shape,
-    ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-        let place = (self.handle.0, memory.0);
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.sight {
-                ViewKind::Host => view(self.engine, place, address, shape.array()),
-                ViewKind::Device => view_on_device(self.engine, place, address, shape.array(), 0),
-            }
-        }
-    }
-
-    /// As [`Self::view`], of a block on a GPU that `carrier` was told to bring bytes to: the view is ready when they are there.
-    ///
-    /// # Errors
-    /// The engine's, or the device's.
-    ///
-    /// # Safety
-    /// As [`Self::view`]; but the bytes need not be there.
-    pub unsafe fn view_behind(
-        &self,
-        site: Site<'_>,
-        carrier: &dyn Carrier,
-        address: usize,
-        shape: &Shape,
-    ) -> Outcome<*mut sys::PJRT_Buffer> {
-        let place = (self.handle.0, site.memory.0);
-        // Threads that do this at once make each other's views wait for more than they need, and never for less.
-        // SAFETY: the device is alive, the stream one of its own; otherwise the caller's promise.
-        unsafe {
-            let stream = stream_of(site.device.handle.0)?;
-            carrier.order(stream)?;
-            Ok(view_on_device(self.engine, place, address, shape.array(), stream)?)
-        }
+        let args =
+            client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: view, ..Default::default() })?;
+        Ok(EngineEvent::own(client.session.engine, args.event))
     }
 }

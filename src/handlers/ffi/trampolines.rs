@@ -1,0 +1,108 @@
+//! Functions that stand in for handlers: one for each handler, made at compile time.
+//!
+//! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that is given
+//! another table than the engine's gets a function of its own, out of an array of them:
+//!
+//! ```text
+//!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table for its kind
+//! ```
+//!
+//! What a handler throws becomes an error here, as an engine with a C++ runtime of its own cannot catch it.
+//!
+//! What a call costs on top of the handler's own: a few loads, a test, two stores of `frame.api` and two of a number of the
+//! thread's: a handler may call Python (jaxlib's buffer callbacks do), and what that asks of us, a program waits for. The
+//! frame is changed in place: the engine builds one for each call, and hands it over to be written to.
+
+use std::{
+    mem, ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::{
+    engine::{abi::Handler, exceptions, ffi::metadata_of},
+    error::{Code, Error, Result},
+    handlers::{
+        depth::InHandler,
+        ffi::tables::{Kind, Tables},
+    },
+    sys,
+};
+
+/// How many handlers can have one in a process. JAX 0.10 registers about 110; a trampoline takes about 100 bytes.
+pub const LIMIT: usize = 1024;
+
+/// What a trampoline forwards to; written before it is given out.
+struct Slot {
+    handler: AtomicPtr<()>,
+    /// The table that the handler is given.
+    api: AtomicPtr<sys::XLA_FFI_Api>,
+    tables: AtomicPtr<Tables>,
+}
+
+static SLOTS: [Slot; LIMIT] = [const {
+    Slot {
+        handler: AtomicPtr::new(ptr::null_mut()),
+        api: AtomicPtr::new(ptr::null_mut()),
+        tables: AtomicPtr::new(ptr::null_mut()),
+    }
+}; LIMIT];
+
+/// Which trampoline a handler has, by the handler's address.
+static TAKEN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
+
+/// The trampoline of `handler`; the same one each time, so that the engine sees the same function registered again.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED when all are taken.
+pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<Handler> {
+    let mut taken = TAKEN.lock();
+    let taken = taken.get_or_insert_default();
+    let next = taken.len();
+    let index = *taken.entry(handler as usize).or_insert(next);
+    if index >= LIMIT {
+        taken.remove(&(handler as usize));
+        return Err(Error::new(
+            Code::ResourceExhausted,
+            format!("{LIMIT} handlers are registered, which is as many as can be given a table of another version"),
+        ));
+    }
+    let slot = &SLOTS[index];
+    slot.tables.store(ptr::from_ref(tables).cast_mut(), Ordering::Release);
+    slot.api.store(tables.api(kind).cast_mut(), Ordering::Release);
+    slot.handler.store(handler as *mut (), Ordering::Release);
+    Ok(TRAMPOLINES[index / 32][index % 32])
+}
+
+/// The `I`th trampoline. A C++ exception of the handler's ends here.
+unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
+    let slot = &SLOTS[I];
+    // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.
+    unsafe {
+        let handler = mem::transmute::<*mut (), Handler>(slot.handler.load(Ordering::Acquire));
+        if let Some(asked) = metadata_of(frame) {
+            return (*slot.tables.load(Ordering::Acquire)).answer(handler, asked);
+        }
+        let _in_handler = InHandler::enter();
+        let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
+        let outcome = exceptions::call_handler(handler, frame);
+        (*frame).api = engines;
+        outcome.unwrap_or_else(|exception| (*slot.tables.load(Ordering::Acquire)).failed(&exception.end_of_handler()))
+    }
+}
+
+/// 32 trampolines from the `$row`th on.
+macro_rules! row {
+    ($row:literal: $($column:literal)*) => { [$(forward::<{ $row * 32 + $column }>),*] };
+}
+
+macro_rules! rows {
+    ($($row:literal)*) => {
+        [$(row!($row: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)),*]
+    };
+}
+
+static TRAMPOLINES: [[Handler; 32]; LIMIT / 32] =
+    rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);

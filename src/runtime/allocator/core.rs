@@ -1,0 +1,124 @@
+//! What every allocation of a client shares.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicI64, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    config::{Compact, Settings},
+    engine::{Session, views::ViewKind},
+    memory::{Strategy, idle::WORTH_WATCHING},
+    runtime::{
+        allocator::trimmer::{TrimInterval, Trimmer},
+        device_memory::DeviceMemory,
+        in_flight::{InFlight, deadline::Deadline},
+    },
+};
+
+/// A cache that gives back what it keeps when memory is wanted.
+pub trait Reclaim: Send + Sync {
+    /// Gives back everything.
+    fn clear(&self);
+}
+
+/// Writes a report of exhausted memory to a file.
+pub type OnExhausted = fn(&std::path::Path);
+
+/// Allocates for one client.
+pub struct Allocator {
+    /// The engine's client.
+    pub session: &'static Session,
+    /// What is under way.
+    pub in_flight: Arc<InFlight>,
+    /// The own memories of its devices.
+    pub memories: Vec<Arc<DeviceMemory>>,
+    /// When live buffers are moved.
+    pub compaction: Compact,
+    /// Whether arrays take what a TPU's tiles take.
+    pub counts_tiles: bool,
+    /// Programs with host callbacks that are under way.
+    pub callbacks_under_way: AtomicI64,
+    /// Gives memory back that is not used any more.
+    pub trimmer: Trimmer,
+    /// What was decided when the client was created.
+    pub settings: Arc<Settings>,
+    /// Called when an allocation fails and the settings name a file for a report.
+    pub on_exhausted: OnExhausted,
+    caches: Mutex<Vec<Weak<dyn Reclaim>>>,
+}
+
+impl Allocator {
+    /// An allocator of `memories`.
+    pub fn new(
+        session: &'static Session,
+        settings: Arc<Settings>,
+        memories: Vec<Arc<DeviceMemory>>,
+        on_exhausted: OnExhausted,
+    ) -> Self {
+        Self {
+            session,
+            in_flight: Arc::default(),
+            memories,
+            compaction: settings.compaction(),
+            counts_tiles: settings.counts_tiles(),
+            callbacks_under_way: AtomicI64::new(0),
+            trimmer: Trimmer::default(),
+            settings,
+            on_exhausted,
+            caches: Mutex::default(),
+        }
+    }
+
+    /// Whether live buffers are moved when there is no room.
+    pub fn compacts(&self) -> bool {
+        self.compaction != Compact::Off
+    }
+
+    /// Whether a program with host callbacks is under way: one of its callbacks may be waiting for the present thread.
+    pub fn runs_callbacks(&self) -> bool {
+        self.callbacks_under_way.load(Ordering::Relaxed) != 0
+    }
+
+    /// How long a call of this client may wait for memory from now on.
+    pub fn deadline(&self) -> Deadline<'_> {
+        self.in_flight.deadline(&self.callbacks_under_way, self.session.orders_executions)
+    }
+
+    /// Remembers one more cache.
+    pub fn add_cache(&self, cache: Weak<dyn Reclaim>) {
+        let mut caches = self.caches.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(cache);
+    }
+
+    /// Has every cache give back what it keeps.
+    pub fn clear_caches(&self) {
+        // No lock is held while the engine destroys.
+        let caches: Vec<Arc<dyn Reclaim>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        caches.iter().for_each(|cache| cache.clear());
+    }
+
+    /// Reaps every operation that is done and clears the caches, so that what is free counts as free.
+    pub fn drain(&self) {
+        self.in_flight.sweep(self.session.engine);
+        self.clear_caches();
+    }
+
+    /// Starts the thread that gives idle memory back, once this memory is large enough for it.
+    #[cold]
+    pub fn watch(&self, memory: &DeviceMemory) {
+        // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
+        let is_host = self.session.view_kind == ViewKind::Host;
+        if memory.strategy() != Strategy::Platform && is_host && memory.used() >= WORTH_WATCHING {
+            self.wake_trimmer();
+        }
+    }
+
+    /// Starts the thread that gives idle memory back.
+    pub fn wake_trimmer(&self) {
+        self.trimmer.wake(self.memories.iter(), &self.in_flight, TrimInterval::default());
+    }
+}

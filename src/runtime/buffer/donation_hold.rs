@@ -1,0 +1,52 @@
+//! A buffer that one call of the engine may consume.
+
+use crate::{
+    error::{Error, Result},
+    runtime::buffer::{pjrt_buffer::Buffer, storage::Storage, usage::User},
+    sys,
+};
+
+/// A buffer that one call of the engine may consume.
+pub struct DonationHold<'a> {
+    buffer: &'a Buffer,
+    handle: *mut sys::PJRT_Buffer,
+    ended: bool,
+}
+
+impl<'a> DonationHold<'a> {
+    /// Begins a call that consumes `buffer`.
+    ///
+    /// # Errors
+    /// As [`Buffer::take_up`]; FAILED_PRECONDITION while a program from a host callback reads it.
+    pub fn new(buffer: &'a Buffer) -> Result<Self> {
+        let handle = buffer.take_up_to_give(User::Transfer)?.ok_or_else(borrowed)?;
+        Ok(Self { buffer, handle, ended: false })
+    }
+
+    /// The engine's buffer.
+    pub fn handle(&self) -> *mut sys::PJRT_Buffer {
+        self.handle
+    }
+
+    /// The engine has consumed it: gives its memory.
+    pub fn consumed(mut self) -> Storage {
+        self.ended = true;
+        self.buffer.end_gift(true, false).unwrap_or(Storage::Gone)
+    }
+}
+
+impl Drop for DonationHold<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            drop(self.buffer.end_gift(false, true));
+        }
+        self.buffer.land();
+    }
+}
+
+/// The error of a call that would consume a buffer which a program from a host callback reads.
+pub fn borrowed() -> Error {
+    Error::failed_precondition(
+        "a program that a host callback runs reads the array, which can be neither donated nor copied meanwhile",
+    )
+}

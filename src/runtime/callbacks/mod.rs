@@ -1,6 +1,0 @@
-//! Callbacks.
-
-pub mod ffi;
-pub mod hooks;
-pub mod partitioners;
-pub mod python;

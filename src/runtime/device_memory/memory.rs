@@ -1,0 +1,105 @@
+//! The memory of one device: the arena, who lies in it, and what moves the bytes.
+
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use rustc_hash::FxHashMap;
+
+use crate::{
+    device::Carrier,
+    memory::{Arena, BlockId, BlockInfo, Execution, MoveBarrier, PinReason, Timestamp},
+    runtime::device_memory::{residents::Residents, shared_pool::SharedPool},
+    units::Bytes,
+};
+
+/// One device's memory.
+pub struct DeviceMemory {
+    arena: Arena,
+    /// The device behind the arena: it moves bytes, and brings them there.
+    pub carrier: Box<dyn Carrier>,
+    /// [`Carrier::is_host`], without the way to the carrier: each allocation asks.
+    pub on_host: bool,
+    /// What the engine takes of the same memory for itself, where it does.
+    pub shared: Option<SharedPool>,
+    /// Who lies in which block.
+    pub residents: Residents,
+    /// Bytes in use that hold no element: the padding of a TPU's tiles.
+    pub(super) padding: AtomicU64,
+    /// Programs' runs.
+    runs: AtomicU32,
+    /// Whether anybody wants to know when.
+    keeps_time: bool,
+}
+
+impl DeviceMemory {
+    /// The memory of `arena`, whose bytes `carrier` moves.
+    pub fn new(arena: Arena, carrier: Box<dyn Carrier>) -> Arc<Self> {
+        let keeps_time = arena.records_history();
+        let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
+        let on_host = carrier.is_host();
+        Arc::new(Self {
+            arena,
+            carrier,
+            on_host,
+            shared: None,
+            residents: Residents::default(),
+            padding,
+            runs,
+            keeps_time,
+        })
+    }
+
+    /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well.
+    pub fn shared_with_engine(arena: Arena, carrier: Box<dyn Carrier>, shared: SharedPool) -> Arc<Self> {
+        let mut memory = Self::new(arena, carrier);
+        // Nobody else has it yet.
+        if let Some(memory) = Arc::get_mut(&mut memory) {
+            memory.shared = Some(shared);
+        }
+        memory
+    }
+}
+
+impl DeviceMemory {
+    /// Bytes in use that hold no element.
+    pub fn padding(&self) -> Bytes {
+        Bytes::new(self.padding.load(Ordering::Relaxed))
+    }
+
+    /// Whether the engine may have some of it for programs' scratch.
+    pub fn lends_scratch(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| !shared.budget.taken().1.is_zero())
+    }
+
+    /// Numbers one run of a program. Without a lock: it is part of each execution.
+    pub fn begin_run(&self) -> Execution {
+        let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        Execution { step, at: if self.keeps_time { Timestamp::about_now() } else { Timestamp::UNKNOWN } }
+    }
+
+    /// Puts into `blocks` what their buffers know better than the arena: who made them last, without asking it for room,
+    /// and why they cannot move. O(blocks).
+    pub fn complete(&self, blocks: &mut [BlockInfo]) {
+        let mut places: FxHashMap<BlockId, usize> = FxHashMap::default();
+        places.extend(blocks.iter().enumerate().map(|(place, info)| (info.block.id, place)));
+        for resident in self.residents.all() {
+            let Some(occupied) = resident.occupied() else { continue };
+            let Some(info) = places.get(&occupied.block).and_then(|&place| blocks.get_mut(place)) else { continue };
+            info.provenance = info.provenance.updated(occupied.provenance);
+            info.pin = PinReason(resident.move_barrier().map_or(0, MoveBarrier::number));
+        }
+    }
+}
+
+impl Deref for DeviceMemory {
+    type Target = Arena;
+
+    fn deref(&self) -> &Arena {
+        &self.arena
+    }
+}

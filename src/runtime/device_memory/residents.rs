@@ -1,0 +1,77 @@
+//! Who lies in which block, and what the mover asks of a resident.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::{
+    error::Result,
+    memory::{BlockId, MoveBarrier, Provenance},
+    units::{Address, Bytes},
+};
+
+/// What lies in a block: a buffer, as the layers below it know it.
+pub trait Resident: Send + Sync {
+    /// The block at this instant; `None` once the memory is another's.
+    fn occupied(&self) -> Option<Occupied>;
+
+    /// Why its bytes stay where they are at this instant; `None` if they may move. Waits for nobody.
+    fn move_barrier(&self) -> Option<MoveBarrier>;
+
+    /// Locks the bytes for a move, if they lie in `block` and may move: everybody else waits until the lock is dropped.
+    fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
+}
+
+/// The block that a resident lies in.
+#[derive(Clone, Copy, Debug)]
+pub struct Occupied {
+    /// The block.
+    pub block: BlockId,
+    /// The size that was asked for.
+    pub size: Bytes,
+    /// Who made the contents.
+    pub provenance: Provenance,
+}
+
+/// A resident whose bytes nobody uses but who moves them. Dropped, it is where it was before, and others may use it again.
+pub trait LockedForMove {
+    /// How many bytes have to be moved: a block's padding need not.
+    fn bytes(&self) -> Bytes;
+
+    /// Prepares the engine's view of the bytes at `to`, where they are already.
+    ///
+    /// # Errors
+    /// The engine's; nothing has changed then.
+    ///
+    /// # Safety
+    /// The bytes must be at `to`, in a block of the same memory that stays as long as the resident.
+    unsafe fn prepare(&mut self, to: Address) -> Result<()>;
+
+    /// The resident lies at the prepared place from now on, and the old view ends.
+    fn moved(self: Box<Self>);
+}
+
+/// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone: entering
+/// costs one lock, leaving nothing.
+#[derive(Default)]
+pub struct Residents(Mutex<Vec<Option<Weak<dyn Resident>>>>);
+
+impl Residents {
+    /// Notes that `resident` lies in `block`.
+    pub fn enter(&self, block: BlockId, resident: Weak<dyn Resident>) {
+        let before = {
+            let mut entries = self.0.lock();
+            if entries.len() <= block.index() {
+                entries.resize(block.index() + 1, None);
+            }
+            entries[block.index()].replace(resident)
+        };
+        // The last trace of a resident may go here: not under the lock.
+        drop(before);
+    }
+
+    /// All residents that still exist. O(blocks).
+    pub fn all(&self) -> Vec<Arc<dyn Resident>> {
+        self.0.lock().iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+}

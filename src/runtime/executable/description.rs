@@ -1,0 +1,55 @@
+//! What an executable says of its program, and the same program on another client.
+
+use crate::{
+    engine::{Engine, Outcome},
+    program::hlo,
+    runtime::executable::loaded::Program,
+    sys::{self, slice},
+};
+
+/// What the engine says of the optimised program: its format and its bytes.
+///
+/// # Safety
+/// `executable` must be alive.
+pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Outcome<(String, Vec<u8>)> {
+    let mut program = sys::PJRT_Program { struct_size: size_of::<sys::PJRT_Program>(), ..Default::default() };
+    let args =
+        sys::PJRT_Executable_OptimizedProgram_Args { executable, program: &raw mut program, ..Default::default() };
+    // SAFETY: without a place for the code the engine only says how long it is.
+    unsafe { engine.call(args)? };
+    let mut code = vec![0_u8; program.code_size];
+    program.code = code.as_mut_ptr().cast();
+    // SAFETY: the code has the room that the engine asked for.
+    let format = unsafe {
+        engine.call(args)?;
+        String::from_utf8_lossy(slice(program.format.cast::<u8>(), program.format_size)).into_owned()
+    };
+    Ok((format, code))
+}
+
+/// The optimised program as the user should see it: its format and its bytes.
+///
+/// # Safety
+/// `executable` must be alive, and of this program.
+pub unsafe fn shown(
+    engine: &'static Engine,
+    executable: *mut sys::PJRT_Executable,
+    program: &Program,
+) -> Outcome<(String, Vec<u8>)> {
+    // SAFETY: the caller's promise.
+    let (format, code) = unsafe { optimized(engine, executable)? };
+    if program.plan.destinations.is_empty() {
+        return Ok((format, code));
+    }
+    let shown = hlo::Format::from_name(format.as_bytes())
+        .zip(program.plan.arguments)
+        .map(|(format, arguments)| hlo::hide_parameters(&code, format, arguments));
+    Ok(match shown {
+        Some(Ok(shown)) => (format, shown),
+        Some(Err(reject)) => {
+            log::warn!("the optimised program is shown with its destinations: {reject}");
+            (format, code)
+        }
+        None => (format, code),
+    })
+}

@@ -1,0 +1,182 @@
+//! One argument of an execution on one device, in use from the launch to its end.
+//!
+//! ```text
+//!   Read       the program reads it; the engine knows the buffer
+//!   Donated    the program may consume it. From here on no copy of ours begins, and those under way were waited for
+//!   Exclusive  a program on another client of the engine may write to it: nothing else uses it
+//!   Lent       a program on another client reads it. If it was donated, its owner loses it once the program has consumed
+//!              what it read
+//! ```
+//!
+//! The engine orders what it knows of: its own copies, and the programs of one client. What it does not know of is a memcpy
+//! of ours that is under way, and what a program on another client reads. So a program that runs on another client
+//! (`nested.rs`) is donated only what nothing else uses, and from then on nothing else may use it; what something uses, it
+//! reads.
+//!
+//! A launch that waits here has announced donations, uses some buffers, and reads none; nothing waits for any of that. So
+//! neither two launches with the same arguments in another order, nor a callback, can wait for itself.
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    runtime::{
+        buffer::{
+            Buffer, BufferRef,
+            storage::{Access, Storage},
+            usage::User,
+        },
+        device_memory::Allocation,
+    },
+    sys,
+};
+
+/// How an argument is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Read,
+    Donated,
+    Exclusive,
+    Lent {
+        donated: bool,
+    },
+    /// Operations in flight hold it, or nothing any more.
+    Released,
+}
+
+/// See the module's documentation. What it holds when it is dropped was never given to a program, or the program is done.
+pub struct Argument<'a> {
+    buffer: BufferRef<'a>,
+    /// What the engine is passed.
+    pub handle: *mut sys::PJRT_Buffer,
+    hold: Hold,
+}
+
+impl<'a> Argument<'a> {
+    /// An argument that the program reads.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated.
+    pub fn read(buffer: BufferRef<'a>) -> Result<Self> {
+        let handle = buffer.take_up_for(User::Run)?;
+        Ok(Self { buffer, handle, hold: Hold::Read })
+    }
+
+    /// An argument that the program may consume; `None` while a program from a host callback reads it: it is over after an
+    /// unknown time, and may wait for whoever would wait for it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated.
+    pub fn donate(buffer: BufferRef<'a>) -> Result<Option<Self>> {
+        let handle = buffer.take_up_to_give(User::Run)?;
+        Ok(handle.map(|handle| Self { buffer, handle, hold: Hold::Donated }))
+    }
+
+    /// An argument in a block of ours that a program on another client may consume, and the block's address. `None` if
+    /// something uses it or the memory is not ours to write to: then the program only reads it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated.
+    pub fn donate_exclusively(buffer: BufferRef<'a>) -> Result<Option<(Self, usize)>> {
+        let mut state = buffer.state();
+        let handle = buffer.live_handle(&state)?;
+        let address = state.held().map(Allocation::address).filter(|_| buffer.access == Access::Full);
+        let address = address.filter(|_| state.take_alone());
+        drop(state);
+        Ok(address.map(|address| (Self { buffer, handle, hold: Hold::Exclusive }, address)))
+    }
+
+    /// An argument that a program on another client reads, which lends it for as long. `donated` says that the program was
+    /// to consume it.
+    pub fn lent(buffer: BufferRef<'a>, handle: *mut sys::PJRT_Buffer, donated: bool) -> Self {
+        Self { buffer, handle, hold: Hold::Lent { donated } }
+    }
+
+    /// The same argument, of which the engine is passed another handle.
+    #[must_use]
+    pub fn shown_as(mut self, handle: *mut sys::PJRT_Buffer) -> Self {
+        self.handle = handle;
+        self
+    }
+
+    /// The buffer.
+    pub fn buffer(&self) -> &'a Buffer {
+        self.buffer.get()
+    }
+
+    /// Whether the program may have consumed it.
+    pub fn may_be_consumed(&self) -> bool {
+        matches!(self.hold, Hold::Donated | Hold::Exclusive | Hold::Lent { donated: true })
+    }
+
+    /// After the launch: if the program has `consumed` a donated argument, gives its memory, which goes on in a result. If not,
+    /// the argument is its owner's as before. `failed` says that the engine refused the launch, or gave it up.
+    pub fn settle(&mut self, consumed: bool, failed: bool) -> Option<Storage> {
+        match self.hold {
+            Hold::Donated => {
+                self.hold = Hold::Read;
+                self.buffer.end_gift(consumed, failed)
+            }
+            Hold::Exclusive => {
+                self.hold = Hold::Read;
+                let mut state = self.buffer.state();
+                if consumed {
+                    return Some(std::mem::replace(&mut state.storage, Storage::Gone));
+                }
+                state.give_back();
+                None
+            }
+            Hold::Lent { donated: true } => {
+                self.hold = Hold::Lent { donated: false };
+                if consumed && let Err(failure) = self.buffer.delete() {
+                    log::warn!("a donated array stays: {failure:?}");
+                }
+                None
+            }
+            Hold::Read | Hold::Lent { donated: false } | Hold::Released => None,
+        }
+    }
+
+    /// Hands a settled argument over to the operation in flight, which ends its use; `None` if it is not in use.
+    pub fn into_flight(&mut self) -> Option<Arc<Buffer>> {
+        if self.hold != Hold::Read {
+            return None;
+        }
+        self.hold = Hold::Released;
+        Some(self.buffer.share())
+    }
+}
+
+impl Drop for Argument<'_> {
+    fn drop(&mut self) {
+        // First: what was donated and is not consumed is not free when its use ends.
+        drop(self.settle(false, true));
+        if self.hold == Hold::Read {
+            self.buffer.land_for(User::Run);
+        }
+    }
+}
+
+/// Which of a program's arguments it may consume; asked for each of them in ascending order.
+pub struct DonationCursor<'a> {
+    any: bool,
+    only: &'a [usize],
+}
+
+impl<'a> DonationCursor<'a> {
+    /// The given ones; `None`: any may be consumed.
+    pub fn new(donated: Option<&'a [usize]>) -> Self {
+        Self { any: donated.is_none(), only: donated.unwrap_or(&[]) }
+    }
+
+    /// Whether the program may consume this one.
+    pub fn has(&mut self, argument: usize) -> bool {
+        match self.only {
+            [first, rest @ ..] if *first == argument => {
+                self.only = rest;
+                true
+            }
+            _ => self.any,
+        }
+    }
+}

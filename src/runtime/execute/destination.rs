@@ -1,0 +1,62 @@
+//! A block with the view that the engine will write a result into.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::EngineBuffer,
+    runtime::{buffer::Buffer, device_memory::Allocation},
+};
+
+/// See the module's documentation. Dropped before a program was shown it, view and block go back.
+pub struct Destination {
+    /// The view. It goes before the block does.
+    pub view: EngineBuffer,
+    /// The block.
+    pub block: DestinationBlock,
+    /// The buffer that lay there in the execution before, where its owner gave it back.
+    pub reused: Option<Arc<Buffer>>,
+}
+
+impl Destination {
+    /// A destination in a block that nothing uses.
+    pub fn new(view: EngineBuffer, allocation: Allocation) -> Self {
+        Self { view, block: DestinationBlock::new(allocation, None), reused: None }
+    }
+
+    /// Where the block begins.
+    pub fn address(&self) -> usize {
+        self.block.allocation.as_ref().map_or(0, Allocation::address)
+    }
+}
+
+/// A block, and the buffer that had it before, where executions still use it: that one takes it back if there is no next
+/// execution.
+pub struct DestinationBlock {
+    allocation: Option<Allocation>,
+    previous: Option<Arc<Buffer>>,
+}
+
+impl DestinationBlock {
+    /// A block that `previous` still has executions of.
+    pub fn new(allocation: Allocation, previous: Option<Arc<Buffer>>) -> Self {
+        Self { allocation: Some(allocation), previous }
+    }
+
+    /// The block.
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.allocation.as_ref()
+    }
+
+    /// The block, for good.
+    pub fn take(mut self) -> Option<Allocation> {
+        self.allocation.take()
+    }
+}
+
+impl Drop for DestinationBlock {
+    fn drop(&mut self) {
+        if let (Some(allocation), Some(previous)) = (self.allocation.take(), self.previous.take()) {
+            previous.take_back(allocation);
+        }
+    }
+}

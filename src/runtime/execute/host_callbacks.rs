@@ -1,0 +1,63 @@
+//! Programs that call back into the host: they are done before Execute returns.
+//!
+//! ```text
+//!  Execute --> engine enqueues --> [wait for every device] --> outputs are defined, or the run's error is Execute's
+//!                 |                       ^
+//!                 a thread of the engine  |
+//!                 calls Python  ----------+   which may call us: no lock of ours is held by whoever waits
+//! ```
+//!
+//! jaxlib asks its own runtime for synchronous execution of such programs; the C API has no field for the wish, and the
+//! engine runs all but the smallest programs on threads of its own. Without the wait an error in a callback is lost, and
+//! a callback of one program may run after the next program's.
+//!
+//! Memory is waited for less patiently meanwhile (`room.rs`), because the one who waits may be such a callback. Nothing
+//! runs such a program a second time: what its callbacks did cannot be taken back.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use smallvec::SmallVec;
+
+use crate::{
+    engine::{Engine, EngineError, EngineEvent, views},
+    runtime::client::Client,
+    sys,
+};
+
+/// A run of a program that calls back into the host, from Execute until the program is done.
+pub struct CallbackRun(Arc<Client>);
+
+impl CallbackRun {
+    /// Begins one.
+    pub fn begin(client: &Arc<Client>) -> Self {
+        client.allocator.callbacks_under_way.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(client))
+    }
+}
+
+impl Drop for CallbackRun {
+    fn drop(&mut self) {
+        self.0.allocator.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits for a program to end on every device, those behind one that failed too: until then the engine reads the arguments
+/// and writes the results.
+///
+/// # Errors
+/// That of the first device that failed.
+pub fn wait(events: &[Option<EngineEvent>]) -> Result<(), EngineError> {
+    let outcomes: SmallVec<[Result<(), EngineError>; 1]> = events.iter().flatten().map(EngineEvent::wait).collect();
+    outcomes.into_iter().collect()
+}
+
+/// Destroys what a run that failed left in one of its caller's output lists: the caller is told of the error, and will not.
+///
+/// # Safety
+/// The outputs must be live buffers of the engine that are nobody's yet.
+pub unsafe fn destroy_outputs(engine: &'static Engine, outputs: &[*mut sys::PJRT_Buffer]) {
+    for &output in outputs {
+        // SAFETY: the caller's promise; the run is over, so this does not block.
+        unsafe { views::destroy(engine, output) };
+    }
+}

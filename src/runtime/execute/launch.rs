@@ -1,0 +1,152 @@
+//! One call, from its first block to the engine's answer.
+
+use std::ptr;
+
+use smallvec::SmallVec;
+
+use crate::{
+    engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
+    runtime::execute::{
+        call::Call,
+        device_launch::DeviceLaunch,
+        donation_copy,
+        host_callbacks::{self, CallbackRun},
+        nested::NestedRun,
+    },
+    sys,
+};
+
+/// The end of the program on each device, where the engine tells.
+pub type Events = SmallVec<[Option<EngineEvent>; 1]>;
+
+/// See the module's documentation. What it has is given back when it is dropped.
+pub struct Launch<'a> {
+    /// What was asked for.
+    pub call: Call<'a>,
+    /// What each device runs on.
+    pub devices: SmallVec<[DeviceLaunch<'a>; 1]>,
+    /// What another client of the engine runs it with, if one does. It ends after the devices' arguments and destinations.
+    pub nested: Option<Box<NestedRun<'a>>>,
+    /// How many handles the engine is passed for each device: the arguments, then the destinations.
+    width: usize,
+}
+
+impl<'a> Launch<'a> {
+    /// A launch for which nothing is prepared yet.
+    pub fn new(call: Call<'a>) -> Self {
+        let width = call.args.num_args + call.loaded.program.plan.destinations.len();
+        Self { call, devices: SmallVec::new(), nested: None, width }
+    }
+
+    /// Scratch, destinations and donation copies.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, INVALID_ARGUMENT for an argument that was deleted or donated, or the engine's.
+    pub fn prepare(&mut self) -> Outcome {
+        let call = self.call;
+        for index in 0..call.args.num_devices {
+            let (slot, device) = call.device(index);
+            self.devices.push(DeviceLaunch::new(slot, device));
+            let launch = &mut self.devices[index];
+            launch.prepare(call.loaded)?;
+            donation_copy::prepare(&call, index, device, launch.run, &mut launch.copies)?;
+        }
+        Ok(())
+    }
+
+    /// Acquires the arguments. If one has to be copied first, all are released, because nothing is allocated while arguments are
+    /// held, and then acquired again.
+    ///
+    /// # Errors
+    /// As [`DeviceLaunch::acquire`] and [`donation_copy::copy_borrowed`].
+    pub fn acquire(&mut self) -> Outcome {
+        while let Some((index, number)) = self.try_acquire()? {
+            self.devices.iter_mut().for_each(|launch| launch.arguments.clear());
+            let (call, launch) = (&self.call, &mut self.devices[index]);
+            let buffer = call.argument(index, number)?;
+            let copy = donation_copy::copy_borrowed(call.loaded, buffer, launch.device, launch.run, number)?;
+            launch.copies.push(copy);
+        }
+        let loaded = self.call.loaded;
+        for (index, launch) in self.devices.iter_mut().enumerate() {
+            if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {
+                nested.show_all(index, device.handle, &mut launch.copies, &mut launch.destinations)?;
+                for copy in &launch.copies {
+                    launch.arguments[copy.argument].handle = copy.destination.view.raw();
+                }
+            }
+            if loaded.client.session.view_kind == ViewKind::Device {
+                let arguments = launch.arguments.iter().map(|argument| argument.buffer());
+                let arguments = arguments.map(|buffer| buffer.state().storage.address().unwrap_or(0));
+                let destinations = launch.destinations.iter().map(|destination| destination.address());
+                loaded.note_addresses(launch.slot, arguments.chain(destinations));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::acquire`], until an argument has to be copied first, whose device and number it gives then.
+    fn try_acquire(&mut self) -> Outcome<Option<(usize, usize)>> {
+        for (index, launch) in self.devices.iter_mut().enumerate() {
+            if let Some(number) = launch.acquire(&self.call, index, self.nested.as_deref_mut())? {
+                return Ok(Some((index, number)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Calls the engine, and waits for a program that calls back into the host.
+    ///
+    /// # Errors
+    /// The engine's, or what such a program ended with; nothing of its results is left then.
+    pub fn start(&mut self) -> Result<Events, EngineError> {
+        let Call { args, loaded, options, .. } = self.call;
+        let engine = loaded.client.session.engine;
+        let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
+        self.devices.iter().for_each(|device| handles.extend(device.handles()));
+        let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
+        let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::new();
+        for index in 0..args.num_devices {
+            argument_lists.push(handles[index * self.width..].as_ptr());
+            raw_events.push(ptr::null_mut());
+        }
+        let waits = loaded.program.plan.host_callbacks || self.nested.is_some();
+        let _callback_run = waits.then(|| CallbackRun::begin(&loaded.client));
+        let (executable, execute_device) = match &self.nested {
+            Some(nested) => (nested.executable, nested.execute_device),
+            None => (args.executable, args.execute_device),
+        };
+        // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
+        let outcome = unsafe {
+            engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
+                extension_start: args.extension_start,
+                executable,
+                options,
+                argument_lists: argument_lists.as_ptr(),
+                num_devices: args.num_devices,
+                num_args: self.width,
+                output_lists: args.output_lists,
+                device_complete_events: raw_events.as_mut_ptr(),
+                execute_device,
+                ..Default::default()
+            })
+        };
+        // SAFETY: an event that the engine filled in is ours.
+        let events: Events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
+        outcome?;
+        if waits {
+            let home = host_callbacks::wait(&events).and_then(|()| match &mut self.nested {
+                // SAFETY: the engine filled the places in, and the program is over.
+                Some(nested) => unsafe { nested.bring_home() },
+                None => Ok(()),
+            });
+            home.inspect_err(|_| {
+                for index in 0..args.num_devices {
+                    // SAFETY: the engine filled the places in, and nobody else has what is there.
+                    unsafe { host_callbacks::destroy_outputs(engine, self.call.outputs(index)) };
+                }
+            })?;
+        }
+        Ok(events)
+    }
+}

@@ -1,0 +1,116 @@
+//! The arenas of the process at one instant, for `report::snapshot` to write.
+
+use std::{env, path::Path, time::SystemTime};
+
+use crate::{
+    config,
+    memory::{MoveBarrier, began},
+    report::snapshot::{Device, Snapshot},
+    runtime::{
+        client::{self, Client},
+        device_memory::{DeviceMemory, origins::ORIGINS},
+    },
+    units::Bytes,
+};
+
+/// Whether what is done lands first, and spares are given back, so that what is free shows as free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// As a question from outside wants it.
+    Yes,
+    /// As it is at this instant.
+    No,
+}
+
+/// All arenas now. Each is looked at under its own lock.
+pub fn take(settled: Settled) -> Snapshot {
+    let clients = client::guard_all();
+    if settled == Settled::Yes {
+        clients.iter().for_each(|client| client.allocator.drain());
+    }
+    let mut now = 0;
+    let mut devices = Vec::new();
+    for client in &clients {
+        for (memory, engine) in client.arenas_and_engine() {
+            let engine = u64::try_from(engine).unwrap_or(0);
+            let (device, at) = one(client, memory, Bytes::new(engine));
+            now = now.max(at);
+            devices.push(device);
+        }
+    }
+    Snapshot {
+        library: env!("CARGO_PKG_VERSION"),
+        process: std::process::id(),
+        command: command(env::args()),
+        written: SystemTime::now(),
+        began: began(),
+        now,
+        // After the blocks, so that each finds its row.
+        origins: ORIGINS.rows(),
+        pin_reasons: std::iter::once("").chain(MoveBarrier::ALL.map(MoveBarrier::reason)).collect(),
+        devices,
+    }
+}
+
+/// Writes a snapshot to `path` because memory is exhausted. That it could not be written is no reason to fail anything.
+pub fn on_exhausted(path: &Path) {
+    match take(Settled::No).save(path) {
+        Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
+        Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
+    }
+}
+
+/// One device, and when.
+fn one(client: &Client, memory: &DeviceMemory, engine: Bytes) -> (Device, u64) {
+    let survey = memory.survey();
+    let (mut blocks, mut regions) = (survey.blocks, survey.regions);
+    memory.complete(&mut blocks);
+    blocks.sort_unstable_by_key(|info| info.block.address);
+    regions.sort_unstable_by_key(|region| region.address);
+    let device = Device {
+        name: memory.name().to_owned(),
+        strategy: config::strategy_name(memory.strategy()),
+        compaction: client.allocator.compacts(),
+        stats: survey.stats,
+        engine,
+        regions,
+        blocks,
+        scratch: survey.scratch,
+        events: survey.events,
+    };
+    (device, survey.at.nanos().unwrap_or(0))
+}
+
+/// The name of the program file: of the script, where Python runs one.
+fn command(mut arguments: impl Iterator<Item = String>) -> String {
+    let file = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
+    let program = arguments.next().and_then(|path| file(&path)).unwrap_or_default();
+    if !program.starts_with("python") {
+        return program;
+    }
+    let script = match arguments.next().as_deref() {
+        Some("-m") => arguments.next(),
+        Some(option) if option.starts_with('-') => None,
+        other => other.map(str::to_owned),
+    };
+    script.and_then(|path| file(&path)).unwrap_or(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_a_name_without_folders_and_arguments() {
+        for (arguments, expected) in [
+            (&["/usr/bin/train", "--secret"][..], "train"),
+            (&["python3.12", "/home/me/train.py", "--token=1"], "train.py"),
+            (&["/venv/bin/python", "-m", "train.main", "x"], "train.main"),
+            (&["python", "-c", "print('private')"], "python"),
+            (&["python"], "python"),
+            (&[], ""),
+        ] {
+            assert_eq!(command(arguments.iter().map(|&text| text.to_owned())), expected);
+        }
+    }
+}
