@@ -234,7 +234,7 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             Manager { client: Arc::clone(&client), device, slots: Vec::with_capacity(specs.len()), ready: Raw::NULL };
         for (index, spec) in specs.iter().enumerate() {
             // SAFETY: the layout is NULL or valid.
-            let Some((site, size)) = (unsafe { home(&client, spec, self.memory) }) else {
+            let Some((space, size)) = (unsafe { home(&client, spec, self.memory) }) else {
                 // SAFETY: the client and its memory are alive.
                 manager.slots.push(unsafe { by_engine(&client, index, spec, (device.0, self.memory))? });
                 continue;
@@ -247,7 +247,7 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 let view = unsafe {
                     views::view(
                         client.session.engine,
-                        (client.session.handle.0, site.memory.0),
+                        (client.session.handle.0, space.memory.0),
                         address,
                         Array::new(kind, &[]),
                     )?
@@ -258,11 +258,11 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
             let block = allocate_or_explain(
                 &client.allocator,
-                site.arena,
+                space.arena,
                 &shape,
                 Provenance { origin, ..Provenance::default() },
             )?;
-            manager.slots.push(Slot::in_arena(index, shape, site.device.handle, site.memory, block));
+            manager.slots.push(Slot::in_arena(index, shape, space.device.handle, space.memory, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();
         Ok(())

@@ -39,9 +39,9 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         // SAFETY: the caller's layout is NULL or valid.
         let plain = unsafe { is_default_layout(self.device_layout) };
-        let site = destination(&client, self.device, self.memory)
+        let space = destination(&client, self.device, self.memory)
             .filter(|_| !lends && plain && client.session.aliasable.contains(self.type_));
-        let Some((site, size)) = site.zip(dense_size(self.type_, dims)) else {
+        let Some((space, size)) = space.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the caller's struct, handed on as it is.
             return unsafe { from_host_by_engine(self, &client, dims, plain) };
         };
@@ -58,13 +58,13 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             && strided::is_dense(dims, strides, element)
         {
             // SAFETY: the caller's struct; the array is dense.
-            return unsafe { alias(self, &client, site, shape) };
+            return unsafe { alias(self, &client, space, shape) };
         }
         let from = HostArray { data: self.data.cast(), dims, strides, element };
-        let arrival = Upload::new(&client, site, shape, OriginKind::Host)?;
+        let upload = Upload::new(&client, space, shape, OriginKind::Host)?;
         // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
         // ours alone and as large as the dense array.
-        let buffer = unsafe { arrival.fill(&[], |carrier, to| carrier.upload(from, to))? };
+        let buffer = unsafe { upload.fill(&[], |carrier, to| carrier.upload(from, to))? };
         // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
         self.done_with_host_buffer = ready_event(client.session.engine, &buffer)?;
         self.buffer = buffer.into_raw();

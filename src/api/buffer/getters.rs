@@ -53,7 +53,7 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
         // SAFETY: the caller's handle is alive, and so is the engine's behind it.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
-            if buffer.state().held().is_some() {
+            if buffer.state().allocation().is_some() {
                 // A view has none, and what the engine would point to may go with the view when the block moves.
                 (self.dynamic_dim_indices, self.num_dynamic_dims) = (ptr::null_mut(), 0);
                 return Ok(());

@@ -35,7 +35,7 @@ fn relocate_for_pin(buffer: &Arc<Buffer>) {
         // Perhaps only by what is done.
         client.allocator.in_flight.reap_all(client.session.engine);
     }
-    let home = buffer.usage().peek(|body| body.held().map(|held| Arc::clone(held.home())));
+    let home = buffer.usage().peek(|body| body.allocation().map(|allocation| Arc::clone(allocation.memory())));
     if let Some(memory) = home {
         let resident: Arc<dyn Resident> = Arc::clone(buffer) as _;
         compaction::relocate_for_pin(&memory, &resident);
@@ -75,7 +75,7 @@ impl<'a> Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.buffer.land();
+        self.buffer.end_use();
     }
 }
 
@@ -87,8 +87,8 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
             hold.buffer.session.engine.call(Self { buffer: hold.handle, ..*self })?;
             let mut state = hold.buffer.state();
             let first = state.add_reference();
-            if let Some(held) = state.held().filter(|_| first) {
-                held.pin(MoveBarrier::Referenced);
+            if let Some(allocation) = state.allocation().filter(|_| first) {
+                allocation.pin(MoveBarrier::Referenced);
             }
         }
         Ok(())
@@ -106,8 +106,8 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
             let last = state.drop_reference().ok_or_else(|| {
                 Error::invalid_argument("Attempting to decrease reference on a buffer with zero reference count.")
             })?;
-            if let Some(held) = state.held().filter(|_| last) {
-                held.unpin();
+            if let Some(allocation) = state.allocation().filter(|_| last) {
+                allocation.unpin();
             }
         }
         if let Some(hold) = &hold {
@@ -127,8 +127,8 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         self.buffer_pointer = hold.address()?;
         let mut state = hold.buffer.state();
         let first = state.expose_address();
-        if let Some(held) = state.held().filter(|_| first) {
-            held.pin(MoveBarrier::AddressKnown);
+        if let Some(allocation) = state.allocation().filter(|_| first) {
+            allocation.pin(MoveBarrier::AddressKnown);
         }
         Ok(())
     }

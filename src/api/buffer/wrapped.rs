@@ -73,10 +73,10 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         // SAFETY: the client is alive; otherwise the caller's promise, handed on as it is.
         self.buffer = unsafe {
             match home {
-                Some((site, size)) => {
+                Some((space, size)) => {
                     let shape = Arc::new(Shape::new(self.shape_element_type, dims, size.get() as usize));
                     // Whatever the bytes are, they are what was asked for.
-                    Upload::new(&client, site, shape, OriginKind::Other)?.as_it_is()?
+                    Upload::new(&client, space, shape, OriginKind::Other)?.as_it_is()?
                 }
                 None => {
                     let place = (self.device, self.memory);

@@ -63,14 +63,16 @@ pub fn admit<'a>(
     (program, scratch): (&str, Bytes),
 ) -> Result<Option<Entered<'a>>> {
     let Some(shared) = &memory.shared else { return Ok(None) };
-    match shared.budget.enter(scratch + held(engine_bytes)) {
+    match shared.budget.enter(scratch + engine_holds(engine_bytes)) {
         Some(entered) => Ok(Some(entered)),
-        None => let_in(allocator, memory, shared, engine_bytes, Demand::Program(scratch)).map(Some).map_err(|error| {
-            error.context(&format!(
-                "Error loading program '{program}', which takes {} of scratch",
-                scratch + held(engine_bytes)
-            ))
-        }),
+        None => wait_for_admission(allocator, memory, shared, engine_bytes, Demand::Program(scratch))
+            .map(Some)
+            .map_err(|error| {
+                error.context(&format!(
+                    "Error loading program '{program}', which takes {} of scratch",
+                    scratch + engine_holds(engine_bytes)
+                ))
+            }),
     }
 }
 
@@ -87,9 +89,9 @@ pub fn admit_array<'a>(
     let Some(shared) = &memory.shared else { return Ok(Admission::Unlimited) };
     // Before it is looked whether there is room: two threads that do this at once do not take the same.
     let counted = Counted::new(Arc::clone(engine_bytes), bytes.get() as usize);
-    let entered = match shared.budget.enter(held(engine_bytes)) {
+    let entered = match shared.budget.enter(engine_holds(engine_bytes)) {
         Some(entered) => entered,
-        None => let_in(allocator, memory, shared, engine_bytes, Demand::Array(bytes)).map_err(|error| {
+        None => wait_for_admission(allocator, memory, shared, engine_bytes, Demand::Array(bytes)).map_err(|error| {
             error.context(&format!(
                 "Out of memory while trying to allocate {bytes} ({} bytes) on {} [the engine's own]",
                 bytes.get(),
@@ -101,7 +103,7 @@ pub fn admit_array<'a>(
 }
 
 #[cold]
-fn let_in<'a>(
+fn wait_for_admission<'a>(
     allocator: &Allocator,
     memory: &DeviceMemory,
     shared: &'a SharedPool,
@@ -109,7 +111,7 @@ fn let_in<'a>(
     demand: Demand,
 ) -> Result<Entered<'a>> {
     match shared.budget.share() {
-        None => make_way(allocator, memory, shared, engine_bytes, demand),
+        None => grant_memory(allocator, memory, shared, engine_bytes, demand),
         Some(share) => wait_for_share(allocator, shared, engine_bytes, demand, share),
     }
 }
@@ -120,12 +122,12 @@ fn let_in<'a>(
 pub fn may_admit_elsewhere(memory: &DeviceMemory, engine_bytes: &AtomicI64, scratch: Bytes) -> bool {
     let stats = memory.stats();
     let blocks = stats.pool_bytes.saturating_sub(stats.free_bytes);
-    let wanted = scratch + held(engine_bytes);
+    let wanted = scratch + engine_holds(engine_bytes);
     memory.shared.as_ref().is_some_and(|shared| shared.budget.could_grant(wanted, blocks))
 }
 
 #[cold]
-fn make_way<'a>(
+fn grant_memory<'a>(
     allocator: &Allocator,
     memory: &DeviceMemory,
     shared: &'a SharedPool,
@@ -253,8 +255,8 @@ impl Demand {
     /// What has to be granted for it, with what the engine's own arrays have.
     fn wants(self, engine_bytes: &AtomicI64) -> Bytes {
         match self {
-            Self::Program(scratch) => scratch + held(engine_bytes),
-            Self::Array(_) => held(engine_bytes),
+            Self::Program(scratch) => scratch + engine_holds(engine_bytes),
+            Self::Array(_) => engine_holds(engine_bytes),
         }
     }
 }
@@ -269,7 +271,7 @@ impl fmt::Display for Demand {
 }
 
 /// What the engine's own arrays have of its pool.
-fn held(engine_bytes: &AtomicI64) -> Bytes {
+fn engine_holds(engine_bytes: &AtomicI64) -> Bytes {
     Bytes::new(u64::try_from(engine_bytes.load(Ordering::Relaxed)).unwrap_or(0))
 }
 

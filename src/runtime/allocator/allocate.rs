@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Arrays of this size on are worth a look whether memory is about to come back before new memory is touched.
-pub const WORTH_A_MOMENT: Bytes = Bytes::mib(1);
+pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
 
 /// So many arrays of its size may be waiting for programs in the queue before an allocation waits for the first of them:
 /// the device has work for longer than a program takes to start.
@@ -62,7 +62,7 @@ pub fn allocate(
         pack(allocator, memory);
     }
     // A GPU's memory is not touched for the first time, and its callers run ahead: they must not wait for it.
-    if memory.on_host && size >= WORTH_A_MOMENT && memory.pending() >= size {
+    if memory.on_host && size >= LARGE_ARRAY && memory.pending() >= size {
         keep_warm(allocator, memory, size);
     }
     let request = Request { size, provenance };
@@ -70,7 +70,7 @@ pub fn allocate(
         Ok(block) => block,
         Err(_) => reclaim::find_room(allocator, memory, request)?,
     };
-    if size >= WORTH_A_MOMENT && !allocator.trimmer.is_awake() {
+    if size >= LARGE_ARRAY && !allocator.trimmer.is_awake() {
         allocator.watch(memory);
     }
     if let Some(since) = since {

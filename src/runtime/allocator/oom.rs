@@ -31,13 +31,13 @@ const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
 /// The error for an array that found no room. Remembers it, and writes the report.
 #[cold]
 pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom) -> Error {
-    let NoRoom { mut numbers, provenance: maker, tried } = shortage;
+    let NoRoom { mut numbers, provenance, tried } = shortage;
     let mut blocks = memory.blocks();
     memory.complete(&mut blocks);
     let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
     let rest = holders.split_off(holders.len().min(HOLDERS));
     let story = OomDetails {
-        wanted: ORIGINS.label(maker.origin),
+        wanted: ORIGINS.label(provenance.origin),
         tried,
         // What divides the memory is worth a look only where that is the cause.
         pinned: match numbers.free >= numbers.requested && allocator.compacts() {
@@ -55,7 +55,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     };
     numbers.story = Some(Box::new(story));
     let text = numbers.to_string();
-    memory.note_failure(*numbers, maker, text.clone());
+    memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {
         report(allocator, path);
     }

@@ -49,12 +49,12 @@ pub struct TrimInterval {
     /// From look to look.
     pub tick: Duration,
     /// See [`idle::DELAY`].
-    pub patience: Duration,
+    pub delay: Duration,
 }
 
 impl Default for TrimInterval {
     fn default() -> Self {
-        Self { tick: Duration::from_secs(5), patience: idle::DELAY }
+        Self { tick: Duration::from_secs(5), delay: idle::DELAY }
     }
 }
 
@@ -82,21 +82,21 @@ impl Trimmer {
         &self,
         devices: impl Iterator<Item = &'a Arc<DeviceMemory>>,
         in_flight: &Arc<InFlight>,
-        rhythm: TrimInterval,
+        interval: TrimInterval,
     ) {
         if self.awake.swap(true, Ordering::Relaxed) {
             return;
         }
         let round = Round {
-            devices: devices.map(|memory| (Arc::downgrade(memory), Idle::new(rhythm.patience))).collect(),
+            devices: devices.map(|memory| (Arc::downgrade(memory), Idle::new(interval.delay))).collect(),
             in_flight: Arc::downgrade(in_flight),
             newest: 0,
             scratch: None,
-            patience: rhythm.patience,
+            delay: interval.delay,
         };
         fork::close_at_forks();
         let stop = Arc::clone(&self.stop);
-        let body = move || round.turn_until(&stop, rhythm.tick);
+        let body = move || round.turn_until(&stop, interval.tick);
         match thread::Builder::new().name(THREAD.to_owned()).stack_size(256 << 10).spawn(body) {
             Ok(handle) => *self.thread.lock() = Some((process::id(), handle)),
             Err(error) => log::info!("memory that is not used stays: no thread to give it back ({error})"),
@@ -125,7 +125,7 @@ struct Round {
     /// For [`InFlight::release_stale`].
     newest: usize,
     scratch: Option<(ScratchLease, Idle)>,
-    patience: Duration,
+    delay: Duration,
 }
 
 impl Round {
@@ -162,7 +162,7 @@ impl Round {
         let Some((arena, discard)) = scratch::memory() else { return };
         // One thread of the process looks after the scratch that all its clients share.
         if self.scratch.is_none() {
-            self.scratch = ScratchLease::take().map(|claim| (claim, Idle::new(self.patience)));
+            self.scratch = ScratchLease::take().map(|lease| (lease, Idle::new(self.delay)));
             // What is warm already may have been used before anybody looked.
             if let (Some((_, idle)), Some(usage)) = (&mut self.scratch, scratch::usage()) {
                 idle.end_window(now, usage.warm);
@@ -248,7 +248,7 @@ mod tests {
     fn round(memory: &Arc<DeviceMemory>) -> Round {
         let rule = Idle::new(idle::DELAY);
         let devices = vec![(Arc::downgrade(memory), rule)];
-        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, patience: idle::DELAY }
+        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, delay: idle::DELAY }
     }
 
     fn start(block: &Block) -> *mut u8 {
@@ -356,10 +356,10 @@ mod tests {
     #[test]
     fn the_thread_gives_back_and_ends() {
         let memory = device(Strategy::Preallocate, Bytes::mib(256));
-        let (keeper, tick) = (Trimmer::default(), Duration::from_millis(20));
+        let (trimmer, tick) = (Trimmer::default(), Duration::from_millis(20));
         let block = filled(&memory, 128, 1);
-        keeper.wake([&memory].into_iter(), &Arc::default(), TrimInterval { tick, patience: 2 * tick });
-        assert!(keeper.is_awake());
+        trimmer.wake([&memory].into_iter(), &Arc::default(), TrimInterval { tick, delay: 2 * tick });
+        assert!(trimmer.is_awake());
         thread::sleep(3 * tick);
         memory.free(block.id).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -374,21 +374,21 @@ mod tests {
             thread::sleep(tick);
         }
         assert_eq!(gone.strong_count(), 0);
-        keeper.end();
-        keeper.end();
+        trimmer.end();
+        trimmer.end();
     }
 
     #[test]
     fn a_thread_ends_before_its_tick_and_none_starts_after() {
         let memory = device(Strategy::Preallocate, Bytes::mib(1));
         let hour = Duration::from_secs(3600);
-        let rhythm = TrimInterval { tick: hour, patience: hour };
-        let keeper = Trimmer::default();
-        keeper.wake([&memory].into_iter(), &Arc::default(), rhythm);
-        keeper.end();
+        let interval = TrimInterval { tick: hour, delay: hour };
+        let trimmer = Trimmer::default();
+        trimmer.wake([&memory].into_iter(), &Arc::default(), interval);
+        trimmer.end();
         let never = Trimmer::default();
         never.end();
-        never.wake([&memory].into_iter(), &Arc::default(), rhythm);
+        never.wake([&memory].into_iter(), &Arc::default(), interval);
         assert!(never.thread.lock().is_none());
     }
 }

@@ -32,8 +32,8 @@ impl<'a> BufferRef<'a> {
     /// # Safety
     /// Each handle must be as for [`Self::borrow`].
     pub unsafe fn list(handles: &'a [*mut sys::PJRT_Buffer]) -> &'a [Option<Self>] {
-        // SAFETY: a handle that is not NULL is the address of a buffer that is not destroyed during `'a`; and an optional
-        // reference is a pointer that may be NULL.
+        // SAFETY: a handle that is not NULL is the address of a buffer that is not destroyed during `'a`; an optional
+        // reference is a pointer that may be NULL; and the slice's length is the list's.
         unsafe { std::slice::from_raw_parts(handles.as_ptr().cast(), handles.len()) }
     }
 
@@ -42,9 +42,10 @@ impl<'a> BufferRef<'a> {
         self.0
     }
 
-    /// One more share of the buffer.
+    /// Shares ownership of the buffer.
     pub fn share(self) -> Arc<Buffer> {
-        // SAFETY: the buffer lies in an `Arc`, one share of which is the caller's handle.
+        // SAFETY: the pointer is that of an `Arc`, which the caller's handle keeps alive during `'a`; the strong
+        // count that is added here is the result's.
         unsafe {
             Arc::increment_strong_count(self.0);
             Arc::from_raw(self.0)

@@ -28,7 +28,7 @@ impl<'a> DonationHold<'a> {
         self.handle
     }
 
-    /// The engine has consumed it: gives its memory.
+    /// The engine has consumed the buffer: gives its memory.
     pub fn consumed(mut self) -> Storage {
         self.ended = true;
         self.buffer.end_donation(true, false).unwrap_or(Storage::Gone)
@@ -40,7 +40,7 @@ impl Drop for DonationHold<'_> {
         if !self.ended {
             drop(self.buffer.end_donation(false, true));
         }
-        self.buffer.land();
+        self.buffer.end_use();
     }
 }
 

@@ -1,4 +1,4 @@
-//! How arrays are laid out: asked from the engine once for each shape.
+//! How arrays are laid out: the engine is asked once for each shape.
 
 use crate::{
     engine::{Engine, EngineError, Outcome},
@@ -20,7 +20,7 @@ pub fn layout(buffer: &Buffer) -> Outcome<&Layout> {
 /// Asks the engine how the array is laid out.
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
     let hold = buffer.hold()?;
-    // SAFETY: the handle is alive while it is held.
+    // SAFETY: the hold keeps client and handle alive.
     Ok(unsafe { layout_of(buffer.session.engine, hold.handle())? })
 }
 
@@ -32,7 +32,8 @@ fn ask(buffer: &Buffer) -> Outcome<Layout> {
 /// # Safety
 /// `handle` must be alive.
 pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> Result<Layout, EngineError> {
-    // SAFETY: the caller's promise; what the answer points to lives as long as the handle.
+    // SAFETY: the handle is alive, as this function asks; the arrays of the answer live as long as it, and their
+    // lengths are as the engine says.
     unsafe {
         let args = engine.call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: handle, ..Default::default() })?;
         let tiled = args.layout.__bindgen_anon_1.tiled;
@@ -45,16 +46,17 @@ pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) 
     }
 }
 
-/// Notes how a result of the engine is laid out, unless that is known. An engine that does not say has the default layout.
+/// Notes how a result of the engine is laid out, if that is not known yet. An engine that does not say uses the
+/// default layout.
 ///
 /// # Safety
 /// `handle` must be alive, and hold an array of the shape.
 pub unsafe fn note_layout(engine: &'static Engine, handle: *mut sys::PJRT_Buffer, shape: &Shape) {
     if shape.layout.get().is_none()
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is alive, as this function asks.
         && let Ok(layout) = unsafe { layout_of(engine, handle) }
     {
-        // Somebody else may have been first; there is one answer.
+        // Another thread may have been first; there is one answer.
         _ = shape.layout.set(layout);
     }
 }

@@ -1,15 +1,15 @@
-//! Buffers: an array, the memory it lies in, and who uses it.
+//! Buffers: an array, the memory that it lies in, and what uses it.
 //!
 //! ```text
+//!  pjrt_buffer.rs    Buffer: what a caller's `PJRT_Buffer` is
 //!  buffer_ref.rs     a caller's handle, for the time of a call
 //!  donation_hold.rs  a buffer that one call of the engine may consume
 //!  reading.rs        bytes that are read without the engine's knowledge
-//!  layout.rs         how the array is laid out
-//!  moving.rs         a buffer as the mover knows it
-//!  pjrt_buffer.rs    Buffer: what a caller's `PJRT_Buffer` is
+//!  usage.rs          what uses, references, frees and moves the bytes
 //!  body.rs           the engine's handle and the memory behind it
-//!  usage.rs          who uses, holds, frees and moves the bytes
 //!  storage.rs        where the bytes are
+//!  layout.rs         how the array is laid out
+//!  moving.rs         a buffer as compaction knows it
 //! ```
 
 pub mod body;

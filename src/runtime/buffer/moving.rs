@@ -1,4 +1,4 @@
-//! Buffers as the mover knows them.
+//! Buffers as compaction knows them.
 
 use std::sync::Arc;
 
@@ -16,9 +16,12 @@ use crate::{
 
 impl Resident for Buffer {
     fn occupied(&self) -> Option<Occupied> {
-        let occupied =
-            |held: &Allocation| Occupied { block: held.block().id, size: held.size(), provenance: held.provenance() };
-        self.usage().peek(|body| body.held().map(occupied))
+        let occupied = |allocation: &Allocation| Occupied {
+            block: allocation.block().id,
+            size: allocation.size(),
+            provenance: allocation.provenance(),
+        };
+        self.usage().peek(|body| body.allocation().map(occupied))
     }
 
     fn move_barrier(&self) -> Option<MoveBarrier> {
@@ -27,8 +30,8 @@ impl Resident for Buffer {
 
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
         let look = |body: &Body| {
-            let held = body.held()?;
-            (held.block().id == block && self.session.is_open()).then(|| body.handle())
+            let allocation = body.allocation()?;
+            (allocation.block().id == block && self.session.is_open()).then(|| body.handle())
         };
         let view = self.usage().lock_for_move(look)?;
         Some(Box::new(Locked { buffer: self, view: Some(view), prepared: None }))
@@ -38,9 +41,9 @@ impl Resident for Buffer {
 /// A buffer that is locked for a move.
 struct Locked {
     buffer: Arc<Buffer>,
-    /// Its view, until it has another one.
+    /// The old view, until the new one takes its place.
     view: Option<Raw<sys::PJRT_Buffer>>,
-    /// The view at the new place, and the place.
+    /// The view at the new address, and the address.
     prepared: Option<(EngineBuffer, Address)>,
 }
 
@@ -51,8 +54,8 @@ impl LockedForMove for Locked {
 
     unsafe fn prepare(&mut self, to: Address) -> Result<()> {
         let Buffer { session, memory, shape, .. } = &*self.buffer;
-        // SAFETY: the bytes are there, in a block that stays, as this function asks; the client was open when the buffer was
-        // locked, in this call of the C API. The view is new, and ours.
+        // SAFETY: the bytes are at `to`, in a block that outlives the view, as this function asks; the client was
+        // open when the buffer was locked, in this call of the C API. The view is new, and owned by nothing else.
         let view = unsafe {
             let view = session.view(*memory, to.get() as usize, shape.array());
             EngineBuffer::own(session, view.map_err(|error| Error::internal(error.message()))?)
@@ -65,7 +68,8 @@ impl LockedForMove for Locked {
         let Some((fresh, to)) = self.prepared.take() else { return };
         let Some(old) = self.view.take() else { return };
         self.buffer.usage().unlock_after_move(|body| body.move_to(fresh.release(), to));
-        // SAFETY: the old view was the buffer's, which has the new one; nothing uses it.
+        // SAFETY: the client is open, and the old view was this buffer's alone, which has the new one: nothing uses
+        // it.
         unsafe { self.buffer.session.destroy(old) };
     }
 }

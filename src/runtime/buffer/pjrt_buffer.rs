@@ -1,18 +1,18 @@
 //! `PJRT_Buffer`: an array, the memory it lies in, and what is known about both.
 //!
 //! ```text
-//!  PJRT_Buffer* --> Buffer { shape, device, state }
-//!                                            |
-//!            life:    Live -> Deleted        the owner let go
-//!                          -> Donated        a program took the memory over
-//!            storage: Arena(block)           ours; movable unless in flight or referenced
-//!                     Engine(bytes)          the engine's own memory, counted apart, never moved
-//!                     Foreign                an outsider's, which programs mostly may only read
-//!                     Gone                   moved on to an output, or freed
-//!            handle:  the engine's buffer, a view of the block; lives as long as this one
+//!   PJRT_Buffer* --> Buffer { shape, device, state }
+//!                                             |
+//!             life:    Live -> Deleted        the caller deleted or destroyed it
+//!                           -> Donated        a program consumed it
+//!             storage: Arena(block)           movable unless in use or referenced
+//!                      Engine(bytes)          the engine's own memory, counted apart, never moved
+//!                      Foreign                an outsider's memory, which programs mostly may only read
+//!                      Gone                   passed on to a result, or freed
+//!             handle:  the engine's buffer, a view of the block; lives as long as this one
 //! ```
 //!
-//! A block is freed once its owner let go, nothing in flight uses it and nobody outside holds its address.
+//! A block is freed once its buffer is deleted or donated, no operation uses it and no outsider holds its address.
 
 use std::sync::{Arc, Weak};
 
@@ -34,10 +34,10 @@ use crate::{
     sys,
 };
 
-/// XLA's words for using a buffer that is no more; JAX's users and tests know them.
+/// XLA's words for using a buffer that was deleted or donated; JAX's users and tests know them.
 pub const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
 
-/// Keeps a buffer's handle and bytes in place while we talk to the engine about them.
+/// Keeps a buffer's handle alive and its bytes in place during calls of the engine about them.
 pub struct Hold<'a> {
     buffer: &'a Buffer,
     handle: *mut sys::PJRT_Buffer,
@@ -52,11 +52,11 @@ impl Hold<'_> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.buffer.land();
+        self.buffer.end_use();
     }
 }
 
-/// Our `PJRT_Buffer`.
+/// What a caller's `PJRT_Buffer` is.
 pub struct Buffer {
     /// The engine's client.
     pub session: &'static Session,
@@ -64,11 +64,11 @@ pub struct Buffer {
     pub device: Raw<sys::PJRT_Device>,
     /// The engine's memory.
     pub memory: Raw<sys::PJRT_Memory>,
-    /// What it holds.
+    /// What array it is.
     pub shape: Arc<Shape>,
     /// What programs may do with the memory.
     pub access: Access,
-    /// Where it goes when its owner destroys it: back to the program that it is a result of.
+    /// The cache that keeps block and handle when the owner destroys the buffer.
     cache_slot: Option<CacheSlot>,
     usage: Usage<Body>,
 }
@@ -83,7 +83,7 @@ impl Buffer {
         handle: *mut sys::PJRT_Buffer,
         storage: Storage,
     ) -> Arc<Self> {
-        Self::nested(session, device, memory, shape, handle, storage, None)
+        Self::with_cache_slot(session, device, memory, shape, handle, storage, None)
     }
 
     /// As [`Buffer::new`], over memory of an outsider.
@@ -101,7 +101,7 @@ impl Buffer {
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
-    pub fn nested(
+    pub fn with_cache_slot(
         session: &'static Session,
         device: Raw<sys::PJRT_Device>,
         memory: Raw<sys::PJRT_Memory>,
@@ -117,33 +117,34 @@ impl Buffer {
         buffer
     }
 
-    /// Makes a spare's buffer that of the next result in the same block, over the engine's `handle`, which the buffer destroys.
-    pub fn reuse(&self, handle: *mut sys::PJRT_Buffer, held: Allocation, writing: Definition) {
+    /// Makes a buffer from the cache the next result in the same block, over the engine's `handle`, which the buffer
+    /// destroys.
+    pub fn reuse(&self, handle: *mut sys::PJRT_Buffer, allocation: Allocation, writing: Definition) {
         let mut state = self.state();
-        state.reuse(Body::new(handle, Storage::Arena(held)));
+        state.reuse(Body::new(handle, Storage::Arena(allocation)));
         state.define_by(writing);
     }
 
-    /// Says how far the run is that writes the bytes; a use that begins here ends with the flight.
+    /// Records how far the execution is that writes the bytes; a use that begins here ends with its operation.
     pub fn define_by(&self, writing: Definition) {
         self.state().define_by(writing);
     }
 
-    /// Says on the residents whose block it is; from then on a buffer whose contents are good may move.
+    /// Enters the buffer among the residents of its memory; from then on it may move once it is defined.
     pub fn enter_residents(self: &Arc<Self>) {
         let state = self.usage.lock();
-        if let Some(held) = state.held() {
-            held.home().residents.enter(held.block().id, self.as_resident());
+        if let Some(allocation) = state.allocation() {
+            allocation.memory().residents.enter(allocation.block().id, self.as_resident());
         }
     }
 
-    /// The buffer as the mover knows it.
+    /// The buffer as compaction knows it.
     pub fn as_resident(self: &Arc<Self>) -> Weak<dyn Resident> {
         let this: Weak<Self> = Arc::downgrade(self);
         this
     }
 
-    /// Gives the buffer to the caller of the C API, who ends it with `PJRT_Buffer_Destroy`.
+    /// Passes the buffer to the caller of the C API, who ends it with `PJRT_Buffer_Destroy`.
     pub fn into_raw(self: Arc<Self>) -> *mut sys::PJRT_Buffer {
         Arc::into_raw(self).cast_mut().cast()
     }
@@ -153,17 +154,18 @@ impl Buffer {
         self.cache_slot.as_ref()
     }
 
-    /// Everything that changes.
+    /// The state, locked. Waits while the bytes are being moved.
     pub fn state(&self) -> MutexGuard<'_, State<Body>> {
         self.usage.lock()
     }
 
-    /// Who uses and holds the bytes.
+    /// What uses and references the bytes.
     pub fn usage(&self) -> &Usage<Body> {
         &self.usage
     }
 
-    /// The engine's buffer, for a question about it: whether the buffer is alive or not, it stays in place meanwhile.
+    /// The engine's buffer, for a query: it stays alive and its bytes in place meanwhile, whether the buffer is live
+    /// or not.
     ///
     /// # Errors
     /// FAILED_PRECONDITION once the client is destroyed.
@@ -181,7 +183,7 @@ impl Buffer {
         Ok(body.handle().0)
     }
 
-    /// Begins a use of the bytes by the engine: until [`Buffer::land`] they neither move nor go back to the arena.
+    /// Begins a use of the bytes by the engine: until [`Buffer::end_use`] they are neither moved nor freed.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated.
@@ -200,7 +202,7 @@ impl Buffer {
         Ok(handle)
     }
 
-    /// The engine's buffer of one that was neither deleted nor donated.
+    /// The engine's buffer, if this one is live.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
@@ -211,8 +213,9 @@ impl Buffer {
         self.open_handle(state)
     }
 
-    /// As [`Buffer::begin_use_for`], for a call that may consume the buffer: until [`Buffer::end_donation`] nobody but the engine
-    /// begins to read the bytes, and who read them has done so. `None` if a program of another client reads them.
+    /// As [`Buffer::begin_use_for`], for a call that may consume the buffer: until [`Buffer::end_donation`] nothing
+    /// but the engine begins to read the bytes, and other readings have ended. `None` if a program on another client
+    /// reads them.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
@@ -223,8 +226,9 @@ impl Buffer {
         Ok(Some(handle))
     }
 
-    /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another that is under
-    /// way was given the buffer too: it is that one which has consumed it, or they both failed, and the last gives the memory.
+    /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another
+    /// call under way was donated the buffer too: either that one has consumed it, or both failed, and the last gives
+    /// the memory.
     pub fn end_donation(&self, consumed: bool, failed: bool) -> Option<Storage> {
         let mut state = self.state();
         state.end_donation();
@@ -235,8 +239,8 @@ impl Buffer {
         Some(std::mem::replace(&mut state.storage, Storage::Gone))
     }
 
-    /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::end_operation_use`].
-    pub fn land(&self) {
+    /// Ends a use of the bytes. Only in calls of the C API; operations end with [`Buffer::end_operation_use`].
+    pub fn end_use(&self) {
         self.end_use_for(User::Transfer);
     }
 
@@ -245,35 +249,35 @@ impl Buffer {
         let (freed, recycling) = {
             let mut state = self.state();
             state.end_use(user);
-            (state.settle(), state.recycling && state.is_unused())
+            (state.take_unneeded(), state.recycling && state.is_unused())
         };
-        // The arena has a lock of its own: free after giving up ours.
+        // The arena has a lock of its own: freed after ours is released.
         drop(freed);
         if recycling {
             self.destroy_handle();
         }
     }
 
-    /// After the owner let go: frees the memory, or says that it is pending.
-    fn let_go(&self) {
+    /// After the owner has deleted the buffer: frees the memory, or retires it while it is in use.
+    fn retire_or_free(&self) {
         let freed = {
             let mut state = self.state();
-            let freed = state.settle();
-            if let Some(held) = state.held() {
-                held.retire();
+            let freed = state.take_unneeded();
+            if let Some(allocation) = state.allocation() {
+                allocation.retire();
             }
             freed
         };
         drop(freed);
     }
 
-    /// Frees the memory of a buffer that its owner let go, if nothing needs it any more.
+    /// Frees the memory of a deleted or donated buffer, if nothing uses it.
     pub fn release_if_unused(&self) {
-        let freed = self.state().settle();
+        let freed = self.state().take_unneeded();
         drop(freed);
     }
 
-    /// Says that the run which wrote the bytes is done and went well.
+    /// Records that the execution which wrote the bytes is done and succeeded.
     pub fn mark_defined(&self) {
         self.state().mark_defined();
     }
@@ -283,7 +287,7 @@ impl Buffer {
         self.state().is_unused()
     }
 
-    /// `PJRT_Buffer_Delete`: the owner lets go. What the engine still uses stays until it is done.
+    /// `PJRT_Buffer_Delete`: the buffer ends for its owner. What the engine still uses stays until it is done.
     ///
     /// # Errors
     /// The engine's.
@@ -292,15 +296,16 @@ impl Buffer {
         if !state.end(Life::Deleted) {
             return Ok(());
         }
-        // Whoever copies the bytes sees to it afterwards.
+        // A copy under way deletes the handle when it ends.
         let handle = if state.is_copied() { Raw::NULL } else { state.handle() };
         drop(state);
         let outcome = self.delete_handle(handle);
-        self.let_go();
+        self.retire_or_free();
         Ok(outcome?)
     }
 
-    /// Deletes the engine's buffer, if there is one. No lock may be held: an outsider may hear of it in this call.
+    /// Deletes the engine's buffer, if there is one. The caller may hold no lock: the engine may tell an outsider in
+    /// this call.
     ///
     /// # Errors
     /// The engine's.
@@ -308,26 +313,27 @@ impl Buffer {
         if handle.is_null() || !self.session.is_open() {
             return Ok(());
         }
-        // SAFETY: the handle lives until we are destroyed; it was not donated, so this does not block.
+        // SAFETY: the client is open, and the handle is alive until this buffer is destroyed; it was not donated, so
+        // this does not block.
         unsafe { self.session.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
             .map(drop)
     }
 
-    /// `PJRT_Buffer_Destroy`: ends the caller's share. Gives a buffer whose handle may only be destroyed once the program that
-    /// consumed it is done: the operations under way keep it until then.
+    /// `PJRT_Buffer_Destroy`: ends the caller's handle. Returns a buffer whose engine handle may only be destroyed
+    /// once the program that consumed it is done: the operations under way keep it until then.
     #[must_use]
     pub fn destroy(self: Arc<Self>) -> Option<Arc<Self>> {
         let mut state = self.state();
         let referenced = state.forget_references();
-        if referenced && let Some(held) = state.held() {
-            held.unpin();
+        if referenced && let Some(allocation) = state.allocation() {
+            allocation.unpin();
         }
         // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
         if !referenced && self.cache_slot.is_some() && self.session.is_open() {
-            // Asked in this order: a spare that nobody keeps would leave its view behind.
-            if let Some((held, view)) = state.spare() {
+            // In this order: a buffer that is taken for reuse and not kept would leave its view behind.
+            if let Some((allocation, view)) = state.take_for_reuse() {
                 drop(state);
-                CachedOutput { held, view, shell: self, retired: false }.keep();
+                CachedOutput { allocation, view, buffer: self, retired: false }.keep();
                 return None;
             }
             if state.begin_recycling() {
@@ -343,9 +349,9 @@ impl Buffer {
             return Some(self);
         }
         self.destroy_handle();
-        // Who deleted the buffer has let go of the block before; it is retired once.
+        // `PJRT_Buffer_Delete` has retired the block before; it is retired once.
         if was_live {
-            self.let_go();
+            self.retire_or_free();
         } else {
             self.release_if_unused();
         }
@@ -355,38 +361,39 @@ impl Buffer {
     /// Destroys the engine's buffer, if there still is one.
     pub fn destroy_handle(&self) {
         let handle = self.state().take_handle();
-        // SAFETY: the handle was ours, and was taken out under the lock: nobody destroys it twice.
+        // SAFETY: the handle was this buffer's alone and alive, and was taken out under the lock: no thread destroys
+        // it twice.
         unsafe { self.session.destroy(handle) };
     }
 
-    /// Lets the next run have the block of a buffer that is recycling, where the engine does one run after another.
+    /// Offers the block of a buffer that is recycling to the next execution, where the engine orders executions.
     pub fn offer(self: Arc<Self>) {
         if let Some(cache_slot) = self.cache_slot()
-            && cache_slot.cache.has_early(cache_slot.destination)
+            && cache_slot.cache.reuses_early(cache_slot.destination)
         {
             let (cache, destination) = (Arc::clone(&cache_slot.cache), cache_slot.destination);
             cache.offer(destination, self);
         }
     }
 
-    /// Takes the block back that `OutputCache::take_recycling` gave away, for those who use it still.
-    pub fn take_back(&self, held: Allocation) {
-        held.retire();
-        self.put_back(held);
+    /// Takes back the block that `OutputCache::take_recycling` gave away, because executions still use it.
+    pub fn take_back(&self, allocation: Allocation) {
+        allocation.retire();
+        self.put_back(allocation);
     }
 
-    /// Puts a block back that was taken out, or frees it if nothing needs it any more.
-    pub fn put_back(&self, held: Allocation) {
+    /// Puts back a block that was taken out, or frees it if nothing uses it any more.
+    pub fn put_back(&self, allocation: Allocation) {
         let freed = {
             let mut state = self.state();
-            state.storage = Storage::Arena(held);
-            state.settle()
+            state.storage = Storage::Arena(allocation);
+            state.take_unneeded()
         };
         drop(freed);
     }
 
-    /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
-    /// used again, or to be destroyed, where this was the last use, is the caller's.
+    /// Ends an operation's use of the bytes, on any thread; `wrote` says that the operation wrote them and succeeded.
+    /// If this was the last use of a buffer that is recycling, returns what is to be reused or destroyed.
     pub fn end_operation_use(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
         let mut state = self.state();
         if wrote {
@@ -395,100 +402,102 @@ impl Buffer {
         state.end_use(user);
         if state.recycling && state.is_free() {
             let whole = state.is_defined();
-            let (held, view) = state.take_out()?;
+            let (allocation, view) = state.take_out()?;
             state.recycling = false;
             drop(state);
-            return Some(Recycled { spare: CachedOutput { held, view, shell: self, retired: true }, whole });
+            return Some(Recycled { output: CachedOutput { allocation, view, buffer: self, retired: true }, whole });
         }
-        let freed = state.settle();
+        let freed = state.take_unneeded();
         drop(state);
-        // The arena has a lock of its own: free after giving up ours.
+        // The arena has a lock of its own: freed after ours is released.
         drop(freed);
         None
     }
 }
 
-/// A block with a view of it that a program may be donated.
+/// A block with a view of it, which the next execution can be donated.
 pub struct CachedOutput {
     /// The block.
-    pub held: Allocation,
+    pub allocation: Allocation,
     /// The engine's buffer over it.
     pub view: Raw<sys::PJRT_Buffer>,
-    /// What its owner had: the next result in the block is this one again.
-    pub shell: Arc<Buffer>,
-    /// Whether the arena knows that the owner let go.
+    /// The buffer that its owner destroyed: the next result in the block is this one again.
+    pub buffer: Arc<Buffer>,
+    /// Whether the block is retired in the arena.
     pub retired: bool,
 }
 
 impl CachedOutput {
-    /// Waits for the next run, if there may be one; otherwise block and view go back. Only in calls from outside.
+    /// Keeps it in the cache for the next execution, if there may be one; otherwise discards it. Only in calls of the
+    /// C API.
     pub fn keep(self) {
         let Some((cache, destination)) =
-            self.shell.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))
+            self.buffer.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))
         else {
             return self.discard();
         };
-        if let Err(spare) = cache.put(destination, self) {
-            spare.discard();
+        if let Err(output) = cache.put(destination, self) {
+            output.discard();
         }
     }
 
-    /// Gives block and view back. Only in calls from outside.
+    /// Frees the block and destroys the view. Only in calls of the C API.
     pub fn discard(self) {
-        // SAFETY: the view is ours and nothing uses it.
-        unsafe { self.shell.session.destroy(self.view) };
+        // SAFETY: the client is open while its programs are; the view belongs to this output alone, and nothing uses
+        // it.
+        unsafe { self.buffer.session.destroy(self.view) };
     }
 
-    /// Makes the block one that `maker` is about to write.
-    pub fn renew(&mut self, maker: Provenance) -> Result<()> {
+    /// Makes the block one that the execution in `provenance` is about to write.
+    pub fn renew(&mut self, provenance: Provenance) -> Result<()> {
         if !std::mem::take(&mut self.retired) {
-            self.held.made_by(maker.origin, Some(maker.run));
-        } else if self.held.renew(maker)? {
-            self.held.home().residents.enter(self.held.block().id, self.shell.as_resident());
+            self.allocation.set_provenance(provenance.origin, Some(provenance.run));
+        } else if self.allocation.renew(provenance)? {
+            self.allocation.memory().residents.enter(self.allocation.block().id, self.buffer.as_resident());
         }
         Ok(())
     }
 }
 
-/// What keeps the memory of a program's results for its next run.
+/// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
-    /// Keeps `output` for the next run of the program, as its `destination`.
+    /// Keeps `output` for the next execution of the program, as its `destination`.
     ///
     /// # Errors
-    /// Gives it back if there are enough, or no next run, or if a thread waits for memory.
+    /// Returns it if there are enough, if there is no next execution, or if a thread waits for memory.
     fn put(&self, destination: usize, output: CachedOutput) -> std::result::Result<(), CachedOutput>;
 
-    /// Notes a buffer that waits for the end of its last use, whose block the next run may have before that.
+    /// Notes a buffer whose last use has yet to end, and whose block the next execution may have before that.
     fn offer(&self, destination: usize, buffer: Arc<Buffer>);
 
-    /// Whether the next run may have the block of `destination` while executions still use it.
-    fn has_early(&self, destination: usize) -> bool;
+    /// Whether the next execution may have the block of `destination` while others still use it.
+    fn reuses_early(&self, destination: usize) -> bool;
 }
 
-/// Where a buffer goes when its owner destroys it.
+/// Where a buffer's block and handle go when its owner destroys it.
 pub struct CacheSlot {
-    /// The cache of the program and device that it came from.
+    /// The cache of the buffer's program and device.
     pub cache: Arc<dyn Recycle>,
-    /// The destination that it was.
+    /// The destination that the buffer was.
     pub destination: usize,
 }
 
 /// A buffer that its owner destroyed while it was in use, now that nothing uses it.
 pub struct Recycled {
-    spare: CachedOutput,
-    /// Whether no error clings to the handle.
+    output: CachedOutput,
+    /// Whether the handle holds no error.
     whole: bool,
 }
 
 impl Recycled {
-    /// Makes it a spare, if it is fit for that and there may be a next run. Only in calls from outside.
+    /// Keeps it for the next execution, if it can be written again. Only in calls of the C API.
     pub fn keep(self) {
-        if self.whole && !self.spare.view.is_null() { self.spare.keep() } else { self.spare.discard() }
+        if self.whole && !self.output.view.is_null() { self.output.keep() } else { self.output.discard() }
     }
 
-    /// Gives the block back, on any thread. The handle, if there still is one, is the caller's to destroy.
+    /// Frees the block, on any thread. The caller must destroy the handle, if there still is one.
     pub fn free(self) -> Option<Raw<sys::PJRT_Buffer>> {
-        Some(self.spare.view).filter(|view| !view.is_null())
+        Some(self.output.view).filter(|view| !view.is_null())
     }
 }
 

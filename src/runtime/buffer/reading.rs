@@ -1,7 +1,9 @@
-//! Bytes that are read without the engine's knowledge: by us, who copy them, or by a program on another of its clients.
+//! Bytes that are read without the engine's knowledge: by pjrt-arena, which copies them, or by a program on another
+//! of the engine's clients.
 //!
-//! Told to delete the buffer, the engine would let an outsider's memory go, so it is told only when the reading ends. Given
-//! the buffer for good, a program would write to it at once, so launches see to that themselves ([`crate::runtime::execute::donations`]).
+//! If the buffer is deleted meanwhile, the engine is told only when the reading ends: it would release an outsider's
+//! memory at once. A program that is donated the buffer would write to it at once, so a launch waits for readings
+//! first ([`crate::runtime::execute::donation_copy`]).
 
 use crate::{
     engine::{Outcome, views},
@@ -14,7 +16,7 @@ use crate::{
     sys,
 };
 
-/// Keeps a buffer's bytes as they are while they are read.
+/// Keeps a buffer's bytes unchanged while they are read.
 pub struct Reading<'a> {
     buffer: &'a Buffer,
     reader: Reader,
@@ -22,21 +24,21 @@ pub struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Where the array lies.
+    /// The array's address.
     pub fn address(&self) -> usize {
         self.address
     }
 
-    /// The same, at the address that the engine says; an array without bytes lies anywhere.
+    /// The same reading, at the address that the engine gives; that of an array without bytes means nothing.
     ///
     /// # Errors
     /// The engine's.
     ///
     /// # Safety
-    /// The client must be alive, and `handle` the buffer's.
+    /// The engine's client and `handle` must be alive, and `handle` the buffer's.
     unsafe fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
         if self.buffer.shape.size > 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: client and handle are alive, as this function asks.
             self.address = unsafe { views::address(self.buffer.session.engine, handle)? };
         }
         Ok(self)
@@ -50,8 +52,8 @@ impl Drop for Reading<'_> {
 }
 
 impl Buffer {
-    /// Begins to read the bytes where they lie, dense in memory of this process. Whether they are there yet is for the
-    /// caller to know. `None` if they lie elsewhere, or if a program is about to be given them.
+    /// Begins to read the bytes in place, dense in memory of this process. The caller must know that they are
+    /// defined. `None` if they are in other memory, or if a program is about to be donated them.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
@@ -59,7 +61,7 @@ impl Buffer {
         self.read_at(Storage::dense_address)
     }
 
-    /// As [`Self::read`], of bytes in a block of ours, be it a device's.
+    /// As [`Self::read`], of bytes in a block of an arena, a GPU's included.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
@@ -67,8 +69,8 @@ impl Buffer {
         self.read_at(Storage::address)
     }
 
-    /// As [`Self::read`], of bytes that the engine holds in memory of this process, of an array that lies dense in the default layout
-    /// there.
+    /// As [`Self::read`], of bytes in the engine's own memory in this process, of an array that is dense in the
+    /// default layout.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`], or the engine's.
@@ -84,7 +86,8 @@ impl Buffer {
             }
             (handle, Reading { buffer: self, reader: Reader::Copy, address: views::ALIGNMENT })
         };
-        // SAFETY: the handle is alive while the bytes are read; the rest is the caller's promise.
+        // SAFETY: the client is alive, as this function asks, and the handle while the bytes are read; it is this
+        // buffer's.
         unsafe { reading.located(handle) }.map(Some)
     }
 
@@ -92,20 +95,20 @@ impl Buffer {
         let mut state = self.state();
         self.live_handle(&state)?;
         let Some(address) = address(&state.storage) else { return Ok(None) };
-        // Only then: what ends a reading takes the lock that is held here.
+        // Made only then: dropping a reading takes the lock that is held here.
         Ok(state.begin_copy(Reader::Copy).then(|| Reading { buffer: self, reader: Reader::Copy, address }))
     }
 
-    /// Begins to lend the bytes, which are there, to a program on another client of the engine.
+    /// Begins to lend the bytes, which are defined, to a program on another client of the engine.
     ///
     /// # Errors
-    /// As [`Buffer::begin_use`], likewise if a program is about to be given them: there is nobody to wait for it. Or the
-    /// engine's.
+    /// As [`Buffer::begin_use`]; INVALID_ARGUMENT if a program is about to be donated them, because no copy would
+    /// wait for that program; or the engine's.
     ///
     /// # Safety
     /// The client must be alive.
     pub unsafe fn lend(&self) -> Outcome<Reading<'_>> {
-        let (handle, loan) = {
+        let (handle, reading) = {
             let mut state = self.state();
             let handle = self.live_handle(&state)?;
             if !state.begin_copy(Reader::Program) {
@@ -113,15 +116,16 @@ impl Buffer {
             }
             (handle, Reading { buffer: self, reader: Reader::Program, address: views::ALIGNMENT })
         };
-        // SAFETY: the handle is alive while the bytes are read; the rest is the caller's promise.
-        unsafe { loan.located(handle) }
+        // SAFETY: the client is alive, as this function asks, and the handle while the bytes are read; it is this
+        // buffer's.
+        unsafe { reading.located(handle) }
     }
 
     fn end_reading(&self, reader: Reader) {
         let (deleted, freed) = {
             let mut state = self.usage().end_copy(reader);
             let deleted = state.life() == Life::Deleted && !state.is_copied();
-            (deleted.then(|| state.handle()), state.settle())
+            (deleted.then(|| state.handle()), state.take_unneeded())
         };
         if let Some(handle) = deleted
             && let Err(error) = self.delete_handle(handle)

@@ -1,14 +1,15 @@
-//! Where the bytes of a buffer are, and what is known about those that are not ours.
+//! Where the bytes of a buffer are, and what is known of memory outside of the arenas.
 //!
 //! ```text
-//!   Arena     a block of ours: counted in the arena's statistics, movable
+//!   Arena     a block of an arena: counted in the arena's statistics, movable
 //!   Engine    the engine's own memory: counted in `engine_bytes`, never moved
-//!   Foreign   an outsider's, aliased: counted in `foreign_bytes`, never moved, never freed by us
+//!   Foreign   an outsider's memory, aliased: counted in `foreign_bytes`, never moved, never freed by pjrt-arena
 //! ```
 //!
-//! The outsider learns from the engine when its memory is no longer looked at. Most outsiders go on looking at it
-//! themselves (NumPy arrays, dlpack), so programs may only read it: the engine answers the donation of such a buffer with
-//! a copy in memory of its own (XLA `cpu_client.cc`, `owns_buffers`), and [`crate::runtime::execute::donation_copy`] is there before it.
+//! The engine tells the outsider when its memory is no longer used. Most outsiders go on reading the memory
+//! themselves (NumPy arrays, dlpack), so programs may only read it: the engine answers the donation of such a buffer
+//! with a copy in memory of its own (XLA `cpu_client.cc`, `owns_buffers`), and
+//! [`crate::runtime::execute::donation_copy`] makes that copy in the arena first.
 
 use std::sync::{
     Arc,
@@ -17,7 +18,7 @@ use std::sync::{
 
 use crate::{memory::budget::Charge, runtime::device_memory::Allocation};
 
-/// Bytes outside of the arena that one buffer stands for, counted on its device for as long as this lives.
+/// Bytes of one buffer outside of the arena, counted on its device for as long as this lives.
 pub struct Counted {
     total: Arc<AtomicI64>,
     bytes: i64,
@@ -30,7 +31,7 @@ impl Counted {
         Self::charged(total, bytes, None)
     }
 
-    /// As [`Self::new`], of memory that has a limit.
+    /// As [`Self::new`], of memory with a limit, of which `charge` is a part.
     pub fn charged(total: Arc<AtomicI64>, bytes: usize, charge: Option<Charge>) -> Self {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         total.fetch_add(bytes, Ordering::Relaxed);
@@ -47,15 +48,15 @@ impl Drop for Counted {
 /// What programs may do with the memory of a buffer. It never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read it, and write a result into it once it was donated.
+    /// Programs read it, and write a result into it once it was donated.
     Full,
-    /// Only read it.
+    /// Programs only read it.
     ReadOnly,
 }
 
-/// Memory of an outsider.
+/// Memory of an outsider, as a buffer aliases it.
 pub struct Foreign {
-    /// Where the array lies, if it lies dense in the default layout in memory that this process can read.
+    /// The array's address, if it is dense in the default layout in memory that this process can read.
     pub dense_at: Option<usize>,
     _counted: Counted,
 }
@@ -69,42 +70,42 @@ impl Foreign {
 
 /// Where the bytes of a buffer are.
 pub enum Storage {
-    /// A block of ours.
+    /// A block of an arena.
     Arena(Allocation),
     /// Memory that the engine took from its own allocator.
     Engine(Counted),
-    /// Memory of an outsider, who is told when we are done with it.
+    /// Memory of an outsider, whom the engine tells when the buffer is destroyed.
     Foreign(Foreign),
-    /// Moved on to an output, or freed.
+    /// Passed on to a result, or freed.
     Gone,
 }
 
 impl Storage {
-    /// The block, if it is one of ours.
-    pub fn held(&self) -> Option<&Allocation> {
+    /// The block, if the bytes are in an arena.
+    pub fn allocation(&self) -> Option<&Allocation> {
         match self {
-            Self::Arena(held) => Some(held),
+            Self::Arena(allocation) => Some(allocation),
             Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
 
-    /// The block for good, if it is one of ours.
+    /// The block, taken out, if the bytes are in an arena.
     pub fn into_allocation(self) -> Option<Allocation> {
         match self {
-            Self::Arena(held) => Some(held),
+            Self::Arena(allocation) => Some(allocation),
             Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
 
-    /// The block's address, if it is one of ours.
+    /// The block's address, if the bytes are in an arena.
     pub fn address(&self) -> Option<usize> {
-        self.held().map(Allocation::address)
+        self.allocation().map(Allocation::address)
     }
 
-    /// Where the array lies dense in the default layout, if it is known to and this process can read it there.
+    /// The address of an array that is known to be dense in the default layout, where this process can read it.
     pub fn dense_address(&self) -> Option<usize> {
         match self {
-            Self::Arena(held) => held.home().on_host.then(|| held.address()),
+            Self::Arena(allocation) => allocation.memory().on_host.then(|| allocation.address()),
             Self::Foreign(foreign) => foreign.dense_at,
             Self::Engine(_) | Self::Gone => None,
         }

@@ -1,26 +1,29 @@
-//! Who uses, holds, frees and moves the bytes of one buffer.
+//! What uses, references, frees and moves the bytes of one buffer.
 //!
 //! ```text
-//!   users > 0      executions and transfers under way: the bytes stay where they are
-//!   executions > 0       so many of the users are executions, which a GPU does one after another
-//!   copies > 0     so many of the users are we ourselves: the engine, which does not know, must not end the bytes
-//!   references > 0 outsiders hold the address until they say otherwise: likewise
-//!   given for good an outsider holds the address for ever: likewise
-//!   not defined      nobody knows whether the bytes are good: likewise
-//!   moving         the mover has them; everybody else waits, for as long as one compaction takes
-//!   pending_donations > 0     so many launches are under way that are given the bytes, and may write to them at once: no copy begins
-//!   borrows > 0      so many of the copies are programs on another client of the engine. They take long, and who waited for one
-//!                  could be who it waits for: a launch does not get the bytes
+//!   users > 0              executions and transfers under way: the bytes may not move
+//!   executions > 0         so many of the users are executions, which a GPU does one after another
+//!   copies > 0             so many of the users are copies by pjrt-arena, which the engine does not know of: it must not
+//!                          free the bytes
+//!   references > 0         outsiders hold the address until they release it: the bytes may not move
+//!   address known          an outsider holds the address for ever: likewise
+//!   not defined            it is not known whether the bytes are good: likewise
+//!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
+//!   pending_donations > 0  so many launches under way are donated the bytes, and may write to them at once: no copy
+//!                          begins
+//!   borrows > 0            so many of the copies are programs on another client of the engine. They take long, and a
+//!                          launch that waited for one could be what that program waits for: no launch is donated them
 //!
-//!   owner let go, no user, no reference: the bytes are free
+//!   deleted or donated, no user, no reference: the bytes are free
 //! ```
 //!
-//! The mover holds no lock while it moves: `moving` keeps the others out. It waits for nobody, so whoever waits for it,
-//! a host callback included, waits for copies and no longer (engine behaviour T9).
+//! A compaction holds no lock while it moves bytes: `moving` keeps other threads out. It waits for nothing, so a
+//! thread that waits for it, a host callback included, waits as long as the copies take and no longer (engine
+//! behaviour T9).
 //!
-//! A launch says that it takes the bytes before it waits for their copies. So it waits for those that were under way, one
-//! memcpy long, and those wait for nobody; nobody waits for a launch. Whoever comes to copy meanwhile has the engine do it,
-//! which knows what it has launched and what not.
+//! A launch announces its donation before it waits for copies. So it waits for the copies that were under way, one
+//! memcpy long, and those wait for nothing; nothing waits for a launch. A copy that is wanted meanwhile is left to
+//! the engine, which orders it after the programs that it has launched.
 
 use std::ops::{Deref, DerefMut};
 
@@ -32,41 +35,41 @@ use crate::{
 /// What became of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// Usable.
+    /// The caller may use it.
     Live,
     /// Its owner deleted it.
     Deleted,
-    /// A program took its memory over; the engine consumed its handle.
+    /// A program consumed it, memory and handle.
     Donated,
 }
 
-/// What uses bytes.
+/// What a use of bytes is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum User {
-    /// A transfer, or a question.
+    /// A transfer, or a query.
     #[default]
     Transfer,
-    /// An execution on their device.
+    /// An execution on the bytes' device.
     Execution,
 }
 
-/// Who reads bytes without the engine's knowledge.
+/// What reads bytes without the engine's knowledge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// We, who copy them.
+    /// A copy by pjrt-arena.
     Copy,
     /// A program on another client of the engine.
     Program,
 }
 
-/// How far the run is that writes the bytes of a result.
+/// How far the execution is that writes the bytes of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// It uses them, and does so until the flight lands.
+    /// It is under way, and uses the bytes until its operation is reaped.
     Pending,
-    /// It is done and went well.
+    /// It is done and succeeded.
     Defined,
-    /// It is done and left an error.
+    /// It is done and failed.
     Failed,
 }
 
@@ -105,7 +108,7 @@ impl<T> State<T> {
         self.life
     }
 
-    /// The owner lets go; whether it was the owner's still.
+    /// Ends the caller's ownership; whether the buffer was live.
     pub fn end(&mut self, life: Life) -> bool {
         let was_live = self.life == Life::Live;
         if was_live {
@@ -114,14 +117,15 @@ impl<T> State<T> {
         was_live
     }
 
-    /// Begins anew with other bytes, still to be written, after an end at which nobody used or held the old ones.
+    /// Makes the buffer live again with other bytes, still to be written; it was deleted, and nothing used or
+    /// referenced the old ones.
     pub fn reuse(&mut self, body: T) {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
-        debug_assert!(self.pending_donations == 0, "given to a program after its end");
+        debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined, self.body) = (Life::Live, false, body);
     }
 
-    /// The bytes are those of a run's result.
+    /// The bytes are those of an execution's result.
     pub fn define_by(&mut self, writing: Definition) {
         match writing {
             Definition::Pending => self.begin_use(User::Execution),
@@ -130,13 +134,13 @@ impl<T> State<T> {
         }
     }
 
-    /// A program took the bytes over.
+    /// A program has consumed the bytes.
     pub fn donate(&mut self) {
         self.life = Life::Donated;
     }
 
-    /// Begins a run that may write to the bytes, and that the engine of their buffer does not know of, unless they are
-    /// used or outsiders say when no longer; whether it did. Nobody else begins to use them.
+    /// Begins an execution that may write to the bytes, and of which the engine's buffer does not know, unless they
+    /// are used or referenced; whether it did. No other use begins from then on.
     #[must_use]
     pub fn donate_exclusively(&mut self) -> bool {
         let alone = self.life == Life::Live && self.is_unused() && !self.is_referenced();
@@ -147,9 +151,9 @@ impl<T> State<T> {
         alone
     }
 
-    /// The run that took the bytes alone did not write to them: they are their owner's again.
+    /// The execution that was donated the bytes exclusively did not consume them: the buffer is live again.
     pub fn undo_donation(&mut self) {
-        debug_assert!(self.life == Life::Donated, "given back by who has it not");
+        debug_assert!(self.life == Life::Donated, "undone without a donation");
         self.life = Life::Live;
     }
 
@@ -163,7 +167,7 @@ impl<T> State<T> {
 
     /// Ends a use of the bytes.
     pub fn end_use(&mut self, user: User) {
-        debug_assert!(self.users > 0, "landed more often than taken up");
+        debug_assert!(self.users > 0, "uses ended more often than begun");
         self.users -= 1;
         if user == User::Execution {
             debug_assert!(self.executions > 0, "executions ended more often than begun");
@@ -171,13 +175,13 @@ impl<T> State<T> {
         }
     }
 
-    /// Whether executions on their device alone use the bytes.
+    /// Whether nothing but executions on the bytes' device uses them.
     pub fn is_used_by_executions_alone(&self) -> bool {
         self.users == self.executions && self.references == 0 && !self.address_known
     }
 
-    /// Begins a use of the bytes that the engine does not know of, unless a launch is under way that may write to them;
-    /// whether it did.
+    /// Begins a use of the bytes that the engine does not know of, unless a launch is under way that may write to
+    /// them; whether it did.
     #[must_use]
     pub fn begin_copy(&mut self, reader: Reader) -> bool {
         if self.pending_donations > 0 {
@@ -196,18 +200,18 @@ impl<T> State<T> {
         self.copies > 0
     }
 
-    /// Ends a launch that was given the bytes: it has them for good, or will not write to them.
+    /// Ends a launch that was donated the bytes: it has consumed them, or will not write to them.
     pub fn end_donation(&mut self) {
         debug_assert!(self.pending_donations > 0, "launches ended more often than begun");
         self.pending_donations -= 1;
     }
 
-    /// Whether a launch is under way that is given the bytes.
+    /// Whether a launch under way is donated the bytes.
     pub fn has_pending_donation(&self) -> bool {
         self.pending_donations > 0
     }
 
-    /// Whether outsiders hold the address and will say when no longer.
+    /// Whether outsiders hold the address and have yet to release it.
     pub fn is_referenced(&self) -> bool {
         self.references > 0
     }
@@ -222,24 +226,24 @@ impl<T> State<T> {
         self.users == 0
     }
 
-    /// One more outsider holds the address; whether it is the first that does.
+    /// Adds an outsider that holds the address; whether it is the first.
     pub fn add_reference(&mut self) -> bool {
         self.references += 1;
         self.references == 1 && !self.address_known
     }
 
-    /// One less; whether nobody outside holds the address now. `None` if there was none.
+    /// Removes an outsider; whether no outsider holds the address now. `None` if there was none.
     pub fn drop_reference(&mut self) -> Option<bool> {
         self.references = self.references.checked_sub(1)?;
         Some(self.references == 0 && !self.address_known)
     }
 
-    /// Nobody outside refers to the buffer any more, whatever they said; whether somebody did.
+    /// Removes all outsiders that have yet to release the address; whether there was one.
     pub fn forget_references(&mut self) -> bool {
         std::mem::take(&mut self.references) > 0 && !self.address_known
     }
 
-    /// The address was given out for good; whether nobody held it before.
+    /// An outsider was given the address for ever; whether no outsider held it before.
     pub fn expose_address(&mut self) -> bool {
         let first = self.references == 0 && !self.address_known;
         self.address_known = true;
@@ -256,12 +260,12 @@ impl<T> State<T> {
         self.defined
     }
 
-    /// Whether the bytes are free to go.
+    /// Whether the bytes can be freed.
     pub fn is_free(&self) -> bool {
         self.life != Life::Live && self.users == 0 && self.references == 0
     }
 
-    /// Why the bytes stay where they are; `None` if they may move.
+    /// Why the bytes may not move; `None` if they may.
     pub fn move_barrier(&self) -> Option<MoveBarrier> {
         if self.address_known {
             Some(MoveBarrier::AddressKnown)
@@ -282,12 +286,12 @@ impl<T> State<T> {
 /// See the module's documentation.
 pub struct Usage<T> {
     state: Mutex<State<T>>,
-    /// The bytes were moved, or no copy of them is under way any more.
+    /// Notified when the bytes were moved, and when the last copy of them has ended.
     changed: Condvar,
 }
 
 impl<T> Usage<T> {
-    /// Of a live buffer that is still to be written.
+    /// The usage of a live buffer that is not defined yet.
     pub fn new(body: T) -> Self {
         let state = State {
             life: Life::Live,
@@ -305,7 +309,7 @@ impl<T> Usage<T> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Everything that changes. Waits while the bytes are being moved.
+    /// The state, locked. Waits while the bytes are being moved.
     pub fn lock(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.state.lock();
         while state.moving {
@@ -314,15 +318,16 @@ impl<T> Usage<T> {
         state
     }
 
-    /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_donation`] no copy begins, and those
-    /// that were under way are over. `None` if the bytes are lent, and so not to be had; then no launch has begun.
+    /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_donation`] no copy
+    /// begins, and the copies that were under way have ended. `None` if the bytes are lent; then no donation has
+    /// begun.
     pub fn lock_for_donation(&self) -> Option<MutexGuard<'_, State<T>>> {
         let mut state = self.lock();
         if state.borrows > 0 {
             return None;
         }
         state.pending_donations += 1;
-        // The bytes are in no use by the launch yet: they may be moved in between.
+        // The launch does not use the bytes yet: a compaction may move them in between.
         while state.moving || state.copies > 0 && state.life == Life::Live {
             self.changed.wait(&mut state);
         }
@@ -345,18 +350,18 @@ impl<T> Usage<T> {
         state
     }
 
-    /// A look at where the bytes are, whoever has them in hand.
+    /// Looks at the body, even while the bytes are being moved.
     pub fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.state.lock().body)
     }
 
-    /// What keeps the bytes where they are at this instant; nobody waits. A buffer that is being moved may move.
+    /// Why the bytes may not move at this instant; waits for nothing. A buffer that is being moved may move.
     pub fn move_barrier(&self) -> Option<MoveBarrier> {
         self.state.lock().move_barrier()
     }
 
-    /// Takes the bytes in hand to move them, if they may move and `look` finds what it wants: from then on everybody
-    /// else waits for [`Self::unlock_after_move`].
+    /// Locks the bytes for a move, if they may move and `look` finds what it wants: from then on every other thread
+    /// waits for [`Self::unlock_after_move`].
     pub fn lock_for_move<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
         if state.moving || state.move_barrier().is_some() {
@@ -367,7 +372,7 @@ impl<T> Usage<T> {
         Some(found)
     }
 
-    /// Ends what [`Self::lock_for_move`] began, after `change` has said where the bytes are now.
+    /// Ends what [`Self::lock_for_move`] began; `change` records where the bytes are now.
     pub fn unlock_after_move<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state.body);

@@ -12,27 +12,27 @@ use crate::{
 
 /// A block of an arena; freed when dropped.
 pub struct Allocation {
-    home: Arc<DeviceMemory>,
+    memory: Arc<DeviceMemory>,
     block: Block,
     padding: Bytes,
-    maker: Provenance,
+    provenance: Provenance,
 }
 
 impl Allocation {
     /// Takes `block` of `home` in hand, which `maker` makes and `padding` of whose bytes hold no element.
-    pub fn new(home: Arc<DeviceMemory>, block: Block, padding: Bytes, maker: Provenance) -> Self {
+    pub fn new(memory: Arc<DeviceMemory>, block: Block, padding: Bytes, provenance: Provenance) -> Self {
         if !padding.is_zero() {
-            home.padding.fetch_add(padding.get(), Ordering::Relaxed);
+            memory.padding.fetch_add(padding.get(), Ordering::Relaxed);
         }
-        Self { home, block, padding, maker }
+        Self { memory, block, padding, provenance }
     }
 
     /// Says what the block holds now, and if that is so, that another run writes it: a program took it over, or writes it
     /// again.
-    pub fn made_by(&mut self, origin: OriginId, run: Option<Execution>) {
-        self.maker.origin = origin;
+    pub fn set_provenance(&mut self, origin: OriginId, run: Option<Execution>) {
+        self.provenance.origin = origin;
         if let Some(run) = run {
-            self.maker.run = run;
+            self.provenance.run = run;
         }
     }
 
@@ -48,12 +48,12 @@ impl Allocation {
 
     /// Who made the contents.
     pub fn provenance(&self) -> Provenance {
-        self.maker
+        self.provenance
     }
 
     /// The memory that it is a block of.
-    pub fn home(&self) -> &Arc<DeviceMemory> {
-        &self.home
+    pub fn memory(&self) -> &Arc<DeviceMemory> {
+        &self.memory
     }
 
     /// Says that the block lies at another address now.
@@ -63,17 +63,17 @@ impl Allocation {
 
     /// An outsider holds the address, because of `why`.
     pub fn pin(&self, why: MoveBarrier) {
-        self.report(self.home.pin_because(self.block.id, PinReason(why.number())));
+        self.report(self.memory.pin_because(self.block.id, PinReason(why.number())));
     }
 
     /// Nobody outside holds the address any more.
     pub fn unpin(&self) {
-        self.report(self.home.unpin(self.block.id));
+        self.report(self.memory.unpin(self.block.id));
     }
 
     /// Its owner let go; the engine still uses it.
     pub fn retire(&self) {
-        self.report(self.home.retire_as(self.block.id, Some(self.maker)));
+        self.report(self.memory.retire_as(self.block.id, Some(self.provenance)));
     }
 
     /// Takes a retired block up again, for `maker`, once the engine is done with it. Whether its number is another one
@@ -81,10 +81,10 @@ impl Allocation {
     ///
     /// # Errors
     /// The arena's, which would be a bug of ours; the block must not be used then.
-    pub fn renew(&mut self, maker: Provenance) -> Result<bool> {
-        let id = self.home.reuse_in_place(self.block.id, maker)?;
+    pub fn renew(&mut self, provenance: Provenance) -> Result<bool> {
+        let id = self.memory.reuse_in_place(self.block.id, provenance)?;
         let before = std::mem::replace(&mut self.block.id, id);
-        self.maker = maker;
+        self.provenance = provenance;
         Ok(id.index() != before.index())
     }
 
@@ -104,13 +104,13 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if !self.padding.is_zero() {
-            self.home.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
+            self.memory.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
         }
         let since = TIMELINE.clock();
-        self.report(self.home.free_as(self.block.id, Some(self.maker)));
+        self.report(self.memory.free_as(self.block.id, Some(self.provenance)));
         if let Some(since) = since {
-            let freed = || What::Freed { bytes: self.block.size, in_use: self.home.stats().bytes_in_use };
-            TIMELINE.note(self.home.name(), since, freed);
+            let freed = || What::Freed { bytes: self.block.size, in_use: self.memory.stats().bytes_in_use };
+            TIMELINE.note(self.memory.name(), since, freed);
         }
     }
 }

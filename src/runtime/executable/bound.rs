@@ -1,12 +1,13 @@
 //! Results that a program binds to a memory of the host, on a processor: `pinned_host` and `unpinned_host`.
 //!
 //! ```text
-//!  jit(f, out_shardings=.. "pinned_host")      the engine    device, wherever it puts it: all its memory is the processor's
-//!                                              we            the memory that the program names, for the executable and the buffer
+//! jit(f, out_shardings=.. "pinned_host")
+//!   the engine says   device, wherever it puts it: all its memory is the processor's
+//!   pjrt-arena says   the memory that the program names, for the executable and the buffer
 //! ```
 //!
-//! Such a result has no destination, so that it lies in memory of the engine, as arrays that `device_put` brings there do, and leaves
-//! the arena's room to arrays in `device`.
+//! Such a result has no destination: like an array that `device_put` brings to such a memory, it lies in memory of
+//! the engine, and leaves the arena to arrays in `device`.
 
 use std::{borrow::Cow, ffi::c_char};
 
@@ -17,27 +18,28 @@ use crate::{
     runtime::client::Client,
 };
 
-/// The kind of memory of a result that is not bound, for an engine that does not say: the one that XLA:CPU knew until it learned to bind
-/// results. It answers UNIMPLEMENTED, and JAX then takes each for the device's own.
+/// The kind of memory of a result that is not bound, for an engine that does not say: the only one that XLA:CPU knew
+/// before it learned to bind results. Such an engine answers UNIMPLEMENTED, and JAX then takes each result's memory
+/// for the device's own.
 pub const OWN_KIND: &str = "device";
 
-/// The program without its annotations, where all memory is one, and what its results are bound to.
+/// The program without its memory annotations, where all memory is one, and what its results are bound to.
 pub fn unbind<'a>(client: Option<&Client>, format: &[u8], code: &'a [u8]) -> Unbound<'a> {
     let unchanged = Unbound { bytes: Cow::Borrowed(code), results: Vec::new() };
     if process::kind() != Some(EngineKind::Cpu) || format != b"mlir" {
         return unchanged;
     }
     let Ok(unbound) = program::without_annotations(code) else { return unchanged };
-    // A memory that the engine has not is the engine's to refuse.
+    // A memory that the engine lacks is left for the engine to refuse.
     let has = |bound: &HostMemory| {
         client.is_none_or(|client| client.devices.iter().all(|device| device.host.of(*bound).is_some()))
     };
     if unbound.results.iter().flatten().all(has) { unbound } else { unchanged }
 }
 
-/// What each result of a program lies in, as the C API has it.
+/// The memory kind of each result of a program, in the form of the C API.
 pub struct OutputKinds {
-    /// Where the names are.
+    /// What the pointers point to.
     _names: Vec<Box<str>>,
     /// One for each result.
     pub pointers: Vec<Raw<c_char>>,
@@ -46,7 +48,7 @@ pub struct OutputKinds {
 }
 
 impl OutputKinds {
-    /// The names that the engine gives, but for the results that are bound.
+    /// The engine's names, except those of results that are bound.
     pub fn new(by_engine: Vec<Cow<'_, str>>, bound: &[Option<HostMemory>]) -> Self {
         let bound = bound.iter().copied().chain(std::iter::repeat(None));
         let names: Vec<Box<str>> = by_engine

@@ -1,4 +1,4 @@
-//! Compilation: the program gets destinations on its way to the engine.
+//! Compilation: the program gets destinations before the engine sees it.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -34,14 +34,14 @@ struct Prepared<'a> {
     plan: Plan,
 }
 
-/// Options that this engine takes without complaint, and computes rightly with.
+/// Options that this engine takes without complaint, and computes correctly with.
 ///
-/// With XNNPACK, which this XLA takes for some matrix products where the processor has AVX-512, it keeps the packed right-hand
-/// side of a product for as long as that lies at one address, whatever is written there: a training step that is donated
-/// its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too; `python_smoke/test_matmul.py`). With
-/// memory that is used again, one address is the rule.
+/// With XNNPACK, which this XLA takes for some matrix products where the processor has AVX-512, XLA keeps the packed
+/// right-hand side of a product for as long as that has one address, whatever is written there: a training step that
+/// is donated its weights goes on with old ones (seen with xla-cpu-pjrt 0.0.1, without pjrt-arena too;
+/// `python_smoke/test_matmul.py`). With memory that is reused, one address is the rule.
 pub fn polished<'a>(engine: &Engine, options: &'a [u8]) -> Cow<'a, [u8]> {
-    // What cannot be read is the engine's to refuse.
+    // Options that cannot be read are left for the engine to refuse.
     let counted = apply(Cow::Borrowed(options), options::with_counts);
     if engine.minor() > 81 {
         return counted;
@@ -87,9 +87,9 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         .map(|(index, _)| index)
         .collect();
     let mut destinations: Vec<(usize, usize)> = Vec::new();
-    let mut homes = Vec::with_capacity(rewritten.placements.len());
+    let mut placements = Vec::with_capacity(rewritten.placements.len());
     for (result, placement) in rewritten.placements.iter().enumerate() {
-        homes.push(match placement {
+        placements.push(match placement {
             Placement::Destination(parameter) => {
                 destinations.push((parameter.0, result));
                 ResultPlacement::Destination(parameter.0 - parameters)
@@ -100,18 +100,18 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         });
     }
     destinations.sort_unstable();
-    let left_alone = destinations.is_empty().then(|| "no result takes a destination".to_owned());
+    let not_rewritten = destinations.is_empty().then(|| "no result takes a destination".to_owned());
     let options = match options::add_parameters(&options, parameters, destinations.len()) {
         Ok(extended) => Cow::Owned(extended.into_owned()),
-        Err(reject) if left_alone.is_none() => return Err(reject.to_string()),
+        Err(reject) if not_rewritten.is_none() => return Err(reject.to_string()),
         Err(_) => options,
     };
     let plan = Plan {
         arguments: Some(parameters),
         donations: Donations::Only(donations),
-        homes,
+        placements,
         destinations: destinations.into_iter().map(|(_, result)| result).collect(),
-        left_alone,
+        not_rewritten,
         host_callbacks: rewritten.signature.host_callbacks,
         needs_no_context: !rewritten.signature.custom_calls,
         bound: Vec::new(),
@@ -121,15 +121,15 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     Ok(Prepared { code: rewritten.bytes, options, plan })
 }
 
-/// The caller's program with other bytes, which have to live as long.
+/// The caller's program with other bytes, which must live as long as the result is used.
 pub fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
     sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..given }
 }
 
-/// Gives back, when it is dropped, what compiling has left in the engine's pools beyond what programs may have.
-struct Shed<'a>(&'a Client);
+/// Dropped, it trims what compiling has left in the engine's pools beyond what programs may have.
+struct TrimOnDrop<'a>(&'a Client);
 
-impl Drop for Shed<'_> {
+impl Drop for TrimOnDrop<'_> {
     fn drop(&mut self) {
         trim_pools(&self.0.allocator);
     }
@@ -138,7 +138,7 @@ impl Drop for Shed<'_> {
 /// Compiles with all custom calls resolved that have a partitioner. `compile` calls the engine.
 ///
 /// # Safety
-/// The pointers in `program` must be valid as the C API says.
+/// `program` must be NULL or valid, and its pointers valid, as the C API says.
 pub unsafe fn compile<T>(
     client: &Client,
     program: *const sys::PJRT_Program,
@@ -147,7 +147,7 @@ pub unsafe fn compile<T>(
     done: impl Fn(T, Plan) -> Outcome<Result<T, String>>,
 ) -> Outcome<T> {
     let program = required(program.cast_mut(), "compilation", "program")?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the program is not NULL, and it and its pointers are valid for their lengths, as this function asks.
     let (given, format, code) = unsafe {
         let given = *program;
         (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
@@ -162,7 +162,7 @@ pub unsafe fn compile<T>(
     }
 }
 
-/// Compiles with destinations if that can be, and as it came otherwise.
+/// Compiles with destinations if that is possible, and the caller's program otherwise.
 fn compile_code<T>(
     client: &Client,
     given: sys::PJRT_Program,
@@ -175,8 +175,8 @@ fn compile_code<T>(
     let Unbound { bytes: code, results: bound } = unbind(Some(client), format, code);
     let given = with_code(given, &code);
     let code = &*code;
-    // What the engine's autotuner took and freed, once it has compiled.
-    let _shed = Shed(client);
+    // Trims what the engine's autotuner took and freed, once the engine has compiled.
+    let _trim = TrimOnDrop(client);
     let planned = match prepare(client, format, code, options) {
         Ok(prepared) if matches!(prepared.code, Cow::Owned(_)) => {
             let mut rewritten = || compile(&with_code(given, &prepared.code), &prepared.options);
@@ -189,7 +189,7 @@ fn compile_code<T>(
                     Ok(executable) => return Ok(executable),
                     Err(reason) => Err(reason),
                 },
-                // The program's own errors come back from the second try, in the user's terms.
+                // The second try reports the program's own errors, in the user's terms.
                 Err(failure) => {
                     let level = if failure.is_exhausted() { log::Level::Warn } else { log::Level::Debug };
                     log::log!(level, "the engine refused the rewritten program: {failure:?}");
@@ -211,7 +211,7 @@ fn compile_code<T>(
     }
 }
 
-/// Remembers an executable that was just loaded.
+/// Registers an executable that was just loaded.
 ///
 /// # Errors
 /// The engine's; the executable is destroyed then.

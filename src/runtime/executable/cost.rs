@@ -21,7 +21,7 @@ use crate::{
 /// The code is -1 for an answer, which has a line for each property, `VALUE NAME`; with any other there is none.
 pub type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
 
-/// What analyses programs for engines that do not, once it was installed.
+/// The function that analyses programs for engines that do not, once installed.
 pub static ANALYZE: OnceCell<Analyze> = OnceCell::new();
 
 /// What a program costs, in the form of the C API.
@@ -32,9 +32,9 @@ pub struct Cost {
     _names: Vec<(String, OptionValue)>,
 }
 
-// SAFETY: never written; the pointers lead to strings that live as long.
+// SAFETY: the values are never written; their pointers lead to strings that live as long as they.
 unsafe impl Send for Cost {}
-// SAFETY: as above.
+// SAFETY: the values are never written, so several threads may read them at once.
 unsafe impl Sync for Cost {}
 
 impl Cost {
@@ -48,11 +48,12 @@ impl Cost {
         Some(Self { values: named_values(&names).into(), _names: names })
     }
 
-    /// Has the program analysed by what was installed; `None` where nothing is, or where it cannot.
+    /// Has the installed function analyse the program; `None` where none is installed, or where it cannot.
     pub fn ask(format: &str, code: &[u8]) -> Option<Self> {
         let analyze = ANALYZE.get()?;
         let module = hlo::module_of(code, hlo::Format::from_name(format.as_bytes())?).ok()?;
-        // SAFETY: the function is what was installed; `give` is called before it returns, when the slice lives.
+        // SAFETY: the function takes a module of this length, and calls `give` with `reply` before it returns; both
+        // live until then.
         let answer = ask(|give, reply| unsafe { analyze(module.as_ptr(), module.len(), give, reply) });
         match answer? {
             (-1, lines) => Self::read(&lines),

@@ -1,4 +1,4 @@
-//! What an executable says of its program, and the same program on another client.
+//! What an executable says of its optimised program.
 
 use crate::{
     engine::{Engine, Outcome},
@@ -15,11 +15,12 @@ pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Exec
     let mut program = sys::PJRT_Program { struct_size: size_of::<sys::PJRT_Program>(), ..Default::default() };
     let args =
         sys::PJRT_Executable_OptimizedProgram_Args { executable, program: &raw mut program, ..Default::default() };
-    // SAFETY: without a place for the code the engine only says how long it is.
+    // SAFETY: the executable is alive, as this function asks; with `code` NULL the engine only says how long it is.
     unsafe { engine.call(args)? };
     let mut code = vec![0_u8; program.code_size];
     program.code = code.as_mut_ptr().cast();
-    // SAFETY: the code has the room that the engine asked for.
+    // SAFETY: the executable is alive; `code` has the length that the engine asked for, and lives for the call. The
+    // engine's format name lives as long as it is loaded.
     let format = unsafe {
         engine.call(args)?;
         String::from_utf8_lossy(slice(program.format.cast::<u8>(), program.format_size)).into_owned()
@@ -27,16 +28,16 @@ pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Exec
     Ok((format, code))
 }
 
-/// The optimised program as the user should see it: its format and its bytes.
+/// The optimised program without destinations, for the user: its format and its bytes.
 ///
 /// # Safety
-/// `executable` must be alive, and of this program.
+/// `executable` must be alive, and an executable of this program.
 pub unsafe fn shown(
     engine: &'static Engine,
     executable: *mut sys::PJRT_Executable,
     program: &Program,
 ) -> Outcome<(String, Vec<u8>)> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the executable is alive, as this function asks.
     let (format, code) = unsafe { optimized(engine, executable)? };
     if program.plan.destinations.is_empty() {
         return Ok((format, code));

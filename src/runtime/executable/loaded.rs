@@ -1,4 +1,4 @@
-//! What we know about a compiled program, beside what the engine knows.
+//! What pjrt-arena knows of a compiled program, beyond what the engine knows.
 
 use std::{
     hash::Hasher,
@@ -36,9 +36,9 @@ use crate::{
 pub enum ResultPlacement {
     /// In the destination with this number.
     Destination(usize),
-    /// In the memory of this argument, which the program aliases with it.
+    /// In the memory of this argument, which the program aliases with the result.
     Argument(usize),
-    /// Wherever the engine puts it: in a donated argument it chose itself, or in memory of its own. Why.
+    /// Where the engine puts it: in a donated argument that the engine chose, or in memory of its own; and why.
     Anywhere(String),
 }
 
@@ -47,34 +47,36 @@ pub enum ResultPlacement {
 pub enum Donations {
     /// Only these arguments, in ascending order.
     Only(Vec<usize>),
-    /// We could not read the program: any argument may be.
+    /// The program could not be read: it may consume any argument.
     Unknown,
 }
 
-/// What a program was given and what it gives.
+/// A program's arguments, destinations and results as planned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The user's arguments; `None` if we could not read the program.
+    /// How many arguments the user passes; `None` if the program could not be read.
     pub arguments: Option<usize>,
     /// Which of them may be consumed.
     pub donations: Donations,
-    /// One entry for each result; empty if we could not read the program.
-    pub homes: Vec<ResultPlacement>,
+    /// The placement of each result; empty if the program could not be read. Named `homes` in plans of old caches.
+    #[serde(alias = "homes")]
+    pub placements: Vec<ResultPlacement>,
     /// Results that have a destination, in the order of the extra parameters.
     pub destinations: Vec<usize>,
-    /// Why the program runs as it came; `None` if it was rewritten.
-    pub left_alone: Option<String>,
-    /// It calls back into the host while it runs.
+    /// Why the program runs unchanged; `None` if it was rewritten. Named `left_alone` in plans of old caches.
+    #[serde(alias = "left_alone")]
+    pub not_rewritten: Option<String>,
+    /// The program calls back into the host while it runs.
     pub host_callbacks: bool,
-    /// It has no custom call, so that nothing in it can look into an execute context. Not in plans of old caches.
+    /// The program has no custom call, so that nothing in it can read an execute context. Not in plans of old caches.
     #[serde(default)]
     pub needs_no_context: bool,
-    /// For each result the memory of the host that it is bound to, where the engine tells memories not apart; empty if none is. Not in
-    /// plans of old caches.
+    /// For each result the memory of the host that it is bound to, where the engine does not tell memories apart;
+    /// empty if none is. Not in plans of old caches.
     #[serde(default)]
     pub bound: Vec<Option<HostMemory>>,
-    /// Donated arguments that the program only reads, in ascending order: they lie in another memory than the result that they
-    /// would have given theirs. Not in plans of old caches.
+    /// Donated arguments that the program only reads, in ascending order: they lie in another memory than the result
+    /// that would have had theirs. Not in plans of old caches.
     #[serde(default)]
     pub released: Vec<usize>,
     /// The compile options as the user gave them, if the program was rewritten.
@@ -82,7 +84,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether all numbers are of arguments and of `results` that the program has, and arguments come in their order.
+    /// Whether the program has all arguments and `results` that the plan names, and argument lists are in ascending
+    /// order.
     fn is_within(&self, results: usize) -> bool {
         let arguments = self.arguments.unwrap_or(0);
         let are_arguments =
@@ -91,23 +94,26 @@ impl Plan {
             Donations::Only(list) => are_arguments(list),
             Donations::Unknown => true,
         } && are_arguments(&self.released);
-        let home = |home: &ResultPlacement| match home {
+        let placement = |placement: &ResultPlacement| match placement {
             ResultPlacement::Destination(number) => *number < self.destinations.len(),
             ResultPlacement::Argument(argument) => *argument < arguments,
             ResultPlacement::Anywhere(_) => true,
         };
         let bound = self.bound.is_empty() || self.bound.len() == results;
-        donated && bound && self.destinations.iter().all(|&result| result < results) && self.homes.iter().all(home)
+        donated
+            && bound
+            && self.destinations.iter().all(|&result| result < results)
+            && self.placements.iter().all(placement)
     }
 
-    /// The plan for a program that runs as it came.
+    /// The plan of a program that runs unchanged.
     pub fn unmodified(reason: impl Into<String>) -> Self {
         Self {
             arguments: None,
             donations: Donations::Unknown,
-            homes: Vec::new(),
+            placements: Vec::new(),
             destinations: Vec::new(),
-            left_alone: Some(reason.into()),
+            not_rewritten: Some(reason.into()),
             host_callbacks: false,
             needs_no_context: false,
             bound: Vec::new(),
@@ -117,7 +123,7 @@ impl Plan {
     }
 }
 
-/// Whose memory a result was seen to lie in. Ordered as a run consumes them.
+/// The memory that a result was seen to lie in. Ordered as an execution consumes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// The destination with this number.
@@ -126,10 +132,10 @@ pub enum Origin {
     Argument(usize),
 }
 
-/// Where the results of a run were.
+/// Where the results of an execution were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origins {
-    /// The memory that the run consumed.
+    /// The memory that the execution consumed.
     pub consumed: Vec<Origin>,
     /// For each result which of these it lay in; `None` is memory of the engine.
     pub results: Vec<Option<usize>>,
@@ -137,34 +143,34 @@ pub struct Origins {
 
 /// A compiled program.
 pub struct Program {
-    /// Whose it is; `None` if it was compiled without a client.
+    /// Its client; `None` if it was compiled without one.
     pub client: Option<Arc<Client>>,
     /// What was planned for it.
     pub plan: Plan,
     /// Its results on one device.
     pub results: Vec<Arc<Shape>>,
-    /// Which of them lie in `pinned_host` memory; none, where that is not ours.
+    /// Which results lie in `pinned_host` memory; none, where that stays with the engine.
     pub pinned: Box<[bool]>,
     /// Where blocks that hold its results come from, in the order of the results.
     pub origin_ids: Box<[OriginId]>,
     /// Its name, for messages.
     pub name: String,
-    /// What it takes beside arguments and results while it runs, where the strategy sets that aside; on a GPU what the engine
-    /// takes from its own pool for it, results that are not placed in our memory included.
+    /// Its memory while it runs, beside arguments and results, where the strategy reserves that; on a GPU what the
+    /// engine takes from its own pool for it, results outside of the arenas included.
     pub scratch: Bytes,
     /// Results in `pinned_host` memory that the engine puts into its own.
     pub unplaced_pinned: Bytes,
-    /// Runs and misses.
+    /// Its executions, and results that were not where they were expected.
     pub executions: Executions,
-    /// Where the results of the first run were.
+    /// Where the results of the first execution were.
     pub origins: OnceCell<Origins>,
-    /// Whether a later run was seen to differ from it.
+    /// Whether a later execution was seen to differ from it.
     pub differs: AtomicBool,
-    /// The memories of its results as the user should see them, where some are bound.
+    /// The memory kinds of its results for the user, where some are bound.
     pub output_kinds: OnceCell<OutputKinds>,
-    /// The optimised program as the user should see it, by format.
+    /// The optimised program for the user: its format and its bytes.
     pub optimized: OnceCell<(String, Vec<u8>)>,
-    /// What it costs, where the engine does not say.
+    /// What it costs, for an engine that does not say.
     pub cost: OnceCell<Cost>,
 }
 
@@ -182,11 +188,11 @@ impl Program {
         executable: *mut sys::PJRT_Executable,
         plan: Plan,
     ) -> Outcome<Self> {
-        // SAFETY: the caller's promise; arrays live as long as the executable.
+        // SAFETY: the executable is alive, as this function asks.
         let results = unsafe { results(engine, executable)? };
         let by_engine = client.as_ref().is_some_and(|client| client.session.view_kind == ViewKind::Device);
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
-        // SAFETY: as above.
+        // SAFETY: the executable is alive, as this function asks.
         let (name, mut scratch, pinned) = unsafe {
             let scratch = if sets_aside || by_engine { scratch(engine, executable) } else { Bytes::ZERO };
             let pinned = if by_engine { pinned(engine, executable, results.len()) } else { Box::default() };
@@ -195,7 +201,10 @@ impl Program {
         let mut unplaced_pinned = Bytes::ZERO;
         if by_engine {
             let placed = |result: usize| {
-                matches!(plan.homes.get(result), Some(ResultPlacement::Destination(_) | ResultPlacement::Argument(_)))
+                matches!(
+                    plan.placements.get(result),
+                    Some(ResultPlacement::Destination(_) | ResultPlacement::Argument(_))
+                )
             };
             for (result, shape) in results.iter().enumerate().filter(|&(result, _)| !placed(result)) {
                 *(if pinned[result] { &mut unplaced_pinned } else { &mut scratch }) += Bytes::new(shape.size as u64);
@@ -219,25 +228,25 @@ impl Program {
         })
     }
 
-    /// Why the plan cannot be carried out after all; `None` if it can.
+    /// Why the plan cannot be executed; `None` if it can.
     pub fn problem(&self, client: &Client) -> Option<String> {
         if !self.plan.is_within(self.results.len()) {
-            // Of a damaged cache: what is made here is.
+            // Only a damaged cache has such a plan.
             return Some("the plan names results or arguments that the program has not".to_owned());
         }
         let lacking = |bound: &&HostMemory| client.devices.iter().any(|device| device.host.of(**bound).is_none());
         if let Some(bound) = self.plan.bound.iter().flatten().find(lacking) {
-            // The executable would say one thing and its results another, which jaxlib ends the process for.
+            // The executable and its results would name different memories, for which jaxlib ends the process.
             return Some(format!("a result is bound to {}, which the engine has not", bound.name()));
         }
-        if self.plan.left_alone.is_some() {
+        if self.plan.not_rewritten.is_some() {
             return None;
         }
-        if self.plan.homes.len() != self.results.len() {
-            return Some(format!("{} results planned, {} compiled", self.plan.homes.len(), self.results.len()));
+        if self.plan.placements.len() != self.results.len() {
+            return Some(format!("{} results planned, {} compiled", self.plan.placements.len(), self.results.len()));
         }
-        let homeless = |&result: &usize| self.is_pinned(result) && client.devices.iter().any(|d| d.pinned.is_none());
-        if self.plan.destinations.iter().any(homeless) {
+        let unplaceable = |&result: &usize| self.is_pinned(result) && client.devices.iter().any(|d| d.pinned.is_none());
+        if self.plan.destinations.iter().any(unplaceable) {
             return Some(format!("{KIND} memory stays with the engine"));
         }
         let unfit = |&&result: &&usize| !client.session.aliasable.contains(self.results[result].element_type);
@@ -272,7 +281,7 @@ impl Program {
         (sum(false), sum(true))
     }
 
-    /// What this program did so far.
+    /// What the program has done so far.
     pub fn tally(&self) -> Tally {
         let runs = self.executions.runs.load(Ordering::Relaxed);
         let mut tally = Tally {
@@ -280,23 +289,24 @@ impl Program {
             readdressed: self.executions.readdressed.load(Ordering::Relaxed),
             ..Tally::default()
         };
-        match &self.plan.left_alone {
+        match &self.plan.not_rewritten {
             Some(reason) => *tally.programs_left_alone.entry(reason.clone()).or_default() += 1,
             None => tally.programs_rewritten += 1,
         }
-        for home in &self.plan.homes {
-            match home {
+        for placement in &self.plan.placements {
+            match placement {
                 ResultPlacement::Destination(_) => tally.results_placed += runs,
                 ResultPlacement::Argument(_) => tally.results_donated += runs,
                 ResultPlacement::Anywhere(reason) => *tally.results_skipped.entry(reason.clone()).or_default() += runs,
             }
         }
-        if self.plan.homes.is_empty() && !self.results.is_empty() {
-            let reason = self.plan.left_alone.clone().unwrap_or_default();
+        if self.plan.placements.is_empty() && !self.results.is_empty() {
+            let reason = self.plan.not_rewritten.clone().unwrap_or_default();
             *tally.results_skipped.entry(reason).or_default() += runs * self.results.len() as u64;
         }
         for miss in Miss::ALL {
-            // That an argument is not consumed is its holders' right; that a destination is not used is a fault.
+            // An argument that is not consumed is no fault, because its holders may keep it; a destination that is
+            // not used is one.
             let (planned, instead) = match miss {
                 Miss::Destination => (&mut tally.results_placed, &mut tally.results_missed),
                 Miss::Argument => (&mut tally.results_donated, &mut tally.results_skipped),
@@ -324,7 +334,7 @@ impl Drop for Program {
 /// # Safety
 /// `executable` must be alive.
 unsafe fn name(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> String {
-    // SAFETY: the caller's promise; the name lives as long as the executable.
+    // SAFETY: the executable is alive, as this function asks, and so long the name lives.
     unsafe {
         let name = engine.call(sys::PJRT_Executable_Name_Args { executable, ..Default::default() });
         name.map(|args| text(args.executable_name, args.executable_name_size).into_owned()).unwrap_or_default()
@@ -336,7 +346,7 @@ unsafe fn name(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -
 /// # Safety
 /// `executable` must be alive.
 unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Bytes {
-    // SAFETY: the caller's promise.
+    // SAFETY: the executable is alive, as this function asks.
     let stats =
         unsafe { engine.call(sys::PJRT_Executable_GetCompiledMemoryStats_Args { executable, ..Default::default() }) };
     Bytes::new(stats.ok().and_then(|stats| u64::try_from(stats.temp_size_in_bytes).ok()).unwrap_or(0))
@@ -348,7 +358,8 @@ unsafe fn scratch(engine: &'static Engine, executable: *mut sys::PJRT_Executable
 /// `executable` must be alive.
 unsafe fn pinned(engine: &'static Engine, executable: *mut sys::PJRT_Executable, count: usize) -> Box<[bool]> {
     let mut pinned = vec![false; count].into_boxed_slice();
-    // SAFETY: the caller's promise; the names live as long as the executable.
+    // SAFETY: the executable is alive, as this function asks, and so long live the names, whose arrays are as long as
+    // the engine says.
     unsafe {
         let args = sys::PJRT_Executable_OutputMemoryKinds_Args { executable, ..Default::default() };
         if let Ok(args) = engine.call(args) {
@@ -370,7 +381,8 @@ unsafe fn results(
     engine: &'static Engine,
     executable: *mut sys::PJRT_Executable,
 ) -> Result<Vec<Arc<Shape>>, EngineError> {
-    // SAFETY: the caller's promise; what the getters point to lives as long as the executable.
+    // SAFETY: the executable is alive, as this function asks, and so long live the arrays, whose lengths the engine
+    // gives.
     unsafe {
         let count = engine.call(sys::PJRT_Executable_NumOutputs_Args { executable, ..Default::default() })?.num_outputs;
         let types = engine.call(sys::PJRT_Executable_OutputElementTypes_Args { executable, ..Default::default() })?;
@@ -391,67 +403,67 @@ unsafe fn results(
 
 /// A program ready to run.
 pub struct Loaded {
-    /// Whose it is.
+    /// Its client.
     pub client: Arc<Client>,
-    /// What it is.
+    /// The program.
     pub program: Arc<Program>,
     /// The addressable devices that it runs on, in the order of the argument lists.
     pub devices: Vec<Raw<sys::PJRT_Device>>,
-    /// For each of them the destinations that wait for the next run.
-    pub spares: Vec<Arc<OutputCache>>,
-    /// The same program beside the user's client.
+    /// For each device the cached outputs.
+    pub caches: Vec<Arc<OutputCache>>,
+    /// The same program on nested clients of the engine.
     pub nested_executables: NestedExecutables,
-    /// For each device the addresses that the last run found its arrays at, in one number; zero before the first.
+    /// For each device a hash of the addresses of the last execution's arrays; zero before the first.
     addresses: Vec<AtomicU64>,
 }
 
 impl Loaded {
     /// A program on `devices`.
     pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
-        // What this strategy frees goes back to the device at once. And a spare would save the allocation before which
-        // everything is to move.
+        // Memory that the platform strategy frees goes back to the device at once. And with compaction before each
+        // allocation, a cached output would save the allocation.
         let keeps =
             client.settings.strategy.value != Strategy::Platform && client.allocator.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
         let in_order = client.session.orders_executions;
-        let spares: Vec<_> = devices
+        let caches: Vec<_> = devices
             .iter()
             .map(|_| OutputCache::new(count, in_order, Arc::clone(&client.allocator.in_flight)))
             .collect();
         if count > 0 {
-            for cache in &spares {
+            for cache in &caches {
                 let cache: Weak<OutputCache> = Arc::downgrade(cache);
                 client.allocator.add_cache(cache);
             }
         }
         let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { client, program, devices, spares, nested_executables: NestedExecutables::default(), addresses }
+        Self { client, program, devices, caches, nested_executables: NestedExecutables::default(), addresses }
     }
 
-    /// Notes where a run finds its arguments and destinations. A GPU's engine records a program's kernels once, as a CUDA graph, and
-    /// again for each array that lies elsewhere.
-    pub fn note_addresses(&self, lane: usize, addresses: impl Iterator<Item = usize>) {
+    /// Notes the addresses of an execution's arguments and destinations. A GPU's engine records a program's kernels
+    /// once, as a CUDA graph, and again for each array at another address.
+    pub fn note_addresses(&self, device_index: usize, addresses: impl Iterator<Item = usize>) {
         let mut hasher = FxHasher::default();
         addresses.for_each(|address| hasher.write_usize(address));
         let now = hasher.finish() | 1;
-        let before = self.addresses.get(lane).map_or(now, |last| last.swap(now, Ordering::Relaxed));
+        let before = self.addresses.get(device_index).map_or(now, |last| last.swap(now, Ordering::Relaxed));
         if before != now && before != 0 {
             self.program.executions.readdressed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Where a result in the destination with this number goes when it is destroyed.
-    pub fn cache_slot(&self, lane: usize, destination: usize) -> Option<CacheSlot> {
+    /// The cache that keeps the result in this destination when its owner destroys it.
+    pub fn cache_slot(&self, device_index: usize, destination: usize) -> Option<CacheSlot> {
         let result = *self.program.plan.destinations.get(destination)?;
         let bytes = self.program.results[result].size;
-        let cache = self.spares.get(lane).filter(|cache| cache.takes(destination, bytes))?;
+        let cache = self.caches.get(device_index).filter(|cache| cache.takes(destination, bytes))?;
         Some(CacheSlot { cache: Arc::clone(cache) as _, destination })
     }
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        self.spares.iter().for_each(|spares| spares.close());
+        self.caches.iter().for_each(|cache| cache.close());
         if self.client.session.is_open() {
             self.nested_executables.end(self.client.session.engine);
         }
@@ -468,7 +480,7 @@ mod tests {
             let mut plan = Plan::unmodified("a reason");
             plan.arguments = Some(2);
             plan.donations = Donations::Only(vec![0, 1]);
-            plan.homes = vec![
+            plan.placements = vec![
                 ResultPlacement::Destination(0),
                 ResultPlacement::Argument(1),
                 ResultPlacement::Anywhere("a reason".to_owned()),
@@ -484,8 +496,8 @@ mod tests {
             &|plan| plan.released.push(2),
             &|plan| plan.donations = Donations::Only(vec![1, 0]),
             &|plan| plan.donations = Donations::Only(vec![2]),
-            &|plan| plan.homes[0] = ResultPlacement::Destination(1),
-            &|plan| plan.homes[1] = ResultPlacement::Argument(2),
+            &|plan| plan.placements[0] = ResultPlacement::Destination(1),
+            &|plan| plan.placements[1] = ResultPlacement::Argument(2),
             &|plan| plan.destinations[0] = 3,
             &|plan| plan.bound.push(None),
             &|plan| plan.bound.truncate(2),
@@ -502,6 +514,7 @@ mod tests {
         let written = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
         let old = written.replace("\"bound\":[\"Unpinned\",null],", "");
+        let old = old.replace("\"placements\"", "\"homes\"").replace("\"not_rewritten\"", "\"left_alone\"");
         assert_ne!(old, written);
         assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan });
     }

@@ -1,4 +1,15 @@
-//! Executables.
+//! Executables: compiled, loaded, and what is known of each beyond what the engine knows.
+//!
+//! ```text
+//!  compile.rs       the program gets destinations, the engine compiles it, the executable is registered
+//!  loaded.rs        Plan, Program, Loaded: where each result is expected, and what a program has done
+//!  registry.rs      the tables from the engine's handles to these
+//!  output_cache.rs  outputs that are ready to be destinations again
+//!  serialized.rs    the engine's blob with the plan before it
+//!  bound.rs         results that a program binds to a memory of the host
+//!  description.rs   the optimised program
+//!  cost.rs          what a program costs
+//! ```
 
 pub mod bound;
 pub mod compile;

@@ -6,7 +6,7 @@ use crate::{
     runtime::executable::loaded::Plan,
 };
 
-/// What a serialised executable of ours begins with; no engine's blob does.
+/// The first bytes of a serialised executable of pjrt-arena; no engine's blob begins with them.
 const MAGIC: &[u8; 16] = b"pjrt-arena\0exec1";
 
 /// Wraps the engine's blob with the plan.
@@ -21,7 +21,7 @@ pub fn seal(plan: &Plan, blob: &[u8]) -> Result<Vec<u8>> {
     Ok(sealed)
 }
 
-/// The plan and the engine's blob. A blob that is not of ours, the bare engine's for instance, runs as it is.
+/// The plan and the engine's blob. A blob without a plan, the bare engine's for instance, runs as it is.
 pub fn open(sealed: &[u8]) -> Result<(Plan, &[u8])> {
     let Some(rest) = sealed.strip_prefix(MAGIC) else {
         // The blob holds the program as text that names its custom calls.

@@ -1,20 +1,20 @@
-//! One argument of an execution on one device, in use from the launch to its end.
+//! One argument of an execution on one device, in use from its acquisition to the end of the execution.
 //!
 //! ```text
 //!   Read       the program reads it; the engine knows the buffer
-//!   Donated    the program may consume it. From here on no copy of ours begins, and those under way were waited for
+//!   Donated    the program may consume it. From here on pjrt-arena begins no copy, and those under way were waited for
 //!   Exclusive  a program on another client of the engine may write to it: nothing else uses it
-//!   Lent       a program on another client reads it. If it was donated, its owner loses it once the program has consumed
-//!              what it read
+//!   Lent       a program on another client reads it. If it was donated, its owner loses it once the program has
+//!              consumed what it read
 //! ```
 //!
-//! The engine orders what it knows of: its own copies, and the programs of one client. What it does not know of is a memcpy
-//! of ours that is under way, and what a program on another client reads. So a program that runs on another client
-//! (`nested.rs`) is donated only what nothing else uses, and from then on nothing else may use it; what something uses, it
-//! reads.
+//! The engine orders what it knows of: its own copies, and the programs of one client. It does not know of a memcpy
+//! by pjrt-arena, nor of what a program on another client reads. So a program that runs on another client
+//! (`nested.rs`) is donated only arrays that nothing else uses, and from then on nothing else may use them; an array
+//! that something uses, it only reads.
 //!
-//! A launch that waits here has announced donations, uses some buffers, and reads none; nothing waits for any of that. So
-//! neither two launches with the same arguments in another order, nor a callback, can wait for itself.
+//! A launch that waits here has announced donations, uses some buffers, and reads none; nothing waits for any of
+//! that. So neither two launches with the same arguments in another order, nor a callback, can wait for itself.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use crate::{
     sys,
 };
 
-/// How an argument is held.
+/// How an argument is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     Read,
@@ -40,11 +40,12 @@ enum Hold {
     Lent {
         donated: bool,
     },
-    /// Operations in flight hold it, or nothing any more.
+    /// An operation in flight uses it, or nothing any more.
     Released,
 }
 
-/// See the module's documentation. What it holds when it is dropped was never given to a program, or the program is done.
+/// See the module's documentation. What it still uses when it is dropped was never passed to a program, or the
+/// program is done.
 pub struct Argument<'a> {
     buffer: BufferRef<'a>,
     /// What the engine is passed.
@@ -62,8 +63,8 @@ impl<'a> Argument<'a> {
         Ok(Self { buffer, handle, hold: Hold::Read })
     }
 
-    /// An argument that the program may consume; `None` while a program from a host callback reads it: it is over after an
-    /// unknown time, and may wait for whoever would wait for it.
+    /// An argument that the program may consume; `None` while a program from a host callback reads it: that program
+    /// ends after an unknown time, and may wait for a thread that would wait for it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
@@ -72,27 +73,27 @@ impl<'a> Argument<'a> {
         Ok(handle.map(|handle| Self { buffer, handle, hold: Hold::Donated }))
     }
 
-    /// An argument in a block of ours that a program on another client may consume, and the block's address. `None` if
-    /// something uses it or the memory is not ours to write to: then the program only reads it.
+    /// An argument in a block of an arena that a program on another client may consume, and the block's address.
+    /// `None` if something uses it or programs may not write to it: then the program only reads it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn donate_exclusively(buffer: BufferRef<'a>) -> Result<Option<(Self, usize)>> {
         let mut state = buffer.state();
         let handle = buffer.live_handle(&state)?;
-        let address = state.held().map(Allocation::address).filter(|_| buffer.access == Access::Full);
+        let address = state.allocation().map(Allocation::address).filter(|_| buffer.access == Access::Full);
         let address = address.filter(|_| state.donate_exclusively());
         drop(state);
         Ok(address.map(|address| (Self { buffer, handle, hold: Hold::Exclusive }, address)))
     }
 
-    /// An argument that a program on another client reads, which lends it for as long. `donated` says that the program was
-    /// to consume it.
+    /// An argument that a program on another client reads, for as long as the program runs. `donated` says that the
+    /// program was to consume it.
     pub fn lent(buffer: BufferRef<'a>, handle: *mut sys::PJRT_Buffer, donated: bool) -> Self {
         Self { buffer, handle, hold: Hold::Lent { donated } }
     }
 
-    /// The same argument, of which the engine is passed another handle.
+    /// The same argument, for which the engine is passed another handle.
     #[must_use]
     pub fn shown_as(mut self, handle: *mut sys::PJRT_Buffer) -> Self {
         self.handle = handle;
@@ -109,9 +110,10 @@ impl<'a> Argument<'a> {
         matches!(self.hold, Hold::Donated | Hold::Exclusive | Hold::Lent { donated: true })
     }
 
-    /// After the launch: if the program has `consumed` a donated argument, gives its memory, which goes on in a result. If not,
-    /// the argument is its owner's as before. `failed` says that the engine refused the launch, or gave it up.
-    pub fn settle(&mut self, consumed: bool, failed: bool) -> Option<Storage> {
+    /// After the launch: if the program has `consumed` a donated argument, returns its memory, which a result takes
+    /// over. If not, the argument is its owner's as before. `failed` says that the engine refused the launch, or gave
+    /// it up.
+    pub fn finish_donation(&mut self, consumed: bool, failed: bool) -> Option<Storage> {
         match self.hold {
             Hold::Donated => {
                 self.hold = Hold::Read;
@@ -137,8 +139,9 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// Hands a settled argument over to the operation in flight, which ends its use; `None` if it is not in use.
-    pub fn into_flight(&mut self) -> Option<Arc<Buffer>> {
+    /// Passes the use of an argument on to an operation in flight, which ends it; `None` if it is not in use. Its
+    /// donation is finished.
+    pub fn into_operation(&mut self) -> Option<Arc<Buffer>> {
         if self.hold != Hold::Read {
             return None;
         }
@@ -149,8 +152,8 @@ impl<'a> Argument<'a> {
 
 impl Drop for Argument<'_> {
     fn drop(&mut self) {
-        // First: what was donated and is not consumed is not free when its use ends.
-        drop(self.settle(false, true));
+        // First, because what was donated and is not consumed must not be freed when its use ends.
+        drop(self.finish_donation(false, true));
         if self.hold == Hold::Read {
             self.buffer.end_use_for(User::Execution);
         }
@@ -164,7 +167,7 @@ pub struct DonationCursor<'a> {
 }
 
 impl<'a> DonationCursor<'a> {
-    /// The given ones; `None`: any may be consumed.
+    /// These arguments; `None`: it may consume any.
     pub fn new(donated: Option<&'a [usize]>) -> Self {
         Self { any: donated.is_none(), only: donated.unwrap_or(&[]) }
     }

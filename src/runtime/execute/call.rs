@@ -22,7 +22,8 @@ use crate::{
 /// The name that errors give.
 pub const NAME: &str = "PJRT_LoadedExecutable_Execute";
 
-/// As much of the caller's options as any version may have: unknown fields at the end travel on (engine behaviour T25).
+/// As much of the caller's options as any version may have: unknown fields at the end are passed on (engine behaviour
+/// T25).
 #[repr(C)]
 pub struct Options {
     known: sys::PJRT_ExecuteOptions,
@@ -36,7 +37,7 @@ pub struct Call<'a> {
     pub args: &'a sys::PJRT_LoadedExecutable_Execute_Args,
     /// The program.
     pub loaded: &'a Loaded,
-    /// Our copy of the options, with the engine's context in place of ours.
+    /// pjrt-arena's copy of the options, with the engine's context in place of the caller's.
     pub options: *mut sys::PJRT_ExecuteOptions,
     /// The caller's context.
     pub context: Option<&'a Context>,
@@ -47,7 +48,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Checks what can be checked before anything is begun; `room` is where the copy of the options goes.
+    /// Checks what can be checked before anything begins; `room` is where the copy of the options goes.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a NULL, a wrong number of arguments or devices, or options that are too short.
@@ -80,7 +81,7 @@ impl<'a> Call<'a> {
         let mut lists: &[*const *mut sys::PJRT_Buffer] = &[];
         if args.num_args > 0 {
             required(args.argument_lists.cast_mut(), NAME, "argument_lists")?;
-            // SAFETY: the caller passes `num_devices` lists.
+            // SAFETY: there are `num_devices` lists, which live during the call, as this function asks.
             lists = unsafe { slice(args.argument_lists, args.num_devices) };
             for list in lists {
                 required(list.cast_mut(), NAME, "argument_lists' list of a device")?;
@@ -90,28 +91,30 @@ impl<'a> Call<'a> {
             required(args.output_lists.cast_mut(), NAME, "output_lists")?;
         }
         let options = room.as_mut_ptr().cast::<sys::PJRT_ExecuteOptions>();
-        // SAFETY: the options are the caller's, `struct_size` bytes long; ours have room for what is copied, and the copy is as long as
-        // the struct. A context is NULL or one of ours, alive during the call, and there are as many numbers as the caller says.
+        // SAFETY: the options are `struct_size` bytes long, as this function asks; `room` has space for the copy,
+        // which is as long as the struct. A context is NULL or a live one of pjrt-arena, and there are as many
+        // numbers as the caller says.
         unsafe {
             copy_options(args.options, loaded.client.session.engine, options)?;
             let context = (*options).context.cast::<Context>().as_ref();
             let kept = slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
             let call = Self { args, loaded, options, context, kept, lists };
             if args.num_devices > 1 {
-                call.refuse_what_is_given_twice()?;
+                call.refuse_what_is_donated_twice()?;
                 call.refuse_what_fits_one_device_alone()?;
             }
             Ok(call)
         }
     }
 
-    /// Refuses an array that is given for good and is another argument as well. The engine refuses it too, but one device after the
-    /// other: those before have begun a program of several devices then, and XLA:CPU waits for the others for ever, with all
-    /// such programs behind this one (PJRT 0.81, and jaxlib 0.10.2's own). O(n log d) for n arguments of which d are given.
+    /// Refuses an array that is donated and is another argument as well. The engine refuses it too, but one device
+    /// after the other: the devices before have begun a program of several devices then, and XLA:CPU waits for the
+    /// others for ever, with all such programs behind this one (PJRT 0.81, and jaxlib 0.10.2's own). O(n log d) for n
+    /// arguments of which d are donated.
     ///
     /// # Errors
     /// INVALID_ARGUMENT, naming both.
-    pub fn refuse_what_is_given_twice(&self) -> Outcome {
+    pub fn refuse_what_is_donated_twice(&self) -> Outcome {
         let Donations::Only(donated) = &self.loaded.program.plan.donations else { return Ok(()) };
         if donated.is_empty() {
             return Ok(());
@@ -138,10 +141,10 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Refuses arguments of which one device's cannot be right: sizes that differ among the devices, and arrays of
+    /// Refuses arguments that cannot be right for one device: sizes that differ among the devices, and arrays of
     /// other devices. The engine refuses them too, but when programs of the devices before have begun. It waits for
     /// those with what they were donated (PJRT 0.81), or does not wait at all (0.115): then their memory would be
-    /// somebody else's while they write into it.
+    /// reused while they write into it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT, naming the argument and the device.
@@ -174,7 +177,7 @@ impl<'a> Call<'a> {
     /// The arguments of the device with this number; `None` for a NULL.
     pub fn arguments(&self, index: usize) -> &'a [Option<BufferRef<'a>>] {
         let list = self.lists.get(index).copied().unwrap_or(ptr::null());
-        // SAFETY: the caller passes `num_args` handles a device, which are NULL or alive during the call, as `check` asks.
+        // SAFETY: each list has `num_args` handles, which are NULL or alive during the call, as `check` asks.
         unsafe { BufferRef::list(slice(list, self.args.num_args)) }
     }
 
@@ -187,7 +190,7 @@ impl<'a> Call<'a> {
         Ok(argument.ok_or_else(|| Error::invalid_argument(format!("{NAME}: buffer is NULL")))?)
     }
 
-    /// Whether an argument of a device is no other of its arguments as well.
+    /// Whether an argument of a device comes once among its arguments.
     pub fn comes_once(&self, index: usize, number: usize) -> bool {
         let arguments = self.arguments(index);
         let same = |other: &&Option<BufferRef<'_>>| match (**other, arguments[number]) {
@@ -205,22 +208,23 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where the results of the device with this number go; none if the program has none.
-    pub fn places(&self, index: usize) -> *mut *mut sys::PJRT_Buffer {
+    /// The caller's list for the results of the device with this number; NULL if the program has none.
+    pub fn output_list(&self, index: usize) -> *mut *mut sys::PJRT_Buffer {
         if self.loaded.program.results.is_empty() || index >= self.args.num_devices {
             return ptr::null_mut();
         }
-        // SAFETY: the caller passes one list of places a device, and was asked whether it does.
+        // SAFETY: `output_lists` is not NULL, as `check` has seen, and has one list for each device.
         unsafe { *self.args.output_lists.add(index) }
     }
 
-    /// The results of the device with this number, as the engine gave them.
+    /// The results of the device with this number, as the engine returned them.
     ///
     /// # Safety
-    /// The engine must have filled the places in.
+    /// The engine must have filled the caller's list.
     pub unsafe fn outputs(&self, index: usize) -> &'a [*mut sys::PJRT_Buffer] {
-        // SAFETY: there is a place for each result.
-        unsafe { slice(self.places(index), self.loaded.program.results.len()) }
+        // SAFETY: the list is NULL for no results, or has an entry for each, which the engine has filled, as this
+        // function asks.
+        unsafe { slice(self.output_list(index), self.loaded.program.results.len()) }
     }
 
     /// Whether the program may not consume this argument, whatever it was compiled for.
@@ -228,20 +232,20 @@ impl<'a> Call<'a> {
         self.kept.contains(&(argument as i64))
     }
 
-    /// The place of the device among the program's that the argument list with this number runs on, and the device.
+    /// The index of the argument list's device among the program's devices, and the device.
     pub fn device(&self, index: usize) -> (usize, Option<&'a Device>) {
         let (loaded, asked_for) = (self.loaded, self.args.execute_device);
-        let (slot, handle) = if asked_for.is_null() {
+        let (device_index, handle) = if asked_for.is_null() {
             (Some(index), loaded.devices.get(index).map(|device| device.0))
         } else {
             (loaded.devices.iter().position(|device| device.0 == asked_for), Some(asked_for))
         };
-        (slot.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
+        (device_index.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
     }
 }
 
-/// Copies the caller's options to `copy`, with zeros behind up to what the engine may ask for; a longer struct keeps its
-/// tail.
+/// Copies the caller's options to `copy`, with zeros up to the size that the engine may read; a longer struct keeps
+/// its end.
 ///
 /// # Errors
 /// INVALID_ARGUMENT if they are NULL, or shorter than any version.
@@ -256,7 +260,8 @@ unsafe fn copy_options(
     if options.is_null() {
         return Err(Error::invalid_argument(format!("{NAME}: options is NULL")).into());
     }
-    // SAFETY: every version begins with its size.
+    // SAFETY: the options are not NULL, so they are a struct, as this function asks; every version begins with its
+    // size.
     let size = unsafe { ptr::read(options.cast::<usize>()) };
     let least = sys::PJRT_ExecuteOptions::MIN_SIZE;
     if size < least {
@@ -269,7 +274,8 @@ unsafe fn copy_options(
     let bytes = size.min(size_of::<Options>());
     let asked_for = if engine.is_newer() { size_of::<Options>() } else { size_of::<sys::PJRT_ExecuteOptions>() };
     let total = bytes.max(asked_for);
-    // SAFETY: the caller's struct has at least `bytes`; the copy has room for all of `Options`.
+    // SAFETY: the caller's struct has at least `bytes`, as this function asks; the copy has room for all of
+    // `Options`.
     unsafe {
         ptr::copy_nonoverlapping(options.cast::<u8>(), copy.cast(), bytes);
         copy.cast::<u8>().add(bytes).write_bytes(0, total - bytes);

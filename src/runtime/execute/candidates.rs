@@ -1,4 +1,4 @@
-//! Memory that a result may lie in: of a destination, or of an argument that the engine consumed.
+//! Memory that a result may lie in: that of a destination, or of an argument that the engine consumed.
 
 use std::sync::Arc;
 
@@ -12,21 +12,22 @@ use crate::runtime::{
 pub struct Candidate {
     /// What it was.
     pub origin: Origin,
-    /// Where it is; 0 for memory that is not ours.
+    /// Its address; 0 for memory outside of the arenas.
     pub address: usize,
     /// The block, until a result takes it.
     pub allocation: Option<Allocation>,
-    /// The buffer that lay there in the execution before, where its owner gave it back.
+    /// The buffer that had the block in the execution before, if it comes from the output cache.
     pub reused: Option<Arc<Buffer>>,
 }
 
 impl Candidate {
-    /// A block of ours.
+    /// A block of an arena.
     pub fn new(origin: Origin, allocation: Allocation) -> Self {
         Self { origin, address: allocation.address(), allocation: Some(allocation), reused: None }
     }
 
-    /// An argument that the engine consumed. Memory of the engine's own goes on in the result without us.
+    /// An argument that the engine consumed. If its memory is the engine's own, the engine passes it on to the
+    /// result.
     pub fn consumed(argument: usize, storage: Storage) -> Self {
         let origin = Origin::Argument(argument);
         match storage.into_allocation() {

@@ -1,18 +1,18 @@
-//! `PJRT_ExecuteContext`: ours, and the engine's behind it where a program can look into it.
+//! `PJRT_ExecuteContext`: pjrt-arena's, and the engine's behind it where a program can read it.
 //!
-//! What a context carries is user data for the handlers of custom calls, and jaxlib makes one with data in it for every
-//! call of every function. A program without custom calls never looks, so the engine's context is made when the first
+//! A context carries user data for the handlers of custom calls, and jaxlib makes one with data in it for every call
+//! of every function. A program without custom calls never reads it, so the engine's context is made when the first
 //! program needs it: as a rule never.
 //!
 //! ```text
-//!  Create, UserData_Add -------> kept here
-//!  Execute, custom calls ------> the engine's is made and given all that was kept; later data goes to it at once
-//!  Execute, no custom call ----> NULL
+//!   Create, UserData_Add -------> kept here
+//!   Execute, custom calls ------> the engine's is made and given all that was kept; it gets later data at once
+//!   Execute, no custom call ----> NULL
 //! ```
 //!
-//! jaxlib destroys the context as soon as Execute returns, while the engine may look up the user data in it later, on a
-//! thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
-//! lives until every execution that was given it is done.
+//! jaxlib destroys the context as soon as Execute returns, while the engine may look up the user data in it later, on
+//! a thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
+//! lives until every execution that was passed it is done.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct Context {
 struct Inside {
     /// The engine's context; NULL before a program needs it.
     handle: Raw<sys::PJRT_ExecuteContext>,
-    /// What was added before.
+    /// Data that was added before the engine's context.
     kept: SmallVec<[UserData; 2]>,
 }
 
@@ -75,7 +75,8 @@ impl Context {
                     }
                 }
             };
-            // SAFETY: the context is alive; the data is the caller's business.
+            // SAFETY: the context was just made; the data lives as long as the executions, as `add` asks of its
+            // caller.
             if let Err(failure) = unsafe { extensions::add_user_data(made, next.kind, next.data.0) } {
                 self.destroy(made);
                 return Err(failure);
@@ -97,7 +98,7 @@ impl Context {
     pub unsafe fn add(&self, kind: i64, data: *mut std::ffi::c_void) -> Outcome {
         let keeps = {
             let mut inside = self.inside.lock();
-            // What the engine would refuse, it refuses in its own words.
+            // Data that the engine would refuse goes to the engine, which says why.
             let good = !data.is_null() && inside.kept.iter().all(|kept| kept.kind != kind);
             let keeps = good && inside.handle.is_null();
             if keeps {
@@ -106,18 +107,20 @@ impl Context {
             keeps
         };
         if !keeps {
-            // SAFETY: the engine's context is alive while this one is.
+            // SAFETY: the engine's context is alive while this one is; the data lives as long as the executions, as
+            // this function asks.
             unsafe { extensions::add_user_data(self.handle()?, kind, data)? };
         }
         Ok(())
     }
 
-    /// One more share of a caller's context.
+    /// Shares ownership of a caller's context.
     ///
     /// # Safety
     /// This must be what a handle of the caller points to that is still alive.
     pub unsafe fn share(&self) -> Arc<Self> {
-        // SAFETY: the caller's promise: the context lies in an `Arc`, one share of which is the handle.
+        // SAFETY: the pointer is that of an `Arc` which a live handle keeps alive, as this function asks; the strong
+        // count that is added here is the result's.
         unsafe {
             Arc::increment_strong_count(self);
             Arc::from_raw(self)
@@ -126,7 +129,7 @@ impl Context {
 
     fn destroy(&self, context: *mut sys::PJRT_ExecuteContext) {
         let args = sys::PJRT_ExecuteContext_Destroy_Args { context, ..Default::default() };
-        // SAFETY: the engine's context is ours, and this is the only time that it is destroyed.
+        // SAFETY: the context is alive, this object's alone, and destroyed once.
         if let Err(error) = unsafe { self.engine.call(args) } {
             log::warn!("the engine could not destroy an execute context: {}", error.message());
         }

@@ -7,13 +7,13 @@ use crate::{
     runtime::{buffer::Buffer, device_memory::Allocation},
 };
 
-/// See the module's documentation. Dropped before a program was shown it, view and block go back.
+/// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block.
 pub struct Destination {
     /// The view. It goes before the block does.
     pub view: EngineBuffer,
     /// The block.
     pub block: DestinationBlock,
-    /// The buffer that lay there in the execution before, where its owner gave it back.
+    /// The buffer that had the block in the execution before, if it comes from the output cache.
     pub reused: Option<Arc<Buffer>>,
 }
 
@@ -23,21 +23,21 @@ impl Destination {
         Self { view, block: DestinationBlock::new(allocation, None), reused: None }
     }
 
-    /// Where the block begins.
+    /// The block's address.
     pub fn address(&self) -> usize {
         self.block.allocation.as_ref().map_or(0, Allocation::address)
     }
 }
 
-/// A block, and the buffer that had it before, where executions still use it: that one takes it back if there is no next
-/// execution.
+/// A block, and the buffer that had it before, if executions still use it: that buffer takes the block back if there
+/// is no next execution.
 pub struct DestinationBlock {
     allocation: Option<Allocation>,
     previous: Option<Arc<Buffer>>,
 }
 
 impl DestinationBlock {
-    /// A block that `previous` still has executions of.
+    /// A block that `previous` had, if executions of that one still use it.
     pub fn new(allocation: Allocation, previous: Option<Arc<Buffer>>) -> Self {
         Self { allocation: Some(allocation), previous }
     }
@@ -47,7 +47,7 @@ impl DestinationBlock {
         self.allocation.as_ref()
     }
 
-    /// The block, for good.
+    /// The block, taken out.
     pub fn take(mut self) -> Option<Allocation> {
         self.allocation.take()
     }

@@ -1,11 +1,15 @@
-//! What one device of an execution runs on: scratch, destinations and stand-ins, before the arguments are taken up.
+//! One device's part of an execution: scratch, destinations and copies, before the arguments are acquired.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{EngineError, EngineEvent, Failure, Outcome, buffers::EngineBuffer, fence::ExecutionQueue},
+    engine::{
+        EngineError, EngineEvent, Failure, Outcome,
+        buffers::{EngineBuffer, ready_event},
+        fence::ExecutionQueue,
+    },
     error::Error,
     memory::{
         Execution, Provenance,
@@ -14,7 +18,7 @@ use crate::{
     runtime::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
-            allocate::{WORTH_A_MOMENT, allocate, open_hole, reserve_scratch},
+            allocate::{LARGE_ARRAY, allocate, open_hole, reserve_scratch},
             oom::exhausted,
             pinned_host::admit_pinned,
             reclaim::NoRoom,
@@ -38,9 +42,9 @@ use crate::{
 
 /// Why destinations were not placed.
 enum Unplaced {
-    /// There is no room for one of them, as they come, in this memory.
+    /// There is no room for one destination in this memory.
     NoRoom(Arc<DeviceMemory>, NoRoom),
-    /// Anything else.
+    /// Another failure.
     Failed(Failure),
 }
 
@@ -61,36 +65,36 @@ impl From<EngineError> for Unplaced {
     }
 }
 
-/// What one device runs on.
+/// One device's part of an execution.
 pub struct DeviceLaunch<'a> {
-    /// The caller's arguments, once they are acquired. Their use ends before anything below goes.
+    /// The caller's arguments, once they are acquired. Dropped first: their use ends before anything below is freed.
     pub arguments: SmallVec<[Argument<'a>; 8]>,
-    /// The device's place among the program's, which says whose spares it has: not the number of the argument list, where the caller chose
-    /// one of several devices. Behind the last one where the program has no such device.
-    pub slot: usize,
-    /// The device; `None` if it is not ours to address.
+    /// The device's index among the program's devices, which finds its output cache: not the number of the argument
+    /// list, where the caller chose one of several devices. Out of range where the program has no such device.
+    pub device_index: usize,
+    /// The device; `None` if this process cannot address it.
     pub device: Option<&'a Device>,
-    /// This run of the program on it.
+    /// This execution of the program on the device.
     pub run: Execution,
-    /// What the arena keeps for the program's scratch.
+    /// The part of the arena that is reserved for the program's scratch.
     pub scratch: Option<ScratchReservation>,
-    /// That the engine may take the program's scratch; until the engine has taken it.
+    /// The right of the engine to take the program's scratch; until the engine has taken it.
     pub admission: Option<Entered<'a>>,
     /// One for each destination of the plan, once prepared.
     pub destinations: SmallVec<[Destination; 4]>,
     /// Copies that are donated in place of the caller's arguments.
     pub copies: Vec<DonationCopy>,
-    /// Room for results that the engine will put into `pinned_host` memory of its own; until they are there.
+    /// Room for results that the engine will put into `pinned_host` memory of its own; until they exist.
     pub pinned: Option<Charge>,
 }
 
 impl<'a> DeviceLaunch<'a> {
-    /// The lane of a device at this place; nothing is prepared yet.
-    pub fn new(slot: usize, device: Option<&'a Device>) -> Self {
+    /// The part of a device with this index; nothing is prepared yet.
+    pub fn new(device_index: usize, device: Option<&'a Device>) -> Self {
         let memory = device.and_then(|device| device.arena.as_ref());
         let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
         Self {
-            slot,
+            device_index,
             device,
             run,
             scratch: None,
@@ -104,10 +108,10 @@ impl<'a> DeviceLaunch<'a> {
 }
 
 impl<'a> DeviceLaunch<'a> {
-    /// Keeps the program's scratch, and allocates and views every destination.
+    /// Reserves the program's scratch, and allocates and views every destination.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED, or the engine's; what was made so far stays for the caller to abandon.
+    /// RESOURCE_EXHAUSTED, or the engine's; what was made so far is freed with this.
     pub fn prepare(&mut self, loaded: &Loaded) -> Outcome {
         let program = &*loaded.program;
         if !program.unplaced_pinned.is_zero()
@@ -127,34 +131,39 @@ impl<'a> DeviceLaunch<'a> {
                 Err(Error::internal("a program with destinations runs on a device without an arena").into())
             };
         };
-        // The engine's own pool gives the scratch where it lies in the same memory: that is asked for last, because arrays may
-        // take back what the pool does not need.
+        // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
+        // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
             self.scratch =
                 Some(reserve_scratch(&loaded.client.allocator, memory, program.scratch).map_err(|shortage| {
                     Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
                 })?);
         }
-        self.find_places(loaded, device, memory).map_err(|unplaced| unplaced.explain(&loaded.client))?;
+        self.place_destinations(loaded, device, memory).map_err(|unplaced| unplaced.explain(&loaded.client))?;
         let demand = (&*program.name, program.scratch);
         self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
-            Err(refused) if self.is_in_the_way(loaded, device, memory) => {
-                self.enter_first(loaded, device, memory, refused)?
+            Err(refused) if self.may_block_admission(loaded, device, memory) => {
+                self.admit_first(loaded, device, memory, refused)?
             }
             admitted => admitted?,
         };
         Ok(())
     }
 
-    /// Finds room for every destination, in one piece where that is the way to have it.
+    /// Allocates every destination, in one hole opened for all of them if there is no room otherwise.
     ///
     /// # Errors
     /// As [`Self::prepare`].
-    fn find_places(&mut self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> Result<(), Unplaced> {
-        let outcome = self.place(loaded, device);
+    fn place_destinations(
+        &mut self,
+        loaded: &Loaded,
+        device: &Device,
+        memory: &Arc<DeviceMemory>,
+    ) -> Result<(), Unplaced> {
+        let outcome = self.try_place_destinations(loaded, device);
         let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
-        // One by one they found no room. Room for all in one piece may be had still, once those made so far,
-        // which hold nothing yet, are out of the way.
+        // One by one they found no room. A hole for all of them may open once those made so far, which hold nothing
+        // yet, are freed.
         self.destinations.clear();
         let program = &*loaded.program;
         let pinned = !Arc::ptr_eq(&full, memory);
@@ -163,26 +172,26 @@ impl<'a> DeviceLaunch<'a> {
         if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
-        self.place(loaded, device)
+        self.try_place_destinations(loaded, device)
     }
 
-    /// Whether the destinations may be why the program was not let in.
+    /// Whether the destinations may be why the program was not admitted.
     #[cold]
-    fn is_in_the_way(&self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> bool {
+    fn may_block_admission(&self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> bool {
         self.destinations
             .iter()
-            .any(|destination| destination.block.allocation().is_some_and(|block| Arc::ptr_eq(block.home(), memory)))
+            .any(|destination| destination.block.allocation().is_some_and(|block| Arc::ptr_eq(block.memory(), memory)))
             && may_admit_elsewhere(memory, &device.engine_bytes, loaded.program.scratch)
     }
 
-    /// Lets a program in that was `refused`, and gives its destinations other places then. Those that they had may have kept whole
-    /// chunks of memory, or a region, that would have gone to the scratch; nobody but a program moves them. What is granted stays so
-    /// while they are placed.
+    /// Admits a program that was `refused`, and allocates its destinations anew after that. At their previous
+    /// addresses they may have kept whole chunks of memory, or a region, that could have gone to the scratch; no
+    /// compaction moves them. The grant stays while they are allocated.
     ///
     /// # Errors
-    /// `refused`, whose numbers are those of the first try; or the engine's.
+    /// `refused`, with the numbers of the first try; or the engine's.
     #[cold]
-    fn enter_first(
+    fn admit_first(
         &mut self,
         loaded: &Loaded,
         device: &Device,
@@ -193,15 +202,15 @@ impl<'a> DeviceLaunch<'a> {
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.find_places(loaded, device, memory) {
+        match self.place_destinations(loaded, device, memory) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),
         }
     }
 
-    /// Acquires the arguments of the device with the number `index`. Gives the number of a donated one that a program from a host
-    /// callback reads at this moment, if there is such a one: it has to be copied first.
+    /// Acquires the arguments of the device with the number `index`. Returns the number of a donated one that a
+    /// program from a host callback reads at this moment, if there is one: it has to be copied first.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for one that was deleted or donated, or as [`NestedRun::acquire`].
@@ -221,7 +230,7 @@ impl<'a> DeviceLaunch<'a> {
                 (None, Some(nested)) => nested.acquire(buffer, gives)?,
                 (None, None) if gives => match Argument::donate(buffer)? {
                     Some(argument) => argument,
-                    // The engine refuses to be donated what it is passed twice.
+                    // The engine refuses the donation of what it is passed twice.
                     None if !call.comes_once(index, number) => Argument::read(buffer)?,
                     None => return Ok(Some(number)),
                 },
@@ -232,63 +241,67 @@ impl<'a> DeviceLaunch<'a> {
         Ok(None)
     }
 
-    /// What the engine is passed: the arguments, then the destinations.
+    /// The handles that the engine is passed: the arguments, then the destinations.
     pub fn handles(&self) -> impl Iterator<Item = *mut sys::PJRT_Buffer> {
         let arguments = self.arguments.iter().map(|argument| argument.handle);
         arguments.chain(self.destinations.iter().map(|destination| destination.view.raw()))
     }
 
-    /// The device's queue, if it does one run after another.
+    /// The device's queue, if the engine orders its executions.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
         client.session.queue(self.device?.handle)
     }
 
-    /// After a run that failed: lets `cargo`, destinations and stand-ins go when the device is done with what was launched of
-    /// it all the same, and with the runs before it.
+    /// After an execution that failed: keeps `resources`, destinations and copies until the device is done with what
+    /// was launched of it all the same, and with the executions before it.
     ///
     /// # Safety
     /// The client must be alive; the views are not used again.
-    pub unsafe fn leave_behind(&mut self, client: &Client, queue: ExecutionQueue, mut cargo: Resources) {
+    pub unsafe fn track_behind(&mut self, client: &Client, queue: ExecutionQueue, mut resources: Resources) {
         let copies = self.copies.drain(..).map(|copy| copy.destination);
         for destination in self.destinations.drain(..).chain(copies) {
-            cargo.consumed.push(destination.view.release());
-            cargo.leftovers.extend(destination.block.take());
+            resources.consumed.push(destination.view.release());
+            resources.leftovers.extend(destination.block.take());
         }
-        // SAFETY: the caller's promise.
-        unsafe { client.allocator.in_flight.track_behind(queue, client.session.engine, cargo) };
+        // SAFETY: the client is alive, as this function asks.
+        unsafe { client.allocator.in_flight.track_behind(queue, client.session.engine, resources) };
     }
 
     /// Allocates and views every destination.
     ///
     /// # Errors
     /// As [`Self::prepare`].
-    fn place(&mut self, loaded: &Loaded, device: &Device) -> Result<(), Unplaced> {
+    fn try_place_destinations(&mut self, loaded: &Loaded, device: &Device) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            let maker = Provenance { origin: loaded.program.origin_ids[result], run: self.run };
-            let spare = loaded.spares.get(self.slot).and_then(|spares| spares.take(number, maker));
-            if let Some(CachedOutput { held, view, shell, .. }) = spare {
-                // SAFETY: the view was the cache's, and is ours now; the client is alive while its executable is.
+            let provenance = Provenance { origin: loaded.program.origin_ids[result], run: self.run };
+            let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
+            if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
+                // SAFETY: the view was the cache's, which gave it up; the client is alive while its executable is.
                 let view = unsafe { EngineBuffer::own(client.session, view.0) };
-                self.destinations.push(Destination { reused: Some(shell), ..Destination::new(view, held) });
+                self.destinations.push(Destination { reused: Some(buffer), ..Destination::new(view, allocation) });
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let site =
+            let space =
                 if loaded.program.is_pinned(result) { device.pinned_memory_space() } else { device.memory_space() };
-            let Some(MemorySpace { memory, arena, .. }) = site else {
+            let Some(MemorySpace { memory, arena, .. }) = space else {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
-            let recycling = loaded.spares.get(self.slot).and_then(|spares| spares.take_recycling(number, maker));
+            let recycling =
+                loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
             let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
-                None => DestinationBlock::new(allocate(&client.allocator, arena, shape, maker).map_err(full)?, None),
+                None => {
+                    DestinationBlock::new(allocate(&client.allocator, arena, shape, provenance).map_err(full)?, None)
+                }
             };
             let address = block.allocation().map_or(0, Allocation::address);
-            // SAFETY: the block holds the array, aligned, and outlives the view: it is freed after the operation. Where executions use
-            // it still, the engine does this one after them. The view is new, and ours.
+            // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and outlives
+            // the view: it is freed after the operation. Where executions use it still, the engine does this one
+            // after them. The view is new, with no other owner.
             let view = unsafe {
                 let view = client.session.view(memory, address, shape.array())?;
                 EngineBuffer::own(client.session, view)
@@ -299,15 +312,15 @@ impl<'a> DeviceLaunch<'a> {
     }
 }
 
-/// The event of the first result that is large enough for its memory to be waited for, if there is one.
+/// The ready event of the first result that is large enough for an allocation to wait for its memory, if there is
+/// one.
 ///
 /// # Safety
-/// The outputs must be live buffers of the engine, one for each result.
+/// The outputs must be live buffers of the client's engine, one for each result.
 pub unsafe fn large_result(loaded: &Loaded, outputs: &[*mut sys::PJRT_Buffer]) -> Option<EngineEvent> {
-    let engine = loaded.client.session.engine;
-    let large = |size: usize| Bytes::new(size as u64) >= WORTH_A_MOMENT;
+    let large = |size: usize| Bytes::new(size as u64) >= LARGE_ARRAY;
     let at = loaded.program.results.iter().position(|shape| large(shape.size))?;
-    let args = sys::PJRT_Buffer_ReadyEvent_Args { buffer: *outputs.get(at)?, ..Default::default() };
-    // SAFETY: the caller's promise; the event is ours.
-    unsafe { engine.call(args).ok().and_then(|args| EngineEvent::own(engine, args.event)) }
+    let output = *outputs.get(at)?;
+    // SAFETY: the output is a live buffer of the engine, as this function asks.
+    unsafe { ready_event(loaded.client.session, output) }.ok()
 }

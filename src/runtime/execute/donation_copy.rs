@@ -1,4 +1,4 @@
-//! Copies that are donated in place of arrays that cannot be.
+//! Copies that are donated in place of arrays that must not be.
 //!
 //! ```text
 //!   caller's argument   NumPy's memory, aliased ----- read ----> ........ deleted once the program runs
@@ -6,15 +6,16 @@
 //!   engine                                            is donated the copy: the result lies in its block
 //! ```
 //!
-//! A program may write its result into an argument that is donated to it, but never into memory that an outsider still looks
-//! at. Left alone, the engine copies such an argument into memory of its own, and the result lies there, outside of the arena
-//! and its limit. A donation copy is the same copy, in the arena.
+//! A program may write its result into an argument that is donated to it, but never into memory that an outsider
+//! still reads. By itself the engine copies such an argument into memory of its own, and the result lies there,
+//! outside of the arena and its limit. A donation copy is the same copy, in the arena.
 //!
-//! Neither may it write into an array that a program from a host callback reads, of which the engine does not know.
+//! Nor may a program write into an array that a program from a host callback reads, of which the engine does not
+//! know.
 //!
-//! The engine keeps the last word where it would not take the memory over: an argument that an outsider holds the address of
-//! (engine behaviour T11), that the caller forbade to consume, or that comes twice (its error, engine behaviour T13). A program that we could not read
-//! says too late what it consumes.
+//! Arguments that the engine would not consume anyway are left to it: an argument whose address an outsider holds
+//! (engine behaviour T11), one that the caller forbade to consume, and one that comes twice (the engine's error,
+//! engine behaviour T13). For a program that could not be read it is not known before the launch what it consumes.
 
 use std::ptr;
 
@@ -35,14 +36,14 @@ use crate::{
 
 /// A copy of an argument.
 pub struct DonationCopy {
-    /// Which one, by its number.
+    /// The argument's number.
     pub argument: usize,
-    /// Where the copy lies.
+    /// The copy's block and view.
     pub destination: Destination,
 }
 
-/// Copies the arguments of the device with the number `index` that have to be. Costs a program one look at each argument that
-/// it donates.
+/// Copies those arguments of the device with the number `index` that must be copied. Costs a program one look at each
+/// argument that it donates.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are as
@@ -67,7 +68,7 @@ pub fn prepare(
     Ok(())
 }
 
-/// Copies an argument that only lends its memory, if the engine would take the memory over.
+/// Copies an argument whose memory programs may only read, if the engine would consume it.
 ///
 /// # Errors
 /// As [`prepare`].
@@ -82,12 +83,12 @@ fn copy_read_only(
     if buffer.state().is_referenced() {
         return Ok(None);
     }
-    // The array is defined from the start, because its owner lends it as it is.
+    // The array is defined, because the outsider's memory is aliased as it is.
     copy(loaded, buffer, device, execution, argument, || Ok(buffer.get().read()?))
 }
 
-/// Copies an argument that a program from a host callback reads. The caller donated the array all the same, so it ends as one
-/// that was consumed.
+/// Copies an argument that a program from a host callback reads. The caller donated the array, so it is deleted like
+/// one that was consumed.
 ///
 /// # Errors
 /// As [`prepare`]; FAILED_PRECONDITION where it cannot be copied.
@@ -99,7 +100,7 @@ pub fn copy_borrowed(
     execution: Execution,
     argument: usize,
 ) -> Outcome<DonationCopy> {
-    // SAFETY: the client is open during the call that executes one of its programs.
+    // SAFETY: the client is alive during the call that executes one of its programs.
     let lend = || unsafe { buffer.get().lend() }.map(Some);
     // The array is defined, because a program reads it already.
     Ok(copy(loaded, buffer, device, execution, argument, lend)?.ok_or_else(borrowed)?)
@@ -120,12 +121,13 @@ fn copy<'a>(
     let client = &loaded.client;
     let Some(device) = device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(None) };
     let Some(arena) = &device.arena else { return Ok(None) };
-    // Room first: it may have to be waited for, and whoever reads waits for nothing.
+    // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
     let allocation = allocate_or_explain(&client.allocator, arena, &buffer.shape, provenance)?;
     let Some(reading) = read()? else { return Ok(None) };
-    // SAFETY: the array is defined, and neither changes nor goes while it is read; the block is ours alone and as large. It is
-    // aligned, holds the array, and is freed only after the view, which is new and ours.
+    // SAFETY: the array is defined, and neither changes, moves nor is freed while it is read; nothing else uses the
+    // new block, which is as large. The client is alive during the call; the block is aligned, holds the array, and
+    // is freed only after the view, which is new and has no other owner.
     let view = unsafe {
         strided::copy(
             ptr::with_exposed_provenance(reading.address()),

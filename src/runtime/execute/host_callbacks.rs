@@ -1,18 +1,18 @@
 //! Programs that call back into the host: they are done before Execute returns.
 //!
 //! ```text
-//!  Execute --> engine enqueues --> [wait for every device] --> outputs are defined, or the run's error is Execute's
+//!  Execute --> engine enqueues --> [wait for every device] --> outputs are defined, or Execute returns the error
 //!                 |                       ^
 //!                 a thread of the engine  |
-//!                 calls Python  ----------+   which may call us: no lock of ours is held by whoever waits
+//!                 calls Python  ----------+   which may call pjrt-arena: the thread that waits holds no lock
 //! ```
 //!
-//! jaxlib asks its own runtime for synchronous execution of such programs; the C API has no field for the wish, and the
-//! engine runs all but the smallest programs on threads of its own. Without the wait an error in a callback is lost, and
-//! a callback of one program may run after the next program's.
+//! jaxlib asks its own runtime for synchronous execution of such programs; the C API has no field for that, and the
+//! engine runs all but the smallest programs on threads of its own. Without the wait an error in a callback is lost,
+//! and a callback of one program may run after the next program's.
 //!
-//! Memory is waited for less patiently meanwhile (`room.rs`), because the one who waits may be such a callback. Nothing
-//! runs such a program a second time: what its callbacks did cannot be taken back.
+//! An allocation waits less long for memory meanwhile (`in_flight/deadline.rs`), because the thread that waits may
+//! run such a callback. Such a program is never run a second time: what its callbacks did cannot be undone.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -24,7 +24,7 @@ use crate::{
     sys,
 };
 
-/// A run of a program that calls back into the host, from Execute until the program is done.
+/// An execution of a program that calls back into the host, from Execute until the program is done.
 pub struct CallbackRun(Arc<Client>);
 
 impl CallbackRun {
@@ -41,8 +41,8 @@ impl Drop for CallbackRun {
     }
 }
 
-/// Waits for a program to end on every device, those behind one that failed too: until then the engine reads the arguments
-/// and writes the results.
+/// Waits for a program to end on every device, on those after a failed one too: until then the engine reads the
+/// arguments and writes the results.
 ///
 /// # Errors
 /// That of the first device that failed.
@@ -51,13 +51,15 @@ pub fn wait(events: &[Option<EngineEvent>]) -> Result<(), EngineError> {
     outcomes.into_iter().collect()
 }
 
-/// Destroys what a run that failed left in one of its caller's output lists: the caller is told of the error, and will not.
+/// Destroys what an execution that failed left in one of its caller's output lists: the caller gets the error, and
+/// will not destroy them.
 ///
 /// # Safety
-/// The outputs must be live buffers of the engine that are nobody's yet.
+/// The outputs must be live buffers of the engine that are not wrapped yet, and the client alive.
 pub unsafe fn destroy_outputs(engine: &'static Engine, outputs: &[*mut sys::PJRT_Buffer]) {
     for &output in outputs {
-        // SAFETY: the caller's promise; the run is over, so this does not block.
+        // SAFETY: client and output are alive and the output has no other owner, as this function asks; the program
+        // is over, so this does not block.
         unsafe { views::destroy(engine, output) };
     }
 }

@@ -16,16 +16,16 @@ use crate::{
     sys,
 };
 
-/// The end of the program on each device, where the engine tells.
+/// The completion event of each device, where the engine gives one.
 pub type Events = SmallVec<[Option<EngineEvent>; 1]>;
 
-/// See the module's documentation. What it has is given back when it is dropped.
+/// See the module's documentation. Dropped, it frees what it still has.
 pub struct Launch<'a> {
-    /// What was asked for.
+    /// The caller's call.
     pub call: Call<'a>,
-    /// What each device runs on.
+    /// Each device's part.
     pub devices: SmallVec<[DeviceLaunch<'a>; 1]>,
-    /// What another client of the engine runs it with, if one does. It ends after the devices' arguments and destinations.
+    /// The execution on a nested client, if there is one. It ends after the devices' arguments and destinations.
     pub nested: Option<Box<NestedRun<'a>>>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
@@ -38,15 +38,15 @@ impl<'a> Launch<'a> {
         Self { call, devices: SmallVec::new(), nested: None, width }
     }
 
-    /// Scratch, destinations and donation copies.
+    /// Prepares scratch, destinations and donation copies.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, INVALID_ARGUMENT for an argument that was deleted or donated, or the engine's.
     pub fn prepare(&mut self) -> Outcome {
         let call = self.call;
         for index in 0..call.args.num_devices {
-            let (slot, device) = call.device(index);
-            self.devices.push(DeviceLaunch::new(slot, device));
+            let (device_index, device) = call.device(index);
+            self.devices.push(DeviceLaunch::new(device_index, device));
             let launch = &mut self.devices[index];
             launch.prepare(call.loaded)?;
             donation_copy::prepare(&call, index, device, launch.run, &mut launch.copies)?;
@@ -54,8 +54,8 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Acquires the arguments. If one has to be copied first, all are released, because nothing is allocated while arguments are
-    /// held, and then acquired again.
+    /// Acquires the arguments. If one has to be copied first, all are released, because nothing is allocated while
+    /// arguments are in use, and then acquired again.
     ///
     /// # Errors
     /// As [`DeviceLaunch::acquire`] and [`donation_copy::copy_borrowed`].
@@ -70,7 +70,7 @@ impl<'a> Launch<'a> {
         let loaded = self.call.loaded;
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {
-                nested.show_all(index, device.handle, &mut launch.copies, &mut launch.destinations)?;
+                nested.view_all_on_nested(index, device.handle, &mut launch.copies, &mut launch.destinations)?;
                 for copy in &launch.copies {
                     launch.arguments[copy.argument].handle = copy.destination.view.raw();
                 }
@@ -79,13 +79,13 @@ impl<'a> Launch<'a> {
                 let arguments = launch.arguments.iter().map(|argument| argument.buffer());
                 let arguments = arguments.map(|buffer| buffer.state().storage.address().unwrap_or(0));
                 let destinations = launch.destinations.iter().map(|destination| destination.address());
-                loaded.note_addresses(launch.slot, arguments.chain(destinations));
+                loaded.note_addresses(launch.device_index, arguments.chain(destinations));
             }
         }
         Ok(())
     }
 
-    /// As [`Self::acquire`], until an argument has to be copied first, whose device and number it gives then.
+    /// As [`Self::acquire`], until an argument has to be copied first; returns its device and number then.
     fn try_acquire(&mut self) -> Outcome<Option<(usize, usize)>> {
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let Some(number) = launch.acquire(&self.call, index, self.nested.as_deref_mut())? {
@@ -98,7 +98,7 @@ impl<'a> Launch<'a> {
     /// Calls the engine, and waits for a program that calls back into the host.
     ///
     /// # Errors
-    /// The engine's, or what such a program ended with; nothing of its results is left then.
+    /// The engine's, or the program's if it calls back; its results are destroyed then.
     pub fn start(&mut self) -> Result<Events, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
@@ -116,7 +116,9 @@ impl<'a> Launch<'a> {
             Some(nested) => (nested.executable, nested.execute_device),
             None => (args.executable, args.execute_device),
         };
-        // SAFETY: the handles are alive and stay so while the arguments are taken up; the lists are as long as said.
+        // SAFETY: executable, options, arguments and destinations are alive, and stay so while the arguments are in
+        // use; the lists are as long as `num_devices` and `num_args` say, and the caller's output lists as the
+        // program's results.
         let outcome = unsafe {
             engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
                 extension_start: args.extension_start,
@@ -131,18 +133,19 @@ impl<'a> Launch<'a> {
                 ..Default::default()
             })
         };
-        // SAFETY: an event that the engine filled in is ours.
+        // SAFETY: an entry is NULL, or a new event of the engine without another owner.
         let events: Events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
         outcome?;
         if waits {
-            let home = host_callbacks::wait(&events).and_then(|()| match &mut self.nested {
-                // SAFETY: the engine filled the places in, and the program is over.
-                Some(nested) => unsafe { nested.bring_home() },
+            let outcome = host_callbacks::wait(&events).and_then(|()| match &mut self.nested {
+                // SAFETY: the engine has filled the caller's lists in, and the program is over.
+                Some(nested) => unsafe { nested.replace_outputs() },
                 None => Ok(()),
             });
-            home.inspect_err(|_| {
+            outcome.inspect_err(|_| {
                 for index in 0..args.num_devices {
-                    // SAFETY: the engine filled the places in, and nobody else has what is there.
+                    // SAFETY: the client is open; the engine has filled the lists in, and what is there is not
+                    // wrapped yet.
                     unsafe { host_callbacks::destroy_outputs(engine, self.call.outputs(index)) };
                 }
             })?;

@@ -1,20 +1,20 @@
 //! `PJRT_LoadedExecutable_Execute`: the hot path.
 //!
 //! ```text
-//!  call      the call and its options are checked (call.rs); a program with host callbacks gets a client of the engine to
-//!            itself (nested.rs)
-//!  launch    prepare   the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
-//!                      copies of arguments that are donated but cannot be (device_launch.rs, donation_copy.rs)
-//!            acquire   each argument: alive? then nothing moves or frees its bytes from here on (argument.rs)
-//!            start     the engine runs on the views; no lock of ours is held; a program with host callbacks is waited for
-//!  collect   consumed arguments give up their memory; each result is matched by address with a destination or a consumed
-//!            argument, and what matches nothing is the engine's own (collect.rs, results.rs). What is not done yet goes into
-//!            an operation in flight (in_flight/); done programs, the usual case for small ones, need none
+//! call      the call and its options are checked (call.rs); a program with host callbacks gets a client of the engine to
+//!           itself (nested.rs)
+//! launch    prepare   the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
+//!                     copies of arguments that are donated but cannot be (device_launch.rs, donation_copy.rs)
+//!           acquire   each argument: is it live? Then nothing moves or frees its bytes from here on (argument.rs)
+//!           start     the engine runs on the views; no lock is held; a program with host callbacks is waited for
+//! collect   consumed arguments give up their memory; each result is matched by address with a destination or a consumed
+//!           argument, and what matches nothing is the engine's own (collect.rs, results.rs). Programs under way become
+//!           operations in flight (in_flight/); a program that is done, the usual case for small ones, needs none
 //! ```
 //!
-//! Allocation comes before anything is acquired, so that the program's own arguments may be moved to make room for its results.
-//! Every failure before collecting leaves all arguments as they were, unless the engine itself consumed them. Nothing fails from
-//! there on. Nothing is ever run twice.
+//! Allocation comes before anything is acquired, so that the program's own arguments may be moved to make room for
+//! its results. Every failure before collecting leaves all arguments as they were, unless the engine itself consumed
+//! them. From collecting on nothing fails. Nothing is ever run twice.
 
 pub mod argument;
 pub mod call;
@@ -51,13 +51,13 @@ pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute
     let client = &*loaded.client;
     client.allocator.in_flight.reap_in_order(client.session.engine);
     let mut room = MaybeUninit::uninit();
-    // SAFETY: the caller's promise.
+    // SAFETY: the lists are as long as their numbers, and handles and context alive, as this function asks.
     let call = unsafe { Call::check(args, loaded, &mut room)? };
-    // Contexts mean nothing but user data to the engines that are known.
-    let looks = !(loaded.program.plan.needs_no_context && process::kind().is_some());
-    let context = call.context.filter(|_| looks);
+    // To the known engines contexts carry nothing but user data.
+    let reads_context = !(loaded.program.plan.needs_no_context && process::kind().is_some());
+    let context = call.context.filter(|_| reads_context);
     let handle = context.map(Context::handle).transpose()?;
-    // SAFETY: the copy is ours.
+    // SAFETY: `options` points into `room`, which `check` has filled.
     unsafe { (*call.options).context = handle.unwrap_or(ptr::null_mut()) };
 
     let mut launch = Launch::new(call);
@@ -69,12 +69,12 @@ pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute
     let mut events = match launch.start() {
         Ok(events) => events,
         Err(error) => {
-            collect::give_up(&mut launch);
+            collect::abandon(&mut launch);
             return Err(error.into());
         }
     };
     for (index, event) in events.iter_mut().enumerate() {
-        // SAFETY: the engine took the launch, so it has filled in the caller's lists.
+        // SAFETY: the engine accepted the launch, so it has filled in the caller's lists.
         unsafe { collect::collect(&mut launch, index, event.take(), context) };
     }
     collect::release(&launch);

@@ -1,10 +1,9 @@
-//! What a run gave: outputs of the engine become buffers, each in the block that it was written into.
+//! The results of an execution: outputs of the engine become buffers, each in the block that it was written into.
 //!
 //! ```text
-//!  outputs of the engine    o0    o1    o2          by address, or as the first run of the program showed
+//!  outputs of the engine    o0    o1    o2          by address, or as the first execution of the program showed
 //!                            |     |     `-------- no candidate: the engine's own memory, counted apart
 //!                            v     v
-//!  candidates               c1    c0    c2          destinations and consumed arguments; who is left over is freed
 //! ```
 
 use std::{
@@ -17,133 +16,190 @@ use smallvec::SmallVec;
 use crate::{
     config::EngineKind,
     engine::{Raw, process, views},
+    memory::Execution,
     runtime::{
         buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Definition},
+        client::Device,
         counters::Miss,
+        device_memory::Allocation,
         executable::loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
         execute::{candidates::Candidate, device_launch::DeviceLaunch},
     },
     sys,
 };
 
-/// How often a program whose placement is known is compared all the same.
+/// One execution in so many is compared though the program's placement is known.
 const VERIFY_EVERY: u64 = 64;
 
 /// Wraps the outputs: each takes the candidate whose memory it lies in; one without is memory of the engine.
 ///
-/// Which one that is, the first run of a program learns by comparing addresses. The CPU engine decides it when it
-/// compiles, so later runs in which the same arguments were consumed take it as known; one in `VERIFY_EVERY` compares
-/// again, and a program that ever differs is compared each time from then on (engine behaviour T39).
+/// Which candidate that is, the first execution of a program learns by comparing addresses. The CPU engine decides it when
+/// it compiles, so later executions in which the same arguments were consumed take it as known; one in `VERIFY_EVERY`
+/// compares again, and a program that ever differs is compared each time from then on (engine behaviour T39).
 ///
-/// Where the run is under way, each result is in use by it, for the flight to end.
+/// If the execution is under way, it uses each result until its operation ends.
 ///
 /// # Safety
-/// The outputs must be live buffers of the engine that nobody else destroys.
+/// The outputs must be live buffers of the client's engine, one for each result, without another owner.
 pub unsafe fn results(
     loaded: &Loaded,
-    lane: &DeviceLaunch<'_>,
+    launch: &DeviceLaunch<'_>,
     outputs: &[*mut sys::PJRT_Buffer],
     candidates: &mut [Candidate],
     writing: Definition,
 ) -> SmallVec<[Arc<Buffer>; 4]> {
-    let client = &loaded.client;
     let program = &*loaded.program;
-    // An argument in memory of the engine or of an outsider has no block to give, so such a run says nothing about others.
+    // An argument in memory of the engine or of an outsider has no block, so such an execution says nothing about others.
     let all_ours = candidates.iter().all(|candidate| candidate.allocation.is_some());
-    let known = program.origins.get().filter(|origins| {
+    let known = known_origins(program, candidates, all_ours);
+    let mut learned = Vec::new();
+    let mut wrapped = SmallVec::with_capacity(outputs.len());
+    // Where the search begins: results and candidates mostly come in the same order.
+    let mut next = 0;
+    for (index, &output) in outputs.iter().enumerate().take(program.results.len()) {
+        let (at, has_memory) = match known {
+            Some(origins) => (origins.results[index], true),
+            // SAFETY: the output is a live buffer of the client's engine.
+            None => unsafe { locate(loaded, index, output, candidates, &mut next) },
+        };
+        if known.is_none() {
+            learned.push(at);
+        }
+        let allocation = at.and_then(|at| candidates[at].allocation.take());
+        if allocation.is_none() && has_memory {
+            count_miss(program, index, candidates);
+        }
+        let bound = launch.device.and_then(|device| program.bound(index, device));
+        let result = match (allocation, launch.device) {
+            (Some(allocation), Some(device)) => {
+                let candidate = &mut candidates[at.unwrap_or(0)];
+                let launched = Launched { loaded, device_index: launch.device_index, device, run: launch.run };
+                // SAFETY: the output is a live buffer of the client's engine, without another owner.
+                unsafe { in_block(&launched, index, output, candidate, allocation, bound, writing) }
+            }
+            _ => {
+                let expected = (&program.results[index], place(loaded, launch));
+                // SAFETY: the output is a live buffer of the client's engine, without another owner.
+                let result = unsafe { loaded.client.adopt_result(output, expected, bound, has_memory) };
+                result.define_by(writing);
+                result
+            }
+        };
+        wrapped.push(result);
+    }
+    if known.is_none() && all_ours && process::kind() == Some(EngineKind::Cpu) {
+        learn(program, candidates, learned);
+    }
+    wrapped
+}
+
+/// The origins that the program's first execution showed, if they are those of this one.
+fn known_origins<'a>(program: &'a Program, candidates: &[Candidate], all_ours: bool) -> Option<&'a Origins> {
+    program.origins.get().filter(|origins| {
         let runs = program.executions.runs.load(Ordering::Relaxed);
         all_ours
             && !runs.is_multiple_of(VERIFY_EVERY)
             && !program.differs.load(Ordering::Relaxed)
             && origins.consumed.iter().eq(candidates.iter().map(|candidate| &candidate.origin))
-    });
-    let mut learned = Vec::new();
-    let mut wrapped = SmallVec::with_capacity(outputs.len());
-    // Where the search begins: results and candidates mostly come in the same order.
-    let mut next = 0;
-    for (index, (&output, shape)) in outputs.iter().zip(&program.results).enumerate() {
-        // What a run gives whose argument is an error has no memory (XLA:GPU, PJRT 0.112 and 0.116), so it was put nowhere else.
-        let mut has_memory = true;
-        let at = match known {
-            Some(origins) => origins.results[index],
-            None if candidates.is_empty() || is_elsewhere(program.plan.homes.get(index), candidates) => None,
-            None => {
-                // SAFETY: the output is alive.
-                let address = unsafe { views::address(client.session.engine, output) };
-                has_memory = !matches!(address, Ok(0));
-                address.ok().and_then(|address| find(address, candidates, &mut next))
-            }
-        };
-        if known.is_none() {
-            learned.push(at);
-        }
-        let held = at.and_then(|at| candidates[at].allocation.take());
-        if held.is_none() && has_memory {
-            count_miss(program, index, candidates);
-        }
-        let bound = lane.device.and_then(|device| program.bound(index, device));
-        let result = match (held, lane.device) {
-            (Some(mut held), Some(device)) => {
-                let candidate = &mut candidates[at.unwrap_or(0)];
-                let run = matches!(candidate.origin, Origin::Argument(_)).then_some(lane.run);
-                held.made_by(program.origin_ids[index], run);
-                if run.is_some() {
-                    // XLA goes by the size where it chooses among donated arguments, so the result may lie there in a layout of its
-                    // own, which whoever moves or copies it has to know.
-                    // SAFETY: the output is alive.
-                    unsafe { note_layout(client.session.engine, output, shape) };
-                }
-                let memory = bound.unwrap_or_else(|| device.memory_of(held.home()));
-                // Another result may lie there than before, if the engine changed its mind.
-                let fits = |shell: &Arc<Buffer>| Arc::ptr_eq(&shell.shape, shape) && shell.memory.0 == memory.0;
-                if let Some(shell) = candidate.reused.take().filter(fits) {
-                    shell.reuse(output, held, writing);
-                    wrapped.push(shell);
-                    continue;
-                }
-                let cache_slot = match candidate.origin {
-                    Origin::Destination(number) => loaded.cache_slot(lane.slot, number),
-                    Origin::Argument(_) => None,
-                };
-                let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(client.session, device.handle, memory, shape, output, storage, cache_slot)
-            }
-            _ => {
-                let expected = (shape, place(loaded, lane));
-                // SAFETY: the output is alive and ours.
-                unsafe { client.adopt_result(output, expected, bound, has_memory) }
-            }
-        };
-        result.define_by(writing);
-        wrapped.push(result);
-    }
-    if known.is_none() && all_ours && process::kind() == Some(EngineKind::Cpu) {
-        let consumed: Vec<Origin> = candidates.iter().map(|candidate| candidate.origin).collect();
-        let now = Origins { consumed, results: learned };
-        let before = program.origins.get_or_init(|| now.clone());
-        if before.consumed == now.consumed && before.results != now.results {
-            log::warn!(
-                "program '{}' placed its results in {:?} of {:?}, before in {:?}; it is watched from now on",
-                program.name,
-                now.results,
-                now.consumed,
-                before.results
-            );
-            program.differs.store(true, Ordering::Relaxed);
-        }
-    }
-    wrapped
+    })
 }
 
-/// Where the results of a lane are, by the program.
-fn place(loaded: &Loaded, lane: &DeviceLaunch<'_>) -> Place {
-    let of_slot = || loaded.devices.get(lane.slot).copied().unwrap_or(Raw(ptr::null_mut()));
-    lane.device.map_or_else(|| (of_slot(), Raw(ptr::null_mut())), |device| (device.handle, device.memory))
+/// The candidate that the result with this number lies in, by its address, and whether the result has memory: one whose
+/// argument is an error has none (XLA:GPU, PJRT 0.112 and 0.116), so it was put nowhere else.
+///
+/// # Safety
+/// The output must be a live buffer of the client's engine.
+unsafe fn locate(
+    loaded: &Loaded,
+    result: usize,
+    output: *mut sys::PJRT_Buffer,
+    candidates: &[Candidate],
+    next: &mut usize,
+) -> (Option<usize>, bool) {
+    if candidates.is_empty() || is_elsewhere(loaded.program.plan.placements.get(result), candidates) {
+        return (None, true);
+    }
+    // SAFETY: the output is alive, as this function asks.
+    let address = unsafe { views::address(loaded.client.session.engine, output) };
+    let has_memory = !matches!(address, Ok(0));
+    (address.ok().and_then(|address| find(address, candidates, next)), has_memory)
+}
+
+/// What was launched on one device.
+struct Launched<'a> {
+    loaded: &'a Loaded,
+    device_index: usize,
+    device: &'a Device,
+    run: Execution,
+}
+
+/// The buffer of a result in a candidate's block: the one that the candidate's output cache kept, or a new one.
+///
+/// # Safety
+/// The output must be a live buffer of the client's engine, without another owner.
+unsafe fn in_block(
+    launched: &Launched<'_>,
+    result: usize,
+    output: *mut sys::PJRT_Buffer,
+    candidate: &mut Candidate,
+    mut allocation: Allocation,
+    bound: Option<Raw<sys::PJRT_Memory>>,
+    writing: Definition,
+) -> Arc<Buffer> {
+    let &Launched { loaded, device_index, device, run } = launched;
+    let (session, program) = (loaded.client.session, &*loaded.program);
+    let shape = &program.results[result];
+    let run = matches!(candidate.origin, Origin::Argument(_)).then_some(run);
+    allocation.set_provenance(program.origin_ids[result], run);
+    if run.is_some() {
+        // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move or
+        // a copy of it has to know.
+        // SAFETY: the output is alive, and holds an array of this shape.
+        unsafe { note_layout(session.engine, output, shape) };
+    }
+    let memory = bound.unwrap_or_else(|| device.memory_of(allocation.memory()));
+    // Another result may lie there than before, if the engine changed its mind.
+    let fits = |buffer: &Arc<Buffer>| Arc::ptr_eq(&buffer.shape, shape) && buffer.memory.0 == memory.0;
+    if let Some(buffer) = candidate.reused.take().filter(fits) {
+        buffer.reuse(output, allocation, writing);
+        return buffer;
+    }
+    let cache_slot = match candidate.origin {
+        Origin::Destination(number) => loaded.cache_slot(device_index, number),
+        Origin::Argument(_) => None,
+    };
+    let (shape, storage) = (Arc::clone(shape), Storage::Arena(allocation));
+    let buffer = Buffer::with_cache_slot(session, device.handle, memory, shape, output, storage, cache_slot);
+    buffer.define_by(writing);
+    buffer
+}
+
+/// Compares where the results lay with the first execution, or notes it if this is the first.
+fn learn(program: &Program, candidates: &[Candidate], results: Vec<Option<usize>>) {
+    let consumed: Vec<Origin> = candidates.iter().map(|candidate| candidate.origin).collect();
+    let now = Origins { consumed, results };
+    let before = program.origins.get_or_init(|| now.clone());
+    if before.consumed == now.consumed && before.results != now.results {
+        log::warn!(
+            "program '{}' placed its results in {:?} of {:?}, before in {:?}; it is watched from now on",
+            program.name,
+            now.results,
+            now.consumed,
+            before.results
+        );
+        program.differs.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The device and memory of a launch's results, by the program.
+fn place(loaded: &Loaded, launch: &DeviceLaunch<'_>) -> Place {
+    let of_program = || loaded.devices.get(launch.device_index).copied().unwrap_or(Raw(ptr::null_mut()));
+    launch.device.map_or_else(|| (of_program(), Raw(ptr::null_mut())), |device| (device.handle, device.memory))
 }
 
 /// Counts a result that lies elsewhere than planned.
 fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
-    match program.plan.homes.get(result) {
+    match program.plan.placements.get(result) {
         Some(ResultPlacement::Destination(_)) => program.executions.miss(Miss::Destination),
         Some(&ResultPlacement::Argument(argument)) if of_argument(argument, candidates).is_none() => {
             program.executions.miss(Miss::Argument);
@@ -152,16 +208,16 @@ fn count_miss(program: &Program, result: usize, candidates: &[Candidate]) {
     }
 }
 
-/// Whether a result lies in the memory of an argument that gave no block. It is not asked for its address: the bytes of
+/// Whether a result lies in the memory of an argument without a block. It is not asked for its address: the bytes of
 /// an asynchronous transfer have none before they are sent, and the engine would wait for them.
-fn is_elsewhere(home: Option<&ResultPlacement>, candidates: &[Candidate]) -> bool {
-    let Some(&ResultPlacement::Argument(argument)) = home else { return false };
+fn is_elsewhere(placement: Option<&ResultPlacement>, candidates: &[Candidate]) -> bool {
+    let Some(&ResultPlacement::Argument(argument)) = placement else { return false };
     of_argument(argument, candidates).is_none_or(|candidate| candidate.allocation.is_none())
 }
 
-/// The candidate that an argument gave. O(log n): they come in the order of their origins.
+/// The candidate of an argument. O(log n): they come in the order of their origins.
 fn of_argument(argument: usize, candidates: &[Candidate]) -> Option<&Candidate> {
-    debug_assert!(candidates.is_sorted_by_key(|candidate| candidate.origin), "a run consumes in this order");
+    debug_assert!(candidates.is_sorted_by_key(|candidate| candidate.origin), "an execution consumes in this order");
     let at = candidates.binary_search_by_key(&Origin::Argument(argument), |candidate| candidate.origin).ok()?;
     candidates.get(at)
 }

@@ -1,22 +1,23 @@
-//! What is under way in the engine, and what it keeps alive.
+//! Operations that are under way in the engine, and what each of them keeps alive.
 //!
 //! ```text
-//!  track ------- engine runs ------- completion event ------ next call into us
-//!                                       |                       |
-//!                                       the operation is done      it lands: blocks given up meanwhile are free,
-//!                                                               small results become spares (spares.rs), consumed
-//!                                                               handles and contexts are destroyed
+//!  track ------- engine runs ------- completion event --- the next call of the C API
+//!                                       |                    |
+//!                                       operation is done    reap: the blocks that its buffers gave up are free, small
+//!                                                            results go to the cache (executable/output_cache.rs),
+//!                                                            consumed handles and contexts are destroyed
 //! ```
 //!
-//! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation is waiting for
-//! memory; then it frees the operation's blocks itself. Landing is left to the next call because it costs the caller less
-//! than it costs two threads to meet, and because destroying a handle that a program was donated blocks until that
-//! program is done (engine behaviour T3), inside its own callback for ever. Where no next call comes, [`InFlight::release_stale`] frees
-//! the memory.
+//! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation waits for
+//! memory; then it frees the operation's blocks itself. The next call reaps the operation: that costs its caller less
+//! than it costs two threads to meet, and destroying a handle that was donated to a program blocks until that program
+//! is done (engine behaviour T3), in the program's own callback for ever. Where no next call comes,
+//! [`InFlight::release_stale`] frees the memory.
 //!
-//! A run that fails to start says so at once. Where the engine does one run after another, those before it may still use its
-//! blocks then, and so may the kernels of its own that were launched before the one that was not: its resources goes into a
-//! operation that ends with all that the device was given so far ([`Fence`]). One that fails later does so in its turn.
+//! An execution that fails to start reports that at once. On an engine that orders executions, the executions before
+//! it may still use its blocks then, and so may those of its own kernels that were launched: its resources go into an
+//! operation that ends with all that the device was given so far ([`Fence`]). An execution that fails later is an
+//! operation like any other.
 
 use std::{
     any::Any,
@@ -51,39 +52,39 @@ use crate::{
 
 pub mod deadline;
 
-/// Handles of the engine that a program consumed: donated, but still to be destroyed.
+/// Handles of the engine that a program has consumed and that are still to be destroyed.
 pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
 
 /// How long [`InFlight::drain_ready`] waits: touching a MiB of new memory takes as long.
-const MOMENT: Duration = Duration::from_micros(300);
+const READY_WAIT: Duration = Duration::from_micros(300);
 
-/// How long who runs ahead is held back: a program that computes a few MiB takes as long, and who waits for one that
-/// takes longer does not lose by it, because the device is busy anyway.
+/// How long a caller that runs ahead of the device is held back: a program that computes a few MiB takes as long.
+/// Behind a longer program the wait costs nothing, because the device is busy anyway.
 pub const THROTTLE: Duration = Duration::from_millis(2);
 
-/// What a operation carries until it lands.
+/// What an operation keeps until it is reaped.
 #[derive(Default)]
 pub struct Resources {
-    /// Buffers in use, each taken up with [`Buffer::begin_use`].
+    /// Buffers in use; [`Buffer::begin_use`] was called for each.
     pub buffers: SmallVec<[Arc<Buffer>; 4]>,
-    /// Buffers that the operation writes, taken up as well.
+    /// Buffers that the operation writes, in use as well.
     pub results: SmallVec<[Arc<Buffer>; 2]>,
-    /// Blocks that no buffer took, but that the engine may still use.
+    /// Blocks without a buffer that the engine may still use.
     pub leftovers: Vec<Allocation>,
-    /// What the buffers were taken up for.
+    /// What the buffers are used for.
     pub user: User,
-    /// What the arena keeps for its scratch.
+    /// The part of the arena that is reserved for its scratch.
     pub scratch: Option<ScratchReservation>,
     /// Handles to destroy.
     pub consumed: Consumed,
-    /// The execute context, which the program may still look into.
+    /// The execute context, which the program may still read.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// One execution or transfer on one device.
 struct Operation {
     engine: &'static Engine,
-    /// Ready once the results are there; only of operations that write large ones.
+    /// Ready once the results are defined; only of operations that write large results.
     results_ready: Option<EngineEvent>,
     done: AtomicBool,
     succeeded: AtomicBool,
@@ -97,17 +98,17 @@ impl UnderWay for Operation {
     }
 }
 
-/// Rings when memory was given back while somebody waits for it.
+/// Wakes allocations that wait, when an operation has freed memory.
 #[derive(Default)]
 struct Completions {
     epoch: Mutex<u64>,
     changed: Condvar,
-    /// Flights that are done and in the queue. Below zero for a moment where one lands before its count is told.
+    /// Operations that are done and in the queue. Below zero for a moment if one is reaped before it is counted.
     done: AtomicIsize,
     /// Allocations that wait for memory.
     waiters: AtomicUsize,
-    /// Flights that are done or no longer in the queue, and whose memory some thread is giving back at this moment. Whoever
-    /// waits must not take it for nothing under way.
+    /// Operations that are done or no longer in the queue, and whose memory a thread frees at this moment. An
+    /// allocation that waits must count them as under way.
     releasing: AtomicUsize,
 }
 
@@ -116,12 +117,14 @@ impl Completions {
         self.waiters.load(Ordering::SeqCst) != 0
     }
 
-    /// So many operations are about to be unloaded: called before anybody can see that they are done, or miss them.
+    /// Announces that `operations` will be freed: called before another thread can see that they are done, or miss
+    /// them.
     fn begin(&self, operations: usize) {
         self.releasing.fetch_add(operations, Ordering::SeqCst);
     }
 
-    /// Their memory is free. Who began to wait after the first look found it free, but may have seen the number.
+    /// Their memory is free. An allocation that began to wait after the first look found the memory free, but may
+    /// have seen the number.
     fn end(&self, operations: usize) {
         if !self.has_waiters() {
             self.releasing.fetch_sub(operations, Ordering::SeqCst);
@@ -152,34 +155,35 @@ impl Resources {
         handles
     }
 
-    /// Gives up all memory, and hands each buffer to `home` that was to come home after this.
-    fn release_memory(&mut self, succeeded: bool, mut home: impl FnMut(Recycled)) {
+    /// Frees all memory, and passes each buffer whose last use this was, and which is to be recycled, to `recycle`.
+    fn release_memory(&mut self, succeeded: bool, mut recycle: impl FnMut(Recycled)) {
         self.leftovers.clear();
         self.scratch = None;
         for buffer in self.buffers.drain(..) {
             if let Some(recycled) = buffer.end_operation_use(false, self.user) {
-                home(recycled);
+                recycle(recycled);
             }
         }
         for result in self.results.drain(..) {
             if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
-                home(recycled);
+                recycle(recycled);
             }
         }
     }
 }
 
 impl Operation {
-    /// Frees the memory that only the operation still held. May run on any thread, one of the engine too.
+    /// Frees the memory that only the operation used. May run on any thread, one of the engine's too.
     fn release_memory(&self) {
-        // Locked to the end: who destroys the handles must find those of the buffers that came home here.
+        // Locked to the end: a thread that destroys the handles must find those of the buffers that are recycled
+        // here.
         let resources = &mut *self.resources.lock();
         let mut consumed = mem::take(&mut resources.consumed);
         resources.release_memory(self.succeeded.load(Ordering::Relaxed), |recycled| consumed.extend(recycled.free()));
         resources.consumed = consumed;
     }
 
-    /// Ends the operation. Only from calls from outside.
+    /// Ends the operation. Only in calls of the C API, not on the engine's threads.
     ///
     /// # Safety
     /// The engine's client must be alive.
@@ -187,7 +191,8 @@ impl Operation {
         let mut resources = mem::take(&mut *self.resources.lock());
         resources.release_memory(self.succeeded.load(Ordering::Relaxed), Recycled::keep);
         for handle in resources.consumed {
-            // SAFETY: the operation owned the handle; nobody else destroys it.
+            // SAFETY: the client is alive, as this function asks; the operation owned the handle, so this destroys it
+            // once.
             unsafe { views::destroy(engine, handle.0) };
         }
         drop(resources.context);
@@ -213,7 +218,7 @@ impl Completion for Operation {
     }
 }
 
-/// Takes what is done out of a queue.
+/// Takes the operations that are done out of a queue.
 fn all_done(operations: &mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>; 8]> {
     let mut done = SmallVec::new();
     operations.retain(|operation| {
@@ -230,14 +235,14 @@ fn all_done(operations: &mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operatio
 pub struct Round<'a> {
     in_flight: &'a InFlight,
     engine: &'static Engine,
-    /// When waiting is over.
+    /// When the wait ends.
     pub deadline: &'a Deadline<'a>,
     epoch: u64,
 }
 
 impl Round<'_> {
-    /// Waits for an operation that completes after this round began, and reaps what is done; `false` if none is under way, or if
-    /// the deadline has passed.
+    /// Waits for an operation that completes after this round began, and reaps what is done; `false` if none is under
+    /// way, or if the deadline has passed.
     pub fn wait(&self) -> bool {
         let changed = self.in_flight.wait_for_completion(self.epoch, self.deadline);
         if changed {
@@ -246,31 +251,31 @@ impl Round<'_> {
         changed
     }
 
-    /// Reaps what is done.
+    /// Reaps the operations that are done.
     pub fn reap(&self) {
         self.in_flight.reap_all(self.engine);
     }
 }
 
-/// All that is under way for one client.
+/// All operations that are under way for one client.
 #[derive(Default)]
 pub struct InFlight {
     operations: Mutex<VecDeque<Arc<Operation>>>,
     /// Buffers whose handle the engine consumed and whose owner is gone.
     deferred: Mutex<Vec<Arc<Buffer>>>,
-    /// How many deferred there are: mostly none, which is seen without the lock.
+    /// The length of `deferred`: mostly zero, which is seen without the lock.
     deferred_count: AtomicUsize,
-    /// What runs have left that failed to start, where the engine could not say when it is free.
+    /// Resources of executions that failed to start, where the engine could not say when they are free.
     unfenced: Mutex<Vec<(ExecutionQueue, Resources)>>,
-    /// Whether there may be some: seen without the lock.
+    /// Whether `unfenced` may hold some: seen without the lock.
     has_unfenced: AtomicBool,
-    /// Flights, deferred and the unfenced.
+    /// Operations, deferred buffers and unfenced resources, together.
     count: AtomicUsize,
     completions: Arc<Completions>,
 }
 
 impl InFlight {
-    /// Watches over what ends with `event`, and whose results are there when `results_ready` is.
+    /// Keeps `resources` until `event`; the results are defined when `results_ready` is.
     pub fn track(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, resources: Resources) {
         let operation = Arc::new(Operation {
             engine: event.engine(),
@@ -285,20 +290,20 @@ impl InFlight {
         event.notify(operation);
     }
 
-    /// Watches over what a run leaves that failed to start, until the device is done with all that it was given so far.
-    /// Where the engine cannot say when that is, the next call asks again.
+    /// Keeps the `resources` of an execution that failed to start, until the device is done with all that it was
+    /// given so far. Where the engine cannot say when that is, the next call asks again.
     ///
     /// # Safety
     /// The engine's client must be alive.
     #[cold]
     pub unsafe fn track_behind(&self, queue: ExecutionQueue, engine: &'static Engine, mut resources: Resources) {
-        // It is not the run that ends well.
+        // The fence may succeed, but the execution did not: its results must not become defined.
         resources.buffers.extend(resources.results.drain(..));
-        // SAFETY: the caller's promise.
+        // SAFETY: the engine's client is alive, as this function asks.
         match unsafe { Fence::of(queue, engine) } {
-            Ok(tail) => {
-                resources.consumed.push(tail.buffer);
-                self.track(&tail.event, None, resources);
+            Ok(fence) => {
+                resources.consumed.push(fence.buffer);
+                self.track(&fence.event, None, resources);
             }
             Err(error) => {
                 log::warn!("no end of the runs before one that failed, so its memory waits: {}", error.message());
@@ -317,8 +322,9 @@ impl InFlight {
         self.deferred_count.store(deferred.len(), Ordering::Release);
     }
 
-    /// Lands what is done at the head of the queue: executions of a device end in order. Where more are done than that, a long
-    /// one of another device is before them, and they are looked for. One load if nothing is under way.
+    /// Reaps the operations that are done at the head of the queue: executions of a device end in order. If more are
+    /// done than that, a long one of another device is before them, and the whole queue is searched. One load if
+    /// nothing is under way.
     pub fn reap_in_order(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
             self.reap_some(engine, |operations| {
@@ -329,16 +335,16 @@ impl InFlight {
         }
     }
 
-    /// Lands everything that is done.
+    /// Reaps all operations that are done.
     pub fn reap_all(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) != 0 {
             self.reap_some(engine, all_done);
         }
     }
 
-    /// Frees the memory of what is done, if nothing was launched since the last call with the same `newest`; the rest of
-    /// landing is left to the next call into us. For who looks from time to time, on any thread: of the engine it calls
-    /// nothing but an event's end, where another thread lands the operation at the same moment.
+    /// Frees the memory of the operations that are done, if nothing was launched since the last call with the same
+    /// `newest`; the next call of the C API does the rest of reaping. For a periodic caller on any thread: of the
+    /// engine it calls nothing but an event's destructor, if another thread reaps the operation at the same moment.
     pub fn release_stale(&self, newest: &mut usize) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -357,11 +363,11 @@ impl InFlight {
         self.completions.end(done.len());
     }
 
-    /// Lands what is as good as done: waits for operations whose results are there already, at most 300 us.
+    /// Reaps operations whose results are defined already, for which it waits at most 300 us.
     ///
-    /// The engine tells who waits for a result before it tells us that the program is done, a few microseconds later,
-    /// or more where threads are short of processors. A caller that dropped a result which it had waited for would miss
-    /// its memory, and touch new memory instead.
+    /// The engine tells a caller that a result is ready before it tells us that the program is done: a few
+    /// microseconds, or more where threads are short of processors. An allocation that follows a dropped result would
+    /// miss its memory, and touch new memory instead.
     pub fn drain_ready(&self, engine: &'static Engine) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -370,7 +376,7 @@ impl InFlight {
             let operations = self.operations.lock();
             operations.iter().filter(|operation| operation.is_under_way()).cloned().collect()
         };
-        let deadline = Instant::now() + MOMENT;
+        let deadline = Instant::now() + READY_WAIT;
         for operation in completing {
             // No lock is held while the engine is asked.
             if operation.results_ready.as_ref().is_some_and(EngineEvent::is_ready) {
@@ -390,21 +396,22 @@ impl InFlight {
         });
     }
 
-    /// Ends the watch, because the client ends: destroys every consumed handle, waiting for the programs that hold them.
-    /// What is still under way then frees its memory when it arrives.
+    /// Ends with the client: destroys every consumed handle, and waits for the programs that use them. An operation
+    /// that is still under way frees its memory when it completes.
     pub fn end(&self, engine: &'static Engine) {
-        // From here on completing operations release_memory by themselves.
+        // From here on operations that complete free their memory themselves.
         self.completions.waiters.fetch_add(1, Ordering::SeqCst);
         let destroy = |handles: Consumed| {
             for handle in handles {
-                // SAFETY: the operation or its buffer owned the handle; the engine's client is still alive.
+                // SAFETY: the operation or its buffer owned the handle, and gave it up for this; the engine's client
+                // is still alive.
                 unsafe { views::destroy(engine, handle.0) };
             }
         };
         let operations = mem::take(&mut *self.operations.lock());
         for operation in &operations {
-            // No lock is held while the engine destroys: it may wait for the program, whose thread may be here at the same moment to
-            // release_memory the operation. Nothing comes home after this, so what that finds has no handles.
+            // No lock is held while the engine destroys a handle: it may wait for the program, whose thread may be
+            // about to free the operation's memory. Nothing is recycled after this, so that thread finds no handles.
             let handles = operation.resources.lock().handles();
             destroy(handles);
             if !operation.is_under_way() {
@@ -424,12 +431,12 @@ impl InFlight {
         self.operations.lock().iter().any(|operation| operation.is_under_way())
     }
 
-    /// Whether somebody waits for memory: what comes free is not to be kept then.
+    /// Whether an allocation waits for memory: caches keep nothing then.
     pub fn has_waiters(&self) -> bool {
         self.completions.has_waiters()
     }
 
-    /// A deadline from now on, which what is under way puts off, or not.
+    /// A deadline from now on; operations under way put it off if `prolonged`.
     pub fn deadline<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Deadline<'a> {
         let under_way = |operation: &&Arc<Operation>| prolonged && operation.is_under_way();
         Deadline::new(callbacks, || {
@@ -437,8 +444,9 @@ impl InFlight {
         })
     }
 
-    /// Calls `attempt` until it breaks, while operations that complete free their memory at once. Everything that waits for memory
-    /// waits here: an attempt that failed calls [`Round::wait`], and continues if that says that something has changed.
+    /// Calls `attempt` until it breaks, while operations that complete free their memory at once. Every wait for
+    /// memory is here: an attempt that failed calls [`Round::wait`], and continues if that says that something has
+    /// changed.
     pub fn wait_until<T>(
         &self,
         engine: &'static Engine,
@@ -455,7 +463,7 @@ impl InFlight {
         let _waiter = Waiter(&self.completions.waiters);
         self.reap_all(engine);
         loop {
-            // Before the attempt: what completes while it looks for room is seen by the wait after it.
+            // Read before the attempt: an operation that completes during the attempt ends the wait after it.
             let epoch = *self.completions.epoch.lock();
             let round = Round { in_flight: self, engine, deadline, epoch };
             if let ControlFlow::Break(outcome) = attempt(&round) {
@@ -464,7 +472,7 @@ impl InFlight {
         }
     }
 
-    /// Waits for one more completion than `seen`, until the deadline; whether there was one, or may have been.
+    /// Waits until the deadline for one more completion than `seen`; whether there was one, or may have been.
     fn wait_for_completion(&self, seen: u64, deadline: &Deadline<'_>) -> bool {
         let under_way = self.is_busy();
         let mut epoch = self.completions.epoch.lock();
@@ -497,7 +505,7 @@ impl InFlight {
             reaped
         };
         for operation in &reaped {
-            // SAFETY: the in_flight belongs to a client, which calls only while the engine's client lives.
+            // SAFETY: a client owns this, and calls it only while the engine's client is alive.
             unsafe { operation.reap(engine) };
         }
         if !reaped.is_empty() {
@@ -509,7 +517,7 @@ impl InFlight {
         }
     }
 
-    /// Asks once more how long what runs have left must wait; for how many.
+    /// Asks the engine once more for a fence after the unfenced resources; how many there were.
     fn track_unfenced(&self, engine: &'static Engine) -> usize {
         if !self.has_unfenced.swap(false, Ordering::Acquire) {
             return 0;
@@ -517,24 +525,24 @@ impl InFlight {
         let unfenced = mem::take(&mut *self.unfenced.lock());
         let count = unfenced.len();
         for (queue, resources) in unfenced {
-            // SAFETY: as in `reap_some`.
+            // SAFETY: a client owns this, and calls it only while the engine's client is alive.
             unsafe { self.track_behind(queue, engine, resources) };
         }
         count
     }
 
-    /// Destroys the handles of deferred that nothing uses any more; how many.
+    /// Destroys the handles of deferred buffers that are unused now; how many.
     fn destroy_deferred(&self) -> usize {
         if self.deferred_count.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        let at_rest: SmallVec<[Arc<Buffer>; 4]> = {
+        let unused: SmallVec<[Arc<Buffer>; 4]> = {
             let mut deferred = self.deferred.lock();
-            let at_rest = deferred.extract_if(.., |buffer| buffer.is_unused()).collect();
+            let unused = deferred.extract_if(.., |buffer| buffer.is_unused()).collect();
             self.deferred_count.store(deferred.len(), Ordering::Release);
-            at_rest
+            unused
         };
-        at_rest.iter().for_each(|buffer| buffer.destroy_handle());
-        at_rest.len()
+        unused.iter().for_each(|buffer| buffer.destroy_handle());
+        unused.len()
     }
 }

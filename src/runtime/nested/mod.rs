@@ -24,13 +24,13 @@ pub struct NestedSessions {
 #[derive(Default)]
 struct Idle {
     /// Those that no program runs on, in the order of their numbers.
-    clients: Vec<Arc<Other>>,
+    clients: Vec<Arc<NestedClient>>,
     /// How many were made.
     made: usize,
 }
 
 /// A client of the engine that one program at a time has to itself.
-pub struct Other {
+pub struct NestedClient {
     number: usize,
     handle: Raw<sys::PJRT_Client>,
     /// Its devices with their default memories, in the order of the user's.
@@ -44,7 +44,7 @@ pub struct NestedExecutables(Mutex<Vec<(usize, Raw<sys::PJRT_LoadedExecutable>)>
 /// A client, until it is given back.
 pub struct NestedLease {
     user: Arc<NestedSessions>,
-    other: Arc<Other>,
+    other: Arc<NestedClient>,
 }
 
 impl Drop for NestedLease {
@@ -71,7 +71,7 @@ impl NestedLease {
     ) -> Outcome<(Self, *mut sys::PJRT_LoadedExecutable)> {
         let idle = {
             let mut idle = user.idle.lock();
-            let knows = |other: &Other| nested_executables.on(other).is_some();
+            let knows = |other: &NestedClient| nested_executables.on(other).is_some();
             let at = idle.clients.iter().position(|other| knows(other)).unwrap_or(0);
             if idle.clients.is_empty() {
                 idle.made += 1;
@@ -84,16 +84,16 @@ impl NestedLease {
         let other = match idle {
             Ok(other) => other,
             // SAFETY: the caller's promise.
-            Err(number) => Arc::new(unsafe { Other::new(user, number)? }),
+            Err(number) => Arc::new(unsafe { NestedClient::new(user, number)? }),
         };
-        let stay = Self { user: Arc::clone(user), other };
-        if let Some(twin) = nested_executables.on(&stay.other) {
-            return Ok((stay, twin));
+        let lease = Self { user: Arc::clone(user), other };
+        if let Some(nested) = nested_executables.on(&lease.other) {
+            return Ok((lease, nested));
         }
         // SAFETY: the caller's promise; the client is alive, and nobody else loads programs on it now.
-        let twin = unsafe { copy(user.session.engine, executable, stay.handle())? };
-        nested_executables.0.lock().push((stay.other.number, Raw(twin)));
-        Ok((stay, twin))
+        let nested = unsafe { copy(user.session.engine, executable, lease.handle())? };
+        nested_executables.0.lock().push((lease.other.number, Raw(nested)));
+        Ok((lease, nested))
     }
 
     /// Its client.
@@ -128,7 +128,7 @@ impl NestedSessions {
     }
 }
 
-impl Other {
+impl NestedClient {
     /// # Safety
     /// The user's client must be alive.
     unsafe fn new(user: &NestedSessions, number: usize) -> Outcome<Self> {
@@ -157,14 +157,14 @@ impl Other {
 
 impl NestedExecutables {
     /// The program on `other`, if it ran there before.
-    fn on(&self, other: &Other) -> Option<*mut sys::PJRT_LoadedExecutable> {
-        self.0.lock().iter().find(|(number, _)| *number == other.number).map(|(_, twin)| twin.0)
+    fn on(&self, other: &NestedClient) -> Option<*mut sys::PJRT_LoadedExecutable> {
+        self.0.lock().iter().find(|(number, _)| *number == other.number).map(|(_, nested)| nested.0)
     }
 
     /// Destroys them, while their clients live.
     pub fn end(&self, engine: &'static Engine) {
-        for (_, twin) in std::mem::take(&mut *self.0.lock()) {
-            let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: twin.0, ..Default::default() };
+        for (_, nested) in std::mem::take(&mut *self.0.lock()) {
+            let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: nested.0, ..Default::default() };
             // SAFETY: the program is the user's to run no more.
             if let Err(error) = unsafe { engine.call(args) } {
                 log::warn!("the engine could not destroy a program for callbacks: {}", error.message());

@@ -398,7 +398,7 @@ impl Promise {
         // block. That result counts as the engine's, so the engine gets a copy.
         let showing = if unclaimed.is_some() { Showing::Copy } else { Showing::View };
         if !client.session.is_open() {
-            self.buffer.land();
+            self.buffer.end_use();
             return Ok(());
         }
         // SAFETY: the client is alive; the block holds the whole array, aligned, and stays while the buffer is taken up
@@ -444,7 +444,7 @@ impl Promise {
                 (Err(_), _) => {}
             }
         }
-        self.buffer.land();
+        self.buffer.end_use();
     }
 }
 

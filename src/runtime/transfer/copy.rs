@@ -59,7 +59,7 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
         }
         Ok(true)
     })();
-    buffer.land();
+    buffer.end_use();
     ready
 }
 
@@ -70,12 +70,12 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     unsafe {
         match buffer.session.view_kind {
-            ViewKind::Host => copy_at_rest(client, buffer, site),
-            ViewKind::Device => copy_on_stream(client, buffer, site),
+            ViewKind::Host => copy_at_rest(client, buffer, space),
+            ViewKind::Device => copy_on_stream(client, buffer, space),
         }
     }
 }
@@ -92,15 +92,15 @@ pub unsafe fn copy_here(
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
 ) -> Outcome<Option<Arc<Buffer>>> {
     let client = &*client::of_buffer(buffer)?;
-    let site = destination(client, to.0, to.1);
+    let space = destination(client, to.0, to.1);
     let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory);
     // SAFETY: the caller's promise.
     unsafe {
-        if let Some(copy) = own_layout::copy(client, buffer, site, memory)? {
+        if let Some(copy) = own_layout::copy(client, buffer, space, memory)? {
             return Ok(Some(copy));
         }
-        match site {
-            Some(site) => copy_by_us(client, buffer, site),
+        match space {
+            Some(space) => copy_by_us(client, buffer, space),
             None => Ok(None),
         }
     }
@@ -113,7 +113,7 @@ pub unsafe fn copy_here(
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_known, is_engine_s) = {
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
@@ -128,14 +128,14 @@ unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) 
         return Ok(None);
     }
     // The source is not in use while room is sought, so that it may move to make some.
-    let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // SAFETY: the caller's promise.
     let reading = if is_engine_s { unsafe { buffer.read_engine()? } } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive. Both hold the array; the source neither changes, moves nor goes while it is read, the copy is
     // ours alone.
-    unsafe { arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
+    unsafe { upload.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
 /// Has a GPU copy bytes that are there, or that stand on a stream of ours already. What a program still writes is the engine's to
@@ -147,7 +147,11 @@ unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) 
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_on_stream(
+    client: &Client,
+    buffer: &Arc<Buffer>,
+    space: MemorySpace<'_>,
+) -> Outcome<Option<Arc<Buffer>>> {
     let (is_ours, queued) = {
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
@@ -157,12 +161,12 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: MemorySpac
         return Ok(None);
     }
     // What the host has pinned is written by the GPU that it was pinned for.
-    let Some(own) = site.device.memory_space() else { return Ok(None) };
-    if own.memory.0 != site.memory.0 && is_on_another_device(client, buffer, site) {
+    let Some(own) = space.device.memory_space() else { return Ok(None) };
+    if own.memory.0 != space.memory.0 && is_on_another_device(client, buffer, space) {
         return Ok(None);
     }
     let carrier = &*own.arena.carrier;
-    let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // Until writers are held back: who launches a program that is given the source waits for that.
     let Some(reading) = buffer.read_block()? else { return Ok(None) };
     buffer.begin_use()?;
@@ -170,7 +174,7 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: MemorySpac
     // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
     // device where that is another one; and it is in use until the copy is there.
     unsafe {
-        arrival.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
+        upload.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
             carrier.copy(from, to, bytes)?;
             hold_writers_back(client, buffer, carrier);
             drop(reading);
@@ -181,9 +185,9 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: MemorySpac
 }
 
 /// Whether a buffer lies in the own memory of another device than that of `site`.
-fn is_on_another_device(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) -> bool {
-    let home = client.device_of_memory(buffer.memory.0);
-    home.is_some_and(|home| home.handle.0 != site.device.handle.0)
+fn is_on_another_device(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> bool {
+    let source = client.device_of_memory(buffer.memory.0);
+    source.is_some_and(|source| source.handle.0 != space.device.handle.0)
 }
 
 /// Sees to it that no program writes to `buffer`, if it is donated to one, before the stream of `copying` has read it: the engine
@@ -198,11 +202,17 @@ fn is_on_another_device(client: &Client, buffer: &Buffer, site: MemorySpace<'_>)
 /// The client must be alive.
 unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
     let address = buffer.state().storage.address();
-    let home = client.memory_space_of(buffer.memory.0).and_then(|home| Some((home, home.device.memory_space()?)));
-    let view = address.zip(home).and_then(|(at, (home, own))| {
+    let source =
+        client.memory_space_of(buffer.memory.0).and_then(|source| Some((source, source.device.memory_space()?)));
+    let view = address.zip(source).and_then(|(at, (source, own))| {
         // SAFETY: the client is alive; the block is the buffer's, as before.
         unsafe {
-            client.session.view_behind((home.device.handle, home.memory), &*own.arena.carrier, at, buffer.shape.array())
+            client.session.view_behind(
+                (source.device.handle, source.memory),
+                &*own.arena.carrier,
+                at,
+                buffer.shape.array(),
+            )
         }
         .ok()
     });
@@ -249,7 +259,7 @@ pub unsafe fn copy_by_engine<A: Args>(
     let copied = match copied {
         Ok(args) => result(&args),
         Err(error) => {
-            buffer.land();
+            buffer.end_use();
             return Err(error.into());
         }
     };
@@ -268,7 +278,7 @@ pub unsafe fn copy_by_engine<A: Args>(
                 Resources { buffers: smallvec![Arc::clone(buffer)], ..Resources::default() },
             );
         }
-        _ => buffer.land(),
+        _ => buffer.end_use(),
     }
     // SAFETY: as above.
     unsafe { client.adopt_admitted(copied, admitted) }

@@ -88,7 +88,7 @@ pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) ->
 pub unsafe fn alias(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
-    site: MemorySpace<'_>,
+    space: MemorySpace<'_>,
     shape: Arc<Shape>,
 ) -> Outcome {
     // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
@@ -105,7 +105,7 @@ pub unsafe fn alias(
     // SAFETY: the buffer was just made and is ours.
     let buffer = unsafe {
         if views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at) {
-            let place = (site.device.handle, site.memory);
+            let place = (space.device.handle, space.memory);
             let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
             Buffer::foreign(client.session, place, shape, done.buffer, Access::ReadOnly, foreign)
         } else {
@@ -167,14 +167,14 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
     match unsafe { EngineEvent::own(buffer.session.engine, event) } {
         Some(event) => {
             if event.is_ready() {
-                buffer.land();
+                buffer.end_use();
             } else if let Some(client) = client::of_session(buffer.session) {
                 let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
                 client.allocator.in_flight.track(&event, None, resources);
             }
             let _caller = event.into_raw();
         }
-        None => buffer.land(),
+        None => buffer.end_use(),
     }
 }
 
@@ -202,7 +202,7 @@ pub unsafe fn read<A: Args>(
             Ok(args)
         }
         Err(error) => {
-            buffer.land();
+            buffer.end_use();
             Err(error.into())
         }
     }

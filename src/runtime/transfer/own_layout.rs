@@ -41,7 +41,7 @@ use crate::{
 pub unsafe fn copy(
     client: &Client,
     buffer: &Arc<Buffer>,
-    site: Option<MemorySpace<'_>>,
+    space: Option<MemorySpace<'_>>,
     memory: Raw<sys::PJRT_Memory>,
 ) -> Outcome<Option<Arc<Buffer>>> {
     if client.session.view_kind != ViewKind::Host || !buffer.shape.is_without_gaps() {
@@ -56,20 +56,20 @@ pub unsafe fn copy(
         return Ok(None);
     }
     let bytes = Bytes::new(buffer.shape.size as u64);
-    let Some(site) = site else {
+    let Some(space) = space else {
         // SAFETY: the caller's promise; the bytes are there, and stay as long as they are lent.
         return unsafe {
             let reading = buffer.lend()?;
             shown(client, memory, &buffer.shape, own, reading.address()).map(Some)
         };
     };
-    let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
+    let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // SAFETY: the client is alive. Both hold the array; the source is there and neither changes, moves nor goes while it is lent, the
     // copy is ours alone.
     unsafe {
         let reading = buffer.lend()?;
         let from = Address::new(reading.address() as u64);
-        arrival.fill(&[], |carrier, to| carrier.copy(from, to, bytes)).map(Some)
+        upload.fill(&[], |carrier, to| carrier.copy(from, to, bytes)).map(Some)
     }
 }
 

@@ -35,9 +35,9 @@ use crate::{
 /// A block that an array is brought to.
 pub struct Upload<'a> {
     client: &'a Client,
-    site: MemorySpace<'a>,
+    space: MemorySpace<'a>,
     shape: Arc<Shape>,
-    held: Allocation,
+    allocation: Allocation,
 }
 
 impl<'a> Upload<'a> {
@@ -45,10 +45,10 @@ impl<'a> Upload<'a> {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED.
-    pub fn new(client: &'a Client, site: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
-        let maker = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
-        let held = allocate_or_explain(&client.allocator, site.arena, &shape, maker)?;
-        Ok(Self { client, site, shape, held })
+    pub fn new(client: &'a Client, space: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
+        let provenance = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
+        let allocation = allocate_or_explain(&client.allocator, space.arena, &shape, provenance)?;
+        Ok(Self { client, space, shape, allocation })
     }
 
     /// The buffer of a block that is as it is.
@@ -60,7 +60,8 @@ impl<'a> Upload<'a> {
     /// The client must be alive.
     pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
         // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
-        let view = unsafe { self.client.session.view(self.site.memory, self.held.address(), self.shape.array())? };
+        let view =
+            unsafe { self.client.session.view(self.space.memory, self.allocation.address(), self.shape.array())? };
         let buffer = self.buffer(view);
         {
             let mut state = buffer.state();
@@ -84,7 +85,7 @@ impl<'a> Upload<'a> {
         sources: &[Arc<Buffer>],
         fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
     ) -> Outcome<Arc<Buffer>> {
-        let carrier = &*self.site.arena.carrier;
+        let carrier = &*self.space.arena.carrier;
         // SAFETY: the caller's promise.
         unsafe { self.fill_by(carrier, sources, fill) }
     }
@@ -102,9 +103,9 @@ impl<'a> Upload<'a> {
         sources: &[Arc<Buffer>],
         fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
     ) -> Outcome<Arc<Buffer>> {
-        let filled = fill(carrier, self.held.block().address);
+        let filled = fill(carrier, self.allocation.block().address);
         if carrier.is_host() {
-            sources.iter().for_each(|source| source.land());
+            sources.iter().for_each(|source| source.end_use());
             filled?;
             // SAFETY: the caller's promise.
             return unsafe { self.as_it_is() };
@@ -112,9 +113,9 @@ impl<'a> Upload<'a> {
         // SAFETY: the caller's promise; as in `as_it_is`.
         let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
             let view = self.client.session.view_behind(
-                (self.site.device.handle, self.site.memory),
+                (self.space.device.handle, self.space.memory),
                 carrier,
-                self.held.address(),
+                self.allocation.address(),
                 self.shape.array(),
             )?;
             Ok((view, ready_event(self.client, view)))
@@ -124,7 +125,7 @@ impl<'a> Upload<'a> {
             Err(failure) => {
                 // What was queued already must not write to memory that is somebody else's by then.
                 carrier.finish();
-                sources.iter().for_each(|source| source.land());
+                sources.iter().for_each(|source| source.end_use());
                 return Err(failure);
             }
         };
@@ -141,7 +142,7 @@ impl<'a> Upload<'a> {
                 if ready.is_err() {
                     carrier.finish();
                 }
-                sources.iter().for_each(|source| source.land());
+                sources.iter().for_each(|source| source.end_use());
                 buffer.mark_defined();
             }
         }
@@ -149,8 +150,8 @@ impl<'a> Upload<'a> {
     }
 
     fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
-        let storage = Storage::Arena(self.held);
-        let MemorySpace { device, memory, .. } = self.site;
+        let storage = Storage::Arena(self.allocation);
+        let MemorySpace { device, memory, .. } = self.space;
         Buffer::new(self.client.session, device.handle, memory, self.shape, view, storage)
     }
 }
