@@ -115,7 +115,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         let Some(client) = client::unregister(handle) else {
             return Err(Error::invalid_argument(format!("{handle:p} is no client of this plugin")).into());
         };
-        client.lock_out_guards();
+        client.close_guards();
         client.allocator.trimmer.end();
         client::with_any(client::watch_scratch);
         // Views first, then the engine's client; the arenas go with the last buffer.

@@ -66,7 +66,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         // ours alone and as large as the dense array.
         let buffer = unsafe { upload.fill(&[], |carrier, to| carrier.upload(from, to))? };
         // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
-        self.done_with_host_buffer = ready_event(client.session.engine, &buffer)?;
+        self.done_with_host_buffer = ready_event(&buffer)?;
         self.buffer = buffer.into_raw();
         Ok(())
     }

@@ -41,6 +41,13 @@ impl From<EngineError> for Failure {
 /// What a call gives that may fail on our side or on the engine's.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
+/// Drops the outcome of a call that must not fail the one it is part of: `attempt` says what the engine could not do.
+pub fn discard<T>(outcome: Result<T, EngineError>, attempt: &str) {
+    if let Err(error) = outcome {
+        log::warn!("the engine could not {attempt}: {}", error.message());
+    }
+}
+
 /// The text of a panic.
 pub fn panicked(panic: &(dyn Any + Send)) -> &str {
     panic

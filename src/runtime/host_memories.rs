@@ -6,7 +6,7 @@ use crate::{
     sys::{self, slice, text},
 };
 
-/// The engine's memories of the host, as one device has them.
+/// The engine's memories of the host, for one device.
 #[derive(Clone, Copy, Default)]
 pub struct HostMemories {
     pinned: Option<Raw<sys::PJRT_Memory>>,
@@ -20,7 +20,8 @@ impl HostMemories {
     /// The device must be alive.
     pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Self {
         let mut found = Self::default();
-        // SAFETY: the caller's promise; what the getters point to lives as long as the device.
+        // SAFETY: the device is alive, as this function asks, and so long live its memories and their names, whose
+        // numbers the engine gives.
         unsafe {
             let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() });
             let memories = args.map_or(&[][..], |args| slice(args.memories, args.num_memories));

@@ -13,16 +13,16 @@ use crate::{
     units::Bytes,
 };
 
-/// Whether what is done lands first, and spares are given back, so that what is free shows as free.
+/// Whether operations that are done are reaped and caches cleared first, so that free memory shows as free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// As a question from outside wants it.
+    /// Yes, for a query from outside.
     Yes,
-    /// As it is at this instant.
+    /// No: the state at this instant.
     No,
 }
 
-/// All arenas now. Each is looked at under its own lock.
+/// All arenas now. Each is read under its own lock.
 pub fn take(settled: Settled) -> Snapshot {
     let clients = client::guard_all();
     if settled == Settled::Yes {
@@ -52,7 +52,7 @@ pub fn take(settled: Settled) -> Snapshot {
     }
 }
 
-/// Writes a snapshot to `path` because memory is exhausted. That it could not be written is no reason to fail anything.
+/// Writes a snapshot to `path` because memory is exhausted. A failure to write is only logged.
 pub fn on_exhausted(path: &Path) {
     match take(Settled::No).save(path) {
         Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
@@ -60,7 +60,7 @@ pub fn on_exhausted(path: &Path) {
     }
 }
 
-/// One device, and when.
+/// One device, and the time.
 fn one(client: &Client, memory: &DeviceMemory, engine: Bytes) -> (Device, u64) {
     let survey = memory.survey();
     let (mut blocks, mut regions) = (survey.blocks, survey.regions);

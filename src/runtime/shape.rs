@@ -31,7 +31,7 @@ pub struct Shape {
     pub dims: SmallVec<[i64; 6]>,
     /// Bytes on the device.
     pub size: usize,
-    /// Asked from the engine when first needed.
+    /// Asked from the engine when it is first needed.
     pub layout: OnceCell<Layout>,
 }
 
@@ -46,12 +46,12 @@ impl Shape {
         dense_size(self.element_type, &self.dims) == Some(Bytes::new(self.size as u64))
     }
 
-    /// The layout, if it is known not to be the default one. That of what lies in an arena is known, if it is another.
+    /// The layout, if it is known not to be the default one. That of an array in an arena is known, if it is another.
     pub fn own_layout(&self) -> Option<&Layout> {
         self.layout.get().filter(|layout| !layout.is_default())
     }
 
-    /// What a view of it shows.
+    /// The array that a view of it shows.
     pub fn array(&self) -> Array<'_> {
         let minor_to_major = self.own_layout().map(|layout| &*layout.minor_to_major);
         Array { minor_to_major, ..Array::new(self.element_type, &self.dims) }

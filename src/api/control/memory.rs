@@ -28,8 +28,8 @@ use crate::{
 /// What `each` says of each device's memory, over all clients; behind the devices of a client, of what was put into the host's
 /// memory for them.
 fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
-    let visits = client::guard_all();
-    let arenas = visits.iter().flat_map(|client| client.arenas().map(move |arena| (client, arena)));
+    let guards = client::guard_all();
+    let arenas = guards.iter().flat_map(|client| client.arenas().map(move |arena| (client, arena)));
     arenas.map(|(client, arena)| each(client, arena)).collect()
 }
 
@@ -101,7 +101,7 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
         })
     });
     // What the engine's pool keeps for the next program, where that lies in the same memory.
-    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::shrink);
+    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::trim_unused);
     returned(memory.name(), whole + pages + scratch, regions, start)
 }
 

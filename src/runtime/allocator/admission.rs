@@ -1,27 +1,29 @@
-//! Whether there is memory for what a program takes beside its arrays, and for arrays that the engine makes itself, before the engine
-//! is called.
+//! Whether there is memory for what a program takes beside its arrays, and for arrays that the engine makes itself,
+//! before the engine is called.
 //!
 //! ```text
-//!  enter     what it takes was granted to the engine's pool: two atomic operations        the usual case
-//!  grant     the limit has room beside what the arena holds
-//!  trim      the arena gives memory behind its holes back
+//!  enter     what it takes was granted to the engine's pool before: two atomic operations        the usual case
+//!  grant     the limit has room beside the arena's blocks
+//!  trim      the arena gives memory behind its holes back to the device
 //!  drain     operations that are done are reaped, caches are cleared; then again
 //!  compact   holes become larger than the pieces that memory goes back in, where compaction is on
 //!  wait      for programs to end, whose arrays may be dropped already
-//!  replace   the run's own destinations, if they stand in the way: they have got their places before, and cannot move (`device_launch.rs`)
+//!  replace   the execution's own destinations, if they stand in the way: they are allocated before, and cannot move
+//!            (`device_launch.rs`)
 //!  error     RESOURCE_EXHAUSTED, and nothing was consumed
 //! ```
 //!
-//! Arrays that the engine makes in a GPU's memory (copies of what a program still writes, elements of less than a byte, arrays that come in
-//! pieces) lie in the same pool, as long as they live: they come in like programs, and each program after them asks for its own scratch
-//! and what they hold.
+//! Arrays that the engine makes in a GPU's memory (copies of what a program still writes, elements of less than a
+//! byte, arrays that come in pieces) lie in the same pool, as long as they live: they are admitted like programs, and
+//! each program after them asks for its own scratch and their bytes.
 //!
-//! Where the engine has a fixed share instead of a pool, nothing can be given to it: what it holds of the share itself may
-//! come back when programs end, and is waited for.
+//! Where the engine has a fixed share instead of a pool, nothing can be granted to it: what its own arrays have of
+//! the share may be freed when programs end, and is waited for.
 //!
-//! Only on devices whose engine takes scratch from the same memory (GPUs). There the engine tells of a lack of scratch after
-//! it has consumed the arguments, on the results' events (XLA `common_pjrt_client.cc`, "Phase 2: Launch. It cannot fail").
-//! The way back is [`take_back`](super::shared::take_back): arrays that find no memory take what is granted, while no program is on its way in.
+//! Only on devices whose engine takes scratch from the same memory (GPUs). There the engine reports a lack of scratch
+//! after it has consumed the arguments, on the results' events (XLA `common_pjrt_client.cc`, "Phase 2: Launch. It
+//! cannot fail"). The opposite direction is [`take_back`](super::shared::take_back): arrays that find no memory take
+//! what is granted, while no program is being admitted.
 
 use std::{
     fmt,
@@ -51,7 +53,8 @@ use crate::{
     units::Bytes,
 };
 
-/// Lets a program of this name and with so much scratch in, on a device whose engine holds `engine_bytes` itself.
+/// Admits a program of this name and with so much scratch, on a device whose engine has `engine_bytes` in arrays of
+/// its own.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED, naming the program.
@@ -87,7 +90,7 @@ pub fn admit_array<'a>(
     bytes: Bytes,
 ) -> Result<Admission<'a>> {
     let Some(shared) = &memory.shared else { return Ok(Admission::Unlimited) };
-    // Before it is looked whether there is room: two threads that do this at once do not take the same.
+    // Counted before the check: two threads that do this at once do not take the same room.
     let counted = Counted::new(Arc::clone(engine_bytes), bytes.get() as usize);
     let entered = match shared.budget.enter(engine_holds(engine_bytes)) {
         Some(entered) => entered,
@@ -116,8 +119,9 @@ fn wait_for_admission<'a>(
     }
 }
 
-/// Whether a program that was not let in may be if its destinations, which are among the arena's blocks, lie elsewhere: blocks and
-/// scratch would fit the limit, but not with the holes beside these blocks that memory cannot be taken out of.
+/// Whether a program that was not admitted may be if its destinations, which are among the arena's blocks, lie
+/// elsewhere: blocks and scratch would fit the limit, but not with the holes beside these blocks whose memory cannot
+/// be taken out.
 #[cold]
 pub fn may_admit_elsewhere(memory: &DeviceMemory, engine_bytes: &AtomicI64, scratch: Bytes) -> bool {
     let stats = memory.stats();
@@ -139,7 +143,7 @@ fn grant_memory<'a>(
     let mut packed = false;
     let mut first = true;
     allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round| {
-        // The pool may not be able to join what it has: with more than the last program needed, it would hold both.
+        // The pool may not be able to join its pieces: with more than the last program needed, it would keep both.
         if std::mem::take(&mut first) && matches!(demand, Demand::Program(_)) && observe(allocator, shared) {
             shared.trim_to(Bytes::ZERO);
         }
@@ -148,7 +152,7 @@ fn grant_memory<'a>(
             Err(error) => return Break(Err(error)),
             Ok(Some(shortfall)) => shortfall,
             Ok(None) => {
-                // Otherwise an array took it back at this moment.
+                // If it fails, an array took the memory back at this moment.
                 if let Some(entered) = shared.budget.enter(bytes) {
                     return Break(Ok(entered));
                 }
@@ -178,7 +182,7 @@ fn grant_memory<'a>(
     })
 }
 
-/// Lets in what takes of the engine's fixed share, once the engine holds so little of it.
+/// Admits what takes of the engine's fixed share, once the engine's own arrays have so little of it.
 fn wait_for_share<'a>(
     allocator: &Allocator,
     shared: &'a SharedPool,
@@ -208,13 +212,14 @@ fn wait_for_share<'a>(
     })
 }
 
-/// Room for an array that the engine makes. Until the array is there, what it takes is neither granted to others nor taken back.
+/// Room for an array that the engine makes. Until the array exists, its memory is neither granted to others nor taken
+/// back.
 pub enum Admission<'a> {
-    /// Nobody limits the memory that it goes to.
+    /// Memory without a limit.
     Unlimited,
-    /// Of the host's pinned memory, as long as the array lives.
+    /// A part of the host's pinned memory, as long as the array lives.
     Pinned(Charge),
-    /// Of the engine's pool. It counts among what the engine holds from before it was let in.
+    /// A part of the engine's pool. It counts among the engine's own arrays from before it was admitted.
     Pool {
         /// Until the array counts itself.
         _counted: Counted,
@@ -224,7 +229,7 @@ pub enum Admission<'a> {
 }
 
 impl Admission<'_> {
-    /// Counts the array, which has turned out to take `bytes`, on `total`, and keeps its part of a limit.
+    /// Counts the array, which takes `bytes` in the end, on `total`, and keeps its part of a limit.
     pub fn count(self, total: Arc<AtomicI64>, bytes: usize) -> Counted {
         match self {
             Self::Pinned(mut charge) => {
@@ -236,23 +241,23 @@ impl Admission<'_> {
     }
 }
 
-/// Who wants memory of the engine's pool.
+/// What wants memory of the engine's pool.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
     /// A program with so much scratch.
     Program(Bytes),
-    /// An array of so many bytes, which count among what the engine holds already.
+    /// An array of so many bytes, which count among the engine's own arrays already.
     Array(Bytes),
 }
 
 impl Demand {
-    /// What it takes by itself.
+    /// The bytes that it takes by itself.
     fn bytes(self) -> Bytes {
         let (Self::Program(bytes) | Self::Array(bytes)) = self;
         bytes
     }
 
-    /// What has to be granted for it, with what the engine's own arrays have.
+    /// The bytes to be granted for it, with those of the engine's own arrays.
     fn wants(self, engine_bytes: &AtomicI64) -> Bytes {
         match self {
             Self::Program(scratch) => scratch + engine_holds(engine_bytes),
@@ -270,7 +275,7 @@ impl fmt::Display for Demand {
     }
 }
 
-/// What the engine's own arrays have of its pool.
+/// The bytes of the engine's own arrays in its pool.
 fn engine_holds(engine_bytes: &AtomicI64) -> Bytes {
     Bytes::new(u64::try_from(engine_bytes.load(Ordering::Relaxed)).unwrap_or(0))
 }

@@ -24,17 +24,18 @@ use crate::{
     units::Bytes,
 };
 
-/// Arrays of this size on are worth a look whether memory is about to come back before new memory is touched.
+/// For arrays of this size and more an allocation checks whether memory is about to be freed before it touches new
+/// memory.
 pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
 
-/// So many arrays of its size may be waiting for programs in the queue before an allocation waits for the first of them:
-/// the device has work for longer than a program takes to start.
+/// So many arrays of its size may be retired before an allocation waits for the first of them: the device has work
+/// for longer than a program takes to start.
 const RUN_AHEAD: u64 = 4;
 
-/// Blocks are multiples of it (`memory::space`).
+/// Blocks are multiples of this (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
 
-/// What an array of this shape takes from the arena.
+/// The bytes that an array of this shape takes from the arena.
 pub fn footprint(allocator: &Allocator, shape: &Shape) -> Bytes {
     let dense = Bytes::new(shape.size as u64);
     if !allocator.counts_tiles {
@@ -42,7 +43,7 @@ pub fn footprint(allocator: &Allocator, shape: &Shape) -> Bytes {
     }
     let bits = element_bytes(shape.element_type).map(|bytes| 8 * u32::from(bytes));
     let tiled = bits.and_then(Element::of_bits).and_then(|element| tiles::footprint(element, &shape.dims));
-    // What has no footprint on a TPU takes what it takes here.
+    // A type without a footprint on a TPU takes its bytes here.
     tiled.map_or(dense, |tiled| tiled.bytes.max(dense))
 }
 
@@ -61,7 +62,7 @@ pub fn allocate(
     if allocator.compaction == Compact::Always {
         pack(allocator, memory);
     }
-    // A GPU's memory is not touched for the first time, and its callers run ahead: they must not wait for it.
+    // A GPU's memory has no first touch, and its callers run ahead: they must not wait for it.
     if memory.on_host && size >= LARGE_ARRAY && memory.pending() >= size {
         keep_warm(allocator, memory, size);
     }
@@ -93,9 +94,9 @@ pub fn allocate_or_explain(
     allocate(allocator, memory, shape, provenance).map_err(|shortage| oom::exhausted(allocator, memory, shortage))
 }
 
-/// Before an array of this size is put into new memory: takes up what is about to come back, and, where the caller runs
-/// far ahead of the device, lets the device catch up. Arrays that were dropped already, but that programs in the queue
-/// have yet to write or read, take memory as long as they wait; XLA's own CPU client gives a result memory only when
+/// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and, where the
+/// caller runs far ahead of the device, waits for the device. Arrays that were destroyed already, but that programs
+/// in the queue have yet to write or read, take memory until then; XLA's own CPU client allocates a result only when
 /// its program begins.
 #[cold]
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
@@ -103,7 +104,7 @@ fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     allocator.in_flight.drain_ready(engine);
     let ahead = || memory.pending().get() >= RUN_AHEAD * size.get();
     if ahead() {
-        // What caches keep is pending, but waits for no program.
+        // Blocks in the caches are pending too, but no program uses them.
         allocator.clear_caches();
     }
     if ahead() && !allocator.runs_callbacks() {
@@ -118,7 +119,7 @@ pub fn open_hole<'a>(allocator: &Allocator, memory: &DeviceMemory, shapes: impl 
     allocator.compacts() && total.is_some_and(|total| compaction::carry_out(memory, Goal::Hole(total)).is_ok())
 }
 
-/// Keeps the low end of the pool for a program's scratch.
+/// Reserves the low end of the pool for a program's scratch.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED with the numbers.
@@ -138,6 +139,6 @@ pub fn reserve_scratch(
 #[cold]
 fn pack(allocator: &Allocator, memory: &DeviceMemory) {
     allocator.drain();
-    // Where another thread compacts at this moment, this one does not wait for it.
+    // If another thread compacts at this moment, this one does not wait for it.
     drop(compaction::carry_out(memory, Goal::Pack));
 }

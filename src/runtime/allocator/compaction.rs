@@ -3,13 +3,13 @@
 //! ```text
 //!  look     which residents may move (no program uses them, no outsider holds their address, their contents are defined)
 //!  plan     the arena: which of them to move where; what the plan needs leaves circulation
-//!  lock     the residents of the plan: from here on others wait for them; one that got busy means a new plan without it
+//!  lock     the residents of the plan: from here on other threads wait for them; if one is in use now, a new plan without it
 //!  move     one after the other: bytes, a new view of them, the arena's books, the resident's; the old view ends
 //!  end      what was opened is free
 //! ```
 //!
-//! No lock of the arena or of the residents is held while bytes move or the engine is called, and nothing is waited for. A
-//! resident that was locked is unlocked however the work ends, a panic included.
+//! No lock of the arena or of the residents is held while bytes move or the engine is called, and nothing is waited
+//! for. A resident that was locked is unlocked however the work ends, by a panic too.
 
 use std::{
     sync::Arc,
@@ -26,15 +26,16 @@ use crate::{
     units::Bytes,
 };
 
-/// How often a plan is made anew because a buffer of it got busy. Each new plan leaves one more buffer alone.
+/// How often a plan is made anew because a buffer of it is in use by then. Each new plan leaves one more buffer where
+/// it is.
 const ATTEMPTS: usize = 16;
 
 /// The largest block that is moved out of the way before its address is given out: 0.2 ms at 20 GB/s.
 const PIN_BYTES: Bytes = Bytes::mib(4);
-/// What others that make way for it may cost, by the mover's own reckoning: as much again.
+/// The cost of moving other blocks out of its way, by the planner's estimate: as much again.
 const PIN_NANOS: u64 = 400_000;
 
-/// A plan that was carried out; the room that it made is still out of circulation.
+/// A plan that was carried out; the hole that it opened is still out of circulation.
 pub struct Compacted<'a> {
     compaction: Compaction<'a>,
     /// Buffers moved.
@@ -44,7 +45,7 @@ pub struct Compacted<'a> {
 }
 
 impl Compacted<'_> {
-    /// Takes a block in the room that was made.
+    /// Allocates a block in the hole.
     ///
     /// # Errors
     /// As [`crate::memory::Arena::allocate`].
@@ -52,7 +53,7 @@ impl Compacted<'_> {
         self.compaction.allocate(request)
     }
 
-    /// Keeps the low end that was emptied.
+    /// Reserves the low end that was emptied.
     ///
     /// # Errors
     /// As [`crate::memory::Arena::begin_scratch`].
@@ -65,7 +66,7 @@ impl Compacted<'_> {
 pub struct Blocked {
     /// Why there is no plan.
     pub obstacle: Obstacle,
-    /// Whether programs or transfers kept buffers where they are. Those end.
+    /// Whether programs or transfers under way keep buffers where they are.
     pub in_use: bool,
 }
 
@@ -103,7 +104,7 @@ pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
 /// Moves buffers of `memory` until `goal` is reached.
 ///
 /// # Errors
-/// Why it cannot be. A move that fails ends the work early; what was moved stays moved.
+/// Why it is blocked. A move that fails ends the work early; what was moved stays moved.
 pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'a>, Blocked> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
     for _ in 0..ATTEMPTS {
@@ -124,8 +125,8 @@ pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'
 struct Movable(Vec<Option<(BlockId, Arc<dyn Resident>)>>);
 
 impl Movable {
-    /// The residents that may move now, but for those that were `busy` a moment ago; and whether a program or a transfer
-    /// keeps others where they are. O(blocks).
+    /// The residents that may move now, except those that were `busy` a moment ago; and whether a program or a
+    /// transfer keeps others where they are. O(blocks).
     fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, bool) {
         let (mut movable, mut in_use) = (Self::default(), !busy.is_empty());
         for resident in memory.residents.all() {
@@ -153,8 +154,7 @@ impl Movable {
     }
 }
 
-/// What would move if live buffers were moved to open a hole of `size`; `None` if that is not to be had, at this moment.
-/// Nothing moves.
+/// How many bytes would move to open a hole of `size`; `None` if there is no such plan at this moment. Nothing moves.
 pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, &FxHashSet::default());
     let plan = memory.plan(Goal::Hole(size), &memory.carrier.costs(), &|block| movable.get(block).is_some());
@@ -201,7 +201,7 @@ fn perform<'a>(
     Compacted { compaction, buffers, bytes }
 }
 
-/// Moves one resident's bytes and prepares its view at the new place.
+/// Moves one resident's bytes and prepares its view at the new address.
 ///
 /// # Errors
 /// The device's, the engine's or the arena's; the bytes are where they were then.
@@ -211,30 +211,31 @@ fn relocate(
     resident: &mut dyn LockedForMove,
     step: Move,
 ) -> Result<()> {
-    // Padding need not travel.
+    // Padding need not be moved.
     let bytes = step.size.min(resident.bytes());
-    // SAFETY: both places lie in regions of this device: the resident's own block, and one that the plan took out of
-    // circulation. The resident is locked, so nobody uses the bytes of either.
+    // SAFETY: both addresses lie in regions of this carrier's device: the resident's own block, and one of the same
+    // size that the plan took out of circulation. The resident is locked, so nothing uses the bytes of either.
     unsafe { memory.carrier.relocate(step.from, step.to, bytes)? };
-    // SAFETY: the bytes are there now; the place is aligned and as large as the old one, and is the resident's block from
-    // the commit on.
+    // SAFETY: the bytes are at `step.to` now; the block there is aligned and as large as the old one, and is the
+    // resident's from the commit on, or not used if there is none.
     let prepared = unsafe { resident.prepare(step.to) };
     let committed = prepared.and_then(|()| compaction.commit());
     if committed.is_err() {
-        // SAFETY: as above, the other way round.
+        // SAFETY: both blocks are still out of use by all but this thread, as before the move; the old one is the
+        // resident's.
         unsafe { memory.carrier.relocate(step.to, step.from, bytes)? };
     }
     committed
 }
 
-/// Moves everything that can move, so that what is free is in as few pieces as possible.
+/// Moves everything that can move, so that free memory is in as few holes as possible.
 pub fn compact(memory: &DeviceMemory) -> Report {
     let start = Instant::now();
     let hole_before = memory.stats().largest_free_block;
     let deadline = start + Duration::from_secs(10);
     let (buffers, bytes) = loop {
         match carry_out(memory, Goal::Pack) {
-            Ok(opened) => break (opened.buffers, opened.bytes),
+            Ok(compacted) => break (compacted.buffers, compacted.bytes),
             Err(Blocked { obstacle: Obstacle::UnderWay, .. }) if Instant::now() < deadline => {
                 memory.wait_for_compaction(deadline)
             }
@@ -251,8 +252,8 @@ pub fn compact(memory: &DeviceMemory) -> Report {
     }
 }
 
-/// Before the address of an idle resident is given to an outsider, moves it out of the way of those that move, if it is small
-/// enough for nobody to notice. Otherwise pinned blocks divide the memory for as long as they live.
+/// Before the address of an unused resident is given to an outsider, moves it where it hinders compaction least, if
+/// it is small enough for the move to be cheap. Otherwise pinned blocks divide the memory for as long as they live.
 pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
     let Some(occupied) = resident.occupied().filter(|occupied| occupied.size <= PIN_BYTES) else { return };
     if resident.move_barrier().is_some() {
@@ -265,9 +266,9 @@ pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
             movable.add(block, Arc::clone(resident));
             (compaction, movable)
         }
-        // It lies well, or cannot lie better: most often a scalar in its slot.
+        // It lies well, or cannot lie better: most often a scalar in a slab.
         Err(_) if !memory.stands_amid(block) => return,
-        // No hole up there holds it: others make way, if that is cheap too.
+        // No hole at the end holds it: other blocks are moved out of the way, if that is cheap too.
         Err(_) => {
             let (movable, _) = Movable::of(memory, &FxHashSet::default());
             let costs = memory.carrier.costs();

@@ -18,30 +18,30 @@ use crate::{
     },
 };
 
-/// A cache that gives back what it keeps when memory is wanted.
+/// A cache whose memory can be reclaimed.
 pub trait Reclaim: Send + Sync {
-    /// Gives back everything.
+    /// Frees everything that the cache keeps.
     fn clear(&self);
 }
 
 /// Writes a report of exhausted memory to a file.
 pub type OnExhausted = fn(&std::path::Path);
 
-/// Allocates for one client.
+/// The allocator of one client.
 pub struct Allocator {
     /// The engine's client.
     pub session: &'static Session,
-    /// What is under way.
+    /// The operations under way.
     pub in_flight: Arc<InFlight>,
     /// The own memories of its devices.
     pub memories: Vec<Arc<DeviceMemory>>,
     /// When live buffers are moved.
     pub compaction: Compact,
-    /// Whether arrays take what a TPU's tiles take.
+    /// Whether arrays take the space of a TPU's tiles.
     pub counts_tiles: bool,
     /// Programs with host callbacks that are under way.
     pub callbacks_under_way: AtomicI64,
-    /// Gives memory back that is not used any more.
+    /// Trims memory that is not used any more.
     pub trimmer: Trimmer,
     /// What was decided when the client was created.
     pub settings: Arc<Settings>,
@@ -77,7 +77,7 @@ impl Allocator {
         self.compaction != Compact::Off
     }
 
-    /// Whether a program with host callbacks is under way: one of its callbacks may be waiting for the present thread.
+    /// Whether a program with host callbacks is under way: one of its callbacks may wait for the present thread.
     pub fn runs_callbacks(&self) -> bool {
         self.callbacks_under_way.load(Ordering::Relaxed) != 0
     }
@@ -87,37 +87,37 @@ impl Allocator {
         self.in_flight.deadline(&self.callbacks_under_way, self.session.orders_executions)
     }
 
-    /// Remembers one more cache.
+    /// Registers a cache, which [`Self::clear_caches`] clears.
     pub fn add_cache(&self, cache: Weak<dyn Reclaim>) {
         let mut caches = self.caches.lock();
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(cache);
     }
 
-    /// Has every cache give back what it keeps.
+    /// Clears every cache.
     pub fn clear_caches(&self) {
-        // No lock is held while the engine destroys.
+        // No lock is held while the engine destroys handles.
         let caches: Vec<Arc<dyn Reclaim>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         caches.iter().for_each(|cache| cache.clear());
     }
 
-    /// Reaps every operation that is done and clears the caches, so that what is free counts as free.
+    /// Reaps every operation that is done and clears the caches, so that free memory counts as free.
     pub fn drain(&self) {
         self.in_flight.reap_all(self.session.engine);
         self.clear_caches();
     }
 
-    /// Starts the thread that gives idle memory back, once this memory is large enough for it.
+    /// Starts the trimmer's thread, once this memory is large enough for it.
     #[cold]
     pub fn watch(&self, memory: &DeviceMemory) {
-        // A GPU's memory does not come back by itself, and preallocated memory is to keep others away.
+        // The system cannot take a GPU's memory back, and preallocated memory is to keep other processes away.
         let is_host = self.session.view_kind == ViewKind::Host;
         if memory.strategy() != Strategy::Platform && is_host && memory.used() >= WORTH_WATCHING {
             self.wake_trimmer();
         }
     }
 
-    /// Starts the thread that gives idle memory back.
+    /// Starts the trimmer's thread.
     pub fn wake_trimmer(&self) {
         self.trimmer.wake(self.memories.iter(), &self.in_flight, TrimInterval::default());
     }

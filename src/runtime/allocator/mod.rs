@@ -3,13 +3,13 @@
 //! ```text
 //!  core.rs         what every allocation of a client shares
 //!  allocate.rs     a block for an array
-//!  reclaim.rs      what happens when an arena has no room: drain, wait, compact, wait, error
+//!  reclaim.rs      the reclaim loop: what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs   an arena's plan carried out on live buffers
 //!  admission.rs    whether there is memory for what the engine takes from the same device
-//!  shared.rs       memory that goes back and forth between an arena and the engine's pool
+//!  shared.rs       memory that moves between an arena and the engine's pool
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
-//!  oom.rs          what the error says where there is no room
-//!  trimmer.rs      the thread that gives idle memory back
+//!  oom.rs          the error of an allocation that found no room
+//!  trimmer.rs      the thread that trims idle memory
 //! ```
 
 pub mod admission;

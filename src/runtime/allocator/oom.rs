@@ -1,7 +1,7 @@
-//! Out of memory, explained: what was wanted, what was tried, who holds the memory, and what would have helped.
+//! The out-of-memory error: what was wanted, what was tried, what holds the memory, and what would have helped.
 //!
-//! A hint is said only if it is true at this instant under the present settings: the planner is asked, and nothing moves.
-//! The failure is remembered in the arena's history, and written as a report where the user wants one.
+//! The error has a hint only if it is true at this instant under the present settings: the planner is asked, and
+//! nothing moves. The failure is noted in the arena's history, and written as a report where the user wants one.
 
 use std::{
     path::Path,
@@ -22,7 +22,7 @@ use crate::{
     units::Bytes,
 };
 
-/// Holders that the text names.
+/// How many holders the text names.
 const HOLDERS: usize = 5;
 
 /// The least time between two reports: a program that tries again and again does not write all the time.
@@ -36,10 +36,10 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     memory.complete(&mut blocks);
     let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
     let rest = holders.split_off(holders.len().min(HOLDERS));
-    let story = OomDetails {
+    let details = OomDetails {
         wanted: ORIGINS.label(provenance.origin),
         tried,
-        // What divides the memory is worth a look only where that is the cause.
+        // What divides the memory matters only where that is the cause.
         pinned: match numbers.free >= numbers.requested && allocator.compacts() {
             true => compaction::pinned(memory),
             false => Vec::new(),
@@ -53,7 +53,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
         share: share(memory),
         hint: hint(allocator, memory, &numbers),
     };
-    numbers.story = Some(Box::new(story));
+    numbers.story = Some(Box::new(details));
     let text = numbers.to_string();
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {
@@ -73,7 +73,7 @@ fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory) -> 
     {
         return Some(Hint::Compact { bytes });
     }
-    // What the device refuses a limit does not give.
+    // A higher limit does not help where the device refuses.
     if numbers.refusal.is_some() {
         return None;
     }
@@ -94,7 +94,7 @@ fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory) -> 
     fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
 }
 
-/// What the engine has for good beside the arena's limit.
+/// The engine's fixed share beside the arena's limit.
 fn share(memory: &DeviceMemory) -> Bytes {
     memory.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO)
 }

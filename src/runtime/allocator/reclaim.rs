@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!  1 drain     operations that are done are reaped, caches are cleared; nothing is waited for
-//!  2 wait      for blocks that their owners let go, only if that alone makes room
-//!    trim      what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what programs under
-//!              way have of it, when they end
-//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, where there is a hole and no memory for it,
-//!              pack: the arrays share fewer pieces of memory then, and the others go where the hole is
+//!  2 wait      for blocks that are retired, only if they alone make room
+//!    trim      what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what
+//!              programs under way have of it, when they end
+//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, where there is a hole and no
+//!              memory for it, pack: the arrays share fewer pieces of memory then, and the others go where the hole is
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 1
-//!  5 error     with the numbers, what could not move, who holds the memory, and what would help (`oom.rs`)
+//!  5 error     with the numbers, what could not move, what holds the memory, and what would help (`oom.rs`)
 //! ```
 //!
-//! The order is the TPU runtime's (XLA, `docs/errors/error_0100.md`): queued frees first, then defragmentation. All waiting together
-//! is bounded (`in_flight/deadline.rs`). With nothing under way nothing is waited for.
+//! The order is the TPU runtime's (XLA, `docs/errors/error_0100.md`): queued frees first, then defragmentation. The
+//! sum of all waits is bounded (`in_flight/deadline.rs`). With nothing under way nothing is waited for.
 
 use std::{
     cell::Cell,
@@ -39,14 +39,14 @@ use crate::{
 /// How often an allocation tries again because another thread was faster.
 pub const ROUNDS: usize = 1000;
 
-/// How long a program is given that runs in its caller's thread: nothing is told when it ends.
+/// How long to wait for a program that runs in its caller's thread: nothing tells when it ends.
 const SHORT_WHILE: Duration = Duration::from_micros(100);
 
 /// An array found no room.
 pub struct NoRoom {
     /// The numbers of that instant.
     pub numbers: Box<OutOfMemory>,
-    /// For whom the room was.
+    /// What the room was for.
     pub provenance: Provenance,
     /// What compaction did, where it is on.
     pub tried: Option<Tried>,
@@ -61,13 +61,13 @@ pub fn take(memory: &DeviceMemory, request: Request) -> Result<Block, OutOfMemor
     filled(memory, memory.allocate(request)?)
 }
 
-/// Sees to it that there is memory behind a block; without, it goes back.
+/// Populates a block with memory; frees it if there is none.
 ///
 /// # Errors
 /// The numbers.
 #[inline]
 fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
-    // Memory of the host comes by itself.
+    // The system populates memory of the host.
     if memory.on_host {
         return Ok(block);
     }
@@ -82,7 +82,7 @@ fn filled(memory: &DeviceMemory, block: Block) -> Result<Block, OutOfMemory> {
     }
 }
 
-/// Puts memory behind a block that lies behind holes elsewhere: blocks go where they fit best, not where memory is.
+/// Populates a block with memory from behind holes: blocks go where they fit best, not where memory is.
 ///
 /// # Errors
 /// `refusal`, or the device's next one.
@@ -123,7 +123,7 @@ pub fn find_room(allocator: &Allocator, memory: &DeviceMemory, request: Request)
     })
 }
 
-/// Sets the low end of the pool aside for a program's scratch, for which there was no room at once.
+/// Reserves the low end of the pool for a program's scratch, for which there was no room at once.
 ///
 /// # Errors
 /// The numbers.
@@ -143,9 +143,9 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
     )
 }
 
-/// The loop: `attempt` may wait so long for what comes free by itself, `take` uses what a compaction opened, `hopeful` says
-/// whether there would be enough once all that is under way has ended, and `refused` whether there is a place, but no memory
-/// for it.
+/// The loop: `attempt` may wait so long for retired blocks, `take` uses what a compaction opened, `hopeful` says
+/// whether there would be enough once all that is under way has ended, and `refused` whether there is a hole, but no
+/// memory for it.
 fn reclaim<T, E>(
     allocator: &Allocator,
     memory: &DeviceMemory,
@@ -159,7 +159,7 @@ fn reclaim<T, E>(
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
     allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round: &Round<'_>| {
-        // Other threads may have filled them since.
+        // Other threads may have filled the caches since.
         allocator.clear_caches();
         let (since, at_most) = (Instant::now(), deadline.left());
         let shortage = match attempt(at_most) {
@@ -167,12 +167,12 @@ fn reclaim<T, E>(
             Err(shortage) => shortage,
         };
         let over = rounds.next().is_none() || deadline.is_over();
-        // What the engine's pool keeps for the next program is cheaper to have than anything below.
+        // Taking back what the engine's pool keeps for the next program is cheaper than anything below.
         if !over && take_back(allocator, memory, refused(&shortage)) {
             return Continue(());
         }
-        // It waited for blocks whose programs take longer. From here on the deadline bounds the loop where a wait is part of
-        // it, not the number of rounds: other threads' programs are many and short.
+        // The attempt waited for blocks whose programs take longer. From here on the deadline bounds the loop where a
+        // wait is part of it, not the number of rounds: other threads' programs are many and short.
         if !over && since.elapsed() >= at_most {
             rounds = 0..ROUNDS;
             return Continue(());
@@ -186,7 +186,8 @@ fn reclaim<T, E>(
         }
         let goal = if refused(&shortage) && !std::mem::replace(&mut packed, true) { Goal::Pack } else { goal };
         let blocked = match compaction::carry_out(memory, goal) {
-            // Otherwise another thread was faster, a move failed, or all is packed and there is no memory all the same.
+            // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory all
+            // the same.
             Ok(compacted) => return take(compacted).map_or(Continue(()), |found| Break(Ok(found))),
             Err(blocked) => blocked,
         };
@@ -197,7 +198,7 @@ fn reclaim<T, E>(
         if !hopeful(&shortage) {
             return Break(Err(shortage));
         }
-        // What completes next may be freed, or moved.
+        // The operation that completes next may free its arrays, or let them move.
         if !round.wait() {
             if !blocked.in_use {
                 return Break(Err(shortage));

@@ -1,4 +1,4 @@
-//! Memory that goes back and forth between an arena and the engine's pool on the same device.
+//! Memory that moves between an arena and the engine's pool on the same device.
 
 use crate::{
     runtime::{
@@ -8,26 +8,26 @@ use crate::{
     units::Bytes,
 };
 
-/// Arrays have found no memory, `refused` by the device or by the limit: takes back what the engine's pool has and does not need.
-/// Whether anything came.
+/// For arrays that found no memory, `refused` by the device or by the limit: takes back what the engine's pool has
+/// and does not need. Whether there was any.
 pub fn take_back(allocator: &Allocator, memory: &DeviceMemory, refused: bool) -> bool {
     let Some(shared) = &memory.shared else { return false };
-    let take_back = || refused && !shared.shed().is_zero() || !shared.shrink().is_zero();
+    let take_back = || refused && !shared.trim_excess().is_zero() || !shared.trim_unused().is_zero();
     take_back() || observe(allocator, shared) && take_back()
 }
 
-/// Gives back what compiling has left in the engine's pools beyond what programs may have.
+/// Trims what compiling has left in the engine's pools beyond what programs may have.
 pub fn trim_pools(allocator: &Allocator) {
     for shared in allocator.memories.iter().filter_map(|memory| memory.shared.as_ref()) {
-        shared.shed();
+        shared.trim_excess();
         if shared.pool.reserved().is_ok_and(|reserved| reserved > shared.budget.open()) && observe(allocator, shared) {
-            shared.shed();
+            shared.trim_excess();
         }
     }
 }
 
-/// The engine found no memory to compile with, for its autotuner tries kernels out on arrays of its own: gives back what arrays do not
-/// use. Whether anything went.
+/// After the engine found no memory to compile with, because its autotuner tries kernels out on arrays of its own:
+/// gives memory that arrays do not use back to the devices. Whether there was any.
 #[cold]
 pub fn make_room_to_compile(allocator: &Allocator) -> bool {
     allocator.drain();
@@ -35,19 +35,20 @@ pub fn make_room_to_compile(allocator: &Allocator) -> bool {
     memories.map(|memory| trim(memory, Bytes::MAX)).sum::<Bytes>() > Bytes::ZERO
 }
 
-/// As [`SharedPool::observe`], unless programs are under way: a thread that waits for memory is woken when they end. Nor in a host
-/// callback, which the device may be waiting for.
+/// As [`SharedPool::observe`], unless programs are under way: an allocation that waits is woken when they end. Nor in
+/// a host callback, which the device may wait for.
 pub fn observe(allocator: &Allocator, shared: &SharedPool) -> bool {
     !allocator.in_flight.is_busy() && !allocator.runs_callbacks() && shared.observe()
 }
 
-/// Gives up to about `bytes` of memory that the arena does not use back to the device: empty regions, then holes. How much went.
+/// Gives up to about `bytes` of memory that the arena does not use back to the device: empty regions, then holes.
+/// Returns how much.
 pub fn trim(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     let regions = memory.trim();
     regions + discard_holes(memory, bytes.saturating_sub(regions))
 }
 
-/// Gives up to about `bytes` of memory behind holes back to the device. How much went.
+/// Gives up to about `bytes` of memory behind holes back to the device. Returns how much.
 #[cold]
 pub fn discard_holes(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     let mut pages = Bytes::ZERO;
@@ -56,7 +57,8 @@ pub fn discard_holes(memory: &DeviceMemory, bytes: Bytes) -> Bytes {
     }
     memory.discard_holes(|hole| {
         if pages < bytes {
-            // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+            // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
+            // meanwhile.
             let went = unsafe { memory.carrier.discard(hole.address, hole.bytes) };
             pages += went.unwrap_or_else(|error| {
                 log::warn!("a hole of {} could not be given back: {error}", hole.bytes);

@@ -1,21 +1,19 @@
-//! Memory that is not used any more goes back to the system, though nobody calls us: one thread per client that sleeps.
+//! Idle memory goes back to the system, though no call comes: one thread per client that sleeps.
 //!
 //! ```text
-//!  allocate: the client's use reaches 256 MiB ---> the thread starts
-//!                                                    |
 //!  every 5 s:  the peak of use since the last time -> the rule (memory/idle.rs) -> keep so much
 //!                                                    |
 //!              16 MiB of holes at a time, each under the arena's lock; a pause; the next, unless use rises meanwhile
 //! ```
 //!
-//! Programs that ended after the last call into us still hold their arrays, because landing is left to the next call
-//! (`flight`). Where none comes, the thread frees the memory in its stead.
+//! Operations that ended after the last call of the C API still hold their arrays, because the next call reaps them
+//! (`in_flight`). Where no call comes, the thread frees that memory.
 //!
-//! The thread runs nothing in the engine, and keeps nothing alive: devices are found through weak references. It ends with
-//! its client; where the process ends first, it just ends with it.
+//! The thread runs nothing in the engine, and keeps nothing alive: it has weak references to the devices. It ends
+//! with its client, or with the process if that ends first.
 //!
-//! A child after `fork` has no such thread, and gives nothing back. The arena's lock must not be held by a thread that it
-//! lacks, though, so forks wait for the piece that is going back at that moment (`gate`).
+//! A child after `fork` has no such thread, and trims nothing. But no thread that the child lacks may hold the
+//! arena's lock, so `fork` waits for the piece that is trimmed at that moment (`crate::fork`).
 
 use std::{
     process,
@@ -43,10 +41,10 @@ use crate::{
 /// The thread's name, as the system shows it.
 pub const THREAD: &str = "arena-idle";
 
-/// How often the thread looks, and how long use must be low at first.
+/// How often the thread wakes, and how long use must be low at first.
 #[derive(Clone, Copy, Debug)]
 pub struct TrimInterval {
-    /// From look to look.
+    /// From one wake-up to the next.
     pub tick: Duration,
     /// See [`idle::DELAY`].
     pub delay: Duration,
@@ -58,10 +56,10 @@ impl Default for TrimInterval {
     }
 }
 
-/// How long the thread pauses after a piece, so that who waits for the arena's lock gets it.
+/// How long the thread pauses after a piece, so that threads that wait for the arena's lock get it.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The thread of one client, which may not have started.
+/// The thread of one client, which may not have started yet.
 #[derive(Debug, Default)]
 pub struct Trimmer {
     awake: AtomicBool,
@@ -76,7 +74,7 @@ impl Trimmer {
         self.awake.load(Ordering::Relaxed)
     }
 
-    /// Starts the thread, once, to look after `devices`, what `in_flight` still holds of them, and the engine's scratch.
+    /// Starts the thread, once, to trim `devices`, what `in_flight` still uses of them, and the engine's scratch.
     #[cold]
     pub fn wake<'a>(
         &self,
@@ -96,14 +94,14 @@ impl Trimmer {
         };
         fork::close_at_forks();
         let stop = Arc::clone(&self.stop);
-        let body = move || round.turn_until(&stop, interval.tick);
+        let body = move || round.run_until(&stop, interval.tick);
         match thread::Builder::new().name(THREAD.to_owned()).stack_size(256 << 10).spawn(body) {
             Ok(handle) => *self.thread.lock() = Some((process::id(), handle)),
             Err(error) => log::info!("memory that is not used stays: no thread to give it back ({error})"),
         }
     }
 
-    /// Ends the thread, and waits for the piece that it gives back at this moment. No other starts.
+    /// Ends the thread, and waits for the piece that it trims at this moment. No other thread starts.
     pub fn end(&self) {
         self.awake.store(true, Ordering::Relaxed);
         self.stop.store(true, Ordering::Release);
@@ -118,7 +116,7 @@ impl Trimmer {
     }
 }
 
-/// What the thread knows from look to look.
+/// What the thread keeps between wake-ups.
 struct Round {
     devices: Vec<(Weak<DeviceMemory>, Idle)>,
     in_flight: Weak<InFlight>,
@@ -129,55 +127,56 @@ struct Round {
 }
 
 impl Round {
-    fn turn_until(mut self, stop: &AtomicBool, tick: Duration) {
+    fn run_until(mut self, stop: &AtomicBool, tick: Duration) {
         let (mut now, mut looked) = (Duration::ZERO, Instant::now());
         while !stop.load(Ordering::Acquire) {
             thread::park_timeout(tick.saturating_sub(looked.elapsed()));
             if looked.elapsed() < tick {
                 continue;
             }
-            // While the process was stopped, nobody could use anything.
+            // While the process was stopped, nothing could use memory.
             now += looked.elapsed().min(2 * tick);
             looked = Instant::now();
-            self.look(now, &|| stop.load(Ordering::Acquire));
+            self.trim(now, &|| stop.load(Ordering::Acquire));
         }
     }
 
-    /// One look, at `now` since the first one began.
-    fn look(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
+    /// One round, at `now` since the first one began.
+    fn trim(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
         if let Some(in_flight) = self.in_flight.upgrade() {
             fork::passing(|| in_flight.release_stale(&mut self.newest));
         }
         for (memory, idle) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };
             let discard = |hole: AddressRange| {
-                // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+                // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
+                // meanwhile.
                 unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
                     log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
                     Bytes::ZERO
                 })
             };
-            give_back(&memory, idle, now, &discard, enough);
+            trim_arena(&memory, idle, now, &discard, enough);
         }
         let Some((arena, discard)) = scratch::memory() else { return };
-        // One thread of the process looks after the scratch that all its clients share.
+        // One thread of the process trims the scratch that all its clients share.
         if self.scratch.is_none() {
             self.scratch = ScratchLease::take().map(|lease| (lease, Idle::new(self.delay)));
-            // What is warm already may have been used before anybody looked.
+            // Scratch that is warm already may have been used before the first window.
             if let (Some((_, idle)), Some(usage)) = (&mut self.scratch, scratch::usage()) {
                 idle.end_window(now, usage.warm);
             }
         }
         if let Some((_, idle)) = &mut self.scratch
-            && let Some(keep) = give_back(arena, idle, now, discard, enough)
+            && let Some(keep) = trim_arena(arena, idle, now, discard, enough)
         {
             scratch::cooled(keep);
         }
     }
 }
 
-/// Ends a window of one arena, and gives back what the rule says. What was to stay, if it was time.
-fn give_back(
+/// Ends a window of one arena, and trims what the rule says. Returns what was to be kept, if it was time.
+fn trim_arena(
     arena: &Arena,
     idle: &mut Idle,
     now: Duration,
@@ -195,7 +194,7 @@ fn give_back(
             thread::sleep(PAUSE);
         }
     }
-    // Without pages to unmap it is quick.
+    // Quick, because there are no pages to unmap.
     let regions = if enough() { Bytes::ZERO } else { fork::passing(|| arena.trim_to(keep)) };
     idle.record_release(pages, keep);
     if !(pages + regions).is_zero() {
@@ -210,21 +209,21 @@ fn give_back(
     Some(keep)
 }
 
-/// The right to look after the engine's scratch.
+/// The right to trim the engine's scratch.
 #[derive(Debug)]
 struct ScratchLease(());
 
-static CLAIMED: AtomicBool = AtomicBool::new(false);
+static LEASED: AtomicBool = AtomicBool::new(false);
 
 impl ScratchLease {
     fn take() -> Option<Self> {
-        (!CLAIMED.swap(true, Ordering::Acquire)).then_some(Self(()))
+        (!LEASED.swap(true, Ordering::Acquire)).then_some(Self(()))
     }
 }
 
 impl Drop for ScratchLease {
     fn drop(&mut self) {
-        CLAIMED.store(false, Ordering::Release);
+        LEASED.store(false, Ordering::Release);
     }
 }
 
@@ -238,7 +237,7 @@ mod tests {
         memory::{Block, Strategy},
     };
 
-    /// A device of the host's memory, and what of it is resident.
+    /// A device in the host's memory.
     fn device(strategy: Strategy, limit: Bytes) -> Arc<DeviceMemory> {
         let host = HostBacking::new();
         let arena = Arena::new("idle:0".into(), strategy, limit, Box::new(host.clone())).unwrap();
@@ -263,7 +262,7 @@ mod tests {
     }
 
     fn holds(block: &Block, mark: u8) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the block is the test's own, and so long.
         unsafe { slice::from_raw_parts(start(block), block.size.get() as usize) }.iter().all(|&byte| byte == mark)
     }
 
@@ -282,7 +281,7 @@ mod tests {
     }
 
     fn look(round: &mut Round, second: u64) {
-        round.look(Duration::from_secs(second), &|| false);
+        round.trim(Duration::from_secs(second), &|| false);
     }
 
     #[test]
@@ -367,7 +366,7 @@ mod tests {
             thread::sleep(tick);
         }
         assert!(resident(&memory) <= Bytes::mib(1));
-        // It keeps nothing alive, and a look at a device that is gone is none.
+        // The thread keeps nothing alive, and skips a device that is gone.
         let gone = Arc::downgrade(&memory);
         drop(memory);
         while gone.strong_count() > 0 && Instant::now() < deadline {

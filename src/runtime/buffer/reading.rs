@@ -6,7 +6,7 @@
 //! first ([`crate::runtime::execute::donation_copy`]).
 
 use crate::{
-    engine::{Outcome, views},
+    engine::{Outcome, failure::discard, views},
     error::{Error, Result},
     runtime::buffer::{
         Buffer, GONE,
@@ -127,10 +127,8 @@ impl Buffer {
             let deleted = state.life() == Life::Deleted && !state.is_copied();
             (deleted.then(|| state.handle()), state.take_unneeded())
         };
-        if let Some(handle) = deleted
-            && let Err(error) = self.delete_handle(handle)
-        {
-            log::warn!("the engine could not delete a buffer: {}", error.message());
+        if let Some(handle) = deleted {
+            discard(self.delete_handle(handle), "delete a buffer");
         }
         drop(freed);
     }

@@ -1,8 +1,8 @@
-//! Buffers that the engine made, wrapped: what they are and where, and what their memory counts as.
+//! Buffers that the engine made, wrapped: what and where they are, and where their memory is counted.
 //!
 //! ```text
-//!  the engine's memory     counted in `engine_bytes`, and where it has a limit (`pinned_host.rs`) as part of that; room was admitted
-//!                          before the engine was asked, but for results that nobody could foresee
+//!  the engine's memory     counted in `engine_bytes`, and where it has a limit (`pinned_host.rs`) as part of that;
+//!                          admitted before the engine was asked, except results that could not be foreseen
 //!  an outsider's memory    counted in `foreign_bytes`
 //! ```
 
@@ -31,14 +31,14 @@ impl Client {
     /// # Safety
     /// `handle` must be a live buffer of the client's engine that nobody else destroys.
     pub unsafe fn adopt(&self, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let described = unsafe { describe(self.session, handle)? };
         Ok(self.unforeseen(handle, described))
     }
 
-    /// As [`Self::adopt`], of a result of a program, which is the `expected` one where the engine cannot say what it is: the program
-    /// may write it at this moment, so there is no way back. It lies in the memory that the program binds it to, whatever the engine
-    /// says. One without memory counts as nothing.
+    /// As [`Self::adopt`], of a result of a program, which is the `expected` one if the engine cannot say what it is:
+    /// the program may write it at this moment, so it must be wrapped. It lies in the memory that the program binds
+    /// it to, whatever the engine says. A result without memory counts as nothing.
     ///
     /// # Safety
     /// As [`Self::adopt`].
@@ -49,7 +49,7 @@ impl Client {
         bound: Option<Raw<sys::PJRT_Memory>>,
         has_memory: bool,
     ) -> Arc<Buffer> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let (shape, (device, memory)) = unsafe { look(self.session, handle) }.unwrap_or_else(|error| {
             log::warn!("the engine cannot say what a result is, so it is what the program says: {}", error.message());
             (Arc::clone(expected.0), expected.1)
@@ -62,14 +62,14 @@ impl Client {
         self.unforeseen(handle, (shape, (device, memory)))
     }
 
-    /// A buffer that was made before anybody could ask for room.
+    /// Wraps a buffer that was made without an admission.
     fn unforeseen(&self, handle: *mut sys::PJRT_Buffer, (shape, place): (Arc<Shape>, Place)) -> Arc<Buffer> {
         let charge = self.pinned(place.1.0).and_then(|(_, pinned)| pinned.charge_made(shape.size));
         let admission = charge.map_or(Admission::Unlimited, Admission::Pinned);
         self.admitted(handle, (shape, place), admission)
     }
 
-    /// As [`Self::adopt`], of a buffer that there was found room for before it was made.
+    /// As [`Self::adopt`], of a buffer that was admitted before it was made.
     ///
     /// # Errors
     /// As [`Self::adopt`].
@@ -81,7 +81,7 @@ impl Client {
         handle: *mut sys::PJRT_Buffer,
         admission: Admission<'_>,
     ) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let described = unsafe { describe(self.session, handle)? };
         Ok(self.admitted(handle, described, admission))
     }
@@ -104,13 +104,13 @@ impl Client {
     /// # Safety
     /// As [`Self::adopt`].
     pub unsafe fn adopt_counted(&self, handle: *mut sys::PJRT_Buffer, counted: Counted) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let (shape, (device, memory)) = unsafe { describe(self.session, handle)? };
         Ok(Buffer::new(self.session, device, memory, shape, handle, Storage::Engine(counted)))
     }
 
-    /// Wraps a buffer that the engine made over memory of an outsider, which `access` says what to do with. `dense_at`
-    /// is where the array lies, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
+    /// Wraps a buffer that the engine made over memory of an outsider, which programs may use as `access` says.
+    /// `dense_at` is the array's address, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
     ///
     /// # Errors
     /// As [`Self::adopt`].
@@ -123,7 +123,7 @@ impl Client {
         access: Access,
         dense_at: Option<usize>,
     ) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let (shape, place) = unsafe { describe(self.session, handle)? };
         let foreign = Foreign::new(dense_at, self.foreign_bytes(place.0.0), shape.size);
         Ok(Buffer::foreign(self.session, place, shape, handle, access, foreign))
@@ -136,13 +136,13 @@ impl Client {
 /// The engine's; the handle is destroyed then.
 ///
 /// # Safety
-/// `handle` must be alive, and nobody else may destroy it.
+/// `handle` must be alive, without another owner.
 unsafe fn describe(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is alive and has no other owner, as this function asks: it is destroyed once.
     unsafe { look(session, handle).inspect_err(|_| views::destroy(session.engine, handle)) }
 }
 
-/// As [`describe`], and the handle stays the caller's.
+/// As [`describe`], but the handle is never destroyed.
 ///
 /// # Errors
 /// The engine's.
@@ -151,7 +151,8 @@ unsafe fn describe(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(
 /// `handle` must be alive.
 unsafe fn look(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<Shape>, Place), EngineError> {
     let engine = session.engine;
-    // SAFETY: the caller's promise; what the getters point to lives as long as the handle.
+    // SAFETY: the handle is alive, as this function asks, and so long live the dimensions, whose number the engine
+    // gives.
     unsafe {
         let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer: handle, ..Default::default() })?;
         let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer: handle, ..Default::default() })?;
@@ -170,7 +171,7 @@ unsafe fn look(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<(Arc<
 /// # Safety
 /// `handle` must be alive.
 unsafe fn place(session: &Session, handle: *mut sys::PJRT_Buffer) -> Result<Place, EngineError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is alive, as this function asks.
     unsafe {
         let device = session.engine.call(sys::PJRT_Buffer_Device_Args { buffer: handle, ..Default::default() })?;
         let memory = session.engine.call(sys::PJRT_Buffer_Memory_Args { buffer: handle, ..Default::default() });

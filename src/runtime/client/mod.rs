@@ -1,4 +1,12 @@
-//! Client -> devices -> arenas, and the tables that find them from the engine's own pointers.
+//! A client: its devices, their arenas, and the tables that find them from the engine's pointers.
+//!
+//! ```text
+//!  Client -> Device (the engine's handles) -> DeviceMemory (the arena), PinnedHost
+//!         -> Allocator (operations in flight, caches, trimmer)
+//!         -> NestedSessions
+//!  open_devices.rs   arenas for the devices of a new client
+//!  adoption.rs       buffers that the engine made, wrapped
+//! ```
 
 use std::{
     ffi::CString,
@@ -40,33 +48,33 @@ pub mod open_devices;
 pub struct Device {
     /// The engine's device.
     pub handle: Raw<sys::PJRT_Device>,
-    /// The engine's default memory of the device: the one that the arena stands for.
+    /// The engine's default memory of the device: the one that the arena divides.
     pub memory: Raw<sys::PJRT_Memory>,
-    /// Ours; `None` when this engine's memory cannot be viewed, so that everything stays with the engine.
+    /// The arena; `None` if the engine takes no views of this memory, so that everything in it stays with the engine.
     pub arena: Option<Arc<DeviceMemory>>,
-    /// Bytes of buffers that the engine holds itself, but for those in [`Self::pinned`].
+    /// Bytes of buffers in the engine's own memory, except those in [`Self::pinned`].
     pub engine_bytes: Arc<AtomicI64>,
     /// Bytes of outsiders' memory that buffers alias.
     pub foreign_bytes: Arc<AtomicI64>,
-    /// The host's memory that the device reads and writes by itself; `None` where that stays with the engine.
+    /// The host's memory that the device reads and writes by itself; `None` if that stays with the engine.
     pub pinned: Option<PinnedHost>,
     /// The engine's memories of the host that results can be bound to.
     pub host: HostMemories,
 }
 
-/// A memory that arrays of ours lie in: a device's own, or its part of the host's.
+/// A memory with an arena: a device's own, or its part of the host's.
 #[derive(Clone, Copy)]
 pub struct MemorySpace<'a> {
     /// The device.
     pub device: &'a Device,
     /// The engine's memory.
     pub memory: Raw<sys::PJRT_Memory>,
-    /// Ours.
+    /// The arena.
     pub arena: &'a Arc<DeviceMemory>,
 }
 
 impl Device {
-    /// Its own memory; `None` where that stays with the engine.
+    /// Its own memory; `None` if that stays with the engine.
     pub fn memory_space(&self) -> Option<MemorySpace<'_>> {
         Some(MemorySpace { device: self, memory: self.memory, arena: self.arena.as_ref()? })
     }
@@ -77,7 +85,7 @@ impl Device {
         Some(MemorySpace { device: self, memory: pinned.memory, arena: &pinned.arena })
     }
 
-    /// The engine's memory that stands for an arena of this device.
+    /// The engine's memory that an arena of this device divides.
     pub fn memory_of(&self, arena: &Arc<DeviceMemory>) -> Raw<sys::PJRT_Memory> {
         let pinned = self.pinned.as_ref().filter(|pinned| Arc::ptr_eq(&pinned.arena, arena));
         pinned.map_or(self.memory, |pinned| pinned.memory)
@@ -88,33 +96,34 @@ impl Device {
 pub struct Client {
     /// The engine's client.
     pub session: &'static Session,
-    /// What was decided when it was created.
+    /// The settings of this client.
     pub settings: Arc<Settings>,
-    /// Room for arrays, and what is under way.
+    /// Allocates arrays, and knows the operations in flight.
     pub allocator: Allocator,
-    /// Whether arrays of the host are used where they lie.
+    /// Whether arrays of the host are aliased instead of copied.
     pub zero_copy: bool,
     /// The addressable devices, in the engine's order.
     pub devices: Vec<Device>,
-    /// The engine's platform version, with our name appended: it is part of JAX's compilation-cache key (engine behaviour T16).
+    /// The engine's platform version, with pjrt-arena's appended: it is part of JAX's compilation-cache key (engine
+    /// behaviour T16).
     pub platform_version: CString,
     /// Programs and results, counted.
     pub counters: Counters,
-    /// What programs with host callbacks run on.
+    /// The nested clients that programs with host callbacks run on.
     pub nested: Arc<NestedSessions>,
-    /// Counts what buffers take of the engine's and of outsiders' memory on devices that are not ours to address.
+    /// Counts the bytes of the engine's and of outsiders' memory on devices that this process cannot address.
     elsewhere: Arc<AtomicI64>,
-    /// Calls of ours, not of the C API's contract, that use the engine's client at this moment.
+    /// Calls outside of the C API's contract that use the engine's client at this moment.
     guards: Guards,
 }
 
-/// How many are in; `None` once nobody may come in any more.
+/// How many guards there are; `None` once no more are given.
 struct Guards {
-    inside: Mutex<Option<usize>>,
-    left: Condvar,
+    count: Mutex<Option<usize>>,
+    dropped: Condvar,
 }
 
-/// A call that may use the engine's client: it is not destroyed meanwhile.
+/// A call that may use the engine's client: the client is not destroyed meanwhile.
 pub struct ClientGuard(Arc<Client>);
 
 impl Deref for ClientGuard {
@@ -127,9 +136,9 @@ impl Deref for ClientGuard {
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        let mut inside = self.0.guards.inside.lock();
-        *inside = inside.map(|count| count - 1);
-        self.0.guards.left.notify_all();
+        let mut count = self.0.guards.count.lock();
+        *count = count.map(|count| count - 1);
+        self.0.guards.dropped.notify_all();
     }
 }
 
@@ -148,7 +157,7 @@ impl Client {
         Self {
             session,
             allocator: Allocator::new(session, Arc::clone(&settings), memories, on_exhausted),
-            // Another device's memory is not where NumPy's arrays lie.
+            // NumPy's arrays do not lie in a GPU's memory.
             zero_copy: settings.zero_copy.value == ZeroCopy::On && session.view_kind == ViewKind::Host,
             nested: NestedSessions::new(session, Arc::clone(&settings), handles),
             settings,
@@ -156,25 +165,25 @@ impl Client {
             platform_version,
             counters: Counters::default(),
             elsewhere: Arc::default(),
-            guards: Guards { inside: Mutex::new(Some(0)), left: Condvar::new() },
+            guards: Guards { count: Mutex::new(Some(0)), dropped: Condvar::new() },
         }
     }
 
-    /// Comes in from outside of the C API, whose callers see to it themselves that a client lives; `None` if it is about to
-    /// be destroyed.
-    pub fn visit(self: &Arc<Self>) -> Option<ClientGuard> {
-        let mut inside = self.guards.inside.lock();
-        *inside = Some(inside.as_ref()? + 1);
+    /// A guard for a call that is not one of the C API's, whose callers must keep the client alive themselves; `None`
+    /// if the client is about to be destroyed.
+    pub fn guard(self: &Arc<Self>) -> Option<ClientGuard> {
+        let mut count = self.guards.count.lock();
+        *count = Some(count.as_ref()? + 1);
         Some(ClientGuard(Arc::clone(self)))
     }
 
-    /// Lets nobody in any more, and waits for those who are. What they do waits for nothing but copies.
-    pub fn lock_out_guards(&self) {
-        let mut inside = self.guards.inside.lock();
-        while inside.is_some_and(|count| count > 0) {
-            self.guards.left.wait(&mut inside);
+    /// Gives no more guards, and waits until all are dropped. The calls that have them wait for nothing but copies.
+    pub fn close_guards(&self) {
+        let mut count = self.guards.count.lock();
+        while count.is_some_and(|count| count > 0) {
+            self.guards.dropped.wait(&mut count);
         }
-        *inside = None;
+        *count = None;
     }
 
     /// The addressable device with this handle.
@@ -182,12 +191,12 @@ impl Client {
         self.devices.iter().find(|device| device.handle.0 == handle)
     }
 
-    /// The device whose arena stands for this memory; `None` for host memories and for memories of other processes.
+    /// The device whose arena divides this memory; `None` for host memories and for memories of other processes.
     pub fn device_of_memory(&self, memory: *mut sys::PJRT_Memory) -> Option<&Device> {
         self.devices.iter().find(|device| device.memory.0 == memory)
     }
 
-    /// The memory that arrays of ours go to by this name; `None` for what stays with the engine.
+    /// The memory with this handle, if it has an arena; `None` if it stays with the engine.
     pub fn memory_space_of(&self, memory: *mut sys::PJRT_Memory) -> Option<MemorySpace<'_>> {
         match self.device_of_memory(memory) {
             Some(device) => device.memory_space(),
@@ -195,14 +204,14 @@ impl Client {
         }
     }
 
-    /// All arenas: the devices' own, then those of the host's memory that anything was put in.
+    /// All arenas: the devices' own, then those of the host's memory that were ever used.
     pub fn arenas(&self) -> impl Iterator<Item = &Arc<DeviceMemory>> {
         let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
         let pinned = pinned.filter(|pinned| pinned.is_used()).map(|pinned| &pinned.arena);
         self.devices.iter().filter_map(|device| device.arena.as_ref()).chain(pinned)
     }
 
-    /// The same with the bytes that the engine holds beside each.
+    /// All arenas, each with the bytes of the engine's own buffers in its memory.
     pub fn arenas_and_engine(&self) -> impl Iterator<Item = (&Arc<DeviceMemory>, i64)> {
         let own = self.devices.iter().filter_map(|device| Some((device.arena.as_ref()?, &device.engine_bytes)));
         let pinned = self.devices.iter().filter_map(|device| device.pinned.as_ref());
@@ -217,7 +226,8 @@ impl Client {
         Some((device, device.pinned.as_ref()?))
     }
 
-    /// Room for an array that the engine is about to make in `memory`, or where that is NULL in the own memory of `device`.
+    /// Room for an array that the engine is about to make in `memory`, or, if that is NULL, in the own memory of
+    /// `device`.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED with the numbers.
@@ -236,8 +246,8 @@ impl Client {
         }
     }
 
-    /// As [`Self::admit_array`], of an array whose size only the engine knows. Elements that it packs are taken for whole bytes until
-    /// the array is there.
+    /// As [`Self::admit_array`], of an array whose size only the engine knows. Packed elements count as whole bytes
+    /// until the array exists.
     ///
     /// # Errors
     /// As [`Self::admit_array`].
@@ -249,11 +259,11 @@ impl Client {
     ) -> Result<Admission<'_>, Error> {
         let element = element_bytes(element_type).map_or(1, u64::from);
         let most = dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
-        // What is no size is the engine's to refuse.
+        // A shape without a size is left for the engine to refuse.
         most.map_or(Ok(Admission::Unlimited), |most| self.admit_array(place, Bytes::new(most)))
     }
 
-    /// Where bytes that the engine holds for `device` in `memory` are counted.
+    /// The counter of the engine's own buffers of `device` in `memory`.
     pub fn engine_bytes(&self, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Arc<AtomicI64> {
         Arc::clone(match self.pinned(memory) {
             Some((_, pinned)) => &pinned.engine_bytes,
@@ -261,7 +271,7 @@ impl Client {
         })
     }
 
-    /// Where bytes of outsiders that buffers of `device` alias are counted.
+    /// The counter of outsiders' memory that buffers of `device` alias.
     pub fn foreign_bytes(&self, device: *mut sys::PJRT_Device) -> Arc<AtomicI64> {
         Arc::clone(self.device(device).map_or(&self.elsewhere, |device| &device.foreign_bytes))
     }
@@ -281,20 +291,20 @@ pub fn unregister(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
     Some(clients.swap_remove(index))
 }
 
-/// All clients of the process, none of which is destroyed while its visit lasts.
+/// All clients of the process, none of which is destroyed while its guard lives.
 pub fn guard_all() -> Vec<ClientGuard> {
-    CLIENTS.read().iter().filter_map(Client::visit).collect()
+    CLIENTS.read().iter().filter_map(Client::guard).collect()
 }
 
-/// Calls `act` with one of the process's clients, if there is any. It must call nothing of the engine.
+/// Calls `act` with one of the process's clients, if there is one. `act` must not call the engine.
 pub fn with_any(act: impl FnOnce(&Client)) {
     if let Some(client) = CLIENTS.read().first() {
         act(client);
     }
 }
 
-/// Lets this client look after the engine's scratch once it is large: to be called when a client has been made, and with
-/// another one when one has ended.
+/// Has this client trim the engine's scratch once that is large: called when a client has been created, and with
+/// another client when one has ended.
 pub fn watch_scratch(client: &Client) {
     scratch::watch(WORTH_WATCHING, || with_any(|client| client.allocator.wake_trimmer()));
     if scratch::usage().is_some_and(|usage| usage.warm >= WORTH_WATCHING) {
@@ -305,7 +315,7 @@ pub fn watch_scratch(client: &Client) {
 /// The client with this handle.
 ///
 /// # Errors
-/// INVALID_ARGUMENT if no client of ours has it.
+/// INVALID_ARGUMENT if no client has it.
 pub fn find(handle: *mut sys::PJRT_Client) -> Outcome<Arc<Client>> {
     CLIENTS
         .read()

@@ -1,10 +1,10 @@
-//! Arenas around the engine's devices: whose memory each of them divides.
+//! The devices of a new client: which memory each of their arenas divides.
 //!
 //! ```text
 //!  platform cpu    the machine's memory, shared by all devices      device/host
 //!  platform cuda   each GPU's own, by NVIDIA's driver               device/cuda
-//!  platform rocm   each GPU's own, by AMD's                         device/cuda
-//!    both          the host's, pinned for each GPU                  device/cuda, pinned_host.rs
+//!  platform rocm   each GPU's own, by AMD's driver                  device/cuda
+//!    both          the host's, pinned for each GPU                  device/cuda, allocator/pinned_host.rs
 //!  any other       stays with the engine: no arena
 //! ```
 
@@ -61,8 +61,8 @@ pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
     }
 }
 
-/// What the settings are held against before the engine starts its threads: the memory that a device can have at most. Returns
-/// the share of each GPU's memory that the engine has to keep for itself, where it cannot have a pool.
+/// Checks the settings before the engine starts its threads, against the memory that a device can have at most.
+/// Returns the share of each GPU's memory that the engine has to keep for itself, if it cannot have a pool.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a limit that no device or machine can have, or a share of it that leaves nothing.
@@ -78,14 +78,14 @@ pub fn check(settings: &Settings, kind: Option<EngineKind>) -> Result<Option<f32
     settings.pinned_limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
     let share = engine_share(settings, &offer)?;
     if let Some(scratch) = scratch_of_gpus(settings, vendor)? {
-        // With AMD's GPUs it is always so, and nothing that a user could change.
+        // AMD's GPUs never have pools, and a user cannot change that.
         log::log!(if vendor == Vendor::Amd { log::Level::Info } else { log::Level::Warn }, "{scratch}");
     }
     Ok(share)
 }
 
-/// The share of each GPU's memory that holds what the settings give to programs' scratch, in the precision that the engine takes
-/// it in; `None` where all GPUs that are used have pools.
+/// The share of each GPU's memory that the settings give to programs' scratch, in the precision that the engine
+/// takes; `None` if all GPUs that are used have pools.
 ///
 /// # Errors
 /// As [`check`].
@@ -111,8 +111,8 @@ fn used<'a>(settings: &Settings, offer: &'a Offer) -> Vec<&'a Gpu> {
     offer.gpus.iter().filter(is_used).collect()
 }
 
-/// What an engine whose share is `share` takes of a GPU (XLA `gpu_helpers.cc`: `total_memory * memory_fraction`), and what of
-/// that its programs can rely on, as older ones do not round it up.
+/// What an engine whose share is `share` takes of a GPU (XLA `gpu_helpers.cc`: `total_memory * memory_fraction`), and
+/// what of that its programs can rely on, because older engines do not round it up.
 fn taken(total: Bytes, share: f32) -> (Bytes, Bytes) {
     let bytes = Bytes::new((total.get() as f64 * f64::from(share)) as u64);
     (bytes.checked_round_up(GpuScratch::UNIT).unwrap_or(bytes), bytes.round_down(Bytes::new(256)))
@@ -139,13 +139,13 @@ struct Memory {
     backing: Box<dyn Backing>,
     carrier: Box<dyn Carrier>,
     limit: Bytes,
-    /// What the engine takes of the same memory for itself.
+    /// The part of the same memory that the engine takes for itself.
     shared: Option<SharedPool>,
-    /// The host's memory that it can pin for the device, and how much of it.
+    /// The host's memory that can be pinned for the device, and its limit.
     pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
 
-/// Puts arenas around the engine's client.
+/// Opens the engine's new client: decides which memory each device's arena divides, and makes the arenas.
 ///
 /// # Errors
 /// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
@@ -159,112 +159,216 @@ pub unsafe fn open_devices(
     share: Option<f32>,
     on_exhausted: OnExhausted,
 ) -> Outcome<Arc<Client>> {
-    // SAFETY: the client is alive, and with it what the getters point to.
-    let (platform, version, handles) = unsafe {
-        let name = engine.call(sys::PJRT_Client_PlatformName_Args { client: handle.0, ..Default::default() })?;
-        let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client: handle.0, ..Default::default() })?;
-        let devices =
-            engine.call(sys::PJRT_Client_AddressableDevices_Args { client: handle.0, ..Default::default() })?;
-        (
-            text(name.platform_name, name.platform_name_size).into_owned(),
-            text(version.platform_version, version.platform_version_size).into_owned(),
-            slice(devices.addressable_devices, devices.num_addressable_devices),
-        )
+    // SAFETY: the client is alive, as this function asks, and with it its devices and memories.
+    let (shown, numbers, own) = unsafe {
+        let shown = Shown::of(engine, handle)?;
+        let numbers = check_job(engine, handle, &settings, &shown.devices)?;
+        let own = default_memories(engine, &shown.devices)?;
+        (shown, numbers, own)
     };
-    // SAFETY: the client is alive.
-    let numbers = unsafe { check_job(engine, handle, &settings, handles)? };
-    let mut own = Vec::with_capacity(handles.len());
-    for &device in handles {
-        // SAFETY: the device is alive.
-        let memory = unsafe { engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })? };
-        own.push(memory.memory);
+    // SAFETY: the client is alive, as this function asks, and with it its devices and memories.
+    let Managed { view_kind, aliasable, memories } =
+        unsafe { manage(engine, handle, &settings, &shown, own.first().copied(), share)? };
+    let decided = decided(engine, &memories);
+    let limit = decided.as_ref().map_or(0, |decided| decided.limit_bytes);
+    let mut memories = memories.into_iter();
+    let mut devices = Vec::with_capacity(numbers.len());
+    for (number, (&device, &memory)) in numbers.iter().zip(shown.devices.iter().zip(&own)) {
+        let name = format!("{}:{number}", shown.platform);
+        // SAFETY: client, device and memory are alive.
+        devices.push(unsafe { open_device(engine, handle, (device, memory), name, &settings, memories.next())? });
     }
-    let (sight, viewable, memories) = match (platform.as_str(), own.first()) {
-        ("cpu", Some(&memory)) => {
-            // SAFETY: the client and the memory are alive.
-            let viewable = unsafe { views::probe(engine, handle, memory) };
-            let wanted = if viewable == AliasableTypes::NONE { 0 } else { handles.len() };
-            (ViewKind::Host, viewable, of_the_host(&settings, wanted)?)
+    log::info!("{}", settings.summary(decided));
+    let strategy = strategy_name(settings.strategy.value);
+    log::debug!("{} device(s), strategy {strategy}, {limit} bytes each", devices.len());
+    let version = format!("{}\npjrt-arena {}", shown.version, env!("CARGO_PKG_VERSION"));
+    let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
+    let orders_executions = vendor_of(process::kind()).is_some();
+    let session = Session::new(engine, handle, (view_kind, aliasable), orders_executions);
+    Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
+}
+
+/// What the engine's client shows of itself.
+struct Shown {
+    platform: String,
+    version: String,
+    /// The addressable devices.
+    devices: Vec<*mut sys::PJRT_Device>,
+}
+
+impl Shown {
+    /// Asks the engine.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// The client must be alive.
+    unsafe fn of(engine: &'static Engine, client: Raw<sys::PJRT_Client>) -> Outcome<Self> {
+        let client = client.0;
+        // SAFETY: the client is alive, as this function asks, and with it the texts and the list, whose lengths it gives.
+        unsafe {
+            let name = engine.call(sys::PJRT_Client_PlatformName_Args { client, ..Default::default() })?;
+            let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client, ..Default::default() })?;
+            let devices = engine.call(sys::PJRT_Client_AddressableDevices_Args { client, ..Default::default() })?;
+            Ok(Self {
+                platform: text(name.platform_name, name.platform_name_size).into_owned(),
+                version: text(version.platform_version, version.platform_version_size).into_owned(),
+                devices: slice(devices.addressable_devices, devices.num_addressable_devices).to_vec(),
+            })
+        }
+    }
+}
+
+/// The default memory of each device.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// The devices must be alive.
+unsafe fn default_memories(
+    engine: &'static Engine,
+    devices: &[*mut sys::PJRT_Device],
+) -> Outcome<Vec<*mut sys::PJRT_Memory>> {
+    let mut memories = Vec::with_capacity(devices.len());
+    for &device in devices {
+        // SAFETY: the device is alive, as this function asks.
+        let args = unsafe { engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })? };
+        memories.push(args.memory);
+    }
+    Ok(memories)
+}
+
+/// The devices' memory that pjrt-arena manages, and how the engine takes views of it.
+struct Managed {
+    view_kind: ViewKind,
+    aliasable: AliasableTypes,
+    /// One for each device, or none if all memory stays with the engine.
+    memories: Vec<Memory>,
+}
+
+/// Decides which memory the arenas divide, by the platform. `memory` is the first device's, if there is a device.
+///
+/// # Errors
+/// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
+///
+/// # Safety
+/// The client must be alive.
+unsafe fn manage(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    settings: &Settings,
+    shown: &Shown,
+    memory: Option<*mut sys::PJRT_Memory>,
+    share: Option<f32>,
+) -> Outcome<Managed> {
+    let (view_kind, aliasable, memories) = match (shown.platform.as_str(), memory) {
+        ("cpu", Some(memory)) => {
+            // SAFETY: client and memory are alive.
+            let aliasable = unsafe { views::probe(engine, client, memory) };
+            let wanted = if aliasable == AliasableTypes::NONE { 0 } else { shown.devices.len() };
+            (ViewKind::Host, aliasable, of_the_host(settings, wanted)?)
         }
         (name @ ("cuda" | "rocm"), Some(_)) => {
             let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
             // SAFETY: the devices are alive.
-            let ordinals = unsafe { ordinals(engine, handles)? };
+            let ordinals = unsafe { ordinals(engine, &shown.devices)? };
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
-            let viewable = AliasableTypes::those(|kind| element_bytes(kind).is_some());
-            match of_gpus(&settings, vendor, &ordinals, share) {
-                Ok(memories) => (ViewKind::Device, viewable, memories),
-                Err(NotOurs::Settings(error)) => return Err(error.into()),
-                Err(NotOurs::Driver(why)) => {
+            let aliasable = AliasableTypes::those(|kind| element_bytes(kind).is_some());
+            match of_gpus(settings, vendor, &ordinals, share) {
+                Ok(memories) => (ViewKind::Device, aliasable, memories),
+                Err(Unmanaged::Settings(error)) => return Err(error.into()),
+                Err(Unmanaged::Driver(why)) => {
                     log::warn!("memory stays with the engine: {why}");
                     (ViewKind::Device, AliasableTypes::NONE, Vec::new())
                 }
             }
         }
-        _ => {
+        (platform, _) => {
             log::warn!(
                 "memory stays with the engine: pjrt-arena does not manage the memory of platform {platform} yet"
             );
             (ViewKind::Host, AliasableTypes::NONE, Vec::new())
         }
     };
-    let scratch = |memory: &Memory| memory.shared.as_ref()?.budget.share();
-    let limit_of = |memory: &Memory| (memory.limit + scratch(memory).unwrap_or(Bytes::ZERO)).get();
-    let limit = memories.iter().map(limit_of).min();
-    let scratch_bytes = memories.iter().filter_map(scratch).map(Bytes::get).min();
-    let mut memories = memories.into_iter();
-    let mut devices = Vec::with_capacity(handles.len());
-    for (number, (&device, &memory)) in numbers.iter().zip(handles.iter().zip(&own)) {
-        // SAFETY: the device is alive.
-        let host = unsafe { HostMemories::find(engine, device) };
-        let mut pinned = None;
-        let arena = match memories.next() {
-            None => None,
-            Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) => {
-                if let Some((backing, budget)) = of_the_host
-                    // SAFETY: the client is alive.
-                    && let Some(memory) = unsafe { pinned_host::viewable(engine, handle, &host) }
-                {
-                    let name = format!("{platform}:{number} {}", pinned_host::KIND);
-                    pinned = Some(PinnedHost::new(memory, name, (&settings, &budget), backing)?);
-                }
-                let mut arena = Arena::new(format!("{platform}:{number}"), settings.strategy.value, limit, backing)?;
-                arena.record_history(settings.history.value);
-                if settings.compaction() == Compact::Always {
-                    arena.use_no_slots();
-                }
-                if shared.is_none() {
-                    arena.use_colours();
-                }
-                Some(match shared {
-                    Some(shared) => DeviceMemory::shared_with_engine(arena, carrier, shared),
-                    None => DeviceMemory::new(arena, carrier),
-                })
-            }
-        };
-        devices.push(Device {
-            handle: Raw(device),
-            memory: Raw(memory),
-            arena,
-            engine_bytes: Arc::default(),
-            foreign_bytes: Arc::default(),
-            pinned,
-            host,
-        });
-    }
-    let decided = limit.map(|limit_bytes| Decided { limit_bytes, scratch_bytes, engine: engine.path() });
-    log::info!("{}", settings.summary(decided));
-    let strategy = strategy_name(settings.strategy.value);
-    log::debug!("{} device(s), strategy {strategy}, {} bytes each", handles.len(), limit.unwrap_or(0));
-    let version = format!("{version}\npjrt-arena {}", env!("CARGO_PKG_VERSION"));
-    let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
-    let orders_executions = vendor_of(process::kind()).is_some();
-    let session = Session::new(engine, handle, (sight, viewable), orders_executions);
-    Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
+    Ok(Managed { view_kind, aliasable, memories })
 }
 
-/// Holds what the engine shows against the job that the caller says this process is part of, and returns the numbers of this
-/// process's devices in the job: names that no two processes share.
+/// What was decided, for the log: the smallest limit and the smallest fixed share; `None` without an arena.
+fn decided<'a>(engine: &'a Engine, memories: &[Memory]) -> Option<Decided<'a>> {
+    let scratch = |memory: &Memory| memory.shared.as_ref()?.budget.share();
+    let limit_of = |memory: &Memory| (memory.limit + scratch(memory).unwrap_or(Bytes::ZERO)).get();
+    let limit_bytes = memories.iter().map(limit_of).min()?;
+    let scratch_bytes = memories.iter().filter_map(scratch).map(Bytes::get).min();
+    Some(Decided { limit_bytes, scratch_bytes, engine: engine.path() })
+}
+
+/// A device of the engine with the arenas of its memory; without arenas if `memory` is `None`.
+///
+/// # Errors
+/// The arenas'.
+///
+/// # Safety
+/// The client, the device and its default memory must be alive.
+unsafe fn open_device(
+    engine: &'static Engine,
+    client: Raw<sys::PJRT_Client>,
+    (device, default_memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+    name: String,
+    settings: &Settings,
+    memory: Option<Memory>,
+) -> Outcome<Device> {
+    // SAFETY: the device is alive, as this function asks.
+    let host = unsafe { HostMemories::find(engine, device) };
+    let (mut arena, mut pinned) = (None, None);
+    if let Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) = memory {
+        if let Some((backing, budget)) = of_the_host
+            // SAFETY: the client is alive, as this function asks.
+            && let Some(memory) = unsafe { pinned_host::viewable(engine, client, &host) }
+        {
+            let name = format!("{name} {}", pinned_host::KIND);
+            pinned = Some(PinnedHost::new(memory, name, (settings, &budget), backing)?);
+        }
+        arena = Some(open_memory(name, settings, (backing, carrier, limit), shared)?);
+    }
+    Ok(Device {
+        handle: Raw(device),
+        memory: Raw(default_memory),
+        arena,
+        engine_bytes: Arc::default(),
+        foreign_bytes: Arc::default(),
+        pinned,
+        host,
+    })
+}
+
+/// The arena of one device's memory.
+///
+/// # Errors
+/// The arena's.
+fn open_memory(
+    name: String,
+    settings: &Settings,
+    (backing, carrier, limit): (Box<dyn Backing>, Box<dyn Carrier>, Bytes),
+    shared: Option<SharedPool>,
+) -> Result<Arc<DeviceMemory>> {
+    let mut arena = Arena::new(name, settings.strategy.value, limit, backing)?;
+    arena.record_history(settings.history.value);
+    if settings.compaction() == Compact::Always {
+        arena.use_no_slots();
+    }
+    if shared.is_none() {
+        arena.use_colours();
+    }
+    Ok(match shared {
+        Some(shared) => DeviceMemory::shared_with_engine(arena, carrier, shared),
+        None => DeviceMemory::new(arena, carrier),
+    })
+}
+
+/// Compares what the engine shows with the job that the caller says this process is part of, and returns the numbers
+/// of this process's devices in the job, which no two processes share.
 ///
 /// An engine that knows nothing of jobs would show each process as the only one, and every process would compute the whole.
 ///
@@ -280,7 +384,7 @@ unsafe fn check_job(
     own: &[*mut sys::PJRT_Device],
 ) -> Outcome<Vec<i32>> {
     let described = |device: *mut sys::PJRT_Device| -> Outcome<(i32, i32)> {
-        // SAFETY: devices and their descriptions live as long as the client.
+        // SAFETY: the client is alive, as `check_job` asks, and with it its devices and their descriptions.
         unsafe {
             let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
             let device_description = engine.call(args)?.device_description;
@@ -291,7 +395,7 @@ unsafe fn check_job(
         }
     };
     if let Some((node, nodes)) = settings.place_in_job() {
-        // SAFETY: the client is alive.
+        // SAFETY: the client is alive, as this function asks, and with it the list, whose length it gives.
         let (process, all) = unsafe {
             let process = engine.call(sys::PJRT_Client_ProcessIndex_Args { client: client.0, ..Default::default() })?;
             let all = engine.call(sys::PJRT_Client_Devices_Args { client: client.0, ..Default::default() })?;
@@ -329,7 +433,7 @@ fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     Ok((0..devices).map(memory).collect())
 }
 
-/// How a device of this client gets its memory. Warns where huge pages are asked for and there are none.
+/// Makes the backing of a device's memory. Warns if huge pages are asked for and there are none.
 fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
     match (settings.huge_pages.value, host::huge_pages()) {
         (HugePages::Off, _) => host::HostBacking::new,
@@ -358,8 +462,8 @@ fn gpu_limit(settings: &Settings, total: Bytes) -> Result<(Bytes, Bytes)> {
     Ok((limit.min(most), most))
 }
 
-/// Why GPUs' memory is not ours to manage.
-enum NotOurs {
+/// Why pjrt-arena does not manage the GPUs' memory.
+enum Unmanaged {
     /// The user wants what no GPU can give.
     Settings(Error),
     /// What the driver lacks, or refuses.
@@ -376,36 +480,41 @@ enum NotOurs {
 unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -> Outcome<Vec<i32>> {
     let mut ordinals = Vec::with_capacity(handles.len());
     for &device in handles {
-        // SAFETY: the caller's promise.
+        // SAFETY: the device is alive, as this function asks.
         let args = unsafe { engine.call(sys::PJRT_Device_LocalHardwareId_Args { device, ..Default::default() })? };
         ordinals.push(args.local_hardware_id);
     }
     Ok(ordinals)
 }
 
-/// The memory of GPUs that the engine has opened: their contexts are there, and each can reach the others' memory as far as the
-/// machine allows.
+/// The memory of GPUs that the engine has opened: their contexts exist, and each can reach the others' memory as far
+/// as the machine allows.
 ///
-/// With `share` the engine has so much of each of them for itself.
-fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<f32>) -> Result<Vec<Memory>, NotOurs> {
+/// With `share` the engine has so much of each GPU for itself.
+fn of_gpus(
+    settings: &Settings,
+    vendor: Vendor,
+    ordinals: &[i32],
+    share: Option<f32>,
+) -> Result<Vec<Memory>, Unmanaged> {
     let driver = Driver::load(vendor, OsStr::new(library_of(settings, vendor)))
-        .map_err(|why| NotOurs::Driver(why.to_string()))?;
+        .map_err(|why| Unmanaged::Driver(why.to_string()))?;
     if vendor == Vendor::Amd && share.is_none() {
-        // It may take all of a GPU's memory, and there is no pool in which that could be seen.
-        return Err(NotOurs::Driver(
+        // The engine may take all of a GPU's memory, and has no pool in which that could be seen.
+        return Err(Unmanaged::Driver(
             "when the engine was started it was not known for one of ROCm by its file's name, or the driver showed no GPU"
                 .to_owned(),
         ));
     }
     let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
-    let capacity = host::capacity().map_err(NotOurs::Settings)?;
-    let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(NotOurs::Settings)?);
+    let capacity = host::capacity().map_err(Unmanaged::Settings)?;
+    let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(Unmanaged::Settings)?);
     let mut memories = Vec::with_capacity(ordinals.len());
     for &ordinal in ordinals {
-        let failed = |error: Error| NotOurs::Driver(error.to_string());
+        let failed = |error: Error| Unmanaged::Driver(error.to_string());
         let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
         let total = device.memory_info().map_err(failed)?.total;
-        let (limit, most) = gpu_limit(settings, total).map_err(NotOurs::Settings)?;
+        let (limit, most) = gpu_limit(settings, total).map_err(Unmanaged::Settings)?;
         if limit == most {
             log::info!("the limit of GPU {ordinal} is {most}, all that the headroom of {} leaves", settings.headroom);
         }
@@ -425,8 +534,9 @@ fn of_gpus(settings: &Settings, vendor: Vendor, ordinals: &[i32], share: Option<
             Some(bytes) => Some(Box::new(FixedShare::new(&device, bytes))),
             None => match EnginePool::of(&device).map_err(failed)? {
                 Some(pool) => {
-                    // The engine has set it to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then each synchronisation
-                    // would give all scratch back, and the next program would find it elsewhere.
+                    // The engine set the threshold to nothing when it started (XLA `se_gpu_pjrt_client.cc`): then
+                    // each synchronisation would give all scratch back, and the next program would find it at other
+                    // addresses.
                     Some(Box::new(KeptPool::new(pool, limit).map_err(failed)?))
                 }
                 None => None,

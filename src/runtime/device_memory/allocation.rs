@@ -1,4 +1,4 @@
-//! A block of an arena, as the buffer that lies in it holds it.
+//! A block of an arena, as the buffer that lies in it has it.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -19,7 +19,8 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Takes `block` of `home` in hand, which `maker` makes and `padding` of whose bytes hold no element.
+    /// Owns `block` of `memory`, which `provenance` wrote, or will write, and `padding` of whose bytes hold no
+    /// element.
     pub fn new(memory: Arc<DeviceMemory>, block: Block, padding: Bytes, provenance: Provenance) -> Self {
         if !padding.is_zero() {
             memory.padding.fetch_add(padding.get(), Ordering::Relaxed);
@@ -27,8 +28,8 @@ impl Allocation {
         Self { memory, block, padding, provenance }
     }
 
-    /// Says what the block holds now, and if that is so, that another run writes it: a program took it over, or writes it
-    /// again.
+    /// Records what the block holds now, and, if it is `Some`, which execution wrote it: a program consumed the
+    /// block, or writes it again.
     pub fn set_provenance(&mut self, origin: OriginId, run: Option<Execution>) {
         self.provenance.origin = origin;
         if let Some(run) = run {
@@ -36,7 +37,7 @@ impl Allocation {
         }
     }
 
-    /// Where the block begins.
+    /// The block's address.
     pub fn address(&self) -> usize {
         self.block.address.get() as usize
     }
@@ -46,17 +47,17 @@ impl Allocation {
         self.block
     }
 
-    /// Who made the contents.
+    /// What wrote the contents.
     pub fn provenance(&self) -> Provenance {
         self.provenance
     }
 
-    /// The memory that it is a block of.
+    /// The memory whose block this is.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
 
-    /// Says that the block lies at another address now.
+    /// Records that the block lies at another address now.
     pub fn moved_to(&mut self, address: Address) {
         self.block.address = address;
     }
@@ -66,21 +67,21 @@ impl Allocation {
         self.report(self.memory.pin_because(self.block.id, PinReason(why.number())));
     }
 
-    /// Nobody outside holds the address any more.
+    /// No outsider holds the address any more.
     pub fn unpin(&self) {
         self.report(self.memory.unpin(self.block.id));
     }
 
-    /// Its owner let go; the engine still uses it.
+    /// Its owner has destroyed the buffer; the engine still uses the block.
     pub fn retire(&self) {
         self.report(self.memory.retire_as(self.block.id, Some(self.provenance)));
     }
 
-    /// Takes a retired block up again, for `maker`, once the engine is done with it. Whether its number is another one
-    /// now, so that the residents does not know who lies there.
+    /// Makes a retired block live again, for `provenance`, once the engine is done with it. Whether its number is
+    /// another one now, so that the residents have no entry for it.
     ///
     /// # Errors
-    /// The arena's, which would be a bug of ours; the block must not be used then.
+    /// The arena's, which would be a bug of pjrt-arena; the block must not be used then.
     pub fn renew(&mut self, provenance: Provenance) -> Result<bool> {
         let id = self.memory.reuse_in_place(self.block.id, provenance)?;
         let before = std::mem::replace(&mut self.block.id, id);
@@ -88,7 +89,7 @@ impl Allocation {
         Ok(id.index() != before.index())
     }
 
-    /// An arena refuses only what would be a bug of ours.
+    /// An arena refuses only what would be a bug of pjrt-arena.
     fn report(&self, outcome: Result<()>) {
         if let Err(error) = outcome {
             log::error!("{error}");

@@ -1,4 +1,4 @@
-//! The memory of one device: the arena, who lies in it, and what moves the bytes.
+//! The memory of one device: the arena, its residents, and the carrier that moves their bytes.
 
 use std::{
     ops::Deref,
@@ -20,19 +20,19 @@ use crate::{
 /// One device's memory.
 pub struct DeviceMemory {
     arena: Arena,
-    /// The device behind the arena: it moves bytes, and brings them there.
+    /// Moves bytes on the device behind the arena, and to it.
     pub carrier: Box<dyn Carrier>,
-    /// [`Carrier::is_host`], without the way to the carrier: each allocation asks.
+    /// [`Carrier::is_host`], without a virtual call: each allocation asks.
     pub on_host: bool,
-    /// What the engine takes of the same memory for itself, where it does.
+    /// What the engine takes of the same memory for itself, if it does.
     pub shared: Option<SharedPool>,
-    /// Who lies in which block.
+    /// The buffer in each block.
     pub residents: Residents,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
     pub(super) padding: AtomicU64,
-    /// Programs' runs.
+    /// Executions of programs.
     runs: AtomicU32,
-    /// Whether anybody wants to know when.
+    /// Whether executions are timed, for the history.
     keeps_time: bool,
 }
 
@@ -57,7 +57,7 @@ impl DeviceMemory {
     /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well.
     pub fn shared_with_engine(arena: Arena, carrier: Box<dyn Carrier>, shared: SharedPool) -> Arc<Self> {
         let mut memory = Self::new(arena, carrier);
-        // Nobody else has it yet.
+        // Nothing else refers to it yet.
         if let Some(memory) = Arc::get_mut(&mut memory) {
             memory.shared = Some(shared);
         }
@@ -71,19 +71,19 @@ impl DeviceMemory {
         Bytes::new(self.padding.load(Ordering::Relaxed))
     }
 
-    /// Whether the engine may have some of it for programs' scratch.
+    /// Whether some of it is granted to the engine for programs' scratch.
     pub fn lends_scratch(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| !shared.budget.taken().1.is_zero())
     }
 
-    /// Numbers one run of a program. Without a lock: it is part of each execution.
+    /// Numbers one execution of a program. Without a lock: it is part of each execution.
     pub fn begin_run(&self) -> Execution {
         let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         Execution { step, at: if self.keeps_time { Timestamp::about_now() } else { Timestamp::UNKNOWN } }
     }
 
-    /// Puts into `blocks` what their buffers know better than the arena: who made them last, without asking it for room,
-    /// and why they cannot move. O(blocks).
+    /// Completes `blocks` with what their buffers know and the arena does not: what wrote them last without an
+    /// allocation, and why they cannot move. O(blocks).
     pub fn complete(&self, blocks: &mut [BlockInfo]) {
         let mut places: FxHashMap<BlockId, usize> = FxHashMap::default();
         places.extend(blocks.iter().enumerate().map(|(place, info)| (info.block.id, place)));

@@ -1,10 +1,10 @@
 //! One device's memory.
 //!
 //! ```text
-//!  memory.rs       the arena, who lies in it, and what moves the bytes
-//!  allocation.rs   a block, as the buffer that lies in it holds it
-//!  residents.rs    who lies in which block, and what the mover asks of a resident
-//!  scratch.rs      what is set aside for a program's scratch
+//!  memory.rs       the arena, its residents, and the carrier that moves their bytes
+//!  allocation.rs   a block, as the buffer that lies in it has it
+//!  residents.rs    which buffer lies in which block, and what compaction asks of it
+//!  scratch.rs      what is reserved for a program's scratch
 //!  shared_pool.rs  what the engine takes of the same memory for itself
 //!  origins.rs      where the contents of blocks come from, in words
 //! ```

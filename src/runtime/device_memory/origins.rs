@@ -7,9 +7,9 @@
 //!  2     host                              bf16[4,4]        from host bf16[4,4]
 //! ```
 //!
-//! A program's results get their rows when it is compiled, so running it makes no text and looks nothing up. Other
-//! origins are looked up by kind and shape. Rows are never given back, because an old event may name one; a table that is
-//! full gives one row of each kind to all that come later.
+//! A program's results get their rows when it is compiled, so that an execution makes no text and looks nothing up.
+//! Other origins are looked up by kind and shape. Rows are never removed, because an old event may name one; a full
+//! table uses one row of each kind for all that come later.
 
 use std::{
     fmt,
@@ -125,7 +125,7 @@ impl Origins {
         shapes.iter().enumerate().map(row).collect()
     }
 
-    /// The row of an array of `shape` that came in the way of `kind`.
+    /// The row of an array of `shape` and of this kind.
     pub fn of_shape(&self, kind: OriginKind, shape: &Shape) -> OriginId {
         let key = (kind, shape.element_type, shape.dims.clone());
         if let Some(&known) = self.rows.read().shapes.get(&key) {

@@ -1,4 +1,4 @@
-//! Who lies in which block, and what the mover asks of a resident.
+//! Which buffer lies in which block, and what compaction asks of it.
 
 use std::sync::{Arc, Weak};
 
@@ -10,15 +10,16 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// What lies in a block: a buffer, as the layers below it know it.
+/// What lies in a block: a buffer, as the layers below know it.
 pub trait Resident: Send + Sync {
-    /// The block at this instant; `None` once the memory is another's.
+    /// The block at this instant; `None` once the memory is no longer this resident's.
     fn occupied(&self) -> Option<Occupied>;
 
-    /// Why its bytes stay where they are at this instant; `None` if they may move. Waits for nobody.
+    /// Why its bytes may not move at this instant; `None` if they may. Waits for nothing.
     fn move_barrier(&self) -> Option<MoveBarrier>;
 
-    /// Locks the bytes for a move, if they lie in `block` and may move: everybody else waits until the lock is dropped.
+    /// Locks the bytes for a move, if they lie in `block` and may move: every other thread waits until the lock is
+    /// dropped.
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
 }
 
@@ -29,16 +30,17 @@ pub struct Occupied {
     pub block: BlockId,
     /// The size that was asked for.
     pub size: Bytes,
-    /// Who made the contents.
+    /// What wrote the contents.
     pub provenance: Provenance,
 }
 
-/// A resident whose bytes nobody uses but who moves them. Dropped, it is where it was before, and others may use it again.
+/// A resident whose bytes only the holder of this lock uses. Dropped, the resident is where it was before, and others
+/// may use it again.
 pub trait LockedForMove {
-    /// How many bytes have to be moved: a block's padding need not.
+    /// How many bytes have to be moved: a block's padding need not be.
     fn bytes(&self) -> Bytes;
 
-    /// Prepares the engine's view of the bytes at `to`, where they are already.
+    /// Prepares the engine's view of the bytes, which are at `to` already.
     ///
     /// # Errors
     /// The engine's; nothing has changed then.
@@ -47,12 +49,12 @@ pub trait LockedForMove {
     /// The bytes must be at `to`, in a block of the same memory that stays as long as the resident.
     unsafe fn prepare(&mut self, to: Address) -> Result<()>;
 
-    /// The resident lies at the prepared place from now on, and the old view ends.
+    /// The resident is at the prepared address from now on, and the old view ends.
     fn moved(self: Box<Self>);
 }
 
-/// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone: entering
-/// costs one lock, leaving nothing.
+/// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone:
+/// entering costs one lock, leaving nothing.
 #[derive(Default)]
 pub struct Residents(Mutex<Vec<Option<Weak<dyn Resident>>>>);
 
@@ -66,7 +68,7 @@ impl Residents {
             }
             entries[block.index()].replace(resident)
         };
-        // The last trace of a resident may go here: not under the lock.
+        // Dropped without the lock: this may be the last reference to a resident.
         drop(before);
     }
 

@@ -1,4 +1,4 @@
-//! What the engine takes of a device's memory for itself: the scratch of programs, and arrays of its own.
+//! The part of a device's memory that the engine takes: the scratch of programs, and arrays of its own.
 
 use std::{fmt, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
 /// A device's memory as the arena and the engine share it.
 #[derive(Debug)]
 pub struct SharedPool {
-    /// Who may have how much.
+    /// How much the arena and the engine may have.
     pub budget: Arc<Budget>,
     /// The engine's part.
     pub pool: Box<dyn ScratchPool>,
@@ -21,14 +21,14 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// The pool's memory that no program needs goes back, and with it the right to it. How much did.
-    pub fn shrink(&self) -> Bytes {
+    /// Gives memory of the pool that no program needs back to the device, with the right to it. Returns how much.
+    pub fn trim_unused(&self) -> Bytes {
         self.budget.trim(|| self.trim_to(Bytes::ZERO).unwrap_or(Bytes::MAX))
     }
 
-    /// What the pool holds beyond all that is granted goes back to the device: what its other users freed (CuPy, RMM; XLA's own
-    /// autotuner). No program is to find it there. How much did.
-    pub fn shed(&self) -> Bytes {
+    /// Gives what the pool holds beyond all grants back to the device: memory that other users of the pool freed
+    /// (CuPy, RMM; XLA's own autotuner), which no program may use. Returns how much.
+    pub fn trim_excess(&self) -> Bytes {
         let before = self.pool.reserved().unwrap_or_default();
         let granted = self.budget.open();
         if before <= granted {
@@ -37,10 +37,11 @@ impl SharedPool {
         self.trim_to(granted).map_or(Bytes::ZERO, |after| before.saturating_sub(after))
     }
 
-    /// Lets the pool see what its users have freed: it gives back only what a call of the host has waited for. Whether there was anything
-    /// that it may have missed.
+    /// Lets the pool see what its users have freed: it gives back only memory that a call of the host has waited for.
+    /// Whether there was anything that it may have missed.
     ///
-    /// Only for who knows that no program is under way, which this would wait for, and whose first run may be capturing a stream.
+    /// Only for a caller that knows that no program is under way: this would wait for it, and a program's first
+    /// execution may be capturing a stream.
     pub fn observe(&self) -> bool {
         let missed = self.budget.is_quiet() && self.pool.unused().is_ok_and(|unused| !unused.is_zero());
         missed
@@ -51,15 +52,15 @@ impl SharedPool {
                 .is_ok()
     }
 
-    /// What the pool has after that.
+    /// Trims the pool to `keep`; what it has after that.
     pub fn trim_to(&self, keep: Bytes) -> Option<Bytes> {
         self.pool.trim(keep).inspect_err(|error| log::warn!("the engine's pool could not be trimmed: {error}")).ok()
     }
 
-    /// Grants the pool `bytes`, if the limit and the device have so much more; else says what is missing.
+    /// Grants the pool `bytes`, if the limit and the device have so much more; otherwise says what is missing.
     ///
     /// # Errors
-    /// The device's, which cannot say what it has.
+    /// The device's, if it cannot say what it has.
     pub fn grant(&self, bytes: Bytes) -> Result<Option<Shortfall>> {
         let offer = match self.budget.offer(bytes) {
             Ok(offer) => offer,
@@ -75,16 +76,16 @@ impl SharedPool {
     }
 }
 
-/// What stands against more memory for the engine's pool.
+/// Why the engine's pool cannot have more memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Shortfall {
     /// The limit that it shares with the arena.
     Limit(Over),
-    /// The limit does not, but the device has less free than is wanted.
+    /// The device has less free than is wanted, though the limit allows it.
     Device {
-        /// What is wanted beyond what the pool has.
+        /// The bytes wanted beyond what the pool has.
         more: Bytes,
-        /// What the device has free.
+        /// The bytes that the device has free.
         free: Bytes,
     },
 }

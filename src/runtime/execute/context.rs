@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Engine, Outcome, Raw, extensions},
+    engine::{Engine, Outcome, Raw, extensions, failure::discard},
     sys,
 };
 
@@ -130,9 +130,7 @@ impl Context {
     fn destroy(&self, context: *mut sys::PJRT_ExecuteContext) {
         let args = sys::PJRT_ExecuteContext_Destroy_Args { context, ..Default::default() };
         // SAFETY: the context is alive, this object's alone, and destroyed once.
-        if let Err(error) = unsafe { self.engine.call(args) } {
-            log::warn!("the engine could not destroy an execute context: {}", error.message());
-        }
+        discard(unsafe { self.engine.call(args) }, "destroy an execute context");
     }
 }
 

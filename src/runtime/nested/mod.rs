@@ -1,4 +1,10 @@
-//! The engine's clients beside the user's, and programs loaded on them.
+//! Nested sessions: clients of the engine that programs with host callbacks run on, beside the user's client.
+//!
+//! ```text
+//!  NestedSessions      the nested clients of one user's client, and which of them are idle
+//!  NestedLease         one of them, while an execution has it
+//!  NestedExecutables   one program, loaded on each nested client that it ran on
+//! ```
 
 use std::sync::Arc;
 
@@ -6,12 +12,12 @@ use parking_lot::Mutex;
 
 use crate::{
     config::Settings,
-    engine::{Engine, Outcome, Raw, named_values::named_values, process, session::Session},
+    engine::{Engine, Outcome, Raw, failure::discard, named_values::named_values, process, session::Session},
     sys::{self, slice},
 };
 
-/// The clients beside one of the user's. There is one as soon as a program needs it, and one more for each that needs
-/// one while all others are taken.
+/// The nested clients of one user's client. The first is made when a program needs it, and one more for each program
+/// that needs one while all others are leased.
 pub struct NestedSessions {
     /// The user's client.
     session: &'static Session,
@@ -23,17 +29,17 @@ pub struct NestedSessions {
 
 #[derive(Default)]
 struct Idle {
-    /// Those that no program runs on, in the order of their numbers.
+    /// The clients that no program runs on, in the order of their numbers.
     clients: Vec<Arc<NestedClient>>,
-    /// How many were made.
+    /// How many clients were made.
     made: usize,
 }
 
-/// A client of the engine that one program at a time has to itself.
+/// A client of the engine that one execution at a time has to itself.
 pub struct NestedClient {
     number: usize,
     handle: Raw<sys::PJRT_Client>,
-    /// Its devices with their default memories, in the order of the user's.
+    /// Its devices with their default memories, in the order of the user's devices.
     devices: Vec<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)>,
 }
 
@@ -41,29 +47,29 @@ pub struct NestedClient {
 #[derive(Default)]
 pub struct NestedExecutables(Mutex<Vec<(usize, Raw<sys::PJRT_LoadedExecutable>)>>);
 
-/// A client, until it is given back.
+/// A nested client that is leased to one execution.
 pub struct NestedLease {
     user: Arc<NestedSessions>,
-    other: Arc<NestedClient>,
+    client: Arc<NestedClient>,
 }
 
 impl Drop for NestedLease {
     fn drop(&mut self) {
         let clients = &mut self.user.idle.lock().clients;
-        let at = clients.partition_point(|idle| idle.number < self.other.number);
-        clients.insert(at, Arc::clone(&self.other));
+        let at = clients.partition_point(|idle| idle.number < self.client.number);
+        clients.insert(at, Arc::clone(&self.client));
     }
 }
 
 impl NestedLease {
-    /// Takes a client that no program runs on: one that knows this program, or another, or a new one. Gives the program
-    /// on it as well.
+    /// Leases a client that no program runs on: one that has this program loaded, or another, or a new one. Returns
+    /// the program on it as well.
     ///
     /// # Errors
     /// The engine's.
     ///
     /// # Safety
-    /// The user's client must be alive, and `executable` the one that the nested_executables are of.
+    /// The user's client must be alive, and `executable` the loaded program that `nested_executables` belongs to.
     pub unsafe fn begin(
         user: &Arc<NestedSessions>,
         executable: *mut sys::PJRT_LoadedExecutable,
@@ -71,8 +77,8 @@ impl NestedLease {
     ) -> Outcome<(Self, *mut sys::PJRT_LoadedExecutable)> {
         let idle = {
             let mut idle = user.idle.lock();
-            let knows = |other: &NestedClient| nested_executables.on(other).is_some();
-            let at = idle.clients.iter().position(|other| knows(other)).unwrap_or(0);
+            let knows = |client: &NestedClient| nested_executables.on(client).is_some();
+            let at = idle.clients.iter().position(|client| knows(client)).unwrap_or(0);
             if idle.clients.is_empty() {
                 idle.made += 1;
                 Err(idle.made)
@@ -80,50 +86,49 @@ impl NestedLease {
                 Ok(idle.clients.remove(at))
             }
         };
-        // No lock is held while the engine makes a client or loads a program.
-        let other = match idle {
-            Ok(other) => other,
-            // SAFETY: the caller's promise.
+        // No lock is held while the engine creates a client or loads a program.
+        let client = match idle {
+            Ok(client) => client,
+            // SAFETY: the user's client is alive, as this function asks.
             Err(number) => Arc::new(unsafe { NestedClient::new(user, number)? }),
         };
-        let lease = Self { user: Arc::clone(user), other };
-        if let Some(nested) = nested_executables.on(&lease.other) {
+        let lease = Self { user: Arc::clone(user), client };
+        if let Some(nested) = nested_executables.on(&lease.client) {
             return Ok((lease, nested));
         }
-        // SAFETY: the caller's promise; the client is alive, and nobody else loads programs on it now.
+        // SAFETY: executable and user's client are alive, as this function asks; the leased client is alive, and no
+        // other thread loads programs on it now.
         let nested = unsafe { copy(user.session.engine, executable, lease.handle())? };
-        nested_executables.0.lock().push((lease.other.number, Raw(nested)));
+        nested_executables.0.lock().push((lease.client.number, Raw(nested)));
         Ok((lease, nested))
     }
 
     /// Its client.
     pub fn handle(&self) -> *mut sys::PJRT_Client {
-        self.other.handle.0
+        self.client.handle.0
     }
 
-    /// Its device, with the default memory, that stands for one of the user's.
+    /// Its device, with the default memory, for one of the user's devices.
     pub fn place(&self, device: Raw<sys::PJRT_Device>) -> Option<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)> {
         let number = self.user.devices.iter().position(|known| known.0 == device.0)?;
-        self.other.devices.get(number).copied()
+        self.client.devices.get(number).copied()
     }
 }
 
 impl NestedSessions {
-    /// None yet, beside the client of `session` with these devices.
+    /// No nested clients yet, for the client of `session` with these devices.
     pub fn new(session: &'static Session, settings: Arc<Settings>, devices: Vec<Raw<sys::PJRT_Device>>) -> Arc<Self> {
         Arc::new(Self { session, settings, devices, idle: Mutex::default() })
     }
 
-    /// Ends them, before the user's client ends.
+    /// Destroys the nested clients, before the user's client is destroyed.
     pub fn end(&self) {
         let engine = self.session.engine;
         let clients = std::mem::take(&mut self.idle.lock().clients);
-        for other in clients {
-            let args = sys::PJRT_Client_Destroy_Args { client: other.handle.0, ..Default::default() };
-            // SAFETY: no program runs on it, and its buffers are gone.
-            if let Err(error) = unsafe { engine.call(args) } {
-                log::warn!("the engine could not destroy its client for callbacks: {}", error.message());
-            }
+        for client in clients {
+            let args = sys::PJRT_Client_Destroy_Args { client: client.handle.0, ..Default::default() };
+            // SAFETY: the client is alive, and idle: no program runs on it, and its buffers and executables are gone.
+            discard(unsafe { engine.call(args) }, "destroy its client for callbacks");
         }
     }
 }
@@ -135,7 +140,7 @@ impl NestedClient {
         let engine = user.session.engine;
         let options = user.settings.engine_options(process::kind(), None)?;
         let values = named_values(&options.values);
-        // SAFETY: the options live until the call returns; the handles live as long as the client.
+        // SAFETY: the options live until the call returns; devices and memories live as long as the new client.
         unsafe {
             let created = engine.call(sys::PJRT_Client_Create_Args {
                 create_options: values.as_ptr(),
@@ -156,19 +161,18 @@ impl NestedClient {
 }
 
 impl NestedExecutables {
-    /// The program on `other`, if it ran there before.
-    fn on(&self, other: &NestedClient) -> Option<*mut sys::PJRT_LoadedExecutable> {
-        self.0.lock().iter().find(|(number, _)| *number == other.number).map(|(_, nested)| nested.0)
+    /// The program on this client, if it ran there before.
+    fn on(&self, client: &NestedClient) -> Option<*mut sys::PJRT_LoadedExecutable> {
+        self.0.lock().iter().find(|(number, _)| *number == client.number).map(|(_, nested)| nested.0)
     }
 
-    /// Destroys them, while their clients live.
+    /// Destroys the programs, while their clients are alive.
     pub fn end(&self, engine: &'static Engine) {
         for (_, nested) in std::mem::take(&mut *self.0.lock()) {
             let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: nested.0, ..Default::default() };
-            // SAFETY: the program is the user's to run no more.
-            if let Err(error) = unsafe { engine.call(args) } {
-                log::warn!("the engine could not destroy a program for callbacks: {}", error.message());
-            }
+            // SAFETY: the executable and its client are alive, and the user's program has ended: nothing runs it any
+            // more.
+            discard(unsafe { engine.call(args) }, "destroy a program for callbacks");
         }
     }
 }
@@ -185,7 +189,8 @@ unsafe fn copy(
     loaded: *mut sys::PJRT_LoadedExecutable,
     client: *mut sys::PJRT_Client,
 ) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
-    // SAFETY: the caller's promise; the engine's blob lives until its deleter is called.
+    // SAFETY: executable and client are alive, as this function asks; the blob lives until its deleter is called,
+    // once, with what the engine gave for it; the description is destroyed once.
     unsafe {
         let described = engine
             .call(sys::PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Default::default() })?;

@@ -1,23 +1,23 @@
 //! One array of a transfer manager.
 //!
 //! ```text
-//!  stage     Open --- last transfer ---> Closed
-//!              \----- SetBufferError, Destroy ---> Failed
-//!  receiver  Nobody -- RetrieveBuffer --> Served      nothing is left to do: the caller has a view of the block
-//!                  \-- before the end --> Promised    the caller has an alias buffer, which shows nothing yet
-//!  due       not Open, no copy under way, Promised: the alias gets a view of the block, or the error
+//!   stage     Open --- last transfer ---> Closed
+//!               \----- SetBufferError, Destroy ---> Failed
+//!   receiver  NotRetrieved -- RetrieveBuffer --> Served      nothing is left to do: the caller has a view of the block
+//!                  \-- before the end --> Promised    the caller has an alias buffer without bytes
+//!   due       not Open, no copy under way, Promised: the alias gets a view of the block, or the error
 //! ```
 //!
-//! The bytes are copied without a lock: `copies` keeps the block in place, and whoever ends the last copy does what is
-//! due. The engine is called for it after the lock is given up, because it runs callbacks of whoever waits for the
-//! array, and those may use, or destroy, the manager.
+//! The bytes are copied without a lock: `copies` keeps the block in place, and the thread that ends the last copy
+//! does what is due. It calls the engine without the lock, because the engine calls back those that wait for the
+//! array, and they may use, or destroy, the manager.
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{EngineError, EngineEvent, Outcome, Raw, views},
+    engine::{EngineError, EngineEvent, Outcome, Raw, failure::discard, views},
     error::{Error, Result},
     runtime::{
         buffer::{
@@ -32,7 +32,7 @@ use crate::{
     sys,
 };
 
-/// Why a buffer holds an error; the words are the caller's own.
+/// Why a buffer holds an error; the caller's words.
 #[derive(Clone)]
 pub struct Reason {
     /// A canonical code other than OK.
@@ -41,27 +41,27 @@ pub struct Reason {
     pub message: Vec<u8>,
 }
 
-/// What may still be done to the bytes.
+/// Which transfers are still accepted.
 enum Stage {
-    /// Anything.
+    /// Any transfer.
     Open,
-    /// Nothing: the last transfer was accepted.
+    /// None: the last transfer was accepted.
     Closed,
-    /// Nothing: the array holds this error.
+    /// None: the array holds this error.
     Failed(Reason),
 }
 
-/// Who has the buffer.
+/// Whether the caller has the buffer.
 enum Receiver {
-    /// It was not retrieved yet.
-    Nobody,
-    /// It was retrieved before its bytes were there.
+    /// Not yet.
+    NotRetrieved,
+    /// It was retrieved before its bytes were complete.
     Promised(Promise),
-    /// The caller, for good.
+    /// It was retrieved, and is complete or an error.
     Served,
 }
 
-/// An alias buffer of the engine that the caller has, and what gives it its bytes. The buffer is taken up.
+/// The caller's alias buffer of the engine, and the callback that gives it its bytes. The buffer is in use.
 struct Promise {
     buffer: Arc<Buffer>,
     callback: Raw<sys::PJRT_FulfillAliasBufferCallback>,
@@ -74,7 +74,7 @@ enum Place {
         shape: Arc<Shape>,
         device: Raw<sys::PJRT_Device>,
         memory: Raw<sys::PJRT_Memory>,
-        /// Where the block begins.
+        /// The block's address.
         address: usize,
     },
     /// To the engine's own transfer manager of this one array, which lies in memory of the engine.
@@ -88,11 +88,11 @@ struct State {
     copies: usize,
     /// The block, until the buffer has it.
     block: Option<Allocation>,
-    /// What the engine's memory counts as, likewise.
+    /// The count of the engine's memory, likewise.
     counted: Option<Counted>,
 }
 
-/// What is to be done after the lock is given up.
+/// What is to be done once the lock is released.
 enum Due {
     Deliver(Promise, Allocation),
     Fail(Option<Promise>, Reason),
@@ -118,7 +118,7 @@ pub enum Definition {
 
 impl Slot {
     fn new(index: usize, size: usize, place: Place, block: Option<Allocation>) -> Self {
-        let state = State { stage: Stage::Open, receiver: Receiver::Nobody, copies: 0, block, counted: None };
+        let state = State { stage: Stage::Open, receiver: Receiver::NotRetrieved, copies: 0, block, counted: None };
         Self { index, size, place, state: Mutex::new(state) }
     }
 
@@ -134,7 +134,8 @@ impl Slot {
         Self::new(index, size, Place::Arena { shape, device, memory, address: block.address() }, Some(block))
     }
 
-    /// An array of the engine's: the only one of `manager`, `size` bytes, which are `counted`. Destroyed with [`Slot::destroy`].
+    /// An array in the engine's memory: the only one of `manager`, `size` bytes, which are `counted`. Destroyed with
+    /// [`Slot::destroy`].
     pub fn in_engine(
         index: usize,
         size: usize,
@@ -154,7 +155,7 @@ impl Slot {
         }
     }
 
-    /// Accepts a write; after the `last` one no other is.
+    /// Accepts a write; no write is accepted after the `last` one.
     ///
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error, as the engine's own manager says it.
@@ -188,7 +189,7 @@ impl Slot {
     /// Ends a write that was begun, and delivers the array if it was the last.
     ///
     /// # Errors
-    /// The engine's, if it cannot show the array; who waits for it gets the same error.
+    /// The engine's, if it cannot take a view of the array; the alias buffer gets the same error.
     pub fn end(&self, client: &Arc<Client>) -> Outcome {
         let due = {
             let mut state = self.state.lock();
@@ -212,13 +213,13 @@ impl Slot {
         self.act(client, due)
     }
 
-    /// Hands the buffer over. It shows its bytes once they are all there.
+    /// Retrieves the buffer. Its bytes are defined once they are all there.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if it was retrieved before; the engine's.
     pub fn retrieve(&self, client: &Arc<Client>, function: &str) -> Outcome<Arc<Buffer>> {
         let mut state = self.state.lock();
-        if !matches!(state.receiver, Receiver::Nobody) {
+        if !matches!(state.receiver, Receiver::NotRetrieved) {
             return Err(Error::invalid_argument(format!(
                 "{function}: the buffer with index {} was retrieved before",
                 self.index
@@ -228,7 +229,8 @@ impl Slot {
         let (shape, device, memory, address) = match &self.place {
             Place::Arena { shape, device, memory, address } => (shape, *device, *memory, *address),
             Place::Engine(manager) => {
-                // SAFETY: the manager is alive, has an array 0, and gives it away for the first time.
+                // SAFETY: the manager and its client are alive, its array 0 is retrieved for the first time, and the
+                // new buffer has no other owner.
                 let buffer = unsafe {
                     let args =
                         client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
@@ -248,7 +250,8 @@ impl Slot {
         let wrap = |handle, storage| Buffer::new(client.session, device, memory, Arc::clone(shape), handle, storage);
         let complete = matches!(state.stage, Stage::Closed) && state.copies == 0;
         if let Some(block) = state.block.take_if(|_| complete) {
-            // SAFETY: the block is aligned, holds the whole array, and goes to the buffer, which frees it after the view.
+            // SAFETY: the client is alive during the call; the block is aligned, holds the whole array, and goes to
+            // the buffer, which frees it after the view.
             match unsafe { show(client, memory, shape, address, Showing::View) } {
                 Ok(view) => {
                     state.receiver = Receiver::Served;
@@ -262,7 +265,7 @@ impl Slot {
                 }
             }
         }
-        // SAFETY: the client and its memory are alive, the dimensions and the layout live for the call.
+        // SAFETY: client and memory are alive; dimensions and layout live for the call.
         let alias = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
             client.session.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
                 client: client.session.handle.0,
@@ -274,10 +277,10 @@ impl Slot {
                 ..Default::default()
             })
         })?;
-        // Until the promise is kept the engine has nothing for this buffer, and the block is the slot's.
+        // Until the array is complete the engine has no memory for this buffer, and the block is the slot's.
         let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
         let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));
-        // Its owner may delete it, or donate it, before the bytes are there.
+        // In use, because its owner may delete it, or donate it, before the bytes are there.
         buffer.begin_use()?;
         let callback = Raw(alias.fulfill_alias_buffer_cb);
         state.receiver = Receiver::Promised(Promise { buffer: Arc::clone(&buffer), callback });
@@ -287,7 +290,7 @@ impl Slot {
         Ok(buffer)
     }
 
-    /// Nothing more will come: what is still open becomes an error.
+    /// No more transfers will come: an array that is still open becomes an error.
     pub fn abandon(&self, client: &Arc<Client>) {
         let due = {
             let mut state = self.state.lock();
@@ -298,7 +301,7 @@ impl Slot {
             }
             state.due()
         };
-        // The engine's own manager says the same when it is destroyed.
+        // The engine's own manager does the same when it is destroyed.
         if let Place::Arena { .. } = self.place
             && let Err(failure) = self.act(client, due)
         {
@@ -312,16 +315,15 @@ impl Slot {
     /// The client must be alive, and the slot not be used again.
     pub unsafe fn destroy(&self, client: &Client) {
         let Place::Engine(manager) = self.place else { return };
-        // SAFETY: the manager is ours, alive, and this is its end.
+        // SAFETY: client and manager are alive, the manager has no other owner, and is destroyed once, as this
+        // function asks.
         let destroyed = unsafe {
             client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
                 transfer_manager: manager.0,
                 ..Default::default()
             })
         };
-        if let Err(error) = destroyed {
-            log::warn!("the engine could not destroy a transfer manager: {}", error.message());
-        }
+        discard(destroyed, "destroy a transfer manager");
     }
 
     /// Does what became due, without the lock.
@@ -331,11 +333,12 @@ impl Slot {
                 promise.deliver(client, *memory, shape, block)
             }
             (Some(Due::Fail(Some(promise), reason)), Place::Arena { .. }) => {
-                promise.keep(client, Err(&reason));
+                promise.fulfil(client, Err(&reason));
                 Ok(())
             }
             (Some(Due::Fail(_, reason)), Place::Engine(manager)) => {
-                // SAFETY: the manager is alive; its array 0 is open, since ours was, and gets an error this once.
+                // SAFETY: the manager is alive; its array 0 is open, because this slot was, and gets an error once;
+                // the message lives for the call.
                 unsafe {
                     client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
                         transfer_manager: manager.0,
@@ -354,13 +357,13 @@ impl Slot {
 }
 
 impl State {
-    /// What is to be done now that something changed. Each thing is due once: a promise is taken out, and an array fails
+    /// What is due now that something changed. Each thing is due once: a promise is taken out, and an array fails
     /// once, when its last copy has ended.
     fn due(&mut self) -> Option<Due> {
         if self.copies > 0 || matches!(self.stage, Stage::Open) {
             return None;
         }
-        let promise = match std::mem::replace(&mut self.receiver, Receiver::Nobody) {
+        let promise = match std::mem::replace(&mut self.receiver, Receiver::NotRetrieved) {
             Receiver::Promised(promise) => {
                 self.receiver = Receiver::Served;
                 Some(promise)
@@ -371,11 +374,11 @@ impl State {
             }
         };
         if let Stage::Failed(reason) = &self.stage {
-            // Nobody will see the bytes.
+            // The bytes will not be used.
             self.block = None;
             return Some(Due::Fail(promise, reason.clone()));
         }
-        // Without a promise the block waits for whoever retrieves the buffer.
+        // Without a promise the block stays until the buffer is retrieved.
         let promise = promise?;
         self.block.take().map(|block| Due::Deliver(promise, block))
     }
@@ -385,7 +388,7 @@ impl Promise {
     /// The array is complete in `block`.
     fn deliver(self, client: &Arc<Client>, memory: Raw<sys::PJRT_Memory>, shape: &Shape, block: Allocation) -> Outcome {
         let address = block.address();
-        let unclaimed = {
+        let donated = {
             let mut state = self.buffer.state();
             if state.life() == Life::Donated {
                 Some(block)
@@ -394,36 +397,38 @@ impl Promise {
                 None
             }
         };
-        // A program that was donated the array before its bytes were there has a result that nobody could match with the
-        // block. That result counts as the engine's, so the engine gets a copy.
-        let showing = if unclaimed.is_some() { Showing::Copy } else { Showing::View };
+        // A program that was donated the array before its bytes were there has a result that cannot be matched with
+        // the block. That result counts as the engine's, so the engine gets a copy.
+        let showing = if donated.is_some() { Showing::Copy } else { Showing::View };
         if !client.session.is_open() {
             self.buffer.end_use();
             return Ok(());
         }
-        // SAFETY: the client is alive; the block holds the whole array, aligned, and stays while the buffer is taken up
+        // SAFETY: the client is alive; the block holds the whole array, aligned, and stays while the buffer is in use
         // and the engine's programs use it.
         match unsafe { show(client, memory, shape, address, showing) } {
             Ok(source) => {
-                self.keep(client, Ok(source));
-                // SAFETY: the source was ours and is consumed; only its handle is left.
+                self.fulfil(client, Ok(source));
+                // SAFETY: the client is alive; the source has no other owner and is consumed; only its handle is
+                // left.
                 unsafe { views::destroy(client.session.engine, source) };
                 Ok(())
             }
             Err(error) => {
                 let reason = Reason { code: sys::PJRT_Error_Code_INTERNAL, message: error.message().into_bytes() };
-                self.keep(client, Err(&reason));
+                self.fulfil(client, Err(&reason));
                 Err(error.into())
             }
         }
     }
 
-    /// Gives the alias its bytes or its error, and lets go of it.
-    fn keep(self, client: &Arc<Client>, outcome: Result<*mut sys::PJRT_Buffer, &Reason>) {
+    /// Fulfils the alias with its bytes or its error, and ends its use.
+    fn fulfil(self, client: &Arc<Client>, outcome: Result<*mut sys::PJRT_Buffer, &Reason>) {
         if client.session.is_open() {
             let (code, message) = outcome.err().map_or((sys::PJRT_Error_Code(0), &[][..]), |r| (r.code, &r.message));
-            // SAFETY: the callback is called this once, with a live buffer or a message that lives for the call.
-            let kept = unsafe {
+            // SAFETY: the client is alive, and the callback its alias's, used once; the buffer is alive, or NULL with
+            // a message that lives for the call.
+            let fulfilled = unsafe {
                 client.session.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
                     client: client.session.handle.0,
                     buffer: outcome.unwrap_or(ptr::null_mut()),
@@ -434,8 +439,8 @@ impl Promise {
                     ..Default::default()
                 })
             };
-            // XLA returns the very error that an alias is given, so only a refused array is news.
-            match (outcome, kept) {
+            // XLA returns the very error that an alias is given, so only a refused array is logged.
+            match (outcome, fulfilled) {
                 (Ok(_), Err(error)) => log::error!("the engine refused the bytes of a transfer: {}", error.message()),
                 (Ok(_), Ok(_)) => {
                     self.buffer.mark_defined();
@@ -448,7 +453,7 @@ impl Promise {
     }
 }
 
-/// How the engine is to show bytes of ours.
+/// How the engine is to use the arena's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Showing {
     /// In place.
@@ -463,7 +468,7 @@ enum Showing {
 /// The engine's.
 ///
 /// # Safety
-/// As for [`views::view`]; for a copy the array must only hold for the call.
+/// As for [`crate::engine::session::Session::view`]; for a copy the array must only be there for the call.
 unsafe fn show(
     client: &Client,
     memory: Raw<sys::PJRT_Memory>,
@@ -473,10 +478,11 @@ unsafe fn show(
 ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
     let (engine, handle) = (client.session.engine, client.session.handle.0);
     if showing == Showing::View {
-        // SAFETY: the caller's promise.
+        // SAFETY: client, memory and block are as this function asks.
         return unsafe { client.session.view(memory, address, shape.array()) };
     }
-    // SAFETY: the array holds for the call, which is all that the engine is told it may rely on.
+    // SAFETY: client and memory are alive, and the array is there for the call, after which the engine does not use
+    // it. The event is new, with no other owner.
     unsafe {
         let args = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
             client: handle,

@@ -1,16 +1,18 @@
 //! Copies between devices and memories.
 //!
 //! ```text
-//!  host memory   the source is at rest, in an arena, in an outsider's memory or dense in the engine's: copied by us, into an arena
-//!  a GPU         the source is at rest, in an arena, or is brought there by a stream of ours: copied by us, on our stream, and
-//!                ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU to what another
-//!                one has pinned the engine copies
+//!  host memory   the source is defined, in an arena, in an outsider's memory or dense in the engine's: pjrt-arena copies
+//!                it, into an arena
+//!  a GPU         the source is defined, in an arena, or a stream of pjrt-arena brings it there: that stream copies it, and
+//!                the copy is ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU
+//!                to memory that was pinned for another one the engine copies
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!
-//! An array that a launch under way is given is the engine's to copy as well: it knows whether its program comes first.
+//! An array that a launch under way is donated is left to the engine as well: it knows whether its program comes
+//! first.
 //!
-//! Nobody who calls waits for a program or a copy, but for one of an array in a layout of its own (`copy/own_layout.rs`).
+//! No caller waits for a program or a copy, except for a copy of an array in a layout of its own (`own_layout.rs`).
 
 use std::sync::Arc;
 
@@ -19,7 +21,8 @@ use smallvec::smallvec;
 use crate::{
     device::Carrier,
     engine::{
-        Args, EngineEvent, Outcome, Raw,
+        Args, EngineError, Outcome, Raw,
+        buffers::ready_event,
         views::{self, ViewKind},
     },
     report::snapshot::OriginKind,
@@ -33,7 +36,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// Whether the bytes are written and good.
+/// Whether the bytes are defined.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, or the engine's.
@@ -41,49 +44,37 @@ use crate::{
 /// # Safety
 /// The client must be alive.
 unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
-    let engine = buffer.session.engine;
     let handle = buffer.begin_use()?;
-    let ready = (|| -> Outcome<bool> {
-        // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
-        let ready = unsafe {
-            let args = engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: handle, ..Default::default() })?;
-            EngineEvent::own(engine, args.event)
-        };
-        if !ready.as_ref().is_none_or(EngineEvent::is_ready) {
-            return Ok(false);
-        }
-        if let Some(Err(error)) = ready.map(|event| event.wait()) {
-            // The engine's copy carries the source's error to whoever reads it.
-            log::debug!("copying a buffer that holds an error: {}", error.message());
-            return Ok(false);
-        }
-        Ok(true)
-    })();
+    // SAFETY: the client is alive, as this function asks, and the handle while the buffer is in use.
+    let event = unsafe { ready_event(buffer.session, handle) };
+    let refused = |error: &EngineError| log::debug!("copying a buffer that holds an error: {}", error.message());
+    // The engine's copy of an error is the same error.
+    let ready = event.map(|event| event.is_ready() && event.wait().inspect_err(refused).is_ok());
     buffer.end_use();
-    ready
+    Ok(ready?)
 }
 
-/// A copy of `buffer` in a block of `site`; `None` if we cannot make it.
+/// A copy of `buffer` in a block of `space`; `None` if only the engine can make it.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED.
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
-    // SAFETY: the caller's promise.
+unsafe fn copy_by_arena(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+    // SAFETY: the client is alive, as this function asks.
     unsafe {
         match buffer.session.view_kind {
-            ViewKind::Host => copy_at_rest(client, buffer, space),
+            ViewKind::Host => copy_defined(client, buffer, space),
             ViewKind::Device => copy_on_stream(client, buffer, space),
         }
     }
 }
 
-/// A copy of `buffer` in the memory, or where that is NULL on the device, of `to`, unless it is left to the engine.
+/// A copy of `buffer` in the memory, or, if that is NULL, on the device, of `to`; `None` if it is left to the engine.
 ///
 /// # Errors
-/// As [`copy_by_us`] and [`own_layout::copy`].
+/// As [`copy_by_arena`] and [`own_layout::copy`].
 ///
 /// # Safety
 /// The client must be alive, and device and memory its own.
@@ -94,59 +85,59 @@ pub unsafe fn copy_here(
     let client = &*client::of_buffer(buffer)?;
     let space = destination(client, to.0, to.1);
     let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory);
-    // SAFETY: the caller's promise.
+    // SAFETY: the client is alive, and device and memory are its own, as this function asks.
     unsafe {
         if let Some(copy) = own_layout::copy(client, buffer, space, memory)? {
             return Ok(Some(copy));
         }
         match space {
-            Some(space) => copy_by_us(client, buffer, space),
+            Some(space) => copy_by_arena(client, buffer, space),
             None => Ok(None),
         }
     }
 }
 
-/// Copies bytes that are there, at once.
+/// Copies defined bytes, at once.
 ///
 /// # Errors
-/// As [`copy_by_us`].
+/// As [`copy_by_arena`].
 ///
 /// # Safety
-/// As [`copy_by_us`].
-unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+/// As [`copy_by_arena`].
+unsafe fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_known, is_engine_s) = {
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
     };
-    // What has another layout than the default one was copied before.
+    // An array in another layout than the default one was copied before.
     let is_dense = is_known
         || is_engine_s
             && buffer.session.aliasable.contains(buffer.shape.element_type)
             && buffer.shape.is_without_gaps();
-    // SAFETY: the caller's promise.
+    // SAFETY: the client is alive, as this function asks.
     if !is_dense || unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
-    // The source is not in use while room is sought, so that it may move to make some.
+    // The source is not in use during the allocation, so that it may be moved to make room.
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the client is alive, as this function asks.
     let reading = if is_engine_s { unsafe { buffer.read_engine()? } } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive. Both hold the array; the source neither changes, moves nor goes while it is read, the copy is
-    // ours alone.
+    // SAFETY: the client is alive. Source and block hold the array; the source neither changes, moves nor is freed
+    // while it is read; nothing else uses the new block.
     unsafe { upload.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
 }
 
-/// Has a GPU copy bytes that are there, or that stand on a stream of ours already. What a program still writes is the engine's to
-/// copy: our stream waits for nothing of the engine's, so that arrays from the host are not held up, and moves, which wait for our
-/// stream, wait for no program.
+/// Has a GPU copy bytes that are defined, or that the arena's stream brings already. A source that a program still
+/// writes is left to the engine: the arena's stream waits for nothing of the engine's, so that arrays from the host
+/// are not held up, and compactions, which wait for that stream, wait for no program.
 ///
 /// # Errors
-/// As [`copy_by_us`].
+/// As [`copy_by_arena`].
 ///
 /// # Safety
-/// As [`copy_by_us`].
+/// As [`copy_by_arena`].
 unsafe fn copy_on_stream(
     client: &Client,
     buffer: &Arc<Buffer>,
@@ -156,27 +147,28 @@ unsafe fn copy_on_stream(
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the client is alive, as this function asks.
     if !is_ours || !queued && unsafe { !is_ready(buffer)? } {
         return Ok(None);
     }
-    // What the host has pinned is written by the GPU that it was pinned for.
+    // Pinned memory is written by the GPU that it was pinned for.
     let Some(own) = space.device.memory_space() else { return Ok(None) };
     if own.memory.0 != space.memory.0 && is_on_another_device(client, buffer, space) {
         return Ok(None);
     }
     let carrier = &*own.arena.carrier;
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    // Until writers are held back: who launches a program that is given the source waits for that.
+    // Until later writers are ordered after the copy: a launch that is donated the source waits for that.
     let Some(reading) = buffer.read_block()? else { return Ok(None) };
     buffer.begin_use()?;
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
-    // device where that is another one; and it is in use until the copy is there.
+    // SAFETY: the client is alive; the source's bytes are there before the arena's stream comes to this copy, which
+    // waits for the source's device if that is another one; and the source is in use until the copy is done. The copy
+    // writes to the block alone; the carrier is the device's own.
     unsafe {
         upload.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
             carrier.copy(from, to, bytes)?;
-            hold_writers_back(client, buffer, carrier);
+            order_writers_after(client, buffer, carrier);
             drop(reading);
             Ok(())
         })
@@ -184,28 +176,30 @@ unsafe fn copy_on_stream(
     .map(Some)
 }
 
-/// Whether a buffer lies in the own memory of another device than that of `site`.
+/// Whether a buffer lies in the own memory of another device than that of `space`.
 fn is_on_another_device(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> bool {
     let source = client.device_of_memory(buffer.memory.0);
     source.is_some_and(|source| source.handle.0 != space.device.handle.0)
 }
 
-/// Sees to it that no program writes to `buffer`, if it is donated to one, before the stream of `copying` has read it: the engine
-/// does not know that it does. From here on it knows the buffer by a view that is ready only then.
+/// Orders programs that are donated `buffer` after the stream of `copying` has read it: the engine does not know that
+/// the stream does. From here on the engine knows the buffer by a view that is ready only then.
 ///
-/// Where the copy goes to another device, the own stream of this one waits for it ([`Carrier::copy`]), and the view for that stream.
-/// From host memory to host memory CUDA has copied when it returns, so that there nothing could come too early; nothing depends on that.
+/// If the copy goes to another device, the stream of the buffer's own device waits for it ([`Carrier::copy`]), and
+/// the view for that stream. Copies from host memory to host memory are done when CUDA returns, so nothing could come
+/// too early there; nothing depends on that.
 ///
-/// The caller uses it twice, for as long as this takes: who reads it, and who keeps it in place until the copy is there.
+/// The caller has two uses of it meanwhile: the reading, and the use that keeps it in place until the copy is done.
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
+unsafe fn order_writers_after(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
     let address = buffer.state().storage.address();
     let source =
         client.memory_space_of(buffer.memory.0).and_then(|source| Some((source, source.device.memory_space()?)));
     let view = address.zip(source).and_then(|(at, (source, own))| {
-        // SAFETY: the client is alive; the block is the buffer's, as before.
+        // SAFETY: client and device are alive, as this function asks; the block is the buffer's, aligned, as large as
+        // the array, and freed only after its views.
         unsafe {
             client.session.view_behind(
                 (source.device.handle, source.memory),
@@ -218,8 +212,8 @@ unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carr
     });
     let unused = view.map(|view| {
         let mut state = buffer.state();
-        // Whoever else uses it has the old view in hand. Nobody of them was given it, but who is given it next would be given that
-        // view. What brings the bytes has no view in hand.
+        // Every other user has the old view. None of them was donated it, but the next donation would be of that
+        // view. A stream that brings the bytes has no view.
         let bringing = u32::from(state.queued && !state.is_defined());
         let alone = state.users() <= 2 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
@@ -233,18 +227,18 @@ unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carr
         copying.finish();
     }
     if let Some((view, _)) = unused {
-        // SAFETY: nobody else knows it, or nobody any more; it was not donated.
+        // SAFETY: the client is alive; the view has no other owner, nothing uses it, and it was not donated.
         unsafe { views::destroy(client.session.engine, view) };
     }
 }
 
-/// Lets the engine copy, into memory of its own.
+/// Has the engine copy, into memory of its own.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.
 ///
 /// # Safety
-/// `args` must be the call with the engine's handle in place of ours, its contract satisfied.
+/// `args` must be the caller's call with the engine's handle, its contract satisfied.
 pub unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
@@ -254,7 +248,8 @@ pub unsafe fn copy_by_engine<A: Args>(
     let client = &*client::of_buffer(buffer)?;
     let admitted = client.admit_array(to, Bytes::new(buffer.shape.size as u64))?;
     let handle = buffer.begin_use()?;
-    // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
+    // SAFETY: the handle is alive while the buffer is in use; the rest of the struct satisfies the contract, as this
+    // function asks.
     let copied = unsafe { client.session.engine.call(args(handle)) };
     let copied = match copied {
         Ok(args) => result(&args),
@@ -263,13 +258,9 @@ pub unsafe fn copy_by_engine<A: Args>(
             return Err(error.into());
         }
     };
-    // The source stays until the copy is made.
-    // SAFETY: the copy was just made and is ours; so is its event.
-    let ready = unsafe {
-        let event =
-            client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: copied, ..Default::default() });
-        event.ok().and_then(|args| EngineEvent::own(client.session.engine, args.event))
-    };
+    // The source stays in use until the copy is made.
+    // SAFETY: the copy is a live buffer of the client.
+    let ready = unsafe { ready_event(client.session, copied) }.ok();
     match ready {
         Some(event) if !event.is_ready() => {
             client.allocator.in_flight.track(
@@ -280,6 +271,6 @@ pub unsafe fn copy_by_engine<A: Args>(
         }
         _ => buffer.end_use(),
     }
-    // SAFETY: as above.
+    // SAFETY: the copy is a new buffer of the client, with no other owner.
     unsafe { client.adopt_admitted(copied, admitted) }
 }

@@ -5,13 +5,13 @@
 //!      64-byte aligned, dense, 64 KiB and more ---> the engine aliases it: no copy, no block
 //!      any other ---------------------------------> copied into a block
 //!   memory that may be written to (kMutableZeroCopy) -> the engine aliases it where it can
-//!   sub-byte elements, host memories, layouts -------> as the engine likes, but for a GPU's pinned_host: see there
+//!   sub-byte elements, host memories, layouts -------> by the engine, except a GPU's pinned_host: see pinned_host.rs
 //! ```
 //!
-//! An aliased array's `done_with_host_buffer` happens when the engine lets go of it: after the buffer is deleted and the
-//! last program that reads it is done. Until then JAX keeps the NumPy array alive. Who writes to the NumPy array
-//! meanwhile changes what programs see, as on JAX's own CPU backend, whose rule for what is aliased this is (XLA
-//! `AbstractCpuBuffer::BufferFromHostBufferSupportsZeroCopy`), the size apart.
+//! An aliased array's `done_with_host_buffer` happens when the engine has released it: after the buffer is deleted
+//! and the last program that reads it is done. Until then JAX keeps the NumPy array alive. A caller that writes to
+//! the NumPy array meanwhile changes what programs see, as on JAX's own CPU backend, whose rule for what is aliased
+//! this is (XLA `AbstractCpuBuffer::BufferFromHostBufferSupportsZeroCopy`), the size apart.
 
 use std::{ptr, sync::Arc};
 
@@ -19,7 +19,7 @@ use smallvec::smallvec;
 
 use crate::{
     config::EngineKind,
-    engine::{Args, Engine, EngineEvent, Outcome, process, views},
+    engine::{Args, EngineEvent, Outcome, buffers, process, views},
     runtime::{
         buffer::{
             Buffer,
@@ -33,26 +33,24 @@ use crate::{
     sys::{self, slice},
 };
 
-/// Smallest array in bytes that is used where it lies. Below it a copy is as cheap (a `device_put` takes 17 us either
-/// way up to 32 KiB, 17 and 18 us at 64 KiB, 17 and 41 us at 1 MiB), and nothing is gained for an owner that lives longer,
+/// Smallest array in bytes that is aliased. Below it a copy is as cheap (a `device_put` takes 17 us either way up to
+/// 32 KiB, 17 and 18 us at 64 KiB, 17 and 41 us at 1 MiB), and aliasing has a price: an owner that lives longer,
 /// changes of the NumPy array that show later, and statistics that miss it.
 pub const SMALLEST_ALIASED: u64 = 64 << 10;
 
-/// The event that says when `buffer` is ready: at once, for one of ours that nothing writes. On a GPU, where bytes are on
-/// their way, when they are there.
+/// The event of `buffer` being ready: at once, for an array in an arena that nothing writes. On a GPU, where bytes
+/// may be under way, when they are there.
 ///
 /// # Errors
 /// The engine's.
-pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
+pub fn ready_event(buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
     let hold = buffer.hold()?;
-    // SAFETY: the engine's handle stays while it is held.
-    let args =
-        unsafe { engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: hold.handle(), ..Default::default() })? };
-    Ok(args.event)
+    // SAFETY: the hold keeps client and handle alive.
+    Ok(unsafe { buffers::ready_event(buffer.session, hold.handle())? }.into_raw())
 }
 
-/// The arena that an array goes to: that of `memory`, or else the default one of `device`. `None` when the array belongs in
-/// memory that is not ours: a memory of the host but for a GPU's `pinned_host`, or a device without an arena.
+/// The memory that an array goes to: `memory`, or else the default one of `device`. `None` if that has no arena: a
+/// memory of the host other than a GPU's `pinned_host`, or a device without an arena.
 pub fn destination(
     client: &Client,
     device: *mut sys::PJRT_Device,
@@ -61,24 +59,24 @@ pub fn destination(
     if memory.is_null() { client.device(device)?.memory_space() } else { client.memory_space_of(memory) }
 }
 
-/// Whether a layout is what an array has when nobody says anything: dense, the last dimension fastest, no tiles.
+/// Whether a layout is the default one: dense, the last dimension fastest, no tiles.
 ///
 /// # Safety
 /// `layout` must be NULL or valid.
 pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the layout is NULL or valid, as this function asks.
     let Some(layout) = (unsafe { layout.as_ref() }) else { return true };
     if layout.type_ != sys::PJRT_Buffer_MemoryLayout_Type_Tiled {
         return false;
     }
     // SAFETY: the type says which field of the union is set.
     let tiled = unsafe { layout.__bindgen_anon_1.tiled };
-    // SAFETY: the caller's promise.
+    // SAFETY: the array has the size that the valid layout says.
     let order = unsafe { slice(tiled.minor_to_major, tiled.minor_to_major_size) };
     tiled.num_tiles == 0 && order.iter().rev().copied().eq(0..order.len() as i64)
 }
 
-/// Lets the engine use the array where it lies.
+/// Has the engine alias the array.
 ///
 /// # Errors
 /// The engine's.
@@ -91,18 +89,18 @@ pub unsafe fn alias(
     space: MemorySpace<'_>,
     shape: Arc<Shape>,
 ) -> Outcome {
-    // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
+    // Strides add nothing to a dense array, and one along a dimension of one element could mislead the engine.
     let dense = sys::PJRT_Client_BufferFromHostBuffer_Args {
         byte_strides: ptr::null(),
         num_byte_strides: 0,
         device_layout: ptr::null_mut(),
         ..*args
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct satisfies the function's contract, and the array is dense, as this function asks.
     let done = unsafe { client.session.engine.call(dense)? };
     let at = args.data.expose_provenance();
-    // An engine may have other rules than ours: what it copied after all is its own.
-    // SAFETY: the buffer was just made and is ours.
+    // An engine may have other rules: if it copied, the memory is its own.
+    // SAFETY: the buffer is a new one of the client, with no other owner.
     let buffer = unsafe {
         if views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at) {
             let place = (space.device.handle, space.memory);
@@ -117,7 +115,7 @@ pub unsafe fn alias(
     Ok(())
 }
 
-/// Lets the engine take the array as it likes: host memories, sub-byte types, unusual layouts, memory that may be
+/// Has the engine take the array as it likes: host memories, sub-byte types, unusual layouts, memory that may be
 /// written to.
 ///
 /// # Errors
@@ -140,7 +138,8 @@ pub unsafe fn from_host_by_engine(
     // Other platforms copy, whatever the semantics.
     .filter(|_| process::kind() == Some(EngineKind::Cpu));
     let at = args.data.expose_provenance();
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct satisfies the function's contract, as this function asks; the buffer is a new one of the
+    // client, with no other owner, and if it aliases the array, this process can read it there.
     unsafe {
         let done = client.session.engine.call(*args)?;
         let aliased = access
@@ -158,12 +157,12 @@ pub unsafe fn from_host_by_engine(
     Ok(())
 }
 
-/// Keeps `buffer`, which was taken up, in place until `event`, which stays the caller's, has happened.
+/// Ends the use of `buffer` when `event`, which stays the caller's, has happened.
 ///
 /// # Safety
 /// `event` must be a live event of the engine.
-unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
-    // SAFETY: the event is alive; it is given back to the caller below, not destroyed.
+unsafe fn end_use_after(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
+    // SAFETY: the event is NULL or alive, as this function asks; it is released below, not destroyed.
     match unsafe { EngineEvent::own(buffer.session.engine, event) } {
         Some(event) => {
             if event.is_ready() {
@@ -178,27 +177,28 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
     }
 }
 
-/// Calls a function of the engine that reads a buffer's bytes, with the engine's handle in place of ours, and keeps the
-/// bytes in place until the event that it gives.
+/// Calls a function of the engine that reads a buffer's bytes, with the engine's handle, and keeps the buffer in use
+/// until the event that it returns.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a buffer that was deleted or donated, or the engine's.
 ///
 /// # Safety
-/// `buffer` must be as for [`Buffer::share`]; `args` must give a struct that satisfies the function's contract.
+/// `buffer` must be as for [`BufferRef::borrow`]; `args` must return a struct that satisfies the function's contract.
 pub unsafe fn read<A: Args>(
     buffer: *mut sys::PJRT_Buffer,
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
     event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
 ) -> Outcome<A> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is NULL or alive during the call, as this function asks.
     let buffer = unsafe { BufferRef::borrow(buffer, A::FUNCTION)?.share() };
     let handle = buffer.begin_use()?;
-    // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
+    // SAFETY: the engine's handle is alive and its bytes stay while the buffer is in use; the rest of the struct
+    // satisfies the contract, as this function asks.
     match unsafe { buffer.session.engine.call(args(handle)) } {
         Ok(args) => {
-            // SAFETY: the event was just made.
-            unsafe { keep_until(buffer, event(&args)) };
+            // SAFETY: the event is NULL or a new one of the engine.
+            unsafe { end_use_after(buffer, event(&args)) };
             Ok(args)
         }
         Err(error) => {

@@ -1,4 +1,13 @@
-//! Transfers.
+//! Transfers: arrays from the host, between devices and memories, and back.
+//!
+//! ```text
+//!  upload.rs      an array that comes into an arena
+//!  host.rs        arrays from the host and back
+//!  copy.rs        copies between devices and memories
+//!  own_layout.rs  copies of arrays in a layout of their own
+//!  async_slot.rs  one array of an asynchronous transfer manager
+//!  specs.rs       what callers ask such a manager for, checked
+//! ```
 
 pub mod async_slot;
 pub mod copy;

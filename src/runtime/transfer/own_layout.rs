@@ -1,9 +1,9 @@
 //! Copies of arrays in a layout of their own, on a processor.
 //!
-//! XLA:CPU at PJRT 0.81 and 0.106 gives the copy the bytes in one order and the layout of another: `device_put` of such
-//! an array to another device or memory gives wrong numbers (without pjrt-arena too; at 0.115 it does not;
+//! XLA:CPU at PJRT 0.81 and 0.106 gives the copy the bytes in one order and the layout of another: `device_put` of
+//! such an array to another device or memory gives wrong numbers (without pjrt-arena too; at 0.115 it does not;
 //! `python_smoke/test_layouts.py`). So the bytes are copied here, as they are, and the copy has the layout of the
-//! array. Such arrays are rare, and who copies one waits for it.
+//! array. Such arrays are rare, and the caller waits for the copy.
 
 use std::{ptr, sync::Arc};
 
@@ -29,8 +29,8 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// A copy at `site`, or, with none, in the engine's `memory`; `None` if the array lies in the default layout, so that anybody may
-/// copy it, if its elements are packed, which only the engine can do, or if it is an error, which the engine's copy has too.
+/// A copy in `space`, or, with none, in the engine's `memory`. `None` if the array has the default layout, if its
+/// elements are packed, which only the engine can copy, or if it is an error, which the engine's copy is too.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, UNIMPLEMENTED where the engine does not take the layout, or the
@@ -47,25 +47,26 @@ pub unsafe fn copy(
     if client.session.view_kind != ViewKind::Host || !buffer.shape.is_without_gaps() {
         return Ok(None);
     }
-    // That of what lies in an arena is known, if it is another than the default one.
+    // The layout of an array in an arena is known, if it is not the default one.
     let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
     let told = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
     let Some(own) = told.filter(|layout| !layout.is_default()) else { return Ok(None) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the client is alive, as this function asks.
     if unsafe { wait_for(buffer) }.is_err() {
         return Ok(None);
     }
     let bytes = Bytes::new(buffer.shape.size as u64);
     let Some(space) = space else {
-        // SAFETY: the caller's promise; the bytes are there, and stay as long as they are lent.
+        // SAFETY: client and memory are alive, as this function asks; the bytes are defined, and stay while they are
+        // lent.
         return unsafe {
             let reading = buffer.lend()?;
-            shown(client, memory, &buffer.shape, own, reading.address()).map(Some)
+            copied_by_engine(client, memory, &buffer.shape, own, reading.address()).map(Some)
         };
     };
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    // SAFETY: the client is alive. Both hold the array; the source is there and neither changes, moves nor goes while it is lent, the
-    // copy is ours alone.
+    // SAFETY: the client is alive. Source and block hold the array; the source is defined and neither changes, moves
+    // nor is freed while it is lent; nothing else uses the new block.
     unsafe {
         let reading = buffer.lend()?;
         let from = Address::new(reading.address() as u64);
@@ -75,14 +76,14 @@ pub unsafe fn copy(
 
 /// A copy in memory of the engine of the array at `address`.
 ///
-/// Engines do not agree on the order that such bytes are taken to lie in, so what this one made of them is compared.
+/// Engines do not agree on the order of such bytes, so this engine's copy is compared with them.
 ///
 /// # Errors
 /// As [`copy`].
 ///
 /// # Safety
 /// The client and the memory must be alive; `address` must have as many bytes as the shape says.
-unsafe fn shown(
+unsafe fn copied_by_engine(
     client: &Client,
     memory: Raw<sys::PJRT_Memory>,
     shape: &Shape,
@@ -92,7 +93,8 @@ unsafe fn shown(
     let engine = client.session.engine;
     let admitted = client.admit_shape((ptr::null_mut(), memory.0), shape.element_type, &shape.dims)?;
     let array = Array { minor_to_major: Some(&own.minor_to_major), ..Array::new(shape.element_type, &shape.dims) };
-    // SAFETY: the caller's promise.
+    // SAFETY: client and memory are alive, and the address has the array's bytes, as this function asks; the buffer
+    // is new, with no other owner.
     let buffer = unsafe {
         let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
         client.adopt_admitted(made, admitted)?
@@ -100,7 +102,8 @@ unsafe fn shown(
     // SAFETY: the client is alive.
     unsafe { wait_for(&buffer)? };
     let hold = buffer.hold()?;
-    // SAFETY: the handle is alive while it is held, and so are the bytes, which are there; the source's are the caller's promise.
+    // SAFETY: the hold keeps handle and bytes, which are defined; the source has as many bytes, as this function
+    // asks.
     let is_the_same = unsafe {
         let made = slice(ptr::with_exposed_provenance::<u8>(views::address(engine, hold.handle())?), buffer.shape.size);
         made == slice(ptr::with_exposed_provenance::<u8>(address), shape.size)

@@ -59,7 +59,7 @@ pub unsafe fn specs<'a>(
             args.num_device_layouts
         ));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the lists are as long as the caller says, as this function asks.
     let (shapes, layouts) =
         unsafe { (slice(args.shape_specs, count), slice(args.device_layouts, args.num_device_layouts)) };
     let mut specs = Vec::with_capacity(count);
@@ -76,7 +76,7 @@ pub unsafe fn specs<'a>(
                 sys::PJRT_Buffer_Type_TOKEN.0
             ));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the dimensions are as many as the caller says, as this function asks.
         let dims: &[i64] = unsafe { slice(raw.dims, raw.num_dims) };
         if let Some(dim) = dims.iter().find(|&&dim| dim < 0) {
             return refuse(format!("shape {index}: dimension {dim} of {dims:?} is negative"));
@@ -87,7 +87,7 @@ pub unsafe fn specs<'a>(
             return refuse(format!("shape {index}: {dims:?} is more than {} bytes", i64::MAX));
         }
         let layout = layouts.get(index).copied().unwrap_or(std::ptr::null_mut());
-        // SAFETY: the caller's promise.
+        // SAFETY: the layout is NULL or valid, as this function asks.
         if let Some(order) = unsafe { minor_to_major(layout) }
             && !is_permutation(order, dims.len())
         {
@@ -103,7 +103,7 @@ pub unsafe fn specs<'a>(
 /// # Safety
 /// `layout` must be NULL or valid for `'a`.
 unsafe fn minor_to_major<'a>(layout: *const sys::PJRT_Buffer_MemoryLayout) -> Option<&'a [i64]> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the layout is NULL or valid, as this function asks.
     let layout = unsafe { layout.as_ref() }.filter(|l| l.type_ == sys::PJRT_Buffer_MemoryLayout_Type_Tiled)?;
     // SAFETY: the type says which field of the union is set; its array is as long as it says.
     unsafe {
@@ -143,7 +143,7 @@ pub unsafe fn literal_strides(
     args: &sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args,
     shape: &Shape,
 ) -> Result<Option<SmallVec<[i64; 6]>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the dimensions are as many as the caller says, as this function asks.
     let dims: &[i64] = unsafe { slice(args.shape_dims, args.shape_num_dims) };
     if args.shape_element_type != shape.element_type || dims != &*shape.dims {
         return Err(Error::invalid_argument(format!(
@@ -155,7 +155,7 @@ pub unsafe fn literal_strides(
     if args.shape_layout.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the layout is valid, as this function asks.
     let Some(order) = (unsafe { minor_to_major(args.shape_layout) }) else {
         // XLA: a literal has a tiled layout, strides make none.
         return Err(Error::invalid_argument(format!("{LITERAL}: the layout of a literal must be of type Tiled")));

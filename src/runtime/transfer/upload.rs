@@ -1,14 +1,14 @@
-//! Arrays on their way into an arena.
+//! Arrays that come into an arena.
 //!
 //! ```text
-//!  new ---> a block ---fill---> host memory:    the bytes are there      a view of them, whole at once
-//!                               a GPU's memory: copies are queued        a view that comes after them, whole when it is
-//!                                                                        ready; until then nobody moves or frees it
+//!  new ---> a block ---fill---> host memory:    the bytes are written    a view of them, defined at once
+//!                               a GPU's memory: copies are queued        a view that comes after them, defined when it
+//!                                                                        is ready; until then it is neither moved nor freed
 //! ```
 //!
-//! On a GPU nobody waits here for a copy. The engine's programs come after the view's definition, which comes after what was
-//! put on one of its streams; that stream was made to wait for our copies. The block itself is free of older work: it went
-//! back to the arena only after the programs that used it were done, as seen from the host.
+//! On a GPU no thread waits here for a copy. The engine's programs come after the view's definition, which comes
+//! after what was put on one of its streams; that stream was made to wait for the arena's copies. The block itself is
+//! free of older work: it was freed only after the programs that used it were done, as seen from the host.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use smallvec::smallvec;
 
 use crate::{
     device::Carrier,
-    engine::{EngineError, EngineEvent, Outcome},
+    engine::{Outcome, buffers::ready_event},
     error::Result,
     memory::Provenance,
     report::snapshot::OriginKind,
@@ -32,7 +32,7 @@ use crate::{
     units::Address,
 };
 
-/// A block that an array is brought to.
+/// A block that an array is uploaded to.
 pub struct Upload<'a> {
     client: &'a Client,
     space: MemorySpace<'a>,
@@ -41,7 +41,8 @@ pub struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    /// A block of `site` for an array of this shape, whose element type is viewable. `kind` says where it comes from.
+    /// A block of `space` for an array of this shape, whose element type is aliasable. `kind` says where it comes
+    /// from.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED.
@@ -51,7 +52,7 @@ impl<'a> Upload<'a> {
         Ok(Self { client, space, shape, allocation })
     }
 
-    /// The buffer of a block that is as it is.
+    /// The buffer of the block with the bytes that it has.
     ///
     /// # Errors
     /// The engine's.
@@ -59,24 +60,25 @@ impl<'a> Upload<'a> {
     /// # Safety
     /// The client must be alive.
     pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the caller's promise; the block is aligned, holds the array, and is freed only after the view.
+        // SAFETY: the client is alive, as this function asks; the block is aligned, holds the array, and is freed
+        // only after the view.
         let view =
             unsafe { self.client.session.view(self.space.memory, self.allocation.address(), self.shape.array())? };
         let buffer = self.buffer(view);
         {
             let mut state = buffer.state();
             state.mark_defined();
-            // Before 0.114 the engine calls the view ready only after the programs that were started before.
+            // Before 0.114 the engine reports the view ready only after the programs that were started before.
             state.queued = true;
         }
         Ok(buffer)
     }
 
-    /// The buffer of the bytes that `fill` brings to the block with the carrier of its memory. `sources` are in use until they are
-    /// there; each was taken up.
+    /// The buffer of the bytes that `fill` brings to the block with the carrier of its memory. [`Buffer::begin_use`]
+    /// was called for each of `sources`; they are in use until the bytes are there.
     ///
     /// # Errors
-    /// The device's, or the engine's; then nothing writes to the block any more, and the sources have landed.
+    /// The device's, or the engine's; nothing writes to the block any more then, and the sources are not in use.
     ///
     /// # Safety
     /// The client must be alive, and `fill` write to nothing but the array in the block.
@@ -86,7 +88,7 @@ impl<'a> Upload<'a> {
         fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
     ) -> Outcome<Arc<Buffer>> {
         let carrier = &*self.space.arena.carrier;
-        // SAFETY: the caller's promise.
+        // SAFETY: the client is alive, `fill` writes to the block alone, and the carrier is the memory's own.
         unsafe { self.fill_by(carrier, sources, fill) }
     }
 
@@ -107,10 +109,11 @@ impl<'a> Upload<'a> {
         if carrier.is_host() {
             sources.iter().for_each(|source| source.end_use());
             filled?;
-            // SAFETY: the caller's promise.
+            // SAFETY: the client is alive, as this function asks.
             return unsafe { self.as_it_is() };
         }
-        // SAFETY: the caller's promise; as in `as_it_is`.
+        // SAFETY: client and device are alive, as this function asks; the block is aligned, holds the array, and is
+        // freed only after the view, which is a live buffer of the client.
         let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
             let view = self.client.session.view_behind(
                 (self.space.device.handle, self.space.memory),
@@ -118,12 +121,12 @@ impl<'a> Upload<'a> {
                 self.allocation.address(),
                 self.shape.array(),
             )?;
-            Ok((view, ready_event(self.client, view)))
+            Ok((view, ready_event(self.client.session, view)))
         });
         let (view, ready) = match viewed {
             Ok(viewed) => viewed,
             Err(failure) => {
-                // What was queued already must not write to memory that is somebody else's by then.
+                // What was queued already must not write to memory that is reused by then.
                 carrier.finish();
                 sources.iter().for_each(|source| source.end_use());
                 return Err(failure);
@@ -133,7 +136,7 @@ impl<'a> Upload<'a> {
         let buffer = self.buffer(view);
         buffer.state().queued = true;
         match ready {
-            Ok(Some(ready)) if !ready.is_ready() => {
+            Ok(ready) if !ready.is_ready() => {
                 buffer.begin_use()?;
                 let (buffers, results) = (sources.iter().cloned().collect(), smallvec![Arc::clone(&buffer)]);
                 client.allocator.in_flight.track(&ready, None, Resources { buffers, results, ..Resources::default() });
@@ -153,21 +156,5 @@ impl<'a> Upload<'a> {
         let storage = Storage::Arena(self.allocation);
         let MemorySpace { device, memory, .. } = self.space;
         Buffer::new(self.client.session, device.handle, memory, self.shape, view, storage)
-    }
-}
-
-/// The event of a view that was just made; none if the engine has none for it.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// `view` must be alive.
-unsafe fn ready_event(client: &Client, view: *mut sys::PJRT_Buffer) -> Result<Option<EngineEvent>, EngineError> {
-    // SAFETY: the caller's promise; the event is ours.
-    unsafe {
-        let args =
-            client.session.engine.call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: view, ..Default::default() })?;
-        Ok(EngineEvent::own(client.session.engine, args.event))
     }
 }
