@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!  Create    a block for each array, or a manager of the engine's for one that cannot lie in an arena
-//!  Transfer  memcpy into the block; nothing is asynchronous about it, so the event it gives is ready
+//!  Transfer  memcpy into the block; nothing is asynchronous about it, so the event that it returns is ready
 //!  Retrieve  after the last transfer: a view of the block
-//!            before: an alias buffer of the engine, a promise, which the last transfer keeps with a view of the block
+//!            before: an alias buffer of the engine, which the last transfer fulfils with a view of the block
 //!  Error     the alias gets the error
 //!  Destroy   arrays that are not complete become errors
 //! ```
 //!
-//! The manager is ours. The engine of PJRT 0.81 has one too, but it keeps the arrays in memory of its own, and it checks
-//! neither indices nor ranges: it reads past its lists, and a refused range leaves its destructor waiting for ever.
+//! The manager is pjrt-arena's. The engine of PJRT 0.81 has one too, but it keeps the arrays in memory of its own,
+//! and it checks neither indices nor ranges: it reads past its lists, and a refused range leaves its destructor
+//! waiting for ever.
 
 use std::{ptr, sync::Arc};
 
@@ -18,7 +19,8 @@ use crate::{
     api::entry::Entry,
     device::strided,
     engine::{
-        Args, Outcome, Raw,
+        Args, EngineBuffer, Outcome, Raw,
+        buffers::ready_event,
         failure::required,
         views::{self, Array, ViewKind},
     },
@@ -40,7 +42,7 @@ use crate::{
     units::Bytes,
 };
 
-/// A scalar of any element type, which nobody reads or writes.
+/// A scalar of any element type, which is neither read nor written.
 #[repr(align(64))]
 struct Scalar([u8; 64]);
 
@@ -48,28 +50,29 @@ const _: () = assert!(align_of::<Scalar>() == views::ALIGNMENT);
 
 static SCALAR: Scalar = Scalar([0; 64]);
 
-/// Our `PJRT_AsyncHostToDeviceTransferManager`.
+/// What a caller's `PJRT_AsyncHostToDeviceTransferManager` is.
 struct Manager {
     client: Arc<Client>,
     device: Raw<sys::PJRT_Device>,
     slots: Vec<Slot>,
-    /// A buffer of the engine that is ready, and so are its events: before 0.89 there is no other way to make one. NULL
-    /// if no array lies in an arena.
-    ready: Raw<sys::PJRT_Buffer>,
+    /// A buffer of the engine that is ready, and so are its events: before 0.89 there is no other way to make one.
+    /// `None` if no array lies in an arena.
+    ready: Option<EngineBuffer>,
 }
 
 impl Manager {
-    /// The manager behind a caller's handle, with a share of the ownership: a callback that runs inside the call may
-    /// destroy the handle.
+    /// Shares ownership of the manager behind a caller's handle: a callback that runs inside the call may destroy the
+    /// handle.
     ///
     /// # Errors
     /// INVALID_ARGUMENT naming `function` if the handle is NULL, FAILED_PRECONDITION once the client is destroyed.
     ///
     /// # Safety
-    /// `manager` must be NULL or a live handle of ours.
+    /// `manager` must be NULL or a live handle of this library.
     unsafe fn share(manager: *mut sys::PJRT_AsyncHostToDeviceTransferManager, function: &str) -> Outcome<Arc<Self>> {
         let manager = required(manager, function, "transfer_manager")?.cast::<Self>().cast_const();
-        // SAFETY: the handle is one share of the `Arc`, alive during the call.
+        // SAFETY: the handle is not NULL, so it is the pointer of an `Arc`, alive during the call; the strong count
+        // that is added here is the result's.
         let manager = unsafe {
             Arc::increment_strong_count(manager);
             Arc::from_raw(manager)
@@ -98,14 +101,9 @@ impl Manager {
     /// # Errors
     /// The engine's.
     fn ready_event(&self) -> Outcome<*mut sys::PJRT_Event> {
-        // SAFETY: the buffer lives as long as the manager; there is one, since an array lies in an arena.
-        let args = unsafe {
-            self.client
-                .session
-                .engine
-                .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: self.ready.0, ..Default::default() })?
-        };
-        Ok(args.event)
+        let ready = self.ready.as_ref().ok_or_else(|| Error::internal("a manager without a ready buffer"))?;
+        // SAFETY: the client is open, and the buffer lives as long as the manager.
+        Ok(unsafe { ready_event(self.client.session, ready.raw())? }.into_raw())
     }
 }
 
@@ -115,12 +113,8 @@ impl Drop for Manager {
             return;
         }
         for slot in &self.slots {
-            // SAFETY: the client is alive; this is the end of the slots.
+            // SAFETY: the client is open, and the slots are not used again.
             unsafe { slot.destroy(&self.client) };
-        }
-        if !self.ready.is_null() {
-            // SAFETY: the buffer was ours; nothing uses it, its events live on their own.
-            unsafe { views::destroy(self.client.session.engine, self.ready.0) };
         }
     }
 }
@@ -138,8 +132,8 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
     if let Some(device) = client.device_of_memory(memory) {
         return Ok(device.handle);
     }
-    // SAFETY: the client is alive, and what the getters point to lives as long as it does; the memory is only used once
-    // it is found to be one of the client's.
+    // SAFETY: the client is alive, as this function asks, and with it the lists, whose lengths the engine gives; the
+    // memory is only used once it is found to be one of the client's.
     unsafe {
         let client_args =
             sys::PJRT_Client_AddressableMemories_Args { client: client.session.handle.0, ..Default::default() };
@@ -155,29 +149,29 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
     }
 }
 
-/// The device and the size of an array that can lie in an arena.
+/// The memory and the size of an array that can lie in an arena.
 ///
 /// # Safety
 /// The layout must be NULL or valid.
-unsafe fn home<'a>(
+unsafe fn arena_for<'a>(
     client: &'a Client,
     spec: &Spec<'_>,
     memory: *mut sys::PJRT_Memory,
 ) -> Option<(MemorySpace<'a>, Bytes)> {
-    // Without aliases (0.77) a buffer cannot be handed over before its bytes are there.
+    // Without aliases (0.77) a buffer cannot be retrieved before its bytes are there.
     client.session.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
-    // Bytes of pieces on their way to a GPU have an order of their own, which the engine's manager keeps.
+    // Pieces that go to a GPU have an order of their own, which the engine's manager keeps.
     if client.session.view_kind == ViewKind::Device {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the layout is NULL or valid, as this function asks.
     let plain = unsafe { is_default_layout(spec.layout) };
     destination(client, ptr::null_mut(), memory)
         .filter(|_| plain && client.session.aliasable.contains(spec.raw.element_type))
         .zip(dense_size(spec.raw.element_type, spec.dims))
 }
 
-/// A manager of the engine's with this one array, and the array's size. The array's memory is there from here on, and counts.
+/// A manager of the engine's with this one array. The array's memory exists and counts from here on.
 ///
 /// # Errors
 /// The engine's; RESOURCE_EXHAUSTED where the limit of `memory` has no room for the array.
@@ -192,8 +186,8 @@ unsafe fn by_engine(
 ) -> Outcome<Slot> {
     let admitted = client.admit_shape((device, memory), spec.raw.element_type, spec.dims)?;
     let (mut raw, mut layout) = (spec.raw, spec.layout);
-    // SAFETY: the caller's promise; the shape and the layout live for the call. The manager is alive until the slot that
-    // is made of it is destroyed.
+    // SAFETY: client and memory are alive, as this function asks; shape and layout live for the call. The manager is
+    // alive until the slot that is made of it is destroyed.
     unsafe {
         let args = client.session.engine.call(sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             client: client.session.handle.0,
@@ -225,34 +219,32 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
         client.allocator.in_flight.reap_in_order(client.session.engine);
-        // SAFETY: the client is alive.
+        // SAFETY: the client is alive during the call.
         let device = unsafe { device_of(&client, self.memory)? };
-        // SAFETY: the caller's arrays are as long as it says, its layouts NULL or valid.
+        // SAFETY: the lists are as long as the caller's struct says, its layouts NULL or valid, as `run` asks.
         let specs = unsafe { specs(self, client.session.engine.minor())? };
-        // Dropping the manager gives back what was made until something fails.
+        // If something fails, dropping the manager frees what was made until then.
         let mut manager =
-            Manager { client: Arc::clone(&client), device, slots: Vec::with_capacity(specs.len()), ready: Raw::NULL };
+            Manager { client: Arc::clone(&client), device, slots: Vec::with_capacity(specs.len()), ready: None };
         for (index, spec) in specs.iter().enumerate() {
             // SAFETY: the layout is NULL or valid.
-            let Some((space, size)) = (unsafe { home(&client, spec, self.memory) }) else {
+            let Some((space, size)) = (unsafe { arena_for(&client, spec, self.memory) }) else {
                 // SAFETY: the client and its memory are alive.
                 manager.slots.push(unsafe { by_engine(&client, index, spec, (device.0, self.memory))? });
                 continue;
             };
-            if manager.ready.is_null() {
+            if manager.ready.is_none() {
                 let address = SCALAR.0.as_ptr().expose_provenance();
                 let kind = spec.raw.element_type;
-                // SAFETY: the scalar is aligned, as large as any element, and lives for ever. Nobody writes to it: the
-                // view is never shown to a program.
+                let place = (client.session.handle.0, space.memory.0);
+                // SAFETY: client and memory are alive during the call. The scalar is aligned, as large as any element, and
+                // lives for ever; nothing writes to it, because the view is never passed to a program. The view is new, with
+                // no other owner.
                 let view = unsafe {
-                    views::view(
-                        client.session.engine,
-                        (client.session.handle.0, space.memory.0),
-                        address,
-                        Array::new(kind, &[]),
-                    )?
+                    let view = views::view(client.session.engine, place, address, Array::new(kind, &[]))?;
+                    EngineBuffer::own(client.session, view)
                 };
-                manager.ready = Raw(view);
+                manager.ready = Some(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
             let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
@@ -272,7 +264,7 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_TransferData";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         let slot = manager.slot(self.buffer_index, NAME)?;
         let range = usize::try_from(self.offset).ok().zip(usize::try_from(self.transfer_size).ok());
@@ -291,8 +283,9 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
         let outcome = match slot.begin(NAME, self.is_last_transfer)? {
             Definition::Arena(address) => {
                 if len > 0 {
-                    // SAFETY: `data` holds `len` bytes; the range lies in the block, which stays until the write ends.
-                    // Whoever sends to overlapping ranges at once gets either's bytes, as from any engine.
+                    // SAFETY: `data` has `len` bytes, as `run` asks; the range lies in the block, which stays until
+                    // the write ends. A caller that sends to overlapping ranges at once gets the bytes of either, as
+                    // from any engine.
                     unsafe {
                         let to = ptr::with_exposed_provenance_mut::<u8>(address).add(offset);
                         ptr::copy_nonoverlapping(self.data.cast::<u8>(), to, len);
@@ -300,7 +293,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
                 }
                 manager.ready_event()
             }
-            // SAFETY: the engine's manager is alive while ours is, and has an array 0 of this size; `data` is the
+            // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
             // caller's, valid until the event.
             Definition::Engine(inner) => unsafe {
                 manager
@@ -312,7 +305,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
                     .map_err(Into::into)
             },
         };
-        // Also after an error: the write is over.
+        // Also after an error, because the write is over.
         let ended = slot.end(&manager.client);
         self.done_with_h2d_transfer = outcome?;
         ended
@@ -322,11 +315,12 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_TransferLiteral";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         let slot = manager.slot(self.buffer_index, NAME)?;
         let strides = match slot.shape() {
-            // SAFETY: the caller's arrays are as long as it says, its layout NULL or valid.
+            // SAFETY: the dimensions are as many as the caller's struct says, its layout NULL or valid, as `run`
+            // asks.
             Some(shape) => unsafe { literal_strides(self, shape)? },
             None => None,
         };
@@ -349,7 +343,8 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                 manager.ready_event()
             }
             (Definition::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
-            // SAFETY: as for PJRT_AsyncHostToDeviceTransferManager_TransferData.
+            // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
+            // caller's, valid until the event.
             (Definition::Engine(inner), _) => unsafe {
                 manager
                     .client
@@ -369,7 +364,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         let slot = manager.slot(self.buffer_index, NAME)?;
         self.buffer_out = slot.retrieve(&manager.client, NAME)?.into_raw();
@@ -380,7 +375,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_SetBufferError";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         let slot = manager.slot(self.buffer_index, NAME)?;
         let (first, last) = (sys::PJRT_Error_Code_CANCELLED, sys::PJRT_Error_Code_UNAUTHENTICATED);
@@ -391,7 +386,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
             ))
             .into());
         }
-        // SAFETY: the caller's message is as long as it says.
+        // SAFETY: the message is as long as the caller's struct says, as `run` asks.
         let message: &[u8] = unsafe { slice(self.error_message.cast(), self.error_message_size) };
         slot.fail(&manager.client, NAME, Reason { code: self.error_code, message: message.to_vec() })
     }
@@ -399,7 +394,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager =
             unsafe { Manager::share(self.transfer_manager, "PJRT_AsyncHostToDeviceTransferManager_BufferCount")? };
         self.buffer_count = manager.slots.len();
@@ -410,7 +405,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_BufferSize";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         self.buffer_size = manager.slot(self.buffer_index, NAME)?.size;
         Ok(())
@@ -419,7 +414,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_Device_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let manager = unsafe { Manager::share(self.transfer_manager, "PJRT_AsyncHostToDeviceTransferManager_Device")? };
         self.device_out = manager.device.0;
         Ok(())
@@ -429,13 +424,13 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_Device_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_AsyncHostToDeviceTransferManager_AddMetadata";
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let _manager = unsafe { Manager::share(self.transfer_manager, NAME)? };
         if self.transfer_metadata.is_null() && self.num_metadata > 0 {
             let why = format!("{NAME}: transfer_metadata is NULL, num_metadata is {}", self.num_metadata);
             return Err(Error::invalid_argument(why).into());
         }
-        // Annotations for traces of the engine's transfers; copies of ours are done when the call returns.
+        // Metadata annotates traces of the engine's transfers; copies into an arena are done when the call returns.
         Ok(())
     }
 }
@@ -445,7 +440,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
         if self.transfer_manager.is_null() {
             return Ok(());
         }
-        // SAFETY: the handle is one share, which the caller gives up.
+        // SAFETY: the handle is not NULL, so it is the pointer of an `Arc` whose strong count the caller gives up.
         let manager = unsafe { Arc::from_raw(self.transfer_manager.cast::<Manager>().cast_const()) };
         for slot in &manager.slots {
             slot.abandon(&manager.client);

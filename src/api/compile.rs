@@ -24,9 +24,10 @@ impl Entry for sys::PJRT_Client_Compile_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
         let engine = client.session.engine;
-        // SAFETY: the caller's options are as long as it says.
+        // SAFETY: the options are as long as the caller's struct says, as `run` asks.
         let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
+        // SAFETY: the program is valid, as `run` asks; program and options live until the call returns. A new
+        // executable is the client's, alive, and not used after a failure.
         self.executable = unsafe {
             compile(
                 &client,
@@ -41,13 +42,7 @@ impl Entry for sys::PJRT_Client_Compile_Args {
                     })?;
                     Ok(args.executable)
                 },
-                |executable, plan| {
-                    let outcome = register(&client, executable, plan);
-                    if !matches!(outcome, Ok(Ok(()))) {
-                        engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-                    }
-                    outcome.map(|problem| problem.map(|()| executable))
-                },
+                |executable, plan| Ok(register(&client, executable, plan)?.map(|()| executable)),
             )?
         };
         Ok(())
@@ -57,13 +52,14 @@ impl Entry for sys::PJRT_Client_Compile_Args {
 impl Entry for sys::PJRT_Compile_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
-        // SAFETY: the caller's options are as long as it says.
+        // SAFETY: the options are as long as the caller's struct says, as `run` asks.
         let options = unsafe { slice(self.compile_options.cast::<u8>(), self.compile_options_size) };
         let client = if self.client.is_null() { None } else { Some(client::find(self.client)?) };
         let Some(client) = client else {
-            // Without a client nobody says whether memory can be viewed: compiled as it is.
+            // Without a client it is not known whether memory can be viewed: compiled unchanged.
             let options = polished(engine, options);
-            // SAFETY: the caller's promise; the options live until the call returns.
+            // SAFETY: the program is valid, as `run` asks; program and options live until the call returns. The new
+            // executable is alive.
             unsafe {
                 let given = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
                 let format = slice(given.format.cast::<u8>(), given.format_size);
@@ -84,7 +80,8 @@ impl Entry for sys::PJRT_Compile_Args {
             }
             return Ok(());
         };
-        // SAFETY: the program and the options live until the call returns; executables are destroyed if unused.
+        // SAFETY: the program is valid, as `run` asks; program and options live until the call returns. A new
+        // executable is the client's, alive, and not used after a failure.
         self.executable = unsafe {
             compile(
                 &client,
@@ -120,24 +117,19 @@ impl Entry for sys::PJRT_Client_Load_Args {
         let executable = required(self.executable, "PJRT_Client_Load", "executable")?;
         let plan = registry::EXECUTABLES.get(executable).map_or_else(
             || {
-                // SAFETY: the executable is alive. An engine that does not show the program is believed to call nobody.
+                // SAFETY: the executable is alive, as `run` asks. An engine that does not show the program is taken
+                // to have no host callbacks in it.
                 let shown = unsafe { optimized(client.session.engine, executable) };
                 let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
                 Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
             },
             |program| program.plan.clone(),
         );
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged; the
+        // new executable is the client's, alive, and not used after a failure.
         unsafe {
             let executable = client.session.engine.call(*self)?.loaded_executable;
-            let outcome = register(&client, executable, plan);
-            if !matches!(outcome, Ok(Ok(()))) {
-                client
-                    .session
-                    .engine
-                    .call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-            }
-            outcome?.map_err(Error::internal)?;
+            register(&client, executable, plan)?.map_err(Error::internal)?;
             self.loaded_executable = executable;
         }
         Ok(())

@@ -73,7 +73,7 @@ pub extern "C" fn pjrt_arena_version() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) -> usize {
     let sentence = tell(|| check().err().map(|error| error.message).unwrap_or_default());
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&sentence, buffer, capacity) }
 }
 
@@ -92,7 +92,7 @@ fn check() -> crate::error::Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize) -> usize {
     let table = tell(doctor);
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&table, buffer, capacity) }
 }
 
@@ -140,7 +140,7 @@ fn doctor() -> String {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
     let counters = tell(|| counters(&client::guard_all()).to_string());
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&counters, buffer, capacity) }
 }
 

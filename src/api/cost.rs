@@ -25,7 +25,7 @@ impl Entry for sys::PJRT_Executable_GetCostAnalysis_Args {
     unsafe fn run(&mut self) -> Outcome {
         let executable = required(self.executable, "PJRT_Executable_GetCostAnalysis", "executable")?;
         let engine = process::engine()?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         match unsafe { engine.call(*self) } {
             Ok(args) => *self = args,
             // SAFETY: the caller's promise.

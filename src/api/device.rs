@@ -19,7 +19,7 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         let client = client::of_device(handle);
         let Some(arena) = client.as_ref().and_then(|client| client.device(handle)?.arena.as_ref()) else {
             // A device of another process, or one whose memory stays with the engine.
-            // SAFETY: the caller's promise, handed on as it is.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
             *self = unsafe { process::engine()?.call(*self)? };
             return Ok(());
         };
@@ -73,7 +73,7 @@ impl Entry for sys::PJRT_Device_ClearMemoryStats_Args {
             arena.clear_peaks();
             return Ok(());
         }
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         unsafe { process::engine()?.call(*self)? };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! `PJRT_Executable` and `PJRT_LoadedExecutable`: descriptions as if no parameter had been added, serialisation, ends.
+//! `PJRT_Executable` and `PJRT_LoadedExecutable`: descriptions without the parameters that were added, serialisation,
+//! destruction.
 
 use std::{
     ffi::{c_char, c_void},
@@ -25,7 +26,7 @@ use crate::{
 
 impl Entry for sys::PJRT_LoadedExecutable_GetExecutable_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         let args = unsafe { process::engine()?.call(*self)? };
         // The engine makes a new handle each time.
         if let Some(loaded) = LOADED.get(self.loaded_executable) {
@@ -38,9 +39,9 @@ impl Entry for sys::PJRT_LoadedExecutable_GetExecutable_Args {
 
 impl Entry for sys::PJRT_Executable_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // Forgotten first: the address may be another executable's as soon as the engine has freed it.
+        // Removed first: the address may be another executable's as soon as the engine has freed it.
         EXECUTABLES.remove(self.executable);
-        // SAFETY: the caller gives the executable up.
+        // SAFETY: the executable is alive, as `run` asks, and the caller does not use it again.
         unsafe { process::engine()?.call(*self)? };
         Ok(())
     }
@@ -49,13 +50,13 @@ impl Entry for sys::PJRT_Executable_Destroy_Args {
 impl Entry for sys::PJRT_LoadedExecutable_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         LOADED.remove(self.executable);
-        // SAFETY: the caller gives the executable up.
+        // SAFETY: the executable is alive, as `run` asks, and the caller does not use it again.
         unsafe { process::engine()?.call(*self)? };
         Ok(())
     }
 }
 
-/// The program that a description is of, if it was rewritten.
+/// The program of a description, if it was rewritten.
 fn rewritten(executable: *const sys::PJRT_Executable) -> Option<Arc<Program>> {
     EXECUTABLES.get(executable.cast_mut()).filter(|program| !program.plan.destinations.is_empty())
 }
@@ -63,7 +64,7 @@ fn rewritten(executable: *const sys::PJRT_Executable) -> Option<Arc<Program>> {
 impl Entry for sys::PJRT_Executable_GetCompiledMemoryStats_Args {
     unsafe fn run(&mut self) -> Outcome {
         let executable = required(self.executable, "PJRT_Executable_GetCompiledMemoryStats", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         *self = unsafe { process::engine()?.call(*self)? };
         if let Some(program) = rewritten(executable) {
             // The engine counts each destination as an argument and as an alias of its result.
@@ -80,7 +81,7 @@ impl Entry for sys::PJRT_Executable_GetCompiledMemoryStats_Args {
 impl Entry for sys::PJRT_Executable_ParameterMemoryKinds_Args {
     unsafe fn run(&mut self) -> Outcome {
         let executable = required(self.executable, "PJRT_Executable_ParameterMemoryKinds", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         *self = unsafe { process::engine()?.call(*self)? };
         if let Some(program) = rewritten(executable) {
             self.num_parameters = program.visible(self.num_parameters);
@@ -96,13 +97,14 @@ impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
         let executable = required(self.executable, NAME, "executable")?;
         let out = required(self.program, NAME, "program")?;
         let Some(program) = rewritten(executable) else {
-            // SAFETY: the caller's promise, handed on as it is.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
             unsafe { engine.call(*self)? };
             return Ok(());
         };
-        // SAFETY: the executable is alive.
+        // SAFETY: the executable is alive, as `run` asks, and of this program.
         let (format, code) = program.optimized.get_or_try_init(|| unsafe { shown(engine, executable, &program) })?;
-        // SAFETY: the caller's struct; `code` is NULL to ask for the size, or has `code_size` bytes.
+        // SAFETY: `program` is not NULL, so it is the caller's struct, as `run` asks; its `code` is NULL to ask for
+        // the size, or has `code_size` bytes.
         unsafe {
             (*out).format = format.as_ptr().cast();
             (*out).format_size = format.len();
@@ -125,7 +127,7 @@ impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
 
 unsafe extern "C" fn delete_serialized(holder: *mut sys::PJRT_SerializedExecutable) {
     if !holder.is_null() {
-        // SAFETY: the holder is the box made below, deleted once.
+        // SAFETY: the holder is the box that this library made, not NULL, and deleted once.
         drop(unsafe { Box::from_raw(holder.cast::<Vec<u8>>()) });
     }
 }
@@ -133,13 +135,14 @@ unsafe extern "C" fn delete_serialized(holder: *mut sys::PJRT_SerializedExecutab
 impl Entry for sys::PJRT_Executable_Serialize_Args {
     unsafe fn run(&mut self) -> Outcome {
         required(self.executable.cast_mut(), "PJRT_Executable_Serialize", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         let args = unsafe { process::engine()?.call(*self)? };
         let Some(program) = EXECUTABLES.get(self.executable.cast_mut()) else {
             *self = args;
             return Ok(());
         };
-        // SAFETY: the engine's blob lives until its deleter is called, right after the copy.
+        // SAFETY: the engine's blob has the length that it gives, and lives until its deleter is called, once, right
+        // after the copy.
         let sealed = unsafe {
             let sealed = seal(&program.plan, slice(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size));
             if let Some(delete) = args.serialized_executable_deleter {
@@ -159,10 +162,11 @@ impl Entry for sys::PJRT_Executable_DeserializeAndLoad_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
         let engine = client.session.engine;
-        // SAFETY: the caller's blob is as long as it says.
+        // SAFETY: the blob is as long as the caller's struct says, as `run` asks.
         let sealed = unsafe { slice(self.serialized_executable.cast::<u8>(), self.serialized_executable_size) };
         let (plan, blob) = open(sealed)?;
-        // SAFETY: the blob lives until the call returns; the rest is the caller's.
+        // SAFETY: the blob lives until the call returns; the rest of the struct is the caller's. The new executable
+        // is the client's, alive, and not used after a failure.
         unsafe {
             let args = engine.call(Self {
                 serialized_executable: blob.as_ptr().cast(),
@@ -170,11 +174,7 @@ impl Entry for sys::PJRT_Executable_DeserializeAndLoad_Args {
                 ..*self
             })?;
             let executable = args.loaded_executable;
-            let outcome = register(&client, executable, plan);
-            if !matches!(outcome, Ok(Ok(()))) {
-                engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
-            }
-            outcome?.map_err(|problem| {
+            register(&client, executable, plan)?.map_err(|problem| {
                 Error::invalid_argument(format!("the serialised executable does not fit this engine: {problem}"))
             })?;
             self.loaded_executable = executable;
@@ -185,7 +185,7 @@ impl Entry for sys::PJRT_Executable_DeserializeAndLoad_Args {
 
 unsafe extern "C" fn delete_options(holder: *mut sys::PJRT_SerializedCompileOptions) {
     if !holder.is_null() {
-        // SAFETY: the holder is the box made below, deleted once.
+        // SAFETY: the holder is the box that this library made, not NULL, and deleted once.
         drop(unsafe { Box::from_raw(holder.cast::<Vec<u8>>()) });
     }
 }
@@ -194,11 +194,11 @@ impl Entry for sys::PJRT_Executable_GetCompileOptions_Args {
     unsafe fn run(&mut self) -> Outcome {
         required(self.executable, "PJRT_Executable_GetCompileOptions", "executable")?;
         let Some(program) = rewritten(self.executable) else {
-            // SAFETY: the caller's promise, handed on as it is.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
             *self = unsafe { process::engine()?.call(*self)? };
             return Ok(());
         };
-        // The engine's have entries for the destinations; the user's are as they came.
+        // The engine's options have entries for the destinations; the user's are unchanged.
         let options = Box::new(program.plan.user_options.clone());
         self.serialized_bytes = options.as_ptr().cast::<c_char>();
         self.serialized_bytes_size = options.len();

@@ -141,7 +141,7 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
         let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
         unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
             let args = call(
@@ -161,7 +161,7 @@ impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
         let originals = Extensions::of(engine);
         required(self.executable, "PJRT_Layouts_PJRT_Executable_GetParameterLayouts", "executable")?;
         let function = originals.layouts.PJRT_Layouts_PJRT_Executable_GetParameterLayouts;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         *self = unsafe { call(engine, function, *self)? };
         if let Some(program) = EXECUTABLES.get(self.executable) {
             self.num_parameters = program.visible(self.num_parameters);
@@ -176,7 +176,7 @@ impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {
         let originals = Extensions::of(engine);
         required(self.executable, "PJRT_Shardings_PJRT_Executable_ParameterShardings", "executable")?;
         let function = originals.shardings.PJRT_Shardings_PJRT_Executable_ParameterShardings;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         *self = unsafe { call(engine, function, *self)? };
         if let Some(program) = EXECUTABLES.get(self.executable) {
             self.num_parameters = program.visible(self.num_parameters);
@@ -189,7 +189,7 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
         let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
         unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
             call(engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;

@@ -21,7 +21,7 @@ impl Entry for sys::PJRT_FFI_Register_Handler_Args {
 
 impl Entry for sys::PJRT_FFI_Type_Register_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         *self = unsafe { extensions::register_type(*self)? };
         // SAFETY: the engine has just read it.
         let info = unsafe { self.type_info.as_ref() };

@@ -15,7 +15,7 @@ use crate::{
 impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
     unsafe fn run(&mut self) -> Outcome {
         let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
-        // SAFETY: the caller's promise, handed on as it is.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         let answer = unsafe { process::engine()?.call(*self) };
         let Some(program) = EXECUTABLES.get(executable).filter(|program| !program.plan.bound.is_empty()) else {
             *self = answer?;

@@ -14,7 +14,7 @@ use crate::{
 
 impl Entry for sys::PJRT_Buffer_ElementType_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         self.type_ = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_ElementType")? }.shape.element_type;
         Ok(())
     }
@@ -22,7 +22,7 @@ impl Entry for sys::PJRT_Buffer_ElementType_Args {
 
 impl Entry for sys::PJRT_Buffer_Dimensions_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let dims = &unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Dimensions")? }.shape.dims;
         (self.dims, self.num_dims) = (dims.as_ptr(), dims.len());
         Ok(())
@@ -32,7 +32,7 @@ impl Entry for sys::PJRT_Buffer_Dimensions_Args {
 impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
     unsafe fn run(&mut self) -> Outcome {
         // Nothing that an engine of ours makes is padded: the array's own sizes are the answer, as XLA gives it.
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnpaddedDimensions")? };
         if matches!(buffer.state().storage, Storage::Arena(_)) {
             (self.unpadded_dims, self.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
@@ -50,7 +50,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
 
 impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
             if buffer.state().allocation().is_some() {
@@ -68,7 +68,7 @@ impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
 
 impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_GetMemoryLayout")? };
         self.layout = layout::layout(&buffer)?.as_c();
         Ok(())
@@ -77,7 +77,7 @@ impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
 
 impl Entry for sys::PJRT_Buffer_OnDeviceSizeInBytes_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_OnDeviceSizeInBytes")? };
         self.on_device_size_in_bytes = buffer.shape.size;
         Ok(())
@@ -86,7 +86,7 @@ impl Entry for sys::PJRT_Buffer_OnDeviceSizeInBytes_Args {
 
 impl Entry for sys::PJRT_Buffer_Device_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         self.device = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Device")? }.device.0;
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Entry for sys::PJRT_Buffer_Device_Args {
 
 impl Entry for sys::PJRT_Buffer_Memory_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         self.memory = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Memory")? }.memory.0;
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Entry for sys::PJRT_Buffer_Memory_Args {
 
 impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_IsDeleted")? };
         self.is_deleted = buffer.state().life() != Life::Live;
         Ok(())
@@ -111,7 +111,7 @@ impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
 
 impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
             let hold = buffer.hold()?;
@@ -124,7 +124,7 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
 
 impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
             let hold = buffer.hold()?;
@@ -137,7 +137,7 @@ impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
 
 impl Entry for sys::PJRT_Buffer_Delete_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Delete")? }.delete()
     }
 }

@@ -1,10 +1,10 @@
-//! Addresses given to outsiders: external references, which are given back, and unsafe pointers, which never are.
+//! Addresses given to outsiders: external references, which are released again, and unsafe pointers, which never are.
 //!
-//! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy, and
-//! it must know of the reference to do so (engine behaviour T11).
+//! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy,
+//! and must know of the reference to do so (engine behaviour T11).
 //!
-//! A block is pinned in its arena from the first outsider to the last. Before the first gets the address, a small block
-//! that lies amid those that move goes out of their way.
+//! A block is pinned in its arena from the first outsider to the last. Before the first outsider gets the address, a
+//! small block that lies among blocks that move is moved out of their way.
 
 use std::{ptr, sync::Arc};
 
@@ -15,91 +15,70 @@ use crate::{
     memory::MoveBarrier,
     runtime::{
         allocator::compaction,
-        buffer::{Buffer, buffer_ref::BufferRef},
+        buffer::{Buffer, BufferRef, Hold},
         client,
         device_memory::Resident,
     },
     sys,
 };
 
-/// Keeps the bytes in place while we talk to the engine about them.
-struct Hold<'a> {
-    buffer: &'a Buffer,
-    handle: *mut sys::PJRT_Buffer,
-}
-
-/// Before the address of an idle buffer is given to an outsider: moves it out of the way, where live buffers are moved.
+/// Moves an unused buffer out of the way before its address is given to an outsider, if live buffers are moved.
 fn relocate_for_pin(buffer: &Arc<Buffer>) {
     let Some(client) = client::of_session(buffer.session).filter(|client| client.allocator.compacts()) else { return };
     if buffer.usage().move_barrier() == Some(MoveBarrier::InUse) {
-        // Perhaps only by what is done.
+        // Perhaps only operations that are done use it.
         client.allocator.in_flight.reap_all(client.session.engine);
     }
-    let home = buffer.usage().peek(|body| body.allocation().map(|allocation| Arc::clone(allocation.memory())));
-    if let Some(memory) = home {
+    let memory = buffer.usage().peek(|body| body.allocation().map(|allocation| Arc::clone(allocation.memory())));
+    if let Some(memory) = memory {
         let resident: Arc<dyn Resident> = Arc::clone(buffer) as _;
         compaction::relocate_for_pin(&memory, &resident);
     }
 }
 
-impl<'a> Hold<'a> {
-    /// # Safety
-    /// As for [`Buffer::borrow`].
-    unsafe fn new(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { BufferRef::borrow(buffer, function)? }.get();
-        Ok(Self { buffer, handle: buffer.begin_use()? })
-    }
-
-    /// As [`Hold::new`], of bytes whose address is about to be given out.
-    ///
-    /// # Safety
-    /// As for [`Buffer::borrow`].
-    unsafe fn to_pin(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
-        // SAFETY: the caller's promise.
-        let share = unsafe { BufferRef::borrow(buffer, function)?.share() };
-        relocate_for_pin(&share);
-        // SAFETY: the caller's promise.
-        unsafe { Self::new(buffer, function) }
-    }
-
-    /// Where the bytes are.
-    fn address(&self) -> Outcome<usize> {
-        if let Some(address) = self.buffer.state().storage.address() {
-            return Ok(address);
-        }
-        // SAFETY: the handle is alive while the buffer is taken up.
-        Ok(unsafe { views::address(self.buffer.session.engine, self.handle)? })
-    }
+/// Holds a buffer whose address is about to be given to an outsider.
+///
+/// # Errors
+/// As [`Buffer::begin_use`].
+fn hold_to_pin(buffer: BufferRef<'_>) -> Outcome<Hold<'_>> {
+    relocate_for_pin(&buffer.share());
+    Ok(buffer.get().hold_live()?)
 }
 
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.buffer.end_use();
+/// The address of a buffer's bytes.
+///
+/// # Errors
+/// The engine's.
+fn address(hold: &Hold<'_>) -> Outcome<usize> {
+    if let Some(address) = hold.buffer().state().storage.address() {
+        return Ok(address);
     }
+    // SAFETY: the hold keeps client and handle alive.
+    Ok(unsafe { views::address(hold.buffer().session.engine, hold.handle())? })
 }
 
 impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive, and so is the engine's behind it.
-        unsafe {
-            let hold = Hold::to_pin(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")?;
-            hold.buffer.session.engine.call(Self { buffer: hold.handle, ..*self })?;
-            let mut state = hold.buffer.state();
-            let first = state.add_reference();
-            if let Some(allocation) = state.allocation().filter(|_| first) {
-                allocation.pin(MoveBarrier::Referenced);
-            }
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")? };
+        let hold = hold_to_pin(buffer)?;
+        // SAFETY: the hold keeps the engine's handle alive.
+        unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
+        let mut state = buffer.state();
+        let first = state.add_reference();
+        if let Some(allocation) = state.allocation().filter(|_| first) {
+            allocation.pin(MoveBarrier::Referenced);
         }
+        drop(state);
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
-        // Without the client there is no engine's buffer to tell.
+        // Without the client there is no buffer of the engine to tell.
         let hold = buffer.hold().ok();
         {
             let mut state = buffer.state();
@@ -111,7 +90,7 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
             }
         }
         if let Some(hold) = &hold {
-            // SAFETY: the engine's handle stays while it is held.
+            // SAFETY: the hold keeps client and handle alive.
             unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
         }
         drop(hold);
@@ -122,23 +101,26 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
 
 impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive.
-        let hold = unsafe { Hold::to_pin(self.buffer, "PJRT_Buffer_UnsafePointer")? };
-        self.buffer_pointer = hold.address()?;
-        let mut state = hold.buffer.state();
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnsafePointer")? };
+        let hold = hold_to_pin(buffer)?;
+        self.buffer_pointer = address(&hold)?;
+        let mut state = buffer.state();
         let first = state.expose_address();
         if let Some(allocation) = state.allocation().filter(|_| first) {
             allocation.pin(MoveBarrier::AddressKnown);
         }
+        drop(state);
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is alive. Whoever wants the address to stay holds a reference already.
-        let hold = unsafe { Hold::new(self.buffer, "PJRT_Buffer_OpaqueDeviceMemoryDataPointer")? };
-        self.device_memory_ptr = ptr::with_exposed_provenance_mut(hold.address()?);
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
+        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_OpaqueDeviceMemoryDataPointer")? };
+        // Not pinned: a caller that wants the address to stay holds a reference already.
+        self.device_memory_ptr = ptr::with_exposed_provenance_mut(address(&buffer.get().hold_live()?)?);
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_engine(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| engine().unwrap_or_else(|error| json!({"error": error.message})).to_string());
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 

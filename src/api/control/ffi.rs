@@ -43,7 +43,7 @@ pub unsafe extern "C" fn pjrt_arena_ffi_register_handler(
             ffi::register_handler(&name.to_string_lossy(), &platform.to_string_lossy(), *bundle, traits)
         })
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn pjrt_arena_ffi_register_type(
         // SAFETY: the caller's promise.
         sentence(id.map(|id| unsafe { (*type_id).type_id = id }))
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 

@@ -43,7 +43,7 @@ fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| Value::from(of_all(compacted)).to_string());
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -
         }
         Value::from(told).to_string()
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mu
         };
         of_all(draw).join("\n")
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
         let answer = told.and_then(|(name, dims)| footprint(name, dims));
         answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&answer, buffer, capacity) }
 }
 

@@ -21,6 +21,6 @@ pub unsafe extern "C" fn pjrt_arena_install_python_callbacks(
 ) -> usize {
     // SAFETY: the caller's promise.
     let sentence = tell(|| unsafe { python::install(table) }.err().map(|error| error.message).unwrap_or_default());
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&sentence, buffer, capacity) }
 }

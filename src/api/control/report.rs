@@ -39,7 +39,7 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
         let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Settled::Yes).save(path));
         saved.err().map(|error| error.message).unwrap_or_default()
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&sentence, buffer, capacity) }
 }
 
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize
         let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
         Value::from(summaries.collect::<Vec<_>>()).to_string()
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }
 
@@ -133,6 +133,6 @@ pub unsafe extern "C" fn pjrt_arena_track_end(track: u64, buffer: *mut c_char, c
     if !buffer.is_null() && text.len() < capacity {
         track::forget(track);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { give(&text, buffer, capacity) }
 }

@@ -43,7 +43,12 @@ pub struct Hold<'a> {
     handle: *mut sys::PJRT_Buffer,
 }
 
-impl Hold<'_> {
+impl<'a> Hold<'a> {
+    /// The buffer.
+    pub fn buffer(&self) -> &'a Buffer {
+        self.buffer
+    }
+
     /// The engine's buffer.
     pub fn handle(&self) -> *mut sys::PJRT_Buffer {
         self.handle
@@ -174,6 +179,14 @@ impl Buffer {
         let handle = self.open_handle(&state)?;
         state.begin_use(User::Transfer);
         Ok(Hold { buffer: self, handle })
+    }
+
+    /// As [`Buffer::hold`], of a buffer that was neither deleted nor donated.
+    ///
+    /// # Errors
+    /// As [`Buffer::begin_use`].
+    pub fn hold_live(&self) -> Result<Hold<'_>> {
+        Ok(Hold { buffer: self, handle: self.begin_use()? })
     }
 
     fn open_handle(&self, body: &Body) -> Result<*mut sys::PJRT_Buffer> {

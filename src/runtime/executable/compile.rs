@@ -211,20 +211,40 @@ fn compile_code<T>(
     }
 }
 
-/// Registers an executable that was just loaded.
+/// Registers an executable that was just loaded. Without success, which includes a problem with the plan, the executable is
+/// destroyed.
 ///
 /// # Errors
-/// The engine's; the executable is destroyed then.
+/// The engine's.
 ///
 /// # Safety
-/// `executable` must be alive and the engine's.
+/// `executable` must be alive, the client's, and not be used after a failure.
 pub unsafe fn register(
     client: &Arc<Client>,
     executable: *mut sys::PJRT_LoadedExecutable,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
+    // SAFETY: the executable is alive and the client's, as this function asks; it is destroyed once, and not used again.
+    unsafe {
+        let outcome = try_register(client, executable, plan);
+        if !matches!(outcome, Ok(Ok(()))) {
+            let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() };
+            client.session.engine.call(args)?;
+        }
+        outcome
+    }
+}
+
+/// # Safety
+/// `executable` must be alive and the client's.
+unsafe fn try_register(
+    client: &Arc<Client>,
+    executable: *mut sys::PJRT_LoadedExecutable,
+    plan: Plan,
+) -> Outcome<Result<(), String>> {
     let engine = client.session.engine;
-    // SAFETY: the executable is alive, and with it what the getters point to.
+    // SAFETY: the executable is alive, as this function asks, and with it the list of devices, whose length the engine
+    // gives; the description is alive until it is destroyed, once.
     unsafe {
         let devices =
             engine.call(sys::PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Default::default() })?;

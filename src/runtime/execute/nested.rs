@@ -321,9 +321,8 @@ unsafe fn copy(
 /// # Safety
 /// The client must be alive.
 pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
-    let handle = buffer.begin_use()?;
-    // SAFETY: the client is alive, as this function asks, and the handle while the buffer is in use.
-    let outcome = unsafe { ready_event(buffer.session, handle) }.and_then(|event| event.wait());
-    buffer.end_use();
-    Ok(outcome?)
+    let hold = buffer.hold_live()?;
+    // SAFETY: the client is alive, as this function asks, and the hold keeps the handle alive.
+    let event = unsafe { ready_event(buffer.session, hold.handle())? };
+    Ok(event.wait()?)
 }

@@ -44,14 +44,12 @@ use crate::{
 /// # Safety
 /// The client must be alive.
 unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
-    let handle = buffer.begin_use()?;
-    // SAFETY: the client is alive, as this function asks, and the handle while the buffer is in use.
-    let event = unsafe { ready_event(buffer.session, handle) };
+    let hold = buffer.hold_live()?;
+    // SAFETY: the client is alive, as this function asks, and the hold keeps the handle alive.
+    let event = unsafe { ready_event(buffer.session, hold.handle())? };
     let refused = |error: &EngineError| log::debug!("copying a buffer that holds an error: {}", error.message());
     // The engine's copy of an error is the same error.
-    let ready = event.map(|event| event.is_ready() && event.wait().inspect_err(refused).is_ok());
-    buffer.end_use();
-    Ok(ready?)
+    Ok(event.is_ready() && event.wait().inspect_err(refused).is_ok())
 }
 
 /// A copy of `buffer` in a block of `space`; `None` if only the engine can make it.
