@@ -4,19 +4,23 @@
 //!  JAX (jaxlib's PJRT C API client)        any other PJRT client
 //!         |  PJRT C API
 //!  libpjrt_arena.so
-//!    api/      exported entry points; panics never cross it
-//!    program/  reads and rewrites the portable StableHLO artifact (destination passing)
-//!    engine/   the inner plugin: libloading, version-checked function table
-//!    report/   what an arena looks like: text for people, snapshots in files
-//!    memory/   device-independent and safe: strategies, free-space index, block table, history, statistics
-//!    device/   where bytes live: host (mmap), cuda (NVIDIA's driver, and AMD's), fake (tests, faults)
-//!         |  PJRT C API (views of our memory)
+//!    api/       the exported table and `pjrt_arena_*`: NULL, struct sizes, panics and errors end here
+//!    runtime/   clients, buffers, executables, Execute, transfers, the allocator, operations in flight
+//!    handlers/  functions that the engine calls while it runs a program: custom calls, host callbacks into Python
+//!    program/   reads and rewrites the portable StableHLO artifact (destination passing)
+//!    engine/    the inner plugin: libloading, version-checked function table, sessions, owned handles
+//!    report/    an arena's state: text for people, snapshots in files, a timeline
+//!    device/    where bytes lie: host (mmap), cuda (NVIDIA's driver, and AMD's), fake (tests, faults)
+//!    config/    the settings
+//!    memory/    device-independent and safe: strategies, free-space index, block table, compaction plans, history
+//!    error, units, region, sys (the C API's bindings), sync, fork, logging
+//!         |  PJRT C API (views of the arenas' memory)
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
-//! Beside them stand `config` (the settings) and `logging`.
 //!
-//! Dependencies point one way: `api -> {engine, program, report, device} -> memory -> {error, units}`.
+//! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, config} -> memory ->
+//! {error, units, sys, fork}`. The tool `layers` (`plugin_tests/layers`) checks it.
 
 pub mod api;
 pub mod config;

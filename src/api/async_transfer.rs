@@ -237,9 +237,9 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 let address = SCALAR.0.as_ptr().expose_provenance();
                 let kind = spec.raw.element_type;
                 let place = (client.session.handle.0, space.memory.0);
-                // SAFETY: client and memory are alive during the call. The scalar is aligned, as large as any element, and
-                // lives for ever; nothing writes to it, because the view is never passed to a program. The view is new, with
-                // no other owner.
+                // SAFETY: client and memory are alive during the call. The scalar is aligned, as large as any element,
+                // and lives for ever; nothing writes to it, because the view is never passed to a program. The view is
+                // new, with no other owner.
                 let view = unsafe {
                     let view = views::view(client.session.engine, place, address, Array::new(kind, &[]))?;
                     EngineBuffer::own(client.session, view)

@@ -5,7 +5,12 @@ use std::sync::Arc;
 use crate::{
     api::entry::Entry,
     config::{Environment, OptionValue, Scratch, Settings},
-    engine::{Outcome, Raw, failure::required, named_values::named_values, process, scratch},
+    engine::{
+        Outcome, Raw,
+        failure::{discard, required},
+        named_values::named_values,
+        process, scratch,
+    },
     error::{Error, Result},
     logging,
     runtime::{
@@ -21,12 +26,13 @@ use crate::{
 /// # Safety
 /// The pointers must be valid as the C API says.
 unsafe fn options(args: &sys::PJRT_Client_Create_Args) -> Result<Vec<(String, OptionValue)>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the list is as long as the caller's struct says, as this function asks.
     let values = unsafe { slice(args.create_options, args.num_options) };
     values
         .iter()
         .map(|value| {
-            // SAFETY: the caller's promise; the type says which field of the union is set.
+            // SAFETY: texts and lists are as long as the value says, as this function asks; the type says which field
+            // of the union is set.
             unsafe {
                 let name = text(value.name, value.name_size).into_owned();
                 let inner = &value.__bindgen_anon_1;
@@ -56,7 +62,7 @@ unsafe fn options(args: &sys::PJRT_Client_Create_Args) -> Result<Vec<(String, Op
 impl Entry for sys::PJRT_Client_Create_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the struct's pointers are valid, as `run` asks.
         let options = unsafe { options(self)? };
         let environment = Environment::of_process();
         let settings = Settings::read(&environment, &options)?;
@@ -76,17 +82,18 @@ impl Entry for sys::PJRT_Client_Create_Args {
             .into());
         }
         scratch::open(settings.scratch.value == Scratch::Warm);
-        // Settle what can be wrong on our side before the engine starts its threads.
+        // Checks the settings before the engine starts its threads.
         let share = open_devices::check(&settings, process::kind())?;
         let for_engine = settings.engine_options(process::kind(), share)?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
         }
         let values = named_values(&for_engine.values);
-        // SAFETY: the options live until the call returns; the callbacks are the caller's, handed on as they are.
+        // SAFETY: the options live until the call returns; the rest of the struct, with its callbacks, is the
+        // caller's, valid as `run` asks.
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
-        // SAFETY: the client was just created and is ours.
+        // SAFETY: the client was just created, and is alive.
         match unsafe { open_devices::open_devices(engine, Raw(created.client), settings, share, report::on_exhausted) }
         {
             Ok(client) => {
@@ -96,13 +103,11 @@ impl Entry for sys::PJRT_Client_Create_Args {
                 Ok(())
             }
             Err(failure) => {
-                // SAFETY: nobody else has seen the client.
+                // SAFETY: the client is alive, and was not passed to the caller: it is destroyed once.
                 let destroyed = unsafe {
                     engine.call(sys::PJRT_Client_Destroy_Args { client: created.client, ..Default::default() })
                 };
-                if let Err(error) = destroyed {
-                    log::warn!("the engine could not destroy its client: {}", error.message());
-                }
+                discard(destroyed, "destroy its client");
                 Err(failure)
             }
         }
@@ -118,7 +123,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         client.close_guards();
         client.allocator.trimmer.end();
         client::with_any(client::watch_scratch);
-        // Views first, then the engine's client; the arenas go with the last buffer.
+        // The views first, then the engine's client; an arena is dropped with its last buffer.
         client.allocator.in_flight.end(client.session.engine);
         client.allocator.clear_caches();
         for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
@@ -126,7 +131,8 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         }
         client.nested.end();
         client.session.close();
-        // SAFETY: the caller gives the client up.
+        // SAFETY: the client is alive, as `run` asks, and the caller does not use it again; everything of this
+        // library that uses it has ended.
         unsafe { client.session.engine.call(*self)? };
         Ok(())
     }

@@ -19,7 +19,7 @@ impl Entry for sys::PJRT_ExecuteContext_Create_Args {
 impl Entry for sys::PJRT_ExecuteContext_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         let context = required(self.context, "PJRT_ExecuteContext_Destroy", "context")?;
-        // SAFETY: the handle is one share, which the caller gives up.
+        // SAFETY: the handle is not NULL, so it is the pointer of an `Arc` whose strong count the caller gives up.
         drop(unsafe { Arc::from_raw(context.cast::<Context>()) });
         Ok(())
     }

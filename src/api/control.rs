@@ -1,7 +1,8 @@
-//! `pjrt_arena_*`: what PJRT has no function for. Plain C, for clients in any language.
+//! `pjrt_arena_*`: functions that PJRT lacks. Plain C, for clients in any language.
 //!
-//! Functions that give text write at most `capacity` bytes, the last of them NUL, and return how long the whole text
-//! is without it; a caller with too little room asks again with more. A NULL buffer only asks.
+//! Functions that return text write at most `capacity` bytes, the last of them NUL, and return how long the whole
+//! text is without it; a caller whose buffer is too small asks again with more. With a NULL buffer they only return
+//! the length.
 
 mod engine;
 mod ffi;
@@ -35,17 +36,17 @@ use crate::{
     },
 };
 
-/// Writes `text` as the module says.
+/// Writes `text` as the module's documentation says.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
-pub(super) unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
+pub(super) unsafe fn write_text(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
     if !buffer.is_null() && capacity > 0 {
         let mut length = text.len().min(capacity - 1);
         while !text.is_char_boundary(length) {
             length -= 1;
         }
-        // SAFETY: at most `capacity` bytes are written.
+        // SAFETY: the buffer is not NULL, so it has `capacity` bytes, as this function asks; no more are written.
         unsafe {
             ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length);
             *buffer.add(length) = 0;
@@ -74,7 +75,7 @@ pub extern "C" fn pjrt_arena_version() -> *const c_char {
 pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) -> usize {
     let sentence = tell(|| check().err().map(|error| error.message).unwrap_or_default());
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&sentence, buffer, capacity) }
+    unsafe { write_text(&sentence, buffer, capacity) }
 }
 
 fn check() -> crate::error::Result<()> {
@@ -93,14 +94,14 @@ fn check() -> crate::error::Result<()> {
 pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize) -> usize {
     let table = tell(doctor);
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&table, buffer, capacity) }
+    unsafe { write_text(&table, buffer, capacity) }
 }
 
 fn doctor() -> String {
     let environment = Environment::of_process();
     let mut findings = Vec::new();
     let (mut vendor, mut library) = (Vendor::Nvidia, config::CudaDriver::default().to_string());
-    // What the table cannot tell, because a setting is invalid, its own row says.
+    // If a setting is invalid, its own row says so.
     if let Ok(settings) = Settings::read(&environment, &[]) {
         let limit = host::capacity().and_then(|capacity| {
             let bytes = settings.limit.resolve(capacity.get(), settings.devices.value)?;
@@ -116,7 +117,7 @@ fn doctor() -> String {
             }
             Err(error) => findings.push(Finding { row: &ENGINE, what: Found::Led(Err(error)) }),
         }
-        // Without an engine for GPUs those are shown that most engines are for.
+        // Without an engine for GPUs, NVIDIA's are shown, which most engines are for.
         vendor = gpus.unwrap_or(Vendor::Nvidia);
         library = open_devices::library_of(&settings, vendor).to_owned();
         if gpus.is_some()
@@ -131,9 +132,9 @@ fn doctor() -> String {
     config::doctor(&environment, &[], &findings)
 }
 
-/// What was counted so far over all clients alive, as JSON: programs rewritten and left alone, results placed, donated,
-/// missed and skipped, for each device what the arena and the engine hold, there and in `pinned_host`, and what the engine's scratch takes,
-/// in bytes.
+/// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
+/// missed and skipped, for each device the bytes of the arena and of the engine's own buffers, there and in
+/// `pinned_host`, and the engine's scratch.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -141,7 +142,7 @@ fn doctor() -> String {
 pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
     let counters = tell(|| counters(&client::guard_all()).to_string());
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&counters, buffer, capacity) }
+    unsafe { write_text(&counters, buffer, capacity) }
 }
 
 fn counters(clients: &[ClientGuard]) -> Value {

@@ -12,7 +12,8 @@ use crate::{
     sys,
 };
 
-/// Copies a buffer to the device or, where that is not NULL, the memory of `to`. `args` makes the engine's call of a handle.
+/// Copies a buffer to the device or, where that is not NULL, the memory of `to`. `args` makes the engine's call of a
+/// handle.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.

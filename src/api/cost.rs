@@ -12,7 +12,7 @@ use crate::{
     sys,
 };
 
-/// From now on programs that the engine does not analyse are given to `analyze`. The first one stays.
+/// Installs `analyze` for programs that the engine does not analyse. The first one stays.
 ///
 /// # Safety
 /// `analyze` must be callable from any thread as long as the process lives.
@@ -28,7 +28,7 @@ impl Entry for sys::PJRT_Executable_GetCostAnalysis_Args {
         // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
         match unsafe { engine.call(*self) } {
             Ok(args) => *self = args,
-            // SAFETY: the caller's promise.
+            // SAFETY: the executable is not NULL, so it is alive, as `run` asks.
             Err(refused) if refused.has(Code::Unimplemented) && unsafe { answer(self, engine, executable) } => {}
             Err(refused) => return Err(refused.into()),
         }
@@ -36,7 +36,7 @@ impl Entry for sys::PJRT_Executable_GetCostAnalysis_Args {
     }
 }
 
-/// Shows what the program costs, if that is found out or known; says whether it is.
+/// Answers what the program costs, if that is known or can be found out; says whether it is.
 ///
 /// # Safety
 /// `executable` must be alive.
@@ -45,11 +45,12 @@ unsafe fn answer(
     engine: &'static Engine,
     executable: *mut sys::PJRT_Executable,
 ) -> bool {
-    // It lives as long as the executable is not destroyed, and so does what it keeps.
+    // The program lives until the executable is destroyed, and so does what it keeps.
     let Some(program) = EXECUTABLES.get(executable) else { return false };
     if program.cost.get().is_none() {
-        // Several may ask at once. The cell does not have one of them wait for another, who may wait for a lock of
-        // Python's that the first one holds. SAFETY: the caller's promise.
+        // Several threads may ask at once. With this cell none waits for another, which could wait for a lock of
+        // Python's that the first one has.
+        // SAFETY: the executable is alive, as this function asks, and of this program.
         let Ok((format, code)) = (unsafe { shown(engine, executable, &program) }) else { return false };
         let Some(cost) = Cost::ask(&format, &code) else { return false };
         let _ = program.cost.set(cost);

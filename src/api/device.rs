@@ -23,7 +23,7 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
             *self = unsafe { process::engine()?.call(*self)? };
             return Ok(());
         };
-        // What the engine is done with is free, whether or not a call has noticed.
+        // Memory that the engine is done with is free, whether or not a call has noticed.
         if let Some(client) = &client {
             client.allocator.drain();
         }
@@ -36,13 +36,15 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         self.num_allocs_is_set = true;
         self.largest_alloc_size = signed(stats.largest_alloc_size);
         self.largest_alloc_size_is_set = true;
-        // Constant from creation on: JAX compiles against it (engine behaviour T17). It is what arrays can have together, as callers size them by
-        // it. XLA's `bfc` says what its pool has, all of which arrays can have too. So what an engine without a pool has for programs
-        // for good is no part of it, nor of anything below: these numbers are of the arena's pool. XLA's compiler then takes the device for
-        // smaller than it is by the share, and is a little too careful.
+        // Constant from creation on: JAX compiles against it (engine behaviour T17). It is what arrays can have
+        // together, because callers size them by it. XLA's `bfc` reports its pool, all of which arrays can have too.
+        // So the fixed share of an engine without a pool is no part of it, nor of any number below: these are the
+        // arena pool's. XLA's compiler then takes the device for smaller than it is by the share, and is a little too
+        // careful.
         self.bytes_limit = signed(stats.limit);
         self.bytes_limit_is_set = true;
-        // What the strategy tpu sets aside for programs, or what a GPU's engine may take for them of the same limit; nothing elsewhere.
+        // The strategy tpu's reservation for programs, or the part of the same limit that a GPU's engine may take for
+        // them; nothing elsewhere.
         let granted = arena.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
         self.bytes_reserved = signed(stats.reserved_bytes + granted);
         self.bytes_reserved_is_set = true;

@@ -1,9 +1,9 @@
 //! The edge between C and Rust: every exported function passes through here.
 //!
-//! A caller's argument struct may be NULL, shorter than ours (an older framework) or longer (a newer one). A shorter
-//! one is extended with zeros, and what the function wrote comes back up to the caller's size; one that is shorter
-//! than any version allows is refused. What goes to the engine keeps a longer one's tail; functions of ours do not see
-//! it. Panics end here as INTERNAL errors.
+//! A caller's argument struct may be NULL, shorter than this library's (an older framework) or longer (a newer one).
+//! A shorter one is extended with zeros, and what the function wrote is copied back up to the caller's size; one that
+//! is shorter than any version allows is refused. The engine gets the end of a longer one too; functions of this
+//! library do not see it. Panics end here as INTERNAL errors.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,7 +20,7 @@ use crate::{
 /// Words of zero behind the table, and behind each extension.
 pub const PADDING: usize = 64;
 
-/// A PJRT function that we answer ourselves.
+/// A PJRT function that this library implements.
 pub trait Entry: CStruct {
     /// The function's body.
     ///
@@ -29,20 +29,20 @@ pub trait Entry: CStruct {
     unsafe fn run(&mut self) -> Outcome;
 }
 
-/// The exported function for a struct that we answer ourselves.
+/// The exported function for a struct of such a function.
 ///
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: the struct is NULL, or as long as it says and valid for its function, as the C API asks of its callers.
     guard(function_name::<A>(), || unsafe {
         check_size(args)?;
-        // A body may write the whole of the struct that we know, so a longer one is shielded from it.
+        // A body may write all fields that this library knows, so it gets a copy of a longer struct.
         fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| (*args).run())
     })
 }
 
-/// The exported function for a struct that goes to the engine as it is.
+/// The exported function for a struct that goes to the engine unchanged.
 ///
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
@@ -58,7 +58,8 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
             ))
             .into());
         };
-        // SAFETY: the caller's promise, handed on; the slot belongs to `A`.
+        // SAFETY: the struct is NULL, or as long as it says and valid for its function, as the C API asks of its
+        // callers; the slot belongs to `A`.
         unsafe {
             check_size(args)?;
             Ok(engine.invoke(args, function)?)
@@ -79,7 +80,7 @@ unsafe fn check_size<A: CStruct>(args: *const A) -> Outcome {
     if args.is_null() {
         return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", function_name::<A>())).into());
     }
-    // SAFETY: every argument struct begins with its size.
+    // SAFETY: the struct is not NULL; every argument struct begins with its size.
     let size = unsafe { args.cast::<usize>().read() };
     if size < A::MIN_SIZE {
         return Err(Error::invalid_argument(format!(

@@ -1,4 +1,4 @@
-//! `PJRT_Error`: codes and payloads, ours or the engine's.
+//! `PJRT_Error`: codes and payloads, of pjrt-arena's errors or the engine's.
 
 use crate::{
     api::{entry::Entry, own_error::own},
@@ -9,12 +9,12 @@ use crate::{
 impl Entry for sys::PJRT_Error_GetCode_Args {
     unsafe fn run(&mut self) -> Outcome {
         let error = required(self.error.cast_mut(), "PJRT_Error_GetCode", "error")?;
-        // SAFETY: the error is alive.
+        // SAFETY: the error is not NULL, and alive during the call, as `run` asks.
         if let Some(own) = unsafe { own(error) } {
             self.code = sys::PJRT_Error_Code(own.error.code as u32);
             return Ok(());
         }
-        // SAFETY: the error is the engine's.
+        // SAFETY: the struct satisfies the function's contract, as `run` asks, and its error is the engine's.
         let args = unsafe { process::engine()?.call(*self)? };
         self.code = args.code;
         Ok(())
@@ -24,9 +24,9 @@ impl Entry for sys::PJRT_Error_GetCode_Args {
 impl Entry for sys::PJRT_Error_ForEachPayload_Args {
     unsafe fn run(&mut self) -> Outcome {
         let error = required(self.error.cast_mut(), "PJRT_Error_ForEachPayload", "error")?;
-        // SAFETY: the error is alive.
+        // SAFETY: the error is not NULL, and alive during the call, as `run` asks.
         if unsafe { own(error) }.is_none() {
-            // SAFETY: the error is the engine's.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks, and its error is the engine's.
             unsafe { process::engine()?.call(*self)? };
         }
         Ok(())

@@ -17,7 +17,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
         let loaded = LOADED.get(executable).ok_or_else(|| {
             Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin"))
         })?;
-        // SAFETY: the lists, handles and the context are as the function's contract says.
+        // SAFETY: the lists are as long as their numbers, and handles and context alive, as `run` asks.
         unsafe { execute(&loaded, self) }
     }
 }

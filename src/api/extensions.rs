@@ -1,9 +1,10 @@
-//! The engine's extensions, rebuilt: those whose functions take handles of ours get functions of ours in those slots.
+//! The engine's extensions, rebuilt: in extensions whose functions take handles of pjrt-arena, those functions are
+//! replaced.
 //!
-//! Each extension is copied as long as the engine's own is, so that versions shorter or longer than ours work; slots
-//! are replaced only inside that length. Behind a copy lie words of zero, as behind the table: a framework that asks for
-//! a newer function without looking at the size reads NULL. An extension that is unknown here is left out: it may take a
-//! `PJRT_Buffer`.
+//! Each extension is copied with the engine's own length, so that versions shorter or longer than this library's
+//! work; slots are replaced only inside that length. Words of zero follow a copy, as they follow the table: a
+//! framework that asks for a newer function without looking at the size reads NULL. An extension that is unknown here
+//! is left out: it may take a `PJRT_Buffer`.
 
 use std::{mem::offset_of, ptr};
 
@@ -25,11 +26,11 @@ use crate::{
 /// What happens to an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Its functions take nothing of ours.
+    /// Its functions take no handle of pjrt-arena.
     Pass,
-    /// Some of its functions take handles of ours.
+    /// Some of its functions take handles of pjrt-arena.
     Patch,
-    /// It takes `PJRT_Buffer`s in ways that we do not serve; frameworks then do without it.
+    /// It takes `PJRT_Buffer`s in ways that this library does not serve; frameworks then do without it.
     Drop,
 }
 
@@ -61,12 +62,13 @@ fn fate(kind: sys::PJRT_Extension_Type) -> Fate {
     }
 }
 
-/// Builds our chain from the engine's. The copies live until the process ends, like the engine itself.
+/// Builds the chain of extensions from the engine's. The copies live until the process ends, like the engine itself.
 pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     let mut chain: Vec<*mut sys::PJRT_Extension_Base> = Vec::new();
     let mut next = engine.extensions();
     while !next.is_null() {
-        // SAFETY: every extension begins with the base.
+        // SAFETY: the pointer is not NULL, so it is an extension of the engine, which lives as long as the process;
+        // each begins with the base.
         let base = unsafe { *next };
         let fate = fate(base.type_);
         if fate == Fate::Drop || base.struct_size < size_of::<sys::PJRT_Extension_Base>() {
@@ -74,7 +76,8 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
         } else {
             let words = vec![0_u64; base.struct_size.div_ceil(size_of::<u64>()) + PADDING];
             let copy: *mut sys::PJRT_Extension_Base = words.leak().as_mut_ptr().cast();
-            // SAFETY: the engine's extension has `struct_size` bytes, the copy has room for them.
+            // SAFETY: the engine's extension has `struct_size` bytes, the new copy has room for them, and they do not
+            // overlap.
             unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), copy.cast(), base.struct_size) };
             if fate == Fate::Patch {
                 // SAFETY: the copy is of that type and size.
@@ -84,25 +87,25 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
         }
         next = base.next;
     }
-    // An engine of a real device has a profiler of its own; a trace has room for one.
-    // SAFETY: the copies are ours and begin with the base.
+    // An engine of a real device has a profiler of its own; a trace takes one.
+    // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
     if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Profiler) {
         chain.push(profiler::extension());
     }
-    // SAFETY: as above.
+    // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
     if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Custom_Partitioner) {
         chain.push(super::partitioners::extension());
     }
     let mut head = ptr::null_mut();
     for &extension in chain.iter().rev() {
-        // SAFETY: the copies are ours and begin with the base.
+        // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
         unsafe { (*extension).next = head };
         head = extension;
     }
     head
 }
 
-/// Puts functions of ours into the slots that the extension is long enough to have.
+/// Replaces the functions in the slots that the extension is long enough to have.
 ///
 /// # Safety
 /// `copy` must point to `base.struct_size` writable bytes of an extension of type `base.type_`.
@@ -141,7 +144,8 @@ impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
         let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
+        // alive.
         unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
             let args = call(
@@ -189,7 +193,8 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
     unsafe fn run(&mut self) -> Outcome {
         let engine = process::engine()?;
         let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
+        // alive.
         unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
             call(engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
@@ -201,7 +206,8 @@ impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
 impl Entry for sys::PJRT_FFI_UserData_Add_Args {
     unsafe fn run(&mut self) -> Outcome {
         let context = required(self.context, "PJRT_FFI_UserData_Add", "context")?;
-        // SAFETY: the caller's context is one of ours and alive.
+        // SAFETY: the context is not NULL, so it is a live one of this library, as `run` asks; the data lives as long
+        // as the executions that get the context.
         unsafe { (*context.cast::<Context>()).add(self.user_data.type_id, self.user_data.data) }
     }
 }

@@ -1,4 +1,4 @@
-//! `PJRT_Client_BufferFromHostBuffer` and the way back.
+//! `PJRT_Client_BufferFromHostBuffer`, and copies to the host.
 
 use std::{ptr, sync::Arc};
 
@@ -24,7 +24,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
         let client = client::find(self.client)?;
         client.allocator.in_flight.reap_in_order(client.session.engine);
-        // SAFETY: the caller's arrays are as long as it says.
+        // SAFETY: dimensions and strides are as many as the caller's struct says, as `run` asks.
         let (dims, strides) =
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };
         if !self.byte_strides.is_null() && strides.len() != dims.len() {
@@ -35,14 +35,14 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             ))
             .into());
         }
-        // An outsider's memory that may be written to is the outsider's choice: the engine aliases it.
+        // For memory that programs may write to the caller chose aliasing: the engine does that.
         let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
-        // SAFETY: the caller's layout is NULL or valid.
+        // SAFETY: the layout is NULL or valid, as `run` asks.
         let plain = unsafe { is_default_layout(self.device_layout) };
         let space = destination(&client, self.device, self.memory)
             .filter(|_| !lends && plain && client.session.aliasable.contains(self.type_));
         let Some((space, size)) = space.zip(dense_size(self.type_, dims)) else {
-            // SAFETY: the caller's struct, handed on as it is.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks.
             return unsafe { from_host_by_engine(self, &client, dims, plain) };
         };
         if size.get() > 0 {
@@ -57,15 +57,16 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             && self.data.addr().is_multiple_of(views::ALIGNMENT)
             && strided::is_dense(dims, strides, element)
         {
-            // SAFETY: the caller's struct; the array is dense.
+            // SAFETY: the struct satisfies the function's contract, as `run` asks; the array is dense.
             return unsafe { alias(self, &client, space, shape) };
         }
         let from = HostArray { data: self.data.cast(), dims, strides, element };
         let upload = Upload::new(&client, space, shape, OriginKind::Host)?;
-        // SAFETY: the client is alive. `data` holds the strided array for the whole call, whatever the semantics; the block is
-        // ours alone and as large as the dense array.
+        // SAFETY: the client is alive. `data` has the strided array for the whole call, whatever the semantics;
+        // `upload` writes to the block alone, which is as large as the dense array and used by nothing else.
         let buffer = unsafe { upload.fill(&[], |carrier, to| carrier.upload(from, to))? };
-        // The host array was read, so it is free again whatever the semantics; at the latest when the bytes are there.
+        // The host array is free again once it was read, whatever the semantics: at the latest when the bytes are
+        // there.
         self.done_with_host_buffer = ready_event(&buffer)?;
         self.buffer = buffer.into_raw();
         Ok(())
@@ -75,7 +76,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
 impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         let call = |src| Self { src, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is NULL or alive, and the struct satisfies the function's contract, as `run` asks.
         let args = unsafe { read(self.src, call, |args| args.event)? };
         (self.dst_size, self.event) = (args.dst_size, args.event);
         Ok(())
@@ -85,7 +86,7 @@ impl Entry for sys::PJRT_Buffer_ToHostBuffer_Args {
 impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
     unsafe fn run(&mut self) -> Outcome {
         let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is NULL or alive, and the struct satisfies the function's contract, as `run` asks.
         self.event = unsafe { read(self.buffer, call, |args| args.event)? }.event;
         Ok(())
     }
@@ -94,7 +95,7 @@ impl Entry for sys::PJRT_Buffer_CopyRawToHost_Args {
 impl Entry for sys::PJRT_Buffer_CopyRawToHostFuture_Args {
     unsafe fn run(&mut self) -> Outcome {
         let call = |buffer| Self { buffer, event: ptr::null_mut(), ..*self };
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is NULL or alive, and the struct satisfies the function's contract, as `run` asks.
         let args = unsafe { read(self.buffer, call, |args| args.event)? };
         self.event = args.event;
         self.callback_data = args.callback_data;

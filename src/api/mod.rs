@@ -1,26 +1,22 @@
-//! The exported C API. Nothing else depends on this module.
+//! The exported C API: the edge. Nothing else depends on this module; what the functions do is in [`crate::runtime`].
 //!
 //! ```text
-//!  table.rs       GetPjrtApi: which of the 138 functions pass to the engine, which are ours
-//!  entry.rs       the edge: NULL, short and long argument structs, panics, errors
-//!  plugin.rs      the one engine of the process
-//!  state.rs       client -> devices -> arenas; executables
-//!  arena/         one device's memory: who lies in it, how room is found, what is moved, what goes back
-//!  buffer/        PJRT_Buffer: a block of ours, or memory that the engine or an outsider holds, and who uses it
-//!  transfer/      arrays from the host, between devices and memories, and back
-//!  programs/      compilation, and what is known about a program
-//!  execute/       views in, destinations in, results out; host callbacks
-//!  flight.rs      executions and transfers under way, and what they keep alive
-//!  extensions.rs  the engine's extensions; profiler.rs: what memory does, in a profiler's trace
-//!  partitioners.rs  who splits custom calls over devices, for engines that ask nobody; hooks.rs: how Python is asked
-//!  ffi/           handlers for custom calls, given to the engine; python/: the one of host callbacks into Python
-//!  control/       pjrt_arena_*: what PJRT has no function for
-//!  client.rs, device.rs, error.rs     a file for each of these handles
+//!  table.rs        GetPjrtApi: which of the 138 functions pass to the engine, and which are implemented here
+//!  entry.rs        the edge: NULL, short and long argument structs, panics, errors
+//!  own_error.rs, error.rs   PJRT_Error: pjrt-arena's or the engine's
+//!  plugin.rs       initialisation and attributes; where engines are looked for
+//!  client.rs, device.rs, context.rs   a file for each of these handles
+//!  buffer/         PJRT_Buffer: getters, addresses given to outsiders, buffers that the engine makes
+//!  host.rs, copy.rs, async_transfer.rs   arrays from the host and back, between devices and memories, in pieces
+//!  compile.rs, executable.rs, output_kinds.rs, cost.rs   compilation, and what an executable says of its program
+//!  execute.rs      PJRT_LoadedExecutable_Execute
+//!  extensions.rs   the engine's extensions, rebuilt; ffi.rs, partitioners.rs, profiler.rs: extensions of pjrt-arena
+//!  control/        pjrt_arena_*: what PJRT has no function for
 //! ```
 //!
-//! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are ours; clients, devices,
-//! memories, events, executables and topologies are the engine's own pointers, with side tables here; a `PJRT_Error` is
-//! whoever's first word says it is.
+//! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are pjrt-arena's;
+//! clients, devices, memories, events, executables and topologies are the engine's own pointers, with tables in
+//! `runtime`; the first word of a `PJRT_Error` says whose it is.
 
 pub mod async_transfer;
 pub mod buffer;

@@ -23,7 +23,8 @@ impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
         };
         let kinds = program.output_kinds.get_or_init(|| {
             let names: Vec<Cow<'_, str>> = match &answer {
-                // SAFETY: the engine's names live as long as the executable, which the caller keeps alive during the call.
+                // SAFETY: names and lists have the lengths that the engine gives, and live as long as the executable,
+                // which the caller keeps alive during the call.
                 Ok(answer) => unsafe {
                     let sizes = slice(answer.memory_kind_sizes, answer.num_outputs);
                     let names = slice(answer.memory_kinds, answer.num_outputs).iter().zip(sizes);
@@ -33,7 +34,7 @@ impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
             };
             OutputKinds::new(names, &program.plan.bound)
         });
-        // They live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
+        // The lists live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
         self.memory_kinds = kinds.pointers.as_ptr().cast();
         self.memory_kind_sizes = kinds.sizes.as_ptr();
         self.num_outputs = kinds.pointers.len();

@@ -1,7 +1,7 @@
-//! `PJRT_Error`: ours or the engine's, told apart by the first word.
+//! `PJRT_Error`: pjrt-arena's or the engine's, told apart by the first word.
 //!
 //! From PJRT 0.107 on an error begins with a pointer to its function table, and the engine itself calls through it;
-//! before that the first word is the engine's own (an `absl::Status`), which never is the address of our table.
+//! before that the first word is the engine's own (an `absl::Status`), which never is the address of the table here.
 
 use std::{
     ffi::{c_char, c_void},
@@ -15,17 +15,17 @@ use crate::{
     sys::{self, CStruct},
 };
 
-/// An error that we made.
+/// An error of pjrt-arena.
 #[repr(C)]
 pub struct Own {
     table: *const sys::PJRT_Error_FunctionTable,
-    /// What the caller is told.
+    /// The error.
     pub error: Error,
 }
 
 struct Table(sys::PJRT_Error_FunctionTable);
 
-// SAFETY: function pointers and sizes, never written.
+// SAFETY: the table is never written, so several threads may read it at once.
 unsafe impl Sync for Table {}
 
 static TABLE: Table = Table(sys::PJRT_Error_FunctionTable {
@@ -38,36 +38,37 @@ static TABLE: Table = Table(sys::PJRT_Error_FunctionTable {
     for_each_payload: Some(for_each_payload),
 });
 
-/// Gives the error to the caller of the C API, who destroys it with `PJRT_Error_Destroy`.
+/// Passes the error to the caller of the C API, who destroys it with `PJRT_Error_Destroy`.
 pub fn into_raw(error: Error) -> *mut sys::PJRT_Error {
     Box::into_raw(Box::new(Own { table: &raw const TABLE.0, error })).cast()
 }
 
-/// Our error behind the handle, if it is ours.
+/// The error of pjrt-arena behind the handle, if it is one.
 ///
 /// # Safety
-/// `error` must be NULL or a live error, ours or the engine's.
+/// `error` must be NULL or a live error, pjrt-arena's or the engine's.
 pub unsafe fn own<'a>(error: *const sys::PJRT_Error) -> Option<&'a Own> {
     if error.is_null() {
         return None;
     }
-    // SAFETY: errors of ours and of every engine are at least one word long.
+    // SAFETY: the error is alive, as this function asks; errors of this library and of every engine are at least one
+    // word long.
     let first = unsafe { ptr::read(error.cast::<*const sys::PJRT_Error_FunctionTable>()) };
-    // SAFETY: only our errors begin with the address of our table.
+    // SAFETY: only errors of this library begin with the address of this table, and the error is alive.
     ptr::eq(first, &raw const TABLE.0).then(|| unsafe { &*error.cast::<Own>() })
 }
 
 unsafe extern "C" fn destroy(error: *mut sys::PJRT_Error) {
     if !error.is_null() {
-        // SAFETY: this function stands in the table of our errors alone; they are boxes, destroyed once.
+        // SAFETY: this function is in the table of this library's errors alone; they are boxes, destroyed once.
         drop(unsafe { Box::from_raw(error.cast::<Own>()) });
     }
 }
 
 unsafe extern "C" fn message(error: *const sys::PJRT_Error, text: *mut *const c_char, size: *mut usize) {
-    // SAFETY: the error is alive.
+    // SAFETY: the error is alive during the call, as the function's contract asks.
     if let Some(own) = unsafe { own(error) } {
-        // SAFETY: the caller passes places to write to.
+        // SAFETY: both pointers are valid, as the function's contract asks.
         unsafe {
             *text = own.error.message.as_ptr().cast();
             *size = own.error.message.len();
@@ -76,29 +77,30 @@ unsafe extern "C" fn message(error: *const sys::PJRT_Error, text: *mut *const c_
 }
 
 unsafe extern "C" fn get_code(error: *const sys::PJRT_Error) -> sys::PJRT_Error_Code {
-    // SAFETY: the error is alive.
+    // SAFETY: the error is alive during the call, as the function's contract asks.
     sys::PJRT_Error_Code(unsafe { own(error) }.map_or(Code::Internal, |own| own.error.code) as u32)
 }
 
 unsafe extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Error_PayloadVisitor, _: *mut c_void) {
-    // Our errors carry no payload.
+    // Errors of this library carry no payload.
 }
 
-/// The caller's struct, unless it is NULL or too short to be one: these two functions cannot say that something is wrong.
+/// The caller's struct, unless it is NULL or too short to be one: these two functions cannot report an error.
 ///
 /// # Safety
-/// `args` must be NULL or point to a struct of `struct_size` bytes that nobody else uses during the call.
+/// `args` must be NULL or point to a struct of `struct_size` bytes that no other thread uses during the call.
 unsafe fn whole<'a, A: CStruct>(args: *mut A) -> Option<&'a mut A> {
-    // SAFETY: the caller's promise; every struct of the C API begins with its size.
+    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks; every struct of
+    // the C API begins with its size.
     unsafe { (!args.is_null() && args.cast::<usize>().read() >= A::STRUCT_SIZE).then(|| &mut *args) }
 }
 
 /// `PJRT_Error_Destroy`; NULL is fine.
 ///
 /// # Safety
-/// `args` must be NULL or valid, the error ours or the engine's, alive, and not be used again.
+/// `args` must be NULL or valid, the error pjrt-arena's or the engine's, alive, and not be used again.
 pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct is NULL or valid, as this function asks.
     let Some(error) = (unsafe { args.as_ref() }).map(|args| args.error).filter(|error| !error.is_null()) else {
         return;
     };
@@ -115,11 +117,11 @@ pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) 
 /// `PJRT_Error_Message`; the text lives as long as the error.
 ///
 /// # Safety
-/// `args` must be NULL or valid, the error ours or the engine's, and alive.
+/// `args` must be NULL or valid, the error pjrt-arena's or the engine's, and alive.
 pub unsafe extern "C" fn error_message(args: *mut sys::PJRT_Error_Message_Args) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
     let Some(fields) = (unsafe { whole(args) }) else { return };
-    // SAFETY: the error is alive.
+    // SAFETY: the error is alive during the call, as the function's contract asks.
     if let Some(own) = unsafe { own(fields.error) } {
         fields.message = own.error.message.as_ptr().cast();
         fields.message_size = own.error.message.len();
@@ -127,7 +129,7 @@ pub unsafe extern "C" fn error_message(args: *mut sys::PJRT_Error_Message_Args) 
         fields.message = c"".as_ptr();
         fields.message_size = 0;
     } else if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Message) {
-        // SAFETY: the error is the engine's.
+        // SAFETY: the struct is valid, and its error the engine's, alive.
         unsafe { theirs(args) };
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     sys::{self, slice},
 };
 
-/// The extension as it lies in memory: behind it are words of zero, as behind those of the engine (`extensions.rs`).
+/// The extension in memory: words of zero follow it, as they follow the engine's (`extensions.rs`).
 #[repr(C)]
 struct Padded {
     extension: sys::PJRT_Custom_Partitioner_Extension,
@@ -33,7 +33,7 @@ pub fn extension() -> *mut sys::PJRT_Extension_Base {
 
 impl Entry for sys::PJRT_Register_Custom_Partitioner_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's string.
+        // SAFETY: the name is as long as the caller's struct says, as `run` asks.
         let name = unsafe { slice(self.name.cast::<u8>(), self.name_size) };
         if self.callbacks.is_null() {
             let name = String::from_utf8_lossy(name);
@@ -47,7 +47,7 @@ impl Entry for sys::PJRT_Register_Custom_Partitioner_Args {
 
 impl Entry for sys::PJRT_Register_Batch_Partitionable_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's string.
+        // SAFETY: the name is as long as the caller's struct says, as `run` asks.
         register(unsafe { slice(self.name.cast::<u8>(), self.name_size) }, Partitioner::Batch)
     }
 }

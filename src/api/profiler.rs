@@ -6,8 +6,8 @@
 //!                             destroy
 //! ```
 //!
-//! Callers do not set `struct_size` (XLA, `plugin_tracer.cc`), so it is not looked at. Some ask for the size and then pass a
-//! buffer, newer ones read ours, which lives as long as the profiler: both are served.
+//! Callers do not set `struct_size` (XLA, `plugin_tracer.cc`), so it is ignored. Some ask for the size and then pass
+//! a buffer, newer ones read the profiler's buffer, which lives as long as the profiler: both are served.
 
 use std::{
     mem::size_of,
@@ -23,7 +23,7 @@ use crate::{
     sys,
 };
 
-/// What stands behind a `PLUGIN_Profiler`.
+/// What a `PLUGIN_Profiler` handle points to.
 #[derive(Default)]
 struct Profiler {
     records: bool,
@@ -39,7 +39,7 @@ impl Profiler {
     }
 }
 
-/// The extension as it lies in memory: behind it are words of zero, as behind those of the engine (`extensions.rs`).
+/// The extension in memory: words of zero follow it, as they follow the engine's (`extensions.rs`).
 #[repr(C)]
 struct Padded {
     extension: sys::PJRT_Profiler_Extension,
@@ -73,9 +73,9 @@ pub fn extension() -> *mut sys::PJRT_Extension_Base {
 /// Runs `body` on the caller's struct; failures and panics become errors of this API.
 ///
 /// # Safety
-/// `args` must be NULL or valid, and nobody else use it during the call.
+/// `args` must be NULL or valid, and not be used by another thread during the call.
 unsafe fn guard<A>(args: *mut A, body: impl FnOnce(&mut A) -> Result<()>) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
     let args = unsafe { args.as_mut() }.ok_or_else(|| Error::invalid_argument("a profiler's argument struct is NULL"));
     let outcome = catch_unwind(AssertUnwindSafe(|| args.and_then(body))).unwrap_or_else(|panic| {
         Err(Error::new(Code::Internal, format!("the profiler panicked: {}; this is a bug", panicked(&*panic))))
@@ -89,14 +89,14 @@ unsafe fn guard<A>(args: *mut A, body: impl FnOnce(&mut A) -> Result<()>) -> *mu
 /// The profiler behind a handle.
 ///
 /// # Safety
-/// `handle` must be NULL or one of ours, alive, and nobody else use it during the call.
+/// `handle` must be NULL or from `create`, alive, and not be used by another thread during the call.
 unsafe fn profiler<'a>(handle: *mut sys::PLUGIN_Profiler) -> Result<&'a mut Profiler> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is NULL or a live profiler, and this thread's during the call, as this function asks.
     unsafe { handle.cast::<Profiler>().as_mut() }.ok_or_else(|| Error::invalid_argument("the profiler is NULL"))
 }
 
 unsafe extern "C" fn create(args: *mut sys::PLUGIN_Profiler_Create_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API.
+    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
     unsafe {
         guard(args, |args| {
             args.profiler = Box::into_raw(Box::<Profiler>::default()).cast();
@@ -106,7 +106,7 @@ unsafe extern "C" fn create(args: *mut sys::PLUGIN_Profiler_Create_Args) -> *mut
 }
 
 unsafe extern "C" fn destroy(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API: the handle is NULL or of `create`, and not used again.
+    // SAFETY: callers of the API pass NULL or a valid struct; the handle is NULL or of `create`, and not used again.
     unsafe {
         guard(args, |args| {
             if !args.profiler.is_null() {
@@ -119,7 +119,7 @@ unsafe extern "C" fn destroy(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::
 }
 
 unsafe extern "C" fn start(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API.
+    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
     unsafe {
         guard(args, |args| {
             let profiler = profiler(args.profiler)?;
@@ -131,7 +131,7 @@ unsafe extern "C" fn start(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PL
 }
 
 unsafe extern "C" fn stop(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API.
+    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
     unsafe {
         guard(args, |args| {
             profiler(args.profiler)?.stop();
@@ -141,7 +141,7 @@ unsafe extern "C" fn stop(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLU
 }
 
 unsafe extern "C" fn collect_data(args: *mut sys::PLUGIN_Profiler_CollectData_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API.
+    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
     unsafe {
         guard(args, |args| {
             let data = &mut profiler(args.profiler)?.data;
@@ -149,7 +149,8 @@ unsafe extern "C" fn collect_data(args: *mut sys::PLUGIN_Profiler_CollectData_Ar
             if args.buffer.is_null() {
                 args.buffer = data.as_mut_ptr();
             } else if args.buffer != data.as_mut_ptr() {
-                // SAFETY: the caller has made room for as many bytes as it was told; its buffer is not ours.
+                // SAFETY: the caller has made room for as many bytes as it was told; its buffer does not overlap the
+                // profiler's.
                 ptr::copy_nonoverlapping(data.as_ptr(), args.buffer, data.len());
             }
             Ok(())
@@ -158,7 +159,7 @@ unsafe extern "C" fn collect_data(args: *mut sys::PLUGIN_Profiler_CollectData_Ar
 }
 
 unsafe extern "C" fn error_destroy(args: *mut sys::PLUGIN_Profiler_Error_Destroy_Args) {
-    // SAFETY: the contract of the API: the error is NULL or of `guard`, and not used again.
+    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and not used again.
     unsafe {
         if let Some(args) = args.as_ref().filter(|args| !args.error.is_null()) {
             drop(Box::from_raw(args.error.cast::<Error>()));
@@ -167,7 +168,7 @@ unsafe extern "C" fn error_destroy(args: *mut sys::PLUGIN_Profiler_Error_Destroy
 }
 
 unsafe extern "C" fn error_message(args: *mut sys::PLUGIN_Profiler_Error_Message_Args) {
-    // SAFETY: the contract of the API: the error is NULL or of `guard`, and alive.
+    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and alive.
     unsafe {
         let Some(args) = args.as_mut() else { return };
         let message = args.error.cast::<Error>().as_ref().map_or("", |error| &error.message);
@@ -178,7 +179,7 @@ unsafe extern "C" fn error_message(args: *mut sys::PLUGIN_Profiler_Error_Message
 unsafe extern "C" fn error_get_code(
     args: *mut sys::PLUGIN_Profiler_Error_GetCode_Args,
 ) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the contract of the API: the error is NULL or of `guard`, and alive.
+    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and alive.
     unsafe {
         guard(args, |args| {
             args.code = args.error.cast::<Error>().as_ref().map_or(0, |error| error.code as i32);

@@ -1,8 +1,8 @@
 //! `GetPjrtApi`: the table of the 138 functions.
 //!
-//! The table says the engine's own minor version, or the newest that we were written against if that is older, and has
-//! as many functions as the engine's: a framework that asks for more must not be promised it. Behind it lie words of
-//! zero, because frameworks probe for newer functions by NULL without looking at the size first (engine behaviour T1).
+//! The table has the engine's minor version, or the newest that this library knows if that is older, and as many
+//! functions as the engine's: a framework must not be promised more. Words of zero follow it, because frameworks
+//! probe for newer functions by NULL without looking at the size first (engine behaviour T1).
 
 use std::{mem::offset_of, ptr};
 
@@ -19,19 +19,20 @@ use crate::{
     sys::{self, CStruct},
 };
 
-/// The version that the table says while there is no engine.
+/// The table's version while there is no engine.
 const MINOR_WITHOUT_ENGINE: i32 = 81;
 
-/// Our table.
+/// The table, and the words after it.
 #[repr(C)]
 struct Table {
     api: sys::PJRT_Api,
     padding: [usize; PADDING],
 }
 
-// SAFETY: written once, before it is shared.
+// SAFETY: the table is written once, before it is shared; its pointers lead to data that lives as long as the
+// process.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: the table is never written once it is shared.
 unsafe impl Sync for Table {}
 
 static TABLE: OnceCell<Table> = OnceCell::new();
@@ -77,7 +78,7 @@ fn has(api: &sys::PJRT_Api, engine: Option<&Engine>, offset: usize) -> bool {
 
 macro_rules! fill {
     ($($kind:ident { $($function:ident $args:ident)* })*) => {
-        /// Fills in all functions but those that [`build`] names.
+        /// Fills in all functions except those that [`build`] names.
         fn fill(api: &mut sys::PJRT_Api, engine: Option<&Engine>) {
             $($(
                 if has(api, engine, offset_of!(sys::PJRT_Api, $function)) {
@@ -89,7 +90,7 @@ macro_rules! fill {
 }
 
 fill! {
-    // Answered by us, most with the engine's help.
+    // Implemented here, most with the engine's help.
     entry {
         PJRT_Error_GetCode PJRT_Error_GetCode_Args
         PJRT_Plugin_Initialize PJRT_Plugin_Initialize_Args
@@ -157,7 +158,7 @@ fill! {
         PJRT_Executable_ParameterMemoryKinds PJRT_Executable_ParameterMemoryKinds_Args
         PJRT_Device_ClearMemoryStats PJRT_Device_ClearMemoryStats_Args
     }
-    // The engine's, with only the edge in between.
+    // Passed to the engine by the edge.
     pass {
         PJRT_Event_Destroy PJRT_Event_Destroy_Args
         PJRT_Event_IsReady PJRT_Event_IsReady_Args

@@ -1,7 +1,7 @@
 //! Whether a thread runs the handler of a custom call.
 //!
-//! A program waits for what its handler asks of us. So a program that such a thread runs goes to a client of the engine of
-//! its own, where it queues behind nothing (`runtime/execute/nested.rs`).
+//! A program waits for the programs that its handler runs. So a program that such a thread runs gets a nested client
+//! of the engine, where it queues behind no other program (`runtime/execute/nested.rs`).
 
 use std::{
     cell::Cell,
@@ -9,11 +9,11 @@ use std::{
 };
 
 thread_local! {
-    /// How many handlers of custom calls, one inside of the other, this thread runs.
+    /// How many handlers of custom calls this thread runs, one inside another.
     static HANDLERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Programs under way that threads of handlers run.
+/// How many programs are under way that threads of handlers run.
 static PROGRAMS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether this thread runs a handler of a custom call.

@@ -1,13 +1,13 @@
-//! What the library asks functions that were installed from outside, as the Python package does.
+//! Calls of functions that were installed from outside, by the Python package.
 //!
-//! Such a function may wait for Python's lock, which the caller of the C API may hold or not, and which others who hold
-//! it may wait with for us. So nobody asks while a lock of ours is held.
+//! Such a function may wait for Python's lock, which the caller of the C API may hold or not. Another thread may hold
+//! it while it waits for a lock of this library. So no lock of this library may be held during such a call.
 
 use std::ffi::{c_int, c_void};
 
 use crate::sys::slice;
 
-/// `give(reply, code, bytes, size)`: the answer. What the codes mean is each question's own.
+/// `give(reply, code, bytes, size)`: the answer. Each question defines its codes.
 pub type Give = unsafe extern "C" fn(*mut c_void, c_int, *const u8, usize);
 
 /// The answer to a question: `question(give, reply)` calls a function that calls `give` with `reply` before it returns.
@@ -23,7 +23,8 @@ pub fn ask(question: impl FnOnce(Give, *mut c_void)) -> Option<(c_int, Vec<u8>)>
 /// # Safety
 /// `reply` must be the one of an [`ask`] that has not returned, and `bytes` have `size` bytes.
 unsafe extern "C" fn take(reply: *mut c_void, code: c_int, bytes: *const u8, size: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `reply` is that of an `ask` that has not returned and uses it only afterwards, and there are `size`
+    // bytes, as this function asks.
     let (reply, bytes) = unsafe { (&mut *reply.cast::<Option<(c_int, Vec<u8>)>>(), slice(bytes, size)) };
     reply.get_or_insert_with(|| (code, bytes.to_vec()));
 }

@@ -8,9 +8,9 @@
 //!           the same program, with that code in the call's place   <--
 //! ```
 //!
-//! XLA keeps partitioners in a registry of its C++, which an engine without this extension shares with nobody. An
-//! engine that has the extension asks them itself, and nothing here runs. What writes the code is in Python
-//! (`_partitioners.py`), because MLIR is; where that was not installed, programs go to the engine as they came.
+//! XLA keeps partitioners in a registry of its C++, which an engine without this extension does not share. An engine
+//! that has the extension asks the partitioners itself, and nothing here runs. What writes the code is in Python
+//! (`_partitioners.py`), because MLIR is; where that was not installed, programs go to the engine unchanged.
 
 use std::{
     borrow::Cow,
@@ -29,10 +29,10 @@ use crate::{
     sys::{self, slice},
 };
 
-/// Custom calls that XLA in jaxlib has partitioners for without anybody's registering them.
+/// Custom calls that XLA in jaxlib has partitioners for without a registration.
 const BUILT_IN: [&[u8]; 2] = [b"InspectSharding", b"xla_ffi_partitioned_python_cpu_callback"];
 
-/// Who splits a custom call.
+/// What splits a custom call.
 #[derive(Clone, Copy)]
 pub enum Partitioner {
     /// A framework's functions.
@@ -41,7 +41,8 @@ pub enum Partitioner {
     Batch,
 }
 
-/// By the custom call's name. The functions stay as long as the process: a program may be compiled at any time.
+/// The partitioners by the custom call's name. The functions stay as long as the process: a program may be compiled
+/// at any time.
 static PARTITIONERS: Mutex<BTreeMap<Vec<u8>, Partitioner>> = Mutex::new(BTreeMap::new());
 
 /// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns. The code is
@@ -51,7 +52,7 @@ type Resolve = unsafe extern "C" fn(*const u8, usize, *const u8, usize, Give, *m
 
 static RESOLVE: OnceCell<Resolve> = OnceCell::new();
 
-/// Remembers a partitioner; one of the same name that came before stays, as in XLA.
+/// Registers a partitioner; one of the same name that came before stays, as in XLA.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an empty name.
@@ -74,12 +75,12 @@ pub unsafe extern "C" fn pjrt_arena_partitioner(
     size: usize,
     callbacks: *mut *mut sys::JAX_CustomCallPartitioner_Callbacks,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the name has `size` bytes, as this function asks.
     let found = PARTITIONERS.lock().get(unsafe { slice(name.cast::<u8>(), size) }).copied();
     match found {
         None => 0,
         Some(Partitioner::Callbacks(functions)) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `callbacks` is valid to write, as this function asks.
             unsafe { callbacks.write(functions.0) };
             1
         }
@@ -87,8 +88,8 @@ pub unsafe extern "C" fn pjrt_arena_partitioner(
     }
 }
 
-/// From now on programs over several devices that name a custom call with a partitioner go through `resolve`. The first
-/// one stays.
+/// Installs `resolve` for programs over several devices that name a custom call with a partitioner. The first one
+/// stays.
 ///
 /// # Safety
 /// `resolve` must be callable from any thread as long as the process lives.
@@ -101,14 +102,14 @@ pub unsafe extern "C" fn pjrt_arena_install_partitioners(resolve: Resolve) {
 pub struct Resolved<'a> {
     /// The program.
     pub code: Cow<'a, [u8]>,
-    /// Whether the program as it came computes the same, on more memory: the engine may refuse this one.
+    /// Whether the caller's program computes the same, on more memory: the engine may refuse this one.
     pub optional: bool,
 }
 
 /// Resolves the custom calls of a program that have a partitioner.
 ///
 /// # Errors
-/// What a partitioner says, or why one cannot be asked.
+/// A partitioner's, or why one cannot be asked.
 pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Resolved<'a>> {
     let same = Resolved { code: Cow::Borrowed(code), optional: false };
     let Some(&resolve) = RESOLVE.get() else { return Ok(same) };
@@ -119,7 +120,8 @@ pub fn resolve<'a>(format: &[u8], code: &'a [u8], options: &[u8]) -> Outcome<Res
     if format != b"mlir" || !named() {
         return Ok(same);
     }
-    // SAFETY: the function is what was installed; `give` is called before it returns, when the slices live.
+    // SAFETY: the installed function takes program and options of these lengths, and calls `give` with `reply` before
+    // it returns, when the slices live.
     let answer =
         ask(|give, reply| unsafe { resolve(code.as_ptr(), code.len(), options.as_ptr(), options.len(), give, reply) });
     match answer {

@@ -17,7 +17,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Whether the elements follow one another in the order of the last dimension, then of the one before it, and so on.
+    /// Whether the elements follow one another in the order of the last dimension, then of the one before it, and so
+    /// on.
     pub fn is_default(&self) -> bool {
         self.tile_dim_sizes.is_empty() && (0_i64..).zip(self.minor_to_major.iter().rev()).all(|(dim, &at)| dim == at)
     }

@@ -1,4 +1,4 @@
-//! What a `PJRT_Buffer` says about itself. All answers outlive deletion and donation.
+//! What a `PJRT_Buffer` is and where. All answers stay valid after deletion and donation.
 
 use std::{ptr, sync::Arc};
 
@@ -31,7 +31,7 @@ impl Entry for sys::PJRT_Buffer_Dimensions_Args {
 
 impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // Nothing that an engine of ours makes is padded: the array's own sizes are the answer, as XLA gives it.
+        // No known engine pads arrays: the array's own sizes are the answer, as XLA gives it.
         // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
         let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnpaddedDimensions")? };
         if matches!(buffer.state().storage, Storage::Arena(_)) {
@@ -39,9 +39,8 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
             return Ok(());
         }
         // A buffer of the engine may have dynamic dimensions.
-        // SAFETY: the handle is alive, and with it what the answer points to.
         let hold = buffer.hold()?;
-        // SAFETY: as above.
+        // SAFETY: the hold keeps client and handle alive; the rest of the struct is the caller's.
         let args = unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
         (self.unpadded_dims, self.num_dims) = (args.unpadded_dims, args.num_dims);
         Ok(())
@@ -50,11 +49,12 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
 
 impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
+        // alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
             if buffer.state().allocation().is_some() {
-                // A view has none, and what the engine would point to may go with the view when the block moves.
+                // A view has none, and the engine's list may end with the view when the block moves.
                 (self.dynamic_dim_indices, self.num_dynamic_dims) = (ptr::null_mut(), 0);
                 return Ok(());
             }
@@ -111,7 +111,8 @@ impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
 
 impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
+        // alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
             let hold = buffer.hold()?;
@@ -124,7 +125,8 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
 
 impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's alive.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
+        // alive.
         let args = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
             let hold = buffer.hold()?;
@@ -145,7 +147,7 @@ impl Entry for sys::PJRT_Buffer_Delete_Args {
 impl Entry for sys::PJRT_Buffer_Destroy_Args {
     unsafe fn run(&mut self) -> Outcome {
         if !self.buffer.is_null() {
-            // SAFETY: the handle is one share, which the caller gives up.
+            // SAFETY: the handle is not NULL, so it is the pointer of an `Arc` whose strong count the caller gives up.
             let buffer = unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) };
             if let Some(consumed) = buffer.destroy()
                 && let Some(client) = client::of_session(consumed.session)

@@ -159,7 +159,8 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
 /// Has the engine make a new buffer of the memory of a donated one. `args` makes the engine's call of a handle.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a deleted buffer, FAILED_PRECONDITION while a program from a host callback reads it, or the engine's.
+/// INVALID_ARGUMENT for a deleted buffer, FAILED_PRECONDITION while a program from a host callback reads it, or the
+/// engine's.
 ///
 /// # Safety
 /// The client must be alive, and the struct that `args` makes satisfy its function's contract.
@@ -171,8 +172,8 @@ unsafe fn donate<A: Args>(
     let buffer = buffer.share();
     let client = client::of_buffer(&buffer)?;
     let donation = DonationHold::new(&buffer)?;
-    // SAFETY: the hold keeps the handle alive; the struct satisfies the contract, as this function asks. The result is a new
-    // buffer of the client, with no other owner.
+    // SAFETY: the hold keeps the handle alive; the struct satisfies the contract, as this function asks. The result is
+    // a new buffer of the client, with no other owner.
     let (args, result) = unsafe {
         let args = client.session.engine.call(args(donation.handle()))?;
         let result = client.adopt_foreign(result(&args), buffer.access, None)?;
@@ -185,8 +186,8 @@ unsafe fn donate<A: Args>(
 
 impl Entry for sys::PJRT_Buffer_Bitcast_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks, and so is its client; the struct is
-        // the caller's.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks, and so is its client; the struct
+        // is the caller's.
         let (_, result) = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_Bitcast")?;
             donate(buffer, |buffer| Self { buffer, ..*self }, |args| args.out_buffer)?
@@ -198,8 +199,8 @@ impl Entry for sys::PJRT_Buffer_Bitcast_Args {
 
 impl Entry for sys::PJRT_Buffer_DonateWithControlDependency_Args {
     unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks, and so is its client; the struct is
-        // the caller's.
+        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks, and so is its client; the struct
+        // is the caller's.
         let (args, result) = unsafe {
             let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DonateWithControlDependency")?;
             donate(buffer, |buffer| Self { buffer, ..*self }, |args| args.out_buffer)?

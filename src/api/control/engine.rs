@@ -1,19 +1,20 @@
-//! The engine from C: which one it is, before it is loaded. What a GPU's engine needs in the process has to be there first.
+//! The engine for C callers: which one it is, before it is loaded. What a GPU's engine needs in the process has to be
+//! loaded first.
 
 use std::ffi::c_char;
 
 use serde_json::{Value, json};
 
 use crate::{
-    api::control::{give, tell},
+    api::control::{tell, write_text},
     config::{self, Environment},
     engine::process,
     error::Result,
 };
 
 /// The engine that is loaded, or that would be with the present environment, as JSON: `kind` is `"cpu"`, `"cuda"` or
-/// `"rocm"`, or null where the file's name does not tell; `path` is its file. Or `error`, one sentence that says why there
-/// is none. Loads nothing into this process; engines for CPUs are tried in one of their own.
+/// `"rocm"`, or null if the file's name does not tell; `path` is its file. Or `error`, one sentence that says why
+/// there is none. Loads nothing into this process; engines for CPUs are tried in one of their own.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -21,7 +22,7 @@ use crate::{
 pub unsafe extern "C" fn pjrt_arena_engine(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| engine().unwrap_or_else(|error| json!({"error": error.message})).to_string());
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }
 
 fn engine() -> Result<Value> {

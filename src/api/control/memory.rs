@@ -1,4 +1,4 @@
-//! What acts on the arenas, or shows them, from C.
+//! Functions that act on the arenas, or show them.
 
 use std::{
     ffi::{CStr, c_char},
@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::control::{give, tell},
+    api::control::{tell, write_text},
     engine::scratch,
     error::{Error, Result},
     memory::{
@@ -25,18 +25,18 @@ use crate::{
     units::Bytes,
 };
 
-/// What `each` says of each device's memory, over all clients; behind the devices of a client, of what was put into the host's
-/// memory for them.
+/// The results of `each` for each device's memory, over all clients; after the devices of a client, for the host's
+/// memory that was pinned for them.
 fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
     let guards = client::guard_all();
     let arenas = guards.iter().flat_map(|client| client.arenas().map(move |arena| (client, arena)));
     arenas.map(|(client, arena)| each(client, arena)).collect()
 }
 
-/// Moves arrays on every device until what is free is in as few pieces as possible; an array for each device, as JSON:
+/// Moves arrays on every device until free memory is in as few holes as possible; an array for each device, as JSON:
 /// buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
 ///
-/// It acts at each call, so the caller gives room for the text at once: 1 KiB for each device is plenty.
+/// It acts at each call, so the caller passes room for the text at once: 1 KiB for each device is plenty.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -44,7 +44,7 @@ fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
 pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| Value::from(of_all(compacted)).to_string());
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }
 
 fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
@@ -67,8 +67,8 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
 }
 
 /// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An array
-/// for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's scratch gave
-/// something back. Acts at each call, as [`pjrt_arena_compact`] does.
+/// for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's scratch
+/// gave something back. Acts at each call, as [`pjrt_arena_compact`] does.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -
         Value::from(told).to_string()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }
 
 fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
@@ -94,13 +94,14 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
     let whole = memory.trim();
     let regions = regions.saturating_sub(memory.regions().len());
     let pages = memory.discard_holes(|hole| {
-        // SAFETY: the hole lies in a region of this device, and the arena keeps everybody out of it meanwhile.
+        // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
+        // meanwhile.
         unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
             log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
             Bytes::ZERO
         })
     });
-    // What the engine's pool keeps for the next program, where that lies in the same memory.
+    // Memory that the engine's pool keeps for the next program, if it shares the device's memory.
     let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::trim_unused);
     returned(memory.name(), whole + pages + scratch, regions, start)
 }
@@ -114,7 +115,7 @@ fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value
     })
 }
 
-/// A picture of every device's memory in characters, `columns` wide and `rows` high for each.
+/// A map of every device's memory in characters, `columns` wide and `rows` high for each.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mu
         of_all(draw).join("\n")
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }
 
 fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
@@ -146,14 +147,14 @@ fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
     map(memory.name(), &memory.regions(), &blocks, screen)
 }
 
-/// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given, `dense_bytes` of
-/// its elements alone, `layout` as XLA writes tiles, and `smallest_bytes` and `smallest_layout` in the best order; or
-/// `error`, one sentence. `element_type` is XLA's name, such as `bf16`. Needs no client. The rule and what it leaves out:
-/// [`crate::memory::tiles`].
+/// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given, `dense_bytes`
+/// of its elements alone, `layout` as XLA writes tiles, and `smallest_bytes` and `smallest_layout` in the best order;
+/// or `error`, one sentence. `element_type` is XLA's name, such as `bf16`. Needs no client. The rule and what it leaves
+/// out: [`crate::memory::tiles`].
 ///
 /// # Safety
-/// `element_type` must be NUL-terminated, `dims` must have `rank` numbers (NULL will do for none), `buffer` must be NULL
-/// or have `capacity` bytes.
+/// `element_type` must be NUL-terminated, `dims` must have `rank` numbers (NULL will do for none), `buffer` must be
+/// NULL or have `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
     element_type: *const c_char,
@@ -163,30 +164,30 @@ pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
     capacity: usize,
 ) -> usize {
     let answer = tell(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the name is NULL or NUL-terminated, and `dims` NULL or `rank` numbers, as this function asks.
         let told = unsafe { shape(element_type, dims, rank) };
         let answer = told.and_then(|(name, dims)| footprint(name, dims));
         answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&answer, buffer, capacity) }
+    unsafe { write_text(&answer, buffer, capacity) }
 }
 
 /// The shape that a C caller names.
 ///
 /// # Safety
-/// As for [`pjrt_arena_tpu_footprint`]; the caller's memory must stay as it is while the result is used.
+/// As for [`pjrt_arena_tpu_footprint`]; the caller's memory must not change while the result is used.
 unsafe fn shape<'a>(element_type: *const c_char, dims: *const i64, rank: usize) -> Result<(&'a str, &'a [i64])> {
     if element_type.is_null() {
         return Err(Error::invalid_argument("element_type is NULL; it must be XLA's name of a type, such as bf16"));
     }
-    // SAFETY: not NULL, and NUL-terminated by the caller's promise.
+    // SAFETY: not NULL, so NUL-terminated, as this function asks.
     let name = unsafe { CStr::from_ptr(element_type) };
     let name = name.to_str().map_err(|_| Error::invalid_argument(format!("{name:?} is not the name of a type")))?;
     let dims = match rank {
         0 => &[][..],
         _ if dims.is_null() => return Err(Error::invalid_argument(format!("dims is NULL, and rank is {rank}"))),
-        // SAFETY: not NULL, and `rank` numbers by the caller's promise.
+        // SAFETY: not NULL, so `rank` numbers that stay during `'a`, as this function asks.
         _ => unsafe { slice::from_raw_parts(dims, rank) },
     };
     Ok((name, dims))

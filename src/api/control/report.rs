@@ -1,4 +1,4 @@
-//! Reports from C: a snapshot in a file, a summary, and what memory did between two instants.
+//! Reports for C callers: a snapshot in a file, a summary, and what memory did between two instants.
 
 use std::{
     ffi::{CStr, OsStr, c_char},
@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    api::control::{give, tell, track},
+    api::control::{tell, track, write_text},
     config,
     memory::{Timestamp, history::holdings},
     runtime::{
@@ -33,17 +33,17 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
         if path.is_null() {
             return "path is NULL; it must name a file".to_owned();
         }
-        // SAFETY: not NULL, and a C string by the caller's promise.
+        // SAFETY: not NULL, so it is a C string, as this function asks.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
-        // A wrong name is told before anything is gathered.
+        // A wrong name is an error before anything is gathered.
         let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Settled::Yes).save(path));
         saved.err().map(|error| error.message).unwrap_or_default()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&sentence, buffer, capacity) }
+    unsafe { write_text(&sentence, buffer, capacity) }
 }
 
-/// What each device's memory comes to, as JSON: an array with, for each device, bytes now, at the peak, allocated and
+/// A summary of each device's memory, as JSON: an array with, for each device, bytes now, at the peak, allocated and
 /// freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start or
 /// [`crate::api::control::pjrt_arena_reset_peak`], sums since the start.
 ///
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize
         Value::from(summaries.collect::<Vec<_>>()).to_string()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }
 
 fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
@@ -114,16 +114,16 @@ fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
     })
 }
 
-/// Begins to watch every device there is; the number for [`pjrt_arena_track_end`], or 0 if 1024 are being watched
+/// Begins to watch every device that there is; the number for [`pjrt_arena_track_end`], or 0 if 1024 tracks are open
 /// already. Any number of tracks may overlap, from any threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_track_begin() -> u64 {
     std::panic::catch_unwind(track::begin).unwrap_or(0)
 }
 
-/// Ends a track and says what it saw, as JSON: an array with, for each device, bytes in use when it began, when it ended
-/// and at the peak between, and who held them at the peak; or `peak_holders_unknown`, why that is not known. The first call
-/// ends it; the text stays until a call had room for all of it. An unknown number is `{"error": ...}`.
+/// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when it
+/// ended and at the peak between, and what held them at the peak; or `peak_holders_unknown`, why that is not known.
+/// The first call ends it; the text stays until a call had room for all of it. An unknown number is `{"error": ...}`.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -134,5 +134,5 @@ pub unsafe extern "C" fn pjrt_arena_track_end(track: u64, buffer: *mut c_char, c
         track::forget(track);
     }
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { give(&text, buffer, capacity) }
+    unsafe { write_text(&text, buffer, capacity) }
 }

@@ -1,7 +1,8 @@
 //! What memory did between two instants: `pjrt_arena_track_begin` and `pjrt_arena_track_end`.
 //!
-//! Any number of tracks may be open, from any threads; each watches every device there was when it began. Who held the
-//! memory at the peak is found afterwards, by undoing the events since; a history too short for that says so.
+//! Any number of tracks may be open, from any threads; each watches every device that there was when it began. What
+//! held the memory at the peak is found afterwards, by undoing the events since; if the history is too short for
+//! that, the answer says so.
 
 use std::{
     collections::BTreeMap,
@@ -23,10 +24,10 @@ use crate::{
     units::Bytes,
 };
 
-/// Tracks at once: a caller that never ends its own gets no more.
+/// Tracks at once: a caller that never ends its tracks gets no more.
 const MOST: usize = 1024;
 
-/// Holders that are named.
+/// How many holders are named.
 const HOLDERS: usize = 20;
 
 enum Track {
@@ -42,7 +43,7 @@ struct Tracks {
 
 static TRACKS: Mutex<Tracks> = Mutex::new(Tracks { next: 1, all: BTreeMap::new() });
 
-/// Begins one; its number, or 0 if there are too many.
+/// Begins a track; its number, or 0 if there are too many.
 pub fn begin() -> u64 {
     let clients = client::guard_all();
     clients.iter().for_each(|client| client.allocator.drain());

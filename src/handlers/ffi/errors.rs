@@ -1,9 +1,9 @@
-//! Errors of XLA FFI for those who take them apart as C++ objects.
+//! Errors of XLA FFI for callers that take them apart as C++ objects.
 //!
-//! An error is opaque to a handler: it asks for the message, and has it destroyed. jaxlib up to 0.11.0 does otherwise
-//! where a buffer callback asks for its stream (`context.stream`; there is none on a CPU): it expects to meet the XLA
-//! that it was built with, for which an error is a pointer to an `absl::Status`, moves that out of it, and frees the
-//! rest. What a status points to is laid out by the engine's Abseil, and read by jaxlib's:
+//! An error is opaque to a handler: it asks for the message, and has the error destroyed. jaxlib up to 0.11.0 does
+//! otherwise where a buffer callback asks for its stream (`context.stream`; there is none on a CPU): it assumes the
+//! XLA that it was built with, for which an error is a pointer to an `absl::Status`, moves that out of it, and frees
+//! the rest. What a status points to has the layout of the engine's Abseil, and is read by jaxlib's:
 //!
 //! ```text
 //!  bytes   0..4        4..8   8..40     40..48             64..72
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! So jaxlib 0.10 reads a count of source locations as a pointer to payloads, which was a segmentation fault. Errors
-//! made here are zero from byte 40 on, which means none, whoever reads. Nobody frees what they point to: its references
-//! never come to an end, and there is one for each message.
+//! made here are zero from byte 40 on, which every Abseil reads as none. What they point to is never freed: its
+//! references never reach zero, and there is one status for each message.
 
 use std::{
     ptr,
@@ -43,18 +43,18 @@ struct Status {
     none: [usize; 8],
 }
 
-/// References that nobody but us holds.
+/// The references that this library keeps.
 const OURS: i32 = 1 << 30;
 
-// SAFETY: but for its references, which are atomic, a status is never written to; its text lives as long as the
+// SAFETY: except for its references, which are atomic, a status is never written; its text lives as long as the
 // process.
 unsafe impl Sync for Status {}
 
-/// One for each code and message that there was.
+/// One status for each code and message that there was.
 static STATUSES: Mutex<Vec<&'static Status>> = Mutex::new(Vec::new());
 
 impl Status {
-    /// The one with that code and message, made when it is the first.
+    /// The status with that code and message, made when it is the first.
     fn of(code: sys::XLA_FFI_Error_Code, message: String) -> &'static Self {
         let mut statuses = STATUSES.lock();
         if let Some(status) =
@@ -75,23 +75,23 @@ impl Status {
     }
 
     fn text(&self) -> &[u8] {
-        // SAFETY: leaked by `of`, with this length.
+        // SAFETY: `of` leaked the text, with this length.
         unsafe { std::slice::from_raw_parts(self.message.data, self.message.length) }
     }
 }
 
-/// An error with that code and message, which whoever gets it may take apart, or give to the engine's functions; NULL,
+/// An error with that code and message, which its receiver may take apart, or pass to the engine's functions; NULL,
 /// which is success, when there is no memory for a pointer.
 pub fn readable(code: sys::XLA_FFI_Error_Code, message: String) -> *mut sys::XLA_FFI_Error {
     let status = Status::of(code, message);
-    // It is freed with C++'s `operator delete`, which is `free`.
-    // SAFETY: no more than asking for memory.
+    // C++'s `operator delete` frees it, which is `free`.
+    // SAFETY: allocating has no precondition.
     let error = unsafe { libc::malloc(size_of::<*const Status>()) }.cast::<*const Status>();
     if error.is_null() {
         return ptr::null_mut();
     }
     status.references.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: room for one pointer, ours alone so far.
+    // SAFETY: the allocation has room for one pointer, and nothing else uses it yet.
     unsafe { error.write(status) };
     error.cast()
 }
@@ -109,18 +109,18 @@ mod tests {
         let [first, second] = errors.map(|error| unsafe { *error });
         assert_eq!(first, second, "a message is kept once");
         assert_eq!(first.addr() % 2, 0, "an odd one would be a code");
-        // SAFETY: as above.
+        // SAFETY: a status has more than nine words, and lives for ever.
         let words = unsafe { std::slice::from_raw_parts(first, 9) };
         assert_eq!(words[0] >> 32, 12, "the code of UNIMPLEMENTED");
         assert_eq!(words[0] as u32, (OURS + 2) as u32, "two errors, and us");
         assert_ne!(words[1], first.wrapping_add(3).addr(), "the text is not in place, as libstdc++ would free it not");
         assert_eq!((words[2], words[3]), (message.len(), message.len()));
-        // SAFETY: the text and a zero behind it.
+        // SAFETY: the text is followed by a zero, and lives for ever.
         let text = unsafe { std::slice::from_raw_parts(words[1] as *const u8, message.len() + 1) };
         assert_eq!(text, format!("{message}\0").as_bytes());
         assert_eq!(words[5..], [0; 4], "neither payloads nor source locations");
         for error in errors {
-            // SAFETY: as whoever takes a status out of an error frees it.
+            // SAFETY: the error comes from `malloc`, and is not used again.
             unsafe { libc::free(error.cast()) };
         }
     }

@@ -1,17 +1,17 @@
-//! Handlers for custom calls, given to the engine: what a framework, or its user, registers through us.
+//! Handlers for custom calls: those that a framework, or its user, registers through this library with the engine.
 //!
 //! ```text
 //!  PJRT FFI extension: register_handler, type_register --+
 //!  pjrt_arena_ffi_register_handler, ..._type ------------+--> here --> engine/ffi.rs: the engine's own table
 //!                                                              |
-//!      for a CPU; newer, or a state, or jaxlib's own           +-- its trampoline (trampolines.rs), with a table of ours
+//!      for a CPU; newer, or a state, or jaxlib's own           +-- its trampoline (trampolines.rs), with another table
 //!                                                              |   (tables.rs; states.rs, errors.rs)
 //!      else, if the engine takes its version                   +-- as it is
-//!      newer than the engine and we know                       +-- refused
+//!      newer than the engine and this library                  +-- refused
 //! ```
 //!
 //! Everything here works before a client exists: registries belong to the engine's library, not to a client.
-//! Registering is rare; nothing of it is on the way of an execution but the trampoline.
+//! Registering is rare; only the trampoline is part of an execution.
 
 mod errors;
 mod states;
@@ -48,12 +48,13 @@ fn table(engine: &'static Engine, platform: &str) -> Outcome<Option<&'static Tab
     Ok(Some(TABLE.get_or_init(|| table)))
 }
 
-/// Registers the handlers of the custom call `name` on `platform` with the engine: "cpu" or "Host", "CUDA", in any case.
+/// Registers the handlers of the custom call `name` on `platform` with the engine: "cpu" or "Host", "CUDA", in any
+/// case.
 ///
 /// # Errors
-/// Each names the custom call and the platform. INVALID_ARGUMENT: no execute handler, or the engine refuses the bundle
-/// with a reason of its own (another one has the name). UNIMPLEMENTED: a handler's version is one that neither the engine
-/// nor we know, or the engine has no XLA FFI. RESOURCE_EXHAUSTED: there are no trampolines left.
+/// Each names the custom call and the platform. INVALID_ARGUMENT: no execute handler, or the engine refuses the
+/// bundle with a reason of its own (another one has the name). UNIMPLEMENTED: neither the engine nor this library
+/// knows a handler's version, or the engine has no XLA FFI. RESOURCE_EXHAUSTED: there are no trampolines left.
 ///
 /// # Safety
 /// The functions must be handlers of XLA FFI, for as long as the process lives.
@@ -70,7 +71,8 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
         }
         return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
     };
-    // SAFETY: the caller's promise; trampolines live as long as this library, which is never unloaded.
+    // SAFETY: the functions are handlers for as long as the process lives, as this function asks; trampolines live as
+    // long as this library, which is never unloaded.
     let register = || unsafe {
         let bundle = fit(table, engine, Platform::named(platform), bundle)?;
         table.register_handler(name, platform, bundle, traits)
@@ -79,7 +81,7 @@ pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, trait
 }
 
 /// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they
-/// have to be. It is all or none of them, as one stage's state is for another.
+/// are needed. All of them or none, because one stage's state is for another.
 ///
 /// # Safety
 /// As for [`register_handler`].
@@ -88,11 +90,11 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
     let stateful = bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some();
     let (mut known, mut newest, mut differs) = (true, (major, minor), false);
     for handler in [bundle.instantiate, bundle.prepare, bundle.initialize, bundle.execute].into_iter().flatten() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is a handler for as long as the process lives, as this function asks.
         let told = unsafe { table.describe(handler)? }.api_version;
         let version = (told.major_version, told.minor_version);
-        // An old struct for a state is read otherwise by a new engine. Not all that call themselves 0.2 agree on it
-        // either. On a CPU, a state of a later stage would be written to nowhere.
+        // A new engine reads an old struct for a state differently, and not all engines that call themselves 0.2
+        // agree on it either. On a CPU, a state of a later stage would be lost.
         let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
         differs |= states || in_jaxlib(handler);
         known &= version.0 == major && version.1 <= NEWEST;
@@ -106,7 +108,7 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
     // A bundle that the engine can call by itself need not fail where there is no table or no trampoline for it.
     let tables = Tables::get(table, platform).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
     if let Some(tables) = tables.filter(|_| known) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is a handler for as long as the process lives, as this function asks.
         let trampoline =
             |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) }).transpose();
         let fitted = || {
@@ -136,7 +138,7 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
 /// # Safety
 /// As for [`register_handler`].
 unsafe fn assign(table: &Table, handler: Handler, tables: &'static Tables) -> Result<Handler, Error> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the function is a handler for as long as the process lives, as this function asks.
     let minor = unsafe { table.describe(handler)? }.api_version.minor_version;
     trampolines::assign(handler, Kind { minor, in_jaxlib: in_jaxlib(handler) }, tables)
 }
@@ -150,7 +152,7 @@ fn in_jaxlib(handler: Handler) -> bool {
 }
 
 /// Registers a type of handlers' states or user data under `id`, or under one that the engine chooses when it is 0;
-/// gives the id.
+/// returns the id.
 ///
 /// # Errors
 /// INVALID_ARGUMENT: the engine knows the name under another id. UNIMPLEMENTED: it has no XLA FFI, or does not show it.
@@ -164,7 +166,7 @@ pub unsafe fn register_type(name: &str, platform: &str, id: i64, deleter: Delete
         let why = format!("the engine {} shows no table of XLA FFI", engine.path().display());
         return Err(said(Error::unimplemented(why)).into());
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the deleter fits the type's objects for as long as the process lives, as this function asks.
     let id = unsafe { table.register_type(name, id, deleter) }.map_err(said)?;
     states::note_deleter(id, deleter);
     Ok(id)

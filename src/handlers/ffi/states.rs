@@ -1,14 +1,14 @@
-//! What handlers leave for later stages, in boxes: on any engine, for handlers of any version.
+//! States that handlers leave for later stages, in boxes: on any engine, for handlers of any version.
 //!
 //! ```text
 //!  State_Set: the old struct or the new --> a box --> the engine's State_Set, with the struct that this engine takes
 //!  State_Get: the old struct or the new <-- out of the box <-- the engine's State_Get
 //! ```
 //!
-//! The handler's type may be one that the engine does not know, and where it knows one of that number it may be
-//! another's: type ids are counted by each copy of XLA for itself. So the engine sees one type, of ours, with an id
-//! that nobody counts up to, and the handler's own id stays in the box. A deleter that came with an old struct stays
-//! there too, as engines of today have a type's alone.
+//! The engine may not know the handler's type, or know another type of that number: each copy of XLA counts type ids
+//! for itself. So the engine sees one type, with an id that no copy counts up to, and the handler's own id stays in
+//! the box. A deleter that came with an old struct stays there too, because today's engines have only a type's
+//! deleter.
 
 use std::{ffi::c_void, mem, ptr};
 
@@ -39,17 +39,17 @@ enum Engines {
 struct States {
     engine: &'static Table,
     engines: Engines,
-    /// The engine has a place for states of later stages than instantiate.
+    /// Whether the engine keeps states of later stages than instantiate.
     later_stages: bool,
 }
 
 /// There is one engine in the process, and so one of these.
 static STATES: OnceCell<States> = OnceCell::new();
 
-/// Who frees states of which type, as registered through us.
+/// The deleter of each type of states that was registered through this library.
 static DELETERS: RwLock<Option<FxHashMap<i64, Deleter>>> = RwLock::new(None);
 
-/// Notes who frees the states of a type.
+/// Notes the deleter of a type of states.
 pub fn note_deleter(type_id: i64, deleter: Deleter) {
     DELETERS.write().get_or_insert_default().insert(type_id, deleter);
 }
@@ -92,7 +92,7 @@ struct Asked {
 /// The engine's, when it refuses the type of the boxes; UNIMPLEMENTED when it has no functions for states.
 pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
     STATES.get_or_try_init(|| -> Result<States> {
-        // SAFETY: boxes are what this deleter frees.
+        // SAFETY: this deleter frees boxes, which are all objects of the type.
         unsafe { engine.register_type("pjrt_arena_boxed_state", BOX_TYPE, Some(free_box))? };
         let api = &engine.functions().base;
         let (Some(set), Some(get)) = (api.XLA_FFI_State_Set, api.XLA_FFI_State_Get) else {
@@ -101,7 +101,8 @@ pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
         let engines = if engine.version().1 >= STATES_CHANGED {
             Engines::New { set, get }
         } else {
-            // SAFETY: functions of one pointer all the same; an engine of this version reads the old form behind it.
+            // SAFETY: the functions differ in the struct behind their one pointer; an engine of this version reads
+            // the old form.
             unsafe {
                 Engines::Old {
                     set: mem::transmute::<Function<sys::XLA_FFI_State_Set_Args>, Function<_>>(set),
@@ -109,7 +110,7 @@ pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
                 }
             }
         };
-        // XLA:CPU has no place for them in any version, and writes to none all the same.
+        // XLA:CPU keeps none of them in any version, and accepts them all the same.
         let later_stages = matches!(engines, Engines::New { .. }) && platform != Platform::Cpu;
         Ok(States { engine, engines, later_stages })
     })?;
@@ -117,7 +118,7 @@ pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
 }
 
 impl States {
-    /// Gives a state to the engine, in a box. Without a deleter of its own it has its type's.
+    /// Passes a state to the engine, in a box. Without a deleter of its own it has its type's.
     ///
     /// # Safety
     /// The arguments must satisfy the contract of State_Set.
@@ -127,13 +128,13 @@ impl States {
         let of_type = || DELETERS.read().as_ref().and_then(|deleters| deleters.get(&type_id).copied()).flatten();
         let deleter = deleter.or_else(of_type);
         if deleter.is_none() {
-            log::warn!("an FFI handler leaves a state of type {type_id}, which nobody registered: it is never freed");
+            log::warn!("an FFI handler leaves a state of type {type_id}, which was not registered: it is never freed");
         }
         let boxed = Box::into_raw(Box::new(Boxed { type_id, state, deleter }));
         let mut box_type = sys::XLA_FFI_TypeId { type_id: BOX_TYPE };
         let (ctx, stage, type_id) = (asked.ctx, asked.stage, &raw mut box_type);
         let error = match self.engines {
-            // SAFETY: the struct that this engine takes.
+            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
             Engines::Old { set, .. } => unsafe {
                 set(&mut sys::XLA_FFI_State_Set_Args_V02 {
                     struct_size: sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE,
@@ -145,7 +146,7 @@ impl States {
                     ..Default::default()
                 })
             },
-            // SAFETY: as above.
+            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
             Engines::New { set, .. } => unsafe {
                 let struct_size = sys::XLA_FFI_State_Set_Args::STRUCT_SIZE;
                 let state = boxed.cast();
@@ -153,7 +154,7 @@ impl States {
             },
         };
         if !error.is_null() {
-            // SAFETY: made above, and not taken by the engine; the state stays the handler's.
+            // SAFETY: the box was made above, and the engine did not take it; the state stays the handler's.
             drop(unsafe { Box::from_raw(boxed) });
         }
         error
@@ -167,13 +168,13 @@ impl States {
         let mut box_type = sys::XLA_FFI_TypeId { type_id: BOX_TYPE };
         let (ctx, stage, type_id) = (asked.ctx, asked.stage, &raw mut box_type);
         let (error, found) = match self.engines {
-            // SAFETY: the struct that this engine takes.
+            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
             Engines::Old { get, .. } => unsafe {
                 let struct_size = sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE;
                 let mut args = sys::XLA_FFI_State_Get_Args_V02 { struct_size, ctx, type_id, ..Default::default() };
                 (get(&raw mut args), args.state)
             },
-            // SAFETY: as above.
+            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
             Engines::New { get, .. } => unsafe {
                 let struct_size = sys::XLA_FFI_State_Get_Args::STRUCT_SIZE;
                 let mut args = sys::XLA_FFI_State_Get_Args { struct_size, ctx, stage, type_id, ..Default::default() };
@@ -183,7 +184,8 @@ impl States {
         if !error.is_null() {
             return error;
         }
-        // SAFETY: the engine gives a state of our type, and only boxes have it; the type id is the handler's.
+        // SAFETY: the engine returns a state of the boxes' type, so it is a box, alive; the type id is the handler's,
+        // alive during the call.
         let (boxed, wanted) = unsafe { (&*found.cast::<Boxed>(), (*asked.type_id).type_id) };
         if boxed.type_id != wanted {
             return self.engine.error(
@@ -223,7 +225,7 @@ impl States {
     }
 }
 
-/// Runs `body` on the states, which are there for whoever has a table of ours.
+/// Runs `body` on the states, which exist once a handler has a table from here.
 fn with(
     body: impl FnOnce(&States) -> Result<*mut sys::XLA_FFI_Error, *mut sys::XLA_FFI_Error>,
 ) -> *mut sys::XLA_FFI_Error {
@@ -233,7 +235,8 @@ fn with(
 /// State_Set for handlers of 0.3 and later.
 pub unsafe extern "C" fn set(args: *mut sys::XLA_FFI_State_Set_Args) -> *mut sys::XLA_FFI_Error {
     with(|states| {
-        // SAFETY: the handler's struct; its first field is its size.
+        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
+        // it is read.
         unsafe {
             states.check((*args).struct_size, sys::XLA_FFI_State_Set_Args::STRUCT_SIZE, (*args).stage)?;
             let asked = Asked { ctx: (*args).ctx, stage: (*args).stage, type_id: (*args).type_id };
@@ -245,7 +248,8 @@ pub unsafe extern "C" fn set(args: *mut sys::XLA_FFI_State_Set_Args) -> *mut sys
 /// State_Get for handlers of 0.3 and later.
 pub unsafe extern "C" fn get(args: *mut sys::XLA_FFI_State_Get_Args) -> *mut sys::XLA_FFI_Error {
     with(|states| {
-        // SAFETY: as above.
+        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
+        // it is read.
         unsafe {
             states.check((*args).struct_size, sys::XLA_FFI_State_Get_Args::STRUCT_SIZE, (*args).stage)?;
             let asked = Asked { ctx: (*args).ctx, stage: (*args).stage, type_id: (*args).type_id };
@@ -258,7 +262,8 @@ pub unsafe extern "C" fn get(args: *mut sys::XLA_FFI_State_Get_Args) -> *mut sys
 pub unsafe extern "C" fn old_set(args: *mut sys::XLA_FFI_State_Set_Args_V02) -> *mut sys::XLA_FFI_Error {
     with(|states| {
         let stage = sys::XLA_FFI_ExecutionStage_INSTANTIATE;
-        // SAFETY: as above; the deleter is read only where the struct is long enough to have it.
+        // SAFETY: a handler passes a valid struct, which begins with its size; the deleter is read only where the
+        // struct is long enough to have it.
         unsafe {
             let (size, whole) = ((*args).struct_size, sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE);
             states.check(size, sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE, stage)?;
@@ -273,7 +278,8 @@ pub unsafe extern "C" fn old_set(args: *mut sys::XLA_FFI_State_Set_Args_V02) -> 
 pub unsafe extern "C" fn old_get(args: *mut sys::XLA_FFI_State_Get_Args_V02) -> *mut sys::XLA_FFI_Error {
     with(|states| {
         let stage = sys::XLA_FFI_ExecutionStage_INSTANTIATE;
-        // SAFETY: as above.
+        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
+        // it is read.
         unsafe {
             states.check((*args).struct_size, sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE, stage)?;
             let asked = Asked { ctx: (*args).ctx, stage, type_id: (*args).type_id };
@@ -284,10 +290,10 @@ pub unsafe extern "C" fn old_get(args: *mut sys::XLA_FFI_State_Get_Args_V02) -> 
 
 /// Frees a state, as its type's deleter does, and its box. The engine calls this when it drops the state.
 unsafe extern "C" fn free_box(boxed: *mut c_void) {
-    // SAFETY: the engine frees what `set` gave it, once.
+    // SAFETY: the engine passes each box that `set` gave it, once.
     let boxed = unsafe { Box::from_raw(boxed.cast::<Boxed>()) };
     if let Some(deleter) = boxed.deleter {
-        // SAFETY: registered for this type of state.
+        // SAFETY: the deleter was registered for this type of state, which is freed once.
         unsafe { deleter(boxed.state) };
     }
 }

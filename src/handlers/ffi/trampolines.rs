@@ -1,17 +1,19 @@
-//! Functions that stand in for handlers: one for each handler, made at compile time.
+//! Functions that the engine calls in place of handlers: one for each handler, made at compile time.
 //!
-//! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that is given
-//! another table than the engine's gets a function of its own, out of an array of them:
+//! A handler is a bare C function: nothing in a call of it says which handler was meant. So each handler that gets
+//! another table than the engine's has a function of its own, out of an array of them:
 //!
 //! ```text
-//!  engine --frame--> forward<17> --> SLOTS[17]: the handler, given the table for its kind
+//!  engine --frame--> forward<17> --> SLOTS[17]: the handler, with the table for its kind
 //! ```
 //!
-//! What a handler throws becomes an error here, as an engine with a C++ runtime of its own cannot catch it.
+//! An exception that a handler throws becomes an error here, because an engine with a C++ runtime of its own cannot
+//! catch it.
 //!
-//! What a call costs on top of the handler's own: a few loads, a test, two stores of `frame.api` and two of a number of the
-//! thread's: a handler may call Python (jaxlib's buffer callbacks do), and what that asks of us, a program waits for. The
-//! frame is changed in place: the engine builds one for each call, and hands it over to be written to.
+//! What a call costs beyond the handler's own: a few loads, a test, two stores of `frame.api` and two of a
+//! thread-local number: a handler may call Python (jaxlib's buffer callbacks do), and the program waits for the
+//! programs that Python runs then. The frame is changed in place: the engine builds one for each call, and lets it be
+//! written to.
 
 use std::{
     mem, ptr,
@@ -31,13 +33,14 @@ use crate::{
     sys,
 };
 
-/// How many handlers can have one in a process. JAX 0.10 registers about 110; a trampoline takes about 100 bytes.
+/// How many handlers can have a trampoline in a process. JAX 0.10 registers about 110; a trampoline takes about 100
+/// bytes.
 pub const LIMIT: usize = 1024;
 
-/// What a trampoline forwards to; written before it is given out.
+/// What a trampoline forwards to; written before the engine gets the trampoline.
 struct Slot {
     handler: AtomicPtr<()>,
-    /// The table that the handler is given.
+    /// The table that the handler gets.
     api: AtomicPtr<sys::XLA_FFI_Api>,
     tables: AtomicPtr<Tables>,
 }
@@ -50,7 +53,7 @@ static SLOTS: [Slot; LIMIT] = [const {
     }
 }; LIMIT];
 
-/// Which trampoline a handler has, by the handler's address.
+/// The trampoline of each handler, by the handler's address.
 static TAKEN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
 
 /// The trampoline of `handler`; the same one each time, so that the engine sees the same function registered again.
@@ -76,7 +79,7 @@ pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<H
     Ok(TRAMPOLINES[index / 32][index % 32])
 }
 
-/// The `I`th trampoline. A C++ exception of the handler's ends here.
+/// The `I`th trampoline. A C++ exception of the handler ends here.
 unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
     let slot = &SLOTS[I];
     // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.

@@ -1,7 +1,7 @@
 //! Arguments become NumPy arrays, NumPy arrays become results.
 //!
-//! Arguments are copied: the engine uses their memory again when the handler returns, while `jax.device_put` in a
-//! callback may keep an alias of the array that it was given.
+//! Arguments are copied: the engine reuses their memory when the handler returns, while `jax.device_put` in a
+//! callback may keep an alias of the array that the callback got.
 //!
 //! Two- and four-bit elements are packed in the engine's buffers, lowest bits first, and take a byte each in NumPy's
 //! (`ml_dtypes`).
@@ -26,7 +26,7 @@ mod flag {
     pub const WRITEABLE: c_int = 0x0400;
 }
 
-/// What lies behind the object's head in an array (`PyArrayObject_fields`, which NumPy's own macros read as well).
+/// What follows the object's head in an array (`PyArrayObject_fields`, which NumPy's own macros read as well).
 #[repr(C)]
 struct Fields {
     data: *mut u8,
@@ -38,13 +38,13 @@ struct Fields {
     flags: c_int,
 }
 
-/// Why a value cannot cross over.
+/// Why a value cannot be converted.
 pub(super) enum Misfit {
     /// Python raised.
     Raised(Raised),
     /// The element type has no NumPy dtype.
     Unsupported(sys::XLA_FFI_DataType),
-    /// A result of another shape: which was expected, which came.
+    /// A result of another shape: the expected one, and the result's.
     Shape(Vec<i64>, Vec<i64>),
 }
 
@@ -54,7 +54,7 @@ impl From<Raised> for Misfit {
     }
 }
 
-/// How an element lies in a buffer of the engine.
+/// How an element is stored in a buffer of the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Element {
     Bytes(usize),
@@ -105,7 +105,7 @@ fn unpack(packed: &[u8], bits: u32, signed: bool, out: &mut [u8]) {
     }
 }
 
-/// The other way round.
+/// The inverse of [`unpack`].
 fn pack(elements: &[u8], bits: u32, packed: &mut [u8]) {
     let in_byte = (u8::BITS / bits) as usize;
     let mask = u8::MAX >> (u8::BITS - bits);
@@ -130,7 +130,8 @@ impl<'a> Described<'a> {
         let unsupported = Misfit::Unsupported(buffer.dtype);
         let dtype = gil.python().dtypes.get(buffer.dtype.0 as usize).copied().unwrap_or(ptr::null_mut());
         let Some(element) = element(buffer.dtype).filter(|_| !dtype.is_null()) else { return Err(unsupported) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the buffer is of the engine's frame, so it has as many dimensions as it says, as this function
+        // asks.
         let dims = unsafe { list(buffer.dims, usize::try_from(buffer.rank).unwrap_or(0)) };
         let count = dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product();
         Ok(Self { dims, count, element, dtype })
@@ -148,7 +149,9 @@ impl<'a> Described<'a> {
     fn array<'g>(&self, gil: &'g Gil, data: *mut std::ffi::c_void) -> Result<Owned<'g>, Raised> {
         let python = gil.python();
         let flags = if data.is_null() { 0 } else { flag::C_CONTIGUOUS | flag::ALIGNED | flag::WRITEABLE };
-        // SAFETY: the dtype lives for ever, and the function takes over one reference to it; NumPy copies the dimensions.
+        // SAFETY: the GIL is held; the dtype lives for ever, and the function takes over one reference to it; NumPy
+        // copies the dimensions, whose number is `rank`; `data` is NULL, or memory of this shape that outlives the
+        // array.
         unsafe {
             let dtype = gil.share(self.dtype).into_object();
             gil.own((python.array_new)(
@@ -168,7 +171,7 @@ impl<'a> Described<'a> {
 /// # Safety
 /// `array` must be a NumPy array.
 unsafe fn fields(gil: &Gil, array: Object) -> *mut Fields {
-    // SAFETY: the fields lie behind the object's head.
+    // SAFETY: an array is longer than an object's head, as this function asks for one.
     unsafe { array.byte_add(gil.python().object_size).cast() }
 }
 
@@ -181,14 +184,14 @@ unsafe fn fields(gil: &Gil, array: Object) -> *mut Fields {
 /// The buffer must be one of a frame whose handler has not returned.
 pub(super) unsafe fn argument<'g>(gil: &'g Gil, buffer: &sys::XLA_FFI_Buffer) -> Result<Owned<'g>, Misfit> {
     if buffer.dtype == sys::XLA_FFI_DataType_TOKEN {
-        // SAFETY: `None` lives for ever.
+        // SAFETY: `None` lives for ever, and the GIL is held.
         return Ok(unsafe { gil.share(gil.python().none) });
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is of a frame whose handler has not returned, as this function asks.
     let described = unsafe { Described::new(gil, buffer)? };
     let array = described.array(gil, ptr::null_mut())?;
-    // SAFETY: the array was just made and nobody else knows it. Its memory is as large as the shape says, the engine's
-    // buffer as well, and they do not overlap.
+    // SAFETY: the array was just made, and nothing else refers to it. Its memory is as large as the shape says, the
+    // engine's buffer as well, and they do not overlap.
     unsafe {
         let fields = fields(gil, array.object());
         if described.count > 0 {
@@ -219,19 +222,19 @@ pub(super) unsafe fn result(gil: &Gil, buffer: &sys::XLA_FFI_Buffer, value: Obje
     if buffer.dtype == sys::XLA_FFI_DataType_TOKEN {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is of a frame whose handler has not returned, as this function asks.
     let described = unsafe { Described::new(gil, buffer)? };
     let python = gil.python();
     let packed = matches!(described.element, Element::Packed { .. });
-    // What is packed is read in order; anything else NumPy may read along its strides while it copies.
+    // Packed elements are read in order; NumPy may read any others along their strides while it copies.
     let in_order = if packed { flag::C_CONTIGUOUS } else { 0 };
     let wanted = flag::ALIGNED | flag::NOTSWAPPED | flag::FORCECAST | in_order;
-    // SAFETY: the value is alive, and the function takes over one reference to the dtype.
+    // SAFETY: the GIL is held; the value is alive, and the function takes over one reference to the dtype.
     let array = unsafe {
         let dtype = gil.share(described.dtype).into_object();
         gil.own((python.array_from)(value, dtype, 0, 0, wanted, ptr::null_mut()))?
     };
-    // SAFETY: the array has the dtype that was asked for.
+    // SAFETY: the object is a NumPy array, which has as many dimensions as its rank says.
     let (fields, dims) = unsafe {
         let fields = fields(gil, array.object());
         (fields, list((*fields).dims, usize::try_from((*fields).rank).unwrap_or(0)))

@@ -5,17 +5,17 @@ use std::{ffi::c_int, marker::PhantomData, ptr, slice, thread};
 use crate::handlers::python::table::{Object, Table};
 
 impl Table {
-    /// Whether the interpreter is on its way out.
+    /// Whether the interpreter is ending.
     fn is_ending(&self) -> bool {
-        // SAFETY: may be asked without the GIL.
+        // SAFETY: the function is Python's own, and may be called without the GIL.
         unsafe { (self.is_finalizing)() != 0 }
     }
 
-    /// Stops this thread for good if the interpreter is on its way out.
+    /// Stops this thread for good if the interpreter is ending.
     ///
-    /// Python up to 3.13 then ends each other thread that wants the GIL back, in the middle of its callback, by unwinding
-    /// its stack. That must not reach the engine's frames, which would abort the process; nothing of Python may be touched
-    /// either. Standing still until the process is gone is what Python itself does from 3.14 on.
+    /// Python up to 3.13 then ends each other thread that wants the GIL back, in the middle of its callback, by
+    /// unwinding its stack. That must not reach the engine's frames, which would abort the process; nothing of Python
+    /// may be touched either. Waiting until the process is gone is what Python itself does from 3.14 on.
     fn stop_if_ending(&self) {
         while self.is_ending() {
             thread::park();
@@ -32,8 +32,8 @@ pub(super) struct Gil {
 }
 
 impl Gil {
-    /// Takes the GIL, on a thread that Python may never have seen. `None` when the interpreter is on its way out: it
-    /// would never let another thread in, or end that thread.
+    /// Takes the GIL, on a thread that Python may never have seen. `None` when the interpreter is ending: it would
+    /// never let another thread in, or end that thread.
     pub(super) fn take(python: &'static Table) -> Option<Self> {
         if python.is_ending() {
             return None;
@@ -48,12 +48,12 @@ impl Gil {
         self.python
     }
 
-    /// A reference of our own to a living object.
+    /// A new reference to an object that is alive.
     ///
     /// # Safety
     /// `object` must be alive.
     pub(super) unsafe fn share(&self, object: Object) -> Owned<'_> {
-        // SAFETY: the caller's promise; the GIL is held.
+        // SAFETY: the object is alive, as this function asks; the GIL is held.
         unsafe { (self.python.inc_ref)(object) };
         Owned { gil: self, object }
     }
@@ -64,7 +64,7 @@ impl Gil {
     /// The exception that Python raised, if it returned NULL.
     ///
     /// # Safety
-    /// `object` must be NULL or a reference that is the caller's to give.
+    /// `object` must be NULL or a reference that the caller owns and gives up.
     pub(super) unsafe fn own(&self, object: Object) -> Result<Owned<'_>, Raised> {
         if object.is_null() { Err(self.raised()) } else { Ok(Owned { gil: self, object }) }
     }
@@ -74,17 +74,19 @@ impl Gil {
         let python = self.python;
         let mut parts = [ptr::null_mut(); 3];
         let [class, exception, traceback] = &mut parts;
-        // SAFETY: the three places are ours, and then hold references of ours or NULL.
+        // SAFETY: the GIL is held; the three places are local, and hold NULL or references that are owned here
+        // afterwards.
         unsafe {
             (python.error_fetch)(class, exception, traceback);
             (python.error_normalize)(class, exception, traceback);
         }
         let parts = parts.map(|part| {
-            // SAFETY: not NULL means a reference of ours; `None` is alive for ever.
+            // SAFETY: `None` lives for ever, and the GIL is held. A part that is not NULL is a reference that is
+            // owned here.
             if part.is_null() { unsafe { self.share(python.none) } } else { Owned { gil: self, object: part } }
         });
         let arguments = [parts[0].object, parts[1].object, parts[2].object];
-        // SAFETY: the arguments are alive during the call.
+        // SAFETY: the GIL is held; `describe` and its three arguments are alive during the call.
         let text = unsafe { (python.vectorcall)(python.describe, arguments.as_ptr(), 3, ptr::null_mut()) };
         if text.is_null() {
             // SAFETY: the GIL is held.
@@ -93,7 +95,7 @@ impl Gil {
         }
         let text = Owned { gil: self, object: text };
         let mut length = 0;
-        // SAFETY: the object is alive; the text lives as long as it does.
+        // SAFETY: the GIL is held; the object is alive, and its text, of this length, as long as it.
         let bytes = unsafe {
             let start = (python.text)(text.object, &raw mut length);
             if start.is_null() {
@@ -110,7 +112,7 @@ impl Gil {
 impl Drop for Gil {
     fn drop(&mut self) {
         self.python.stop_if_ending();
-        // SAFETY: the state is what taking it gave, on this thread.
+        // SAFETY: this thread took the GIL, with this state, and gives it up once.
         unsafe { (self.python.gil_release)(self.state) };
     }
 }
@@ -118,7 +120,7 @@ impl Drop for Gil {
 /// An exception, with its traceback, in words.
 pub(super) struct Raised(pub(super) String);
 
-/// A reference that is ours.
+/// A reference that is owned here.
 pub(super) struct Owned<'a> {
     gil: &'a Gil,
     object: Object,
@@ -130,7 +132,7 @@ impl Owned<'_> {
         self.object
     }
 
-    /// Gives the reference to a function that takes it over.
+    /// Passes the reference to a function that takes it over.
     pub(super) fn into_object(self) -> Object {
         std::mem::ManuallyDrop::new(self).object
     }
@@ -139,7 +141,7 @@ impl Owned<'_> {
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
         self.gil.python.stop_if_ending();
-        // SAFETY: the reference is ours, and the GIL is held as long as it lives.
+        // SAFETY: the reference is owned here, and the GIL is held as long as it lives.
         unsafe { (self.gil.python.dec_ref)(self.object) };
     }
 }

@@ -22,8 +22,8 @@ use crate::{
     sys::{self, CStruct, slice},
 };
 
-/// The id of the user data in which a run's Python callables come (XLA `pjrt/host_callback.cc`: the first 64 bits of the
-/// SHA-512 of `xla::FfiLoadedHostCallbacks`).
+/// The id of the user data that holds an execution's Python callables (XLA `pjrt/host_callback.cc`: the first 64 bits
+/// of the SHA-512 of `xla::FfiLoadedHostCallbacks`).
 const CALLABLES: i64 = 7_357_244_197_867_843_242;
 
 /// `xla::FfiLoadedHostCallbacks`: the callables of a program.
@@ -33,9 +33,9 @@ struct Callables {
     count: u32,
 }
 
-/// What a run of the handler ends with, if not well.
+/// How a call of the handler failed.
 enum Failure {
-    /// An error of the engine's own, to be handed on.
+    /// An error of the engine's own, which is returned as it is.
     Engine(*mut sys::XLA_FFI_Error),
     Own(sys::XLA_FFI_Error_Code, String),
 }
@@ -64,12 +64,13 @@ impl Failure {
     }
 }
 
-/// Called by the engine: once for its version, then for each run of a custom call.
+/// Called by the engine: once for its version, then for each execution of a custom call.
 ///
 /// # Safety
 /// `frame` must be what the engine passes to handlers.
 pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
-    // SAFETY: the engine's frame lives through the call, and so does what it points to; it waits for the metadata.
+    // SAFETY: the frame is the engine's, as this function asks: it and what it points to live during the call, and
+    // the metadata may be written.
     let frame = unsafe {
         if let Some(metadata) = metadata_of(frame) {
             // What the handler uses has been the same since version 0.1 of the FFI, so it speaks the engine's own.
@@ -81,7 +82,7 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
         }
         &*frame
     };
-    // SAFETY: as above.
+    // SAFETY: the frame is the engine's, and lives during the call.
     let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { call(frame) }));
     let (code, message) = match outcome {
         Ok(Ok(())) => return ptr::null_mut(),
@@ -99,7 +100,7 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
         errc: code,
         ..Default::default()
     };
-    // SAFETY: the engine's table lives as long as the engine; the message is copied.
+    // SAFETY: the engine's table lives as long as the engine; the message lives during the call, which copies it.
     unsafe { (*frame.api).XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| create(&raw mut args)) }
 }
 
@@ -107,7 +108,7 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
 /// As [`handler`].
 unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     let python = PYTHON.get().ok_or_else(|| Failure::internal("Python callbacks are not installed"))?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the frame is the engine's, so its lists are as long as they say, as this function asks.
     let (arguments, results, callable) = unsafe {
         let count = |size: i64| usize::try_from(size).unwrap_or(0);
         (
@@ -127,12 +128,14 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     }
     let objects: SmallVec<[Object; 8]> = owned.iter().map(|array| array.object()).collect();
     let _in_handler = InHandler::enter_callback();
-    // SAFETY: callable and arguments are alive; the GIL is held.
+    // SAFETY: callable and arguments are alive, as many as said; the GIL is held; the result is a new reference or
+    // NULL.
     let returned = unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) };
     drop(owned);
     let returned = returned.map_err(Failure::raised)?;
     for (index, &result) in results.iter().enumerate() {
-        // SAFETY: what is returned is alive. For what is no tuple, or too short a one, Python raises.
+        // SAFETY: the returned object is alive and the GIL held. If it is no tuple, or too short a one, Python
+        // raises.
         let value = unsafe { (python.tuple_item)(returned.object(), index as isize) };
         if value.is_null() {
             return Err(Failure::misfit("result", index, Misfit::Raised(gil.raised())));
@@ -143,7 +146,7 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The callable that the custom call means: the one with its number among the run's.
+/// The callable that the custom call means: the one with its number among the execution's.
 ///
 /// # Safety
 /// As [`handler`].
@@ -155,7 +158,7 @@ unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
         type_id: &raw mut id,
         ..Default::default()
     };
-    // SAFETY: the engine's table lives as long as the engine; the context as long as the call.
+    // SAFETY: the engine's table lives as long as the engine, the context and its user data as long as the call.
     let callables = unsafe {
         let get = (*frame.api).XLA_FFI_ExecutionContext_Get;
         let get = get.ok_or_else(|| Failure::internal("the engine's FFI has no execution contexts"))?;
@@ -165,9 +168,10 @@ unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
         }
         args.data.cast::<Callables>().as_ref()
     };
-    // SAFETY: attributes are as the frame says.
+    // SAFETY: the frame is the engine's, so its attributes are as many as they say.
     let index = unsafe { index(&frame.attrs) }.ok_or_else(|| Failure::internal("the custom call has no index"))?;
-    // SAFETY: the client's struct, alive as long as the context.
+    // SAFETY: the struct is the one that has this id, alive as long as the context, with as many callables as it
+    // says.
     let items = callables.map_or(&[][..], |callables| unsafe { slice(callables.items, callables.count as usize) });
     let item = usize::try_from(index).ok().and_then(|index| items.get(index));
     item.copied().filter(|item| !item.is_null()).ok_or_else(|| {
@@ -180,7 +184,7 @@ unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
 /// # Safety
 /// The lists must be as long as they say.
 unsafe fn index(attributes: &sys::XLA_FFI_Attrs) -> Option<u64> {
-    // SAFETY: the caller's promise; a scalar's type says how large its value is.
+    // SAFETY: the lists are as long as they say, as this function asks; a scalar's type says how large its value is.
     unsafe {
         let count = usize::try_from(attributes.size).ok()?;
         let names = slice(attributes.names, count);

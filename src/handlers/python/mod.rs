@@ -1,19 +1,19 @@
 //! Host callbacks into Python: what `jax.pure_callback`, `io_callback` and `jax.debug.*` become on CPU.
 //!
 //! ```text
-//!  JAX      custom call "xla_ffi_python_cpu_callback" { index = 3 }   and, with each run, the run's callables
-//!                                                                     as user data of its execute context
+//!  JAX      custom call "xla_ffi_python_cpu_callback" { index = 3 }, and, with each execution, its callables as user data
+//!           of the execute context
 //!  engine   calls `handler` with a frame: arguments, results, attributes, context
 //!  here     context -> callables[3]; take the GIL; arguments -> NumPy arrays (copies, read-only); call;
 //!           results -> the frame's buffers; an exception -> an FFI error with Python's traceback
 //! ```
 //!
-//! jaxlib has such a handler in its own XLA, and does not hand out all of it (its instantiate stage is missing from
-//! `custom_call_targets`), so this one stands in for it.
+//! jaxlib has such a handler in its own XLA, and does not pass on all of it (its instantiate stage is missing from
+//! `custom_call_targets`), so this one replaces it.
 //!
-//! The library is not linked with Python, because clients without Python use it as well. `jax_plugins.arena` passes in
-//! the addresses of the functions and objects that are needed ([`Table`]), once. Which is why there is no crate for it:
-//! those that know Python's C API link with it.
+//! The library is not linked with Python, because clients without Python use it as well. `jax_plugins.arena` passes
+//! the addresses of the functions and objects that are needed ([`Table`]), once. That is why no crate is used: crates
+//! for Python's C API link with it.
 
 use std::sync::atomic::Ordering;
 
@@ -37,22 +37,22 @@ pub use table::Table;
 /// A table that is NULL or too short, or an engine that does not take the handler.
 ///
 /// # Safety
-/// `table` must be NULL or point to a [`Table`] of `struct_size` bytes whose addresses stay valid as long as the process
-/// lives.
+/// `table` must be NULL or point to a [`Table`] of `struct_size` bytes whose addresses stay valid as long as the
+/// process lives.
 pub unsafe fn install(table: *const Table) -> Result<(), Error> {
     if TAKEN.load(Ordering::Acquire) {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the table is NULL or valid, as this function asks.
     let python = unsafe { Table::read(table)? };
-    // Who came first stays.
+    // The first table stays.
     let _ = PYTHON.set(python);
     let engine = process::engine()?;
     for target in table::TARGETS {
         crate::engine::ffi::register_plainly(engine, target, "Host", handler::handler, 0)?;
     }
     if !TAKEN.load(Ordering::Acquire) {
-        // The engine refuses in silence.
+        // The engine refuses without an error.
         return Err(Error::unimplemented(format!(
             "the engine {} did not take the handler of Python callbacks",
             engine.path().display()

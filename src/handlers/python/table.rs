@@ -22,7 +22,7 @@ const DATA_TYPES: usize = 64;
 /// A Python object, by its address.
 pub type Object = *mut c_void;
 
-/// What Python passes in: functions of its C API and of NumPy's, and objects that it keeps alive for ever.
+/// What Python passes: functions of its C API and of NumPy's, and objects that it keeps alive for ever.
 ///
 /// `python/jax_plugins/arena/_callbacks.py` has the same struct.
 #[repr(C)]
@@ -66,9 +66,9 @@ pub struct Table {
     pub(super) dtypes: [Object; DATA_TYPES],
 }
 
-// SAFETY: addresses that stay valid while the process lives; objects are touched only with the GIL.
+// SAFETY: the addresses stay valid while the process lives; objects are touched only with the GIL.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: the table is never written; objects are touched only with the GIL.
 unsafe impl Sync for Table {}
 
 impl Table {
@@ -81,7 +81,7 @@ impl Table {
     /// `table` must be NULL or point to as many bytes as its first word says, of addresses that fit their fields.
     pub(super) unsafe fn read(table: *const Self) -> Result<Self> {
         let words = table.cast::<usize>();
-        // SAFETY: the caller's promise.
+        // SAFETY: the table is NULL or begins with its size, as this function asks.
         let size = unsafe { words.as_ref() }.copied().unwrap_or(0);
         if size != size_of::<Self>() {
             return Err(Error::invalid_argument(format!(
@@ -90,18 +90,18 @@ impl Table {
             )));
         }
         let needed = offset_of!(Self, dtypes) / size_of::<usize>();
-        // SAFETY: the table is as long as ours, and each field before the dtypes is a word.
+        // SAFETY: the table is as long as this struct, and each field before the dtypes is a word.
         if let Some(hole) = unsafe { slice(words, needed) }.iter().position(|&word| word == 0) {
             return Err(Error::invalid_argument(format!(
                 "word {hole} of the table of Python's functions is 0, which only dtypes may be"
             )));
         }
-        // SAFETY: as long as ours, and no function in it is NULL.
+        // SAFETY: the table is as long as this struct, and no function in it is NULL.
         Ok(unsafe { table.read() })
     }
 }
 
 /// The functions, once they were installed.
 pub static PYTHON: OnceCell<Table> = OnceCell::new();
-/// The engine has asked the handler for its version, which is how it takes one.
+/// Whether the engine has asked the handler for its version, which is how it accepts one.
 pub static TAKEN: AtomicBool = AtomicBool::new(false);

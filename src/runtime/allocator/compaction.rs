@@ -1,9 +1,11 @@
 //! Compaction carried out: an arena's plan is done on live buffers.
 //!
 //! ```text
-//!  look     which residents may move (no program uses them, no outsider holds their address, their contents are defined)
+//!  look     which residents may move (no program uses them, no outsider holds their address, their contents are
+//!           defined)
 //!  plan     the arena: which of them to move where; what the plan needs leaves circulation
-//!  lock     the residents of the plan: from here on other threads wait for them; if one is in use now, a new plan without it
+//!  lock     the residents of the plan: from here on other threads wait for them; if one is in use now, a new plan
+//!           without it
 //!  move     one after the other: bytes, a new view of them, the arena's books, the resident's; the old view ends
 //!  end      what was opened is free
 //! ```

@@ -3,8 +3,8 @@
 //! ```text
 //!   users > 0              executions and transfers under way: the bytes may not move
 //!   executions > 0         so many of the users are executions, which a GPU does one after another
-//!   copies > 0             so many of the users are copies by pjrt-arena, which the engine does not know of: it must not
-//!                          free the bytes
+//!   copies > 0             so many of the users are copies by pjrt-arena, which the engine does not know of: it must
+//!                          not free the bytes
 //!   references > 0         outsiders hold the address until they release it: the bytes may not move
 //!   address known          an outsider holds the address for ever: likewise
 //!   not defined            it is not known whether the bytes are good: likewise

@@ -206,7 +206,8 @@ impl Shown {
     /// The client must be alive.
     unsafe fn of(engine: &'static Engine, client: Raw<sys::PJRT_Client>) -> Outcome<Self> {
         let client = client.0;
-        // SAFETY: the client is alive, as this function asks, and with it the texts and the list, whose lengths it gives.
+        // SAFETY: the client is alive, as this function asks, and with it the texts and the list, whose lengths it
+        // gives.
         unsafe {
             let name = engine.call(sys::PJRT_Client_PlatformName_Args { client, ..Default::default() })?;
             let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client, ..Default::default() })?;
@@ -370,7 +371,8 @@ fn open_memory(
 /// Compares what the engine shows with the job that the caller says this process is part of, and returns the numbers
 /// of this process's devices in the job, which no two processes share.
 ///
-/// An engine that knows nothing of jobs would show each process as the only one, and every process would compute the whole.
+/// An engine that knows nothing of jobs would show each process as the only one, and every process would compute the
+/// whole.
 ///
 /// # Errors
 /// The engine's, or FAILED_PRECONDITION where it shows another job.

@@ -211,8 +211,8 @@ fn compile_code<T>(
     }
 }
 
-/// Registers an executable that was just loaded. Without success, which includes a problem with the plan, the executable is
-/// destroyed.
+/// Registers an executable that was just loaded. Without success, which includes a problem with the plan, the
+/// executable is destroyed.
 ///
 /// # Errors
 /// The engine's.
@@ -224,7 +224,8 @@ pub unsafe fn register(
     executable: *mut sys::PJRT_LoadedExecutable,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
-    // SAFETY: the executable is alive and the client's, as this function asks; it is destroyed once, and not used again.
+    // SAFETY: the executable is alive and the client's, as this function asks; it is destroyed once, and not used
+    // again.
     unsafe {
         let outcome = try_register(client, executable, plan);
         if !matches!(outcome, Ok(Ok(()))) {

@@ -1,7 +1,7 @@
 //! `PJRT_Executable_GetCostAnalysis`: where the engine does not implement it, XLA in jaxlib counts for it.
 //!
 //! ```text
-//!  GetCostAnalysis --> the engine says UNIMPLEMENTED --> jax_plugins.arena, with the optimised HLO of the user's program
+//!  GetCostAnalysis --> the engine says UNIMPLEMENTED --> jax_plugins.arena, with the optimised HLO of the program
 //!                      what it costs                 <-- (_cost.py)
 //! ```
 

@@ -41,7 +41,8 @@ pub fn abandon(launch: &mut Launch<'_>) {
         match device.queue(client) {
             Some(queue) => {
                 resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
-                // SAFETY: the client is open during the call that executes one of its programs; the views are not used again.
+                // SAFETY: the client is open during the call that executes one of its programs; the views are not used
+                // again.
                 unsafe { device.track_behind(client, queue, resources) };
             }
             None => waited_for.push((consumed, resources.leftovers)),

@@ -46,8 +46,8 @@ pub struct DonationCopy {
 /// argument that it donates.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are as
-/// they were.
+/// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
+/// as they were.
 pub fn prepare(
     call: &Call<'_>,
     index: usize,

@@ -1,15 +1,15 @@
 //! `PJRT_LoadedExecutable_Execute`: the hot path.
 //!
 //! ```text
-//! call      the call and its options are checked (call.rs); a program with host callbacks gets a client of the engine to
-//!           itself (nested.rs)
-//! launch    prepare   the program's scratch (strategy tpu), a block for each destination of each device, and a view of it;
-//!                     copies of arguments that are donated but cannot be (device_launch.rs, donation_copy.rs)
+//! call      the call and its options are checked (call.rs); a program with host callbacks gets a client of the engine
+//!           to itself (nested.rs)
+//! launch    prepare   the program's scratch (strategy tpu), a block for each destination of each device, and a view of
+//!                     it; copies of arguments that are donated but cannot be (device_launch.rs, donation_copy.rs)
 //!           acquire   each argument: is it live? Then nothing moves or frees its bytes from here on (argument.rs)
 //!           start     the engine runs on the views; no lock is held; a program with host callbacks is waited for
-//! collect   consumed arguments give up their memory; each result is matched by address with a destination or a consumed
-//!           argument, and what matches nothing is the engine's own (collect.rs, results.rs). Programs under way become
-//!           operations in flight (in_flight/); a program that is done, the usual case for small ones, needs none
+//! collect   consumed arguments give up their memory; each result is matched by address with a destination or a
+//!           consumed argument, and what matches nothing is the engine's own (collect.rs, results.rs). Programs under
+//!           way become operations in flight (in_flight/); one that is done, the usual case for small ones, needs none
 //! ```
 //!
 //! Allocation comes before anything is acquired, so that the program's own arguments may be moved to make room for

@@ -1,7 +1,7 @@
 //! Programs that call back into the host, on a CPU: each has a nested client of the engine to itself while it runs.
 //!
 //! ```text
-//!  the user's client    program, program, program ...    of any thread, a callback's too: none of them waits for a callback
+//!  the user's client    program, program, program ...    of any thread, a callback's too: none waits for a callback
 //!                                 ^
 //!  a nested client      program --+-> callback --> waits for what it likes
 //! ```

@@ -33,9 +33,10 @@ const VERIFY_EVERY: u64 = 64;
 
 /// Wraps the outputs: each takes the candidate whose memory it lies in; one without is memory of the engine.
 ///
-/// Which candidate that is, the first execution of a program learns by comparing addresses. The CPU engine decides it when
-/// it compiles, so later executions in which the same arguments were consumed take it as known; one in `VERIFY_EVERY`
-/// compares again, and a program that ever differs is compared each time from then on (engine behaviour T39).
+/// Which candidate that is, the first execution of a program learns by comparing addresses. The CPU engine decides it
+/// when it compiles, so later executions in which the same arguments were consumed take it as known; one in
+/// `VERIFY_EVERY` compares again, and a program that ever differs is compared each time from then on (engine behaviour
+/// T39).
 ///
 /// If the execution is under way, it uses each result until its operation ends.
 ///
@@ -49,7 +50,8 @@ pub unsafe fn results(
     writing: Definition,
 ) -> SmallVec<[Arc<Buffer>; 4]> {
     let program = &*loaded.program;
-    // An argument in memory of the engine or of an outsider has no block, so such an execution says nothing about others.
+    // An argument in memory of the engine or of an outsider has no block, so such an execution says nothing about
+    // others.
     let all_ours = candidates.iter().all(|candidate| candidate.allocation.is_some());
     let known = known_origins(program, candidates, all_ours);
     let mut learned = Vec::new();
@@ -152,8 +154,8 @@ unsafe fn in_block(
     let run = matches!(candidate.origin, Origin::Argument(_)).then_some(run);
     allocation.set_provenance(program.origin_ids[result], run);
     if run.is_some() {
-        // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move or
-        // a copy of it has to know.
+        // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move
+        // or a copy of it has to know.
         // SAFETY: the output is alive, and holds an array of this shape.
         unsafe { note_layout(session.engine, output, shape) };
     }

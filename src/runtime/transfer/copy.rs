@@ -1,11 +1,11 @@
 //! Copies between devices and memories.
 //!
 //! ```text
-//!  host memory   the source is defined, in an arena, in an outsider's memory or dense in the engine's: pjrt-arena copies
-//!                it, into an arena
-//!  a GPU         the source is defined, in an arena, or a stream of pjrt-arena brings it there: that stream copies it, and
-//!                the copy is ready after that. So are copies from the GPU to its pinned_host memory and back; from one GPU
-//!                to memory that was pinned for another one the engine copies
+//!  host memory   the source is defined, in an arena, in an outsider's memory or dense in the engine's: pjrt-arena
+//!                copies it, into an arena
+//!  a GPU         the source is defined, in an arena, or a stream of pjrt-arena brings it there: that stream copies it,
+//!                and the copy is ready after that. So are copies from the GPU to its pinned_host memory and back; from
+//!                one GPU to memory that was pinned for another one the engine copies
 //!  otherwise     the engine copies, into memory of its own; its copy waits for a source that a program still writes
 //! ```
 //!

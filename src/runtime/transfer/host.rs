@@ -82,7 +82,8 @@ pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) ->
 /// The engine's.
 ///
 /// # Safety
-/// `args` must satisfy the function's contract; the array must be what the engine can alias, dense whatever its strides.
+/// `args` must satisfy the function's contract; the array must be what the engine can alias, dense whatever its
+/// strides.
 pub unsafe fn alias(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,

@@ -33,8 +33,8 @@ use crate::{
 /// elements are packed, which only the engine can copy, or if it is an error, which the engine's copy is too.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, UNIMPLEMENTED where the engine does not take the layout, or the
-/// engine's.
+/// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, UNIMPLEMENTED where the engine does not take the layout,
+/// or the engine's.
 ///
 /// # Safety
 /// The client and the memory must be alive.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  new ---> a block ---fill---> host memory:    the bytes are written    a view of them, defined at once
-//!                               a GPU's memory: copies are queued        a view that comes after them, defined when it
-//!                                                                        is ready; until then it is neither moved nor freed
+//!                               a GPU's memory: copies are queued        a view after them, defined when it is ready;
+//!                                                                        until then it is neither moved nor freed
 //! ```
 //!
 //! On a GPU no thread waits here for a copy. The engine's programs come after the view's definition, which comes
