@@ -1,8 +1,8 @@
 //! Host callbacks into Python: what `jax.pure_callback`, `io_callback` and `jax.debug.*` become on CPU.
 //!
 //! ```text
-//!  JAX      custom call "xla_ffi_python_cpu_callback" { index = 3 }, and, with each execution, its callables as user data
-//!           of the execute context
+//!  JAX      custom call "xla_ffi_python_cpu_callback" { index = 3 }, and, with each execution, its callables as user
+//!           data of the execute context
 //!  engine   calls `handler` with a frame: arguments, results, attributes, context
 //!  here     context -> callables[3]; take the GIL; arguments -> NumPy arrays (copies, read-only); call;
 //!           results -> the frame's buffers; an exception -> an FFI error with Python's traceback

@@ -5,7 +5,7 @@
 //!  2 wait      for blocks that are retired, only if they alone make room
 //!    trim      what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what
 //!              programs under way have of it, when they end
-//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, where there is a hole but no
+//!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, if there is a hole but no
 //!              memory for it, pack: the arrays share fewer pieces of memory then, and the others go where the hole is
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 1
 //!  5 error     with the numbers, what could not move, what holds the memory, and what would help (`oom.rs`)

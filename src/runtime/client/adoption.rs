@@ -29,7 +29,7 @@ impl Client {
     /// The engine's, if it cannot say what the buffer is; the handle is destroyed then.
     ///
     /// # Safety
-    /// `handle` must be a live buffer of the client's engine that nobody else destroys.
+    /// `handle` must be a live buffer of the client's engine without another owner.
     pub unsafe fn adopt(&self, handle: *mut sys::PJRT_Buffer) -> Outcome<Arc<Buffer>> {
         // SAFETY: the handle is a live buffer of this client without another owner, as this function asks.
         let described = unsafe { describe(self.session, handle)? };
