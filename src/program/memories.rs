@@ -17,12 +17,16 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::program::{
-    Reject,
     bytecode::{
-        Additions, Artifact, AttrId, Cursor, OpNameId, PropertyId, Tables, ValueId, container,
+        container::Artifact,
+        ids::{AttrId, OpNameId, PropertyId, ValueId},
         ops::{self, DEEPEST, Head, Regions, mask},
+        reader::Cursor,
+        section,
+        tables::{Additions, Tables},
         writer::{put_section, put_varint},
     },
+    reject::Reject,
     signature::{MemoryKind, Program},
     vhlo::{self, Attribute, VHLO},
 };
@@ -138,12 +142,12 @@ impl Walk<'_, '_> {
         match regions {
             Regions::Isolated(0) => Ok(()),
             Regions::Isolated(count) => {
-                let mut inner = Cursor::new(cursor.section_of(container::id::IR)?);
+                let mut inner = Cursor::new(cursor.section_of(section::IR)?);
                 let outside = std::mem::take(&mut self.out);
                 self.inline(&mut inner, count, depth)?;
                 inner.finish("bytes after an isolated region")?;
                 let inside = std::mem::replace(&mut self.out, outside);
-                put_section(&mut self.out, container::id::IR, &inside);
+                put_section(&mut self.out, section::IR, &inside);
                 Ok(())
             }
             Regions::Inline(count) => self.inline(cursor, count, depth),
@@ -250,7 +254,7 @@ mod tests {
                     Regions::Inline(count) => (0..count).for_each(|_| region(cursor, names)),
                     Regions::Isolated(0) => {}
                     Regions::Isolated(_) => {
-                        region(&mut Cursor::new(cursor.section_of(container::id::IR).unwrap()), names);
+                        region(&mut Cursor::new(cursor.section_of(section::IR).unwrap()), names);
                     }
                 }
             }

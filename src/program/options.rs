@@ -21,7 +21,7 @@
 use std::borrow::Cow;
 
 use crate::program::{
-    Reject,
+    reject::Reject,
     wire::{Field, fields, put_bytes, put_integer, put_packed},
 };
 

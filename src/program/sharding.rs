@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use crate::program::{
-    Reject,
-    bytecode::{AttrId, Cursor, Tables},
+    bytecode::{ids::AttrId, reader::Cursor, tables::Tables},
+    reject::Reject,
     signature::Known,
 };
 

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     device::cuda::{
         chunks::Chunks,
+        costs,
         device::CudaDevice,
         driver::DriverError,
         owned::DeviceMemory,
@@ -87,13 +88,13 @@ impl CudaBacking {
             log::warn!("GPU {} maps no memory that it can use: {failure}; regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         }
-        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), Some(chunk));
+        let costs = costs::costs(device.bandwidth(), Some(chunk));
         Ok(Self { device, chunks: Some((physical, chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
-        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), None);
+        let costs = costs::costs(device.bandwidth(), None);
         Self { device, chunks: None, budget: None, costs }
     }
 

@@ -27,6 +27,7 @@ mod backing;
 mod carrier;
 mod chunks;
 mod context;
+mod costs;
 mod device;
 mod driver;
 mod error;
@@ -43,6 +44,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod vendor;
+mod version;
 
 pub use crate::device::cuda::backing::CHUNK;
 pub use crate::device::cuda::backing::CudaBacking;
@@ -57,7 +59,7 @@ pub use crate::device::cuda::pool::KeptPool;
 pub use crate::device::cuda::pool::PoolUsage;
 pub use crate::device::cuda::probe::Gpu;
 pub use crate::device::cuda::probe::Offer;
-pub use crate::device::cuda::probe::Version;
 pub use crate::device::cuda::probe::probe;
 pub use crate::device::cuda::probe::probe_library;
 pub use crate::device::cuda::vendor::Vendor;
+pub use crate::device::cuda::version::Version;

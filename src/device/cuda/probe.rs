@@ -22,6 +22,7 @@ use crate::{
     device::cuda::{
         driver::{Driver, DriverError, Unavailable, out},
         vendor::Vendor,
+        version::Version,
     },
     units::Bytes,
 };
@@ -53,21 +54,6 @@ pub struct Gpu {
     /// Whether programs' scratch can come from a pool of the driver's (`cuMemAllocAsync`). Some virtual and some embedded GPUs of
     /// NVIDIA's have none, and XLA's engine for AMD's uses none.
     pub pools: bool,
-}
-
-/// A major and a minor number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// What it counts first.
-    pub major: c_int,
-    /// What it counts second.
-    pub minor: c_int,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
 }
 
 /// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`, or `AMD driver for HIP

@@ -28,7 +28,7 @@ use std::{
 
 use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, CUdevice_attribute, CUevent_flags, CUresult, CUstream_flags};
 
-use crate::device::cuda::probe::Version;
+use crate::device::cuda::version::Version;
 
 /// What is passed to either driver, or told apart, under CUDA's name: on the right are HIP's numbers (`hipStreamNonBlocking`,
 /// `hipEventDisableTiming`, `hipHostMallocPortable`; `hipSuccess`, `hipErrorInvalidValue`, `OutOfMemory`, `Deinitialized`,

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use crate::{
-    device::{Carrier, HostArray, Mover, host::HostBacking, strided},
+    device::{Carrier, HostArray, Mover, host::backing::HostBacking, strided},
     error::Result,
     units::{Address, Bytes},
 };

@@ -24,7 +24,7 @@ use std::{
 };
 
 use crate::{
-    device::host::exchange::{Direction, Extent, Shift},
+    device::shift::{Direction, Extent, Shift},
     units::{Address, Bytes},
 };
 

@@ -24,29 +24,20 @@
 //! (`mlock`) move with them. A driver that has registered an address range (`cudaHostRegister`) would be left behind,
 //! which is one of the reasons why a block whose address is known outside does not move.
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use rustix::{
     io::{Errno, Result},
     mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap},
 };
 
-pub(super) use crate::device::shift::{Direction, Extent, Shift};
 use crate::{
-    device::host::HUGE_PAGE,
+    device::{
+        host::pages::HUGE_PAGE,
+        shift::{Extent, Shift},
+    },
     units::{Address, Bytes},
 };
-
-impl Extent {
-    pub(super) fn pointer(self) -> *mut c_void {
-        ptr::with_exposed_provenance_mut(self.start.get() as usize)
-    }
-
-    pub(super) fn len(self) -> usize {
-        // An extent is a mapping's part, and mappings are no longer than the address space.
-        self.bytes.get() as usize
-    }
-}
 
 /// Copies the bytes of one extent to another of its size, which may overlap it.
 ///

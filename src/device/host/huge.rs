@@ -35,7 +35,7 @@ use rustix::{
     thread::transparent_huge_pages_are_disabled,
 };
 
-use crate::device::host::exchange::Extent;
+use crate::device::shift::Extent;
 
 /// The kernel's folder, below the root.
 const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";

@@ -4,22 +4,36 @@ mod huge;
 
 use std::{
     collections::BTreeSet,
-    fs,
-    sync::atomic::{AtomicBool, Ordering},
+    fs, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use proptest::prelude::*;
-use rustix::{io::Errno, mm::mmap_anonymous};
+use rustix::{
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap_anonymous, munmap},
+};
 
-use crate::device::{
-    Mover,
-    host::{
-        cuts::{Cuts, borders},
-        exchange::{Shift, exchange, remap},
-        mover::resident,
-        *,
+use crate::{
+    device::{
+        Mover,
+        host::{
+            cuts::{Cuts, borders},
+            exchange::{exchange, remap},
+            exchanges::Exchanges,
+            mover::resident,
+            pages::HUGE_PAGE,
+            *,
+        },
+        shift::{Extent, Shift},
     },
+    error::{Code, Result},
+    memory::{AddressRange, Backing, Region},
+    units::{Address, Bytes},
 };
 
 const PAGE: Bytes = Bytes::kib(4);

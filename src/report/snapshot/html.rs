@@ -1,6 +1,6 @@
 //! The page that shows a snapshot: a template with the JSON put in. It asks the network for nothing.
 
-use crate::report::snapshot::{Snapshot, json};
+use crate::report::snapshot::{json, model::Snapshot};
 
 /// The page, with a name between at signs for each part of it.
 const HTML: &str = include_str!("../viewer/viewer.html");

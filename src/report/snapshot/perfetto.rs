@@ -10,7 +10,7 @@ use crate::{
         BlockState,
         history::{Event, EventKind, Past},
     },
-    report::snapshot::{Device, Snapshot, unix_nanos},
+    report::snapshot::model::{Device, Snapshot, unix_nanos},
 };
 
 #[derive(Serialize)]
