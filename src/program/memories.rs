@@ -6,9 +6,9 @@
 //!   %b = custom_call @annotate_device_placement(%0)   -->    %b = convert %0          of a type to itself, which is nothing
 //! ```
 //!
-//! JAX writes the annotation where `out_shardings` name a memory (`wrap_with_memory_kind` in its `mlir.py`), and wherever a program
-//! that was exported for another platform moves an array. XLA:CPU learned it after PJRT 0.81; an engine that is older refuses the
-//! program. On a processor nothing moves, so that nothing is lost.
+//! JAX writes the annotation where `out_shardings` name a memory (`wrap_with_memory_kind` in its `mlir.py`), and
+//! wherever a program that was exported for another platform moves an array. XLA:CPU learned it after PJRT 0.81; an
+//! engine that is older refuses the program. On a processor nothing moves, so that nothing is lost.
 //!
 //! The operation keeps its place, its operand and its result, and with them every number that others know it by.
 
@@ -65,8 +65,8 @@ pub struct Unbound<'a> {
     pub results: Vec<Option<HostMemory>>,
 }
 
-/// Takes the annotations out of a program, in all of its functions, and says which results are bound to which memory. Linear in the
-/// artifact; of one that names no memory only the tables are read.
+/// Takes the annotations out of a program, in all of its functions, and says which results are bound to which memory.
+/// Linear in the artifact; of one that names no memory only the tables are read.
 ///
 /// # Errors
 /// [`Reject`] where the program has to be compiled as it is.
@@ -183,7 +183,8 @@ impl Walk<'_, '_> {
         Ok(vhlo::attribute(self.tables, target)? == Attribute::String(ANNOTATION))
     }
 
-    /// Writes the operation that stands at `from`, and ends where `end` is, with another name and without its properties.
+    /// Writes the operation that stands at `from`, and ends where `end` is, with another name and without its
+    /// properties.
     fn replace(&mut self, mut from: Cursor<'_>, head: &Head, end: &Cursor<'_>) -> Result<(), Reject> {
         from.varint()?;
         let parts = from.byte()?;

@@ -119,7 +119,7 @@ impl<'p> Ties<'p> {
     }
 }
 
-/// What `main`'s return gives back.
+/// What `main` returns.
 fn returned(file: &Artifact<'_>, mut cursor: Cursor<'_>) -> Result<Vec<ValueId>, Reject> {
     struct Operands(Vec<ValueId>);
     impl ops::Sink for Operands {

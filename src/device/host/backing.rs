@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct HostBacking {
     pub(super) page: Bytes,
-    /// Memory goes back to the system in whole units of this: a page, or a huge page where regions ask for those.
+    /// Memory is returned to the system in whole units of this: a page, or a huge page where regions ask for those.
     pub(super) grain: Bytes,
     pub(super) exchanges: Arc<Exchanges>,
 }
@@ -78,8 +78,8 @@ impl Backing for HostBacking {
         let tail = Bytes::new(padded as u64) - head - bytes - margins;
         for (from, len) in [(mapped, head), (address + bytes + self.page, tail)] {
             if !len.is_zero() {
-                // SAFETY: head and tail are whole pages of the mapping just made, outside of the region and its margins, and
-                // no address in them has left this function.
+                // SAFETY: head and tail are whole pages of the mapping just made, outside of the region and its
+                // margins, and no address in them has left this function.
                 unsafe { unmap(from, len) }?;
             }
         }
@@ -87,13 +87,13 @@ impl Backing for HostBacking {
             // With the margins: they stay one mapping with the region, and mappings are few.
             self.advise(Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + margins });
         }
-        // SAFETY: the region and its margins are what is left of a mapping that only this call knows, so no other `Region`
-        // covers any of it; `release` unmaps the region with a page on either side, which are the margins.
+        // SAFETY: the region and its margins are what is left of a mapping that only this call knows, so no other
+        // `Region` covers any of it; `release` unmaps the region with a page on either side, which are the margins.
         Ok(unsafe { Region::new(AddressRange { address, bytes }) })
     }
 
-    /// Where the process may not map all it wants (`ulimit -v`, `-d`), a quarter of what is left stays to threads, malloc and the engine: a
-    /// process without a place for a thread's stack ends.
+    /// Where the process may not map all it wants (`ulimit -v`, `-d`), a quarter of what is left stays to threads,
+    /// malloc and the engine: a process without a place for a thread's stack ends.
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
         if let Some(left) = left_to_map()
             && bytes.get() > left.get() / 4 * 3
@@ -111,8 +111,8 @@ impl Backing for HostBacking {
         // Before the kernel can map something else there.
         self.exchanges.released(Extent { start: address, bytes });
         let margined = Address::new(address.get() - self.page.get());
-        // SAFETY: the token is the only one for this memory, and is consumed here; `reserve` made it with a page of margin on
-        // either side. That nothing uses the region any more is what giving up its token says.
+        // SAFETY: the token is the only one for this memory, and is consumed here; `reserve` made it with a page of
+        // margin on either side. That nothing uses the region any more is what giving up its token says.
         unsafe { unmap(margined, bytes + self.page + self.page) }
     }
 
@@ -145,11 +145,12 @@ unsafe fn unmap(address: Address, bytes: Bytes) -> Result<()> {
 /// Copies bytes into the host's memory.
 ///
 /// # Safety
-/// `to` lies in a live block with at least `from.len()` bytes from there on, which no other thread reads or writes meanwhile.
+/// `to` lies in a live block with at least `from.len()` bytes from there on, which no other thread reads or writes
+/// meanwhile.
 pub unsafe fn write(to: Address, from: &[u8]) {
     let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
-    // SAFETY: `from` is a slice, so readable for its length; `to` is writable for as much by the contract, and no other access is
-    // made to it, so the two do not overlap. Bytes need no alignment.
+    // SAFETY: `from` is a slice, so readable for its length; `to` is writable for as much by the contract, and no other
+    // access is made to it, so the two do not overlap. Bytes need no alignment.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
 
@@ -159,7 +160,7 @@ pub unsafe fn write(to: Address, from: &[u8]) {
 /// `from` lies in a live block with at least `to.len()` bytes from there on, which no other thread writes meanwhile.
 pub unsafe fn read(from: Address, to: &mut [u8]) {
     let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
-    // SAFETY: `to` is a slice that is borrowed alone, so writable for its length and apart from `from`, which is readable for as
-    // much by the contract. Bytes need no alignment.
+    // SAFETY: `to` is a slice that is borrowed alone, so writable for its length and apart from `from`, which is
+    // readable for as much by the contract. Bytes need no alignment.
     unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
 }

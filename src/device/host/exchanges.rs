@@ -15,7 +15,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// Of what size on an exchange is worth it, whoever else runs; see the measurements above.
+/// From what size on an exchange is worth it, whatever else runs; `mover` has the measurements.
 const LEAST: Bytes = Bytes::mib(16);
 
 /// How exchanges go on this device.
@@ -43,7 +43,7 @@ impl Exchanges {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Notes that a region goes back to the system.
+    /// Notes that a region is released.
     pub(super) fn released(&self, region: Extent) {
         self.cuts.lock().forget(region);
     }
@@ -71,7 +71,8 @@ impl Exchanges {
     /// As for `Mover::relocate`.
     pub(super) unsafe fn carry(&self, shift: Shift) {
         let Some((first, last)) = self.edges(shift) else {
-            // SAFETY: by the contract both ranges lie in regions of this device, which are mapped, and no other thread uses them.
+            // SAFETY: by the contract both ranges lie in regions of this device, which are mapped, and no other thread
+            // uses them.
             return unsafe { exchange::copy(shift.source, shift.destination) };
         };
         let (edge, rest) = shift.split(first);
@@ -79,8 +80,8 @@ impl Exchanges {
             Some(rest) => rest.split(rest.source.bytes - last),
             None => (None, None),
         };
-        // SAFETY: each part's two ranges are parts of those that the contract covers. They go in order, the foremost first, so that
-        // none is overwritten before it has moved; the middle one is whole units, as `carry_whole` asks.
+        // SAFETY: each part's two ranges are parts of those that the contract covers. They go in order, the foremost
+        // first, so that none is overwritten before it has moved; the middle one is whole units, as `carry_whole` asks.
         unsafe {
             edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
             whole.into_iter().for_each(|part| self.carry_whole(part));
@@ -112,8 +113,8 @@ impl Exchanges {
                 unsafe { exchange::copy(piece.source, piece.destination) };
                 continue;
             }
-            // SAFETY: both ranges are whole units, so whole pages, of mappings of this device that no other thread uses; `exchange`
-            // passes `remap` pairs of such extents that do not overlap.
+            // SAFETY: both ranges are whole units, so whole pages, of mappings of this device that no other thread
+            // uses; `exchange` passes `remap` pairs of such extents that do not overlap.
             let done = unsafe { exchange::exchange(piece, &mut |from, to| exchange::remap(from, to)) };
             cuts.exchanged(piece);
             if let Err(errno) = done {

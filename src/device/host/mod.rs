@@ -5,17 +5,17 @@
 //!             unmapped at once                                        unmapped at once
 //! ```
 //!
-//! The pages beside a region are its margins: mapped, never used. The engine's vectorised loops load a few bytes outside of
-//! an array and drop them (seen: one element before the first one, in a convolution of XLA of November 2025). Malloc's memory
-//! always has neighbours; at the end of a mapping such a load would end the process.
+//! The pages beside a region are its margins: mapped, never used. The engine's vectorised loops load a few bytes
+//! outside of an array and drop them (seen: one element before the first one, in a convolution of XLA of November
+//! 2025). Malloc's memory always has neighbours; at the end of a mapping such a load would end the process.
 //!
-//! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back when
-//! the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve
-//! them if the administrator wants them; they ask for huge pages where the user says so (`huge`).
+//! A region is a promise, not memory (`MAP_NORESERVE`): the kernel gives a page at its first use, and takes it back
+//! when the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve them
+//! if the administrator wants them; they ask for huge pages where the user says so (`huge`).
 //!
-//! What is written where: `carrier` brings arrays in; `mover` moves blocks within regions and gives their pages back, by copying or by `exchange`;
-//! `huge` asks for huge pages; `cuts` keeps the book of the mappings that exchanges leave; `capacity` says how much memory
-//! there is.
+//! What is written where: `carrier` brings arrays in; `mover` moves blocks within regions and gives their pages back,
+//! by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the mappings that exchanges leave;
+//! `capacity` says how much memory there is.
 
 mod backing;
 mod capacity;

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! A unit is a page, or a huge page where regions ask for those or the kernel gives them to everybody. Where source and
-//! destination lie alike within a unit, and there are enough whole units, pages change places ([`exchange`](crate::device::host::exchange));
-//! head and tail share their pages with neighbours, and are copied. All else is copied at once: one `memmove` runs as
-//! fast as the memory does (20 GB/s forwards, 18 GB/s overlapping), and a second thread adds nothing.
+//! destination lie alike within a unit, and there are enough whole units, pages change places
+//! ([`exchange`](crate::device::host::exchange)); head and tail share their pages with neighbours, and are copied. All
+//! else is copied at once: one `memmove` runs as fast as the memory does (20 GB/s forwards, 18 GB/s overlapping), and a
+//! second thread adds nothing.
 //!
-//! Measured in microseconds (AMD EPYC of 2 cores at 2.6 GHz, virtual, Linux 6.18): the move, and in brackets the move and
-//! then a write to all of the gap. *Alike* means within 2 MiB, *shifted* by one page more.
+//! Measured in microseconds (AMD EPYC of 2 cores at 2.6 GHz, virtual, Linux 6.18): the move, and in brackets the move
+//! and then a write to all of the gap. *Alike* means within 2 MiB, *shifted* by one page more.
 //!
 //! ```text
 //!             copy             plain mremap      exchange, alike   shifted
@@ -26,10 +27,10 @@
 //! ```
 //!
 //! A plain mremap is slower than a copy here because the destination's pages are freed and the gap's are new. With a
-//! second thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange of
-//! 16 MiB takes 366 (alike) and 667 (shifted) and a copy 544 to 625; of 128 MiB, 2608 and 4760, and a copy 6600. So from
-//! 16 MiB on an exchange wins, or loses little. With huge pages an exchange that is not alike breaks them up
-//! (1 GiB: 22700 instead of 1110), which is why the unit is theirs then.
+//! second thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange
+//! of 16 MiB takes 366 (alike) and 667 (shifted) and a copy 544 to 625; of 128 MiB, 2608 and 4760, and a copy 6600. So
+//! from 16 MiB on an exchange wins, or loses little. With huge pages an exchange that is not alike breaks them up (1
+//! GiB: 22700 instead of 1110), which is why the unit is theirs then.
 
 use std::{
     ffi::{c_uchar, c_void},
@@ -80,8 +81,8 @@ impl Mover for HostBacking {
         Ok(())
     }
 
-    /// What went back is what was in memory: pages that were never used, or that were swapped out, do not count. Pages
-    /// that were only read count, though they share one page of zeroes. 0.6 ms of counting and 75 ms of giving back for
+    /// The result is what was in memory: pages that were never used, or that were swapped out, do not count. Pages
+    /// that were only read count, though they share one page of zeroes. 0.6 ms of counting and 75 ms of discarding for
     /// 1 GiB in use.
     ///
     /// Where regions ask for huge pages, whole ones go back: see the module `huge`.
@@ -101,8 +102,8 @@ impl Mover for HostBacking {
         if cuts.inside(pages).count() > 2 {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: the pages lie in a region of this device, by the contract, so what `FIXED` replaces is that region's own mapping;
-            // no thread reads or writes them, and their contents may be lost.
+            // SAFETY: the pages lie in a region of this device, by the contract, so what `FIXED` replaces is that
+            // region's own mapping; no thread reads or writes them, and their contents may be lost.
             let fresh = unsafe { mmap_anonymous(pages.pointer(), pages.len(), protection, flags) };
             if fresh.is_ok() {
                 self.advise(pages);
@@ -111,7 +112,8 @@ impl Mover for HostBacking {
             }
         }
         drop(cuts);
-        // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost; they stay mapped.
+        // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost;
+        // they stay mapped.
         unsafe { madvise(pages.pointer(), pages.len(), Advice::LinuxDontNeed) }
             .map_err(|errno| failed("madvise", errno))?;
         Ok(before)
@@ -126,8 +128,8 @@ pub(super) fn resident(pages: Extent, page: Bytes) -> rustix::io::Result<Bytes> 
     while at < pages.end() {
         let part = Extent { start: at, bytes: most.min(pages.end() - at) };
         let asked: *mut c_void = part.pointer();
-        // SAFETY: the kernel writes one byte for each page of the part, and `states` has as many as `most` has pages; it reads nothing
-        // of the pages and answers with an error where they are not mapped.
+        // SAFETY: the kernel writes one byte for each page of the part, and `states` has as many as `most` has pages;
+        // it reads nothing of the pages and answers with an error where they are not mapped.
         if unsafe { libc::mincore(asked, part.len(), ptr::from_mut(&mut states).cast()) } != 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
         }

@@ -95,7 +95,8 @@ fn put_dictionary(added: &mut Additions<'_, '_>, vhlo: DialectId, items: &[(Attr
     added.attribute(vhlo, bytes)
 }
 
-/// The attributes of a destination: what it aliases, and its result's sharding, layout and kind of memory. In order of the keys.
+/// The attributes of a destination: what it aliases, and its result's sharding, layout and kind of memory. In order of
+/// the keys.
 fn dictionary(
     added: &mut Additions<'_, '_>,
     vhlo: DialectId,

@@ -18,8 +18,9 @@ pub struct Policy {
     pub tie_unspecified_shardings: bool,
     /// Gives destinations to results that are bound to `pinned_host` too, which must then lie in such memory.
     pub place_pinned_host: bool,
-    /// To the engine all memory is one: it would put a result that is bound to the host's into a donated array of the device, and the
-    /// other way round. Such a donation is taken out, and the array is the caller's to delete when the program has been started.
+    /// To the engine all memory is one: it would put a result that is bound to the host's into a donated array of the
+    /// device, and the other way round. Such a donation is taken out, and the array is the caller's to delete when the
+    /// program has been started.
     pub one_memory: bool,
 }
 
@@ -57,7 +58,7 @@ impl Skip {
     }
 }
 
-/// Where a result lands.
+/// Where a result is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// In the argument for this added parameter.
@@ -77,12 +78,12 @@ pub struct Rewritten<'a> {
     pub bytes: Cow<'a, [u8]>,
     /// What the user's program takes and gives.
     pub signature: Signature,
-    /// Where each result lands.
+    /// Where each result is put.
     pub placements: Vec<Placement>,
     /// Parameters added behind the user's: as many as there are [`Placement::Destination`]s.
     pub destinations: usize,
-    /// Donated parameters that the program only reads now, in ascending order: they lie in another memory than the result that they
-    /// would alias.
+    /// Donated parameters that the program only reads now, in ascending order: they lie in another memory than the
+    /// result that they would alias.
     pub released: Vec<ParameterIndex>,
 }
 

@@ -12,9 +12,9 @@ use crate::program::{
     vhlo::{self, ValueType},
 };
 
-/// What a donor and a result must have in common: the size in bits, and whether they are bound to `pinned_host`. XLA goes
-/// by the size on one device (`OptimizeInputOutputBufferAlias`), so a donor may take a result of another shape (JAX's
-/// `testBufferDonationDifferentIOShapes`). The size before partitioning stands for it.
+/// What a donor and a result must have in common: the size in bits, and whether they are bound to `pinned_host`. XLA
+/// goes by the size on one device (`OptimizeInputOutputBufferAlias`), so a donor may take a result of another shape
+/// (JAX's `testBufferDonationDifferentIOShapes`). The size before partitioning stands for it.
 type Fits = (u64, bool);
 
 /// `None` for what no donor fits, or what is no array.
@@ -33,8 +33,8 @@ pub(super) struct Plan {
 }
 
 /// Where more results have a donor's size than there are donors, none of them takes a destination: XLA matches donors
-/// after partitioning, by the shape on one device, and only it knows which of the results has that. Taking one away could
-/// take the donor's own (JAX's `testBufferDonationWithOutputShardingInference`).
+/// after partitioning, by the shape on one device, and only it knows which of the results has that. Taking one away
+/// could take the donor's own (JAX's `testBufferDonationWithOutputShardingInference`).
 fn spare_candidates(
     program: &Program<'_>,
     policy: &Policy,

@@ -43,8 +43,8 @@ fn template() -> String {
     page + rest
 }
 
-/// The template with the JSON in it. In JSON `<` stands in texts alone, where `\u003c` means the same: so no name can end
-/// the script that holds it.
+/// The template with the JSON in it. In JSON `<` stands in texts alone, where `\u003c` means the same: so no name can
+/// end the script that holds it.
 fn fill(template: &str, json: &[u8]) -> Vec<u8> {
     let (before, after) = template.split_once(MARKER).unwrap_or((template, ""));
     let mut page = Vec::with_capacity(template.len() + json.len());

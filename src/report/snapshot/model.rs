@@ -27,7 +27,7 @@ pub enum OriginKind {
     Transfer = 4,
     /// A program's scratch.
     Scratch = 5,
-    /// Otherwise: memory that nobody wrote yet.
+    /// Otherwise: memory that was not written yet.
     Other = 6,
 }
 

@@ -1,7 +1,7 @@
 //! A snapshot's history in the Chrome trace event format, which Perfetto opens, also beside a trace of `jax.profiler`.
 //!
-//! Each device is a process: counters of what blocks take (`in use`, `pending`), of the pool and of scratch; a slice for
-//! each compaction; an instant for each request that found no room. Times are microseconds of the wall clock.
+//! Each device is a process: counters of what blocks take (`in use`, `pending`), of the pool and of scratch; a slice
+//! for each compaction; an instant for each request that found no room. Times are microseconds of the wall clock.
 
 use serde::Serialize;
 
