@@ -27,11 +27,11 @@ use crate::{
     report::snapshot::OriginKind,
     runtime::{
         allocator::allocate::allocate_or_explain,
-        client::{self, Client, Site},
+        client::{self, Client, MemorySpace},
         device_memory::origins::ORIGINS,
         shape::{Shape, dense_size, element_bytes},
         transfer::{
-            async_slot::{Reason, Slot, Writing},
+            async_slot::{Definition, Reason, Slot},
             host::{destination, is_default_layout},
             specs::{Spec, literal_strides, specs},
         },
@@ -159,7 +159,11 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
 ///
 /// # Safety
 /// The layout must be NULL or valid.
-unsafe fn home<'a>(client: &'a Client, spec: &Spec<'_>, memory: *mut sys::PJRT_Memory) -> Option<(Site<'a>, Bytes)> {
+unsafe fn home<'a>(
+    client: &'a Client,
+    spec: &Spec<'_>,
+    memory: *mut sys::PJRT_Memory,
+) -> Option<(MemorySpace<'a>, Bytes)> {
     // Without aliases (0.77) a buffer cannot be handed over before its bytes are there.
     client.session.engine.slot(sys::PJRT_Client_CreateAliasBuffer_Args::SLOT)?;
     // Bytes of pieces on their way to a GPU have an order of their own, which the engine's manager keeps.
@@ -220,7 +224,7 @@ unsafe fn by_engine(
 impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
-        client.allocator.in_flight.tend(client.session.engine);
+        client.allocator.in_flight.reap_in_order(client.session.engine);
         // SAFETY: the client is alive.
         let device = unsafe { device_of(&client, self.memory)? };
         // SAFETY: the caller's arrays are as long as it says, its layouts NULL or valid.
@@ -285,7 +289,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let outcome = match slot.begin(NAME, self.is_last_transfer)? {
-            Writing::Arena(address) => {
+            Definition::Arena(address) => {
                 if len > 0 {
                     // SAFETY: `data` holds `len` bytes; the range lies in the block, which stays until the write ends.
                     // Whoever sends to overlapping ranges at once gets either's bytes, as from any engine.
@@ -298,7 +302,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             }
             // SAFETY: the engine's manager is alive while ours is, and has an array 0 of this size; `data` is the
             // caller's, valid until the event.
-            Writing::Engine(inner) => unsafe {
+            Definition::Engine(inner) => unsafe {
                 manager
                     .client
                     .session
@@ -330,7 +334,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let outcome = match (slot.begin(NAME, true)?, slot.shape()) {
-            (Writing::Arena(address), Some(shape)) => {
+            (Definition::Arena(address), Some(shape)) => {
                 // SAFETY: the literal has the shape of the array and, where it is not dense, these strides, which reach
                 // every element once; the block holds the dense array and stays until the write ends.
                 unsafe {
@@ -344,9 +348,9 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                 }
                 manager.ready_event()
             }
-            (Writing::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
+            (Definition::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
             // SAFETY: as for PJRT_AsyncHostToDeviceTransferManager_TransferData.
-            (Writing::Engine(inner), _) => unsafe {
+            (Definition::Engine(inner), _) => unsafe {
                 manager
                     .client
                     .session

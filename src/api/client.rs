@@ -122,7 +122,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         client.allocator.in_flight.end(client.session.engine);
         client.allocator.clear_caches();
         for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
-            loaded.twins.end(client.session.engine);
+            loaded.nested_executables.end(client.session.engine);
         }
         client.nested.end();
         client.session.close();

@@ -36,7 +36,7 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         self.num_allocs_is_set = true;
         self.largest_alloc_size = signed(stats.largest_alloc_size);
         self.largest_alloc_size_is_set = true;
-        // Constant from creation on: JAX compiles against it (trap T17). It is what arrays can have together, as callers size them by
+        // Constant from creation on: JAX compiles against it (engine behaviour T17). It is what arrays can have together, as callers size them by
         // it. XLA's `bfc` says what its pool has, all of which arrays can have too. So what an engine without a pool has for programs
         // for good is no part of it, nor of anything below: these numbers are of the arena's pool. XLA's compiler then takes the device for
         // smaller than it is by the share, and is a little too careful.

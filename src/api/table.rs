@@ -2,7 +2,7 @@
 //!
 //! The table says the engine's own minor version, or the newest that we were written against if that is older, and has
 //! as many functions as the engine's: a framework that asks for more must not be promised it. Behind it lie words of
-//! zero, because frameworks probe for newer functions by NULL without looking at the size first (trap T1).
+//! zero, because frameworks probe for newer functions by NULL without looking at the size first (engine behaviour T1).
 
 use std::{mem::offset_of, ptr};
 

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A buffer of the engine that we own. It is destroyed when it is dropped, unless its client is gone, which has destroyed it
-/// then. That blocks while a program that was donated the buffer still runs (trap T3), so it is not dropped under a lock.
+/// then. That blocks while a program that was donated the buffer still runs (engine behaviour T3), so it is not dropped under a lock.
 pub struct EngineBuffer {
     session: &'static Session,
     handle: Raw<sys::PJRT_Buffer>,

@@ -18,7 +18,7 @@ pub trait Completion: Send + Sync + 'static {
     fn engine(&self) -> &'static Engine;
 
     /// The event has happened, and without an error if it `succeeded`. Called once, on any thread: it must not block, nor destroy
-    /// buffers of the engine (trap T3: an engine calls back while it still holds what the destruction waits for).
+    /// buffers of the engine (engine behaviour T3: an engine calls back while it still holds what the destruction waits for).
     fn complete(&self, succeeded: bool);
 }
 

@@ -171,7 +171,7 @@ impl Engine {
     }
 
     /// Calls one of the engine's functions with a struct as long as the engine asks for: of the size that we declare, or
-    /// longer by more than structs grow by when the engine is newer than our declarations (trap T30). A struct that is
+    /// longer by more than structs grow by when the engine is newer than our declarations (engine behaviour T30). A struct that is
     /// long enough is not touched.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use crate::{
 
 /// A client of the engine.
 ///
-/// A session is never freed (it has some 50 bytes), because buffers may outlive the client (trap T22) and each of them asks
+/// A session is never freed (it has some 50 bytes), because buffers may outlive the client (engine behaviour T22) and each of them asks
 /// whether it is still there.
 pub struct Session {
     /// The engine behind it.
@@ -145,7 +145,7 @@ impl Session {
     }
 
     /// Destroys a view, or another buffer of the engine's; nothing is done once the client is gone. Blocks while a program that
-    /// was donated the buffer still runs (trap T3).
+    /// was donated the buffer still runs (engine behaviour T3).
     ///
     /// # Safety
     /// `buffer` must be NULL, or a buffer of this client that nobody uses again.

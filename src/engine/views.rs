@@ -59,7 +59,7 @@ pub enum ViewKind {
     Device,
 }
 
-/// Told of the end of a view. It says nothing about the programs that use the memory (trap T4), so nobody listens; but an
+/// Told of the end of a view. It says nothing about the programs that use the memory (engine behaviour T4), so nobody listens; but an
 /// engine calls the callback without looking whether there is one.
 unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
 
@@ -295,7 +295,7 @@ unsafe fn from_host(
     }
 }
 
-/// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (trap T3).
+/// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (engine behaviour T3).
 ///
 /// # Safety
 /// `buffer` must be a live buffer of `engine`, and not be used again.

@@ -10,14 +10,14 @@ pub enum MoveBarrier {
     /// An execution or a transfer uses them.
     InUse,
     /// They are being written, or hold an error.
-    NotWhole,
+    NotDefined,
     /// They have no owner any more.
     Gone,
 }
 
 impl MoveBarrier {
     /// Every reason, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Referenced, Self::AddressKnown, Self::InUse, Self::NotWhole, Self::Gone];
+    pub const ALL: [Self; 5] = [Self::Referenced, Self::AddressKnown, Self::InUse, Self::NotDefined, Self::Gone];
 
     /// The number of the reason, from 1 on.
     pub fn number(self) -> u8 {
@@ -30,7 +30,7 @@ impl MoveBarrier {
             Self::Referenced => "external references (NumPy views, dlpack)",
             Self::AddressKnown => "address given out for good (unsafe pointer)",
             Self::InUse => "in use by a program or transfer",
-            Self::NotWhole => "being written, or holding an error",
+            Self::NotDefined => "being written, or holding an error",
             Self::Gone => "deleted, not yet free",
         }
     }

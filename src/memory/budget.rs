@@ -8,10 +8,10 @@
 //!                                                         trim -->
 //! ```
 //!
-//! The engine allocates for itself, and where it finds no memory its arguments are gone (trap T6). So it is asked here
-//! before each execution whether what it may take was granted, and granted memory is taken back only while no execution
-//! is on its way into the engine. What was granted stays granted: the engine's pool keeps the memory for the next
-//! program, which finds scratch where the last one had it.
+//! The engine allocates for itself, and where it finds no memory its arguments are gone (engine behaviour T6). So it is
+//! asked here before each execution whether what it may take was granted, and granted memory is taken back only while
+//! no execution is on its way into the engine. What was granted stays granted: the engine's pool keeps the memory for
+//! the next program, which finds scratch where the last one had it.
 //!
 //! Where the engine has no pool, it has a share of its own beside the limit, for good: then nothing is granted, and
 //! what does not fit the share does not run ([`Budget::with_share`]).

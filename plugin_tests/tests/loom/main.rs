@@ -25,7 +25,7 @@ struct World {
 impl World {
     fn new() -> Arc<Self> {
         let usage = Usage::new(0);
-        usage.lock().mark_whole();
+        usage.lock().mark_defined();
         Arc::new(Self { places: [UnsafeCell::new(CONTENTS), UnsafeCell::new(RUBBISH)], usage })
     }
 
@@ -41,11 +41,11 @@ impl World {
 
     /// What the mover does; whether it moved.
     fn relocate(&self) -> bool {
-        let Some(from) = self.usage.seize(|place| Some(*place)) else { return false };
+        let Some(from) = self.usage.lock_for_move(|place| Some(*place)) else { return false };
         let to = 1 - from;
         self.write(to, self.read(from));
         self.write(from, RUBBISH);
-        self.usage.release(|place| *place = to);
+        self.usage.unlock_after_move(|place| *place = to);
         true
     }
 
@@ -68,20 +68,20 @@ impl World {
     /// not given something else.
     fn launch(&self, consumes: bool) -> bool {
         let place = {
-            let Some(mut state) = self.usage.lock_to_take() else { return false };
+            let Some(mut state) = self.usage.lock_for_donation() else { return false };
             if state.life() != Life::Live {
-                state.end_taking();
+                state.end_donation();
                 return false;
             }
-            state.begin_use(User::Run);
+            state.begin_use(User::Execution);
             **state
         };
         if consumes {
             self.write(place, RUBBISH);
         }
         let mut state = self.usage.lock();
-        state.end_taking();
-        state.end_use(User::Run);
+        state.end_donation();
+        state.end_use(User::Execution);
         if consumes {
             state.donate();
         }
@@ -95,11 +95,11 @@ impl World {
             if state.life() != Life::Live {
                 return false;
             }
-            state.begin_use(User::Run);
+            state.begin_use(User::Execution);
             **state
         };
         assert_eq!(self.read(place), CONTENTS);
-        self.usage.lock().end_use(User::Run);
+        self.usage.lock().end_use(User::Execution);
         true
     }
 }
@@ -239,7 +239,7 @@ fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_eac
         assert!(worlds[0].usage.lock().begin_copy(Reader::Copy));
         let take = |worlds: [&Arc<World>; 2]| {
             for world in worlds {
-                assert!(world.usage.lock_to_take().is_some());
+                assert!(world.usage.lock_for_donation().is_some());
             }
         };
         let other = {

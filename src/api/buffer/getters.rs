@@ -150,7 +150,7 @@ impl Entry for sys::PJRT_Buffer_Destroy_Args {
             if let Some(consumed) = buffer.destroy()
                 && let Some(client) = client::of_session(consumed.session)
             {
-                client.allocator.in_flight.adopt_orphan(consumed);
+                client.allocator.in_flight.defer_destruction(consumed);
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Addresses given to outsiders: external references, which are given back, and unsafe pointers, which never are.
 //!
 //! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy, and
-//! it must know of the reference to do so (trap T11).
+//! it must know of the reference to do so (engine behaviour T11).
 //!
 //! A block is pinned in its arena from the first outsider to the last. Before the first gets the address, a small block
 //! that lies amid those that move goes out of their way.
@@ -33,7 +33,7 @@ fn relocate_for_pin(buffer: &Arc<Buffer>) {
     let Some(client) = client::of_session(buffer.session).filter(|client| client.allocator.compacts()) else { return };
     if buffer.usage().move_barrier() == Some(MoveBarrier::InUse) {
         // Perhaps only by what is done.
-        client.allocator.in_flight.sweep(client.session.engine);
+        client.allocator.in_flight.reap_all(client.session.engine);
     }
     let home = buffer.usage().peek(|body| body.held().map(|held| Arc::clone(held.home())));
     if let Some(memory) = home {
@@ -48,7 +48,7 @@ impl<'a> Hold<'a> {
     unsafe fn new(buffer: *mut sys::PJRT_Buffer, function: &str) -> Outcome<Self> {
         // SAFETY: the caller's promise.
         let buffer = unsafe { BufferRef::borrow(buffer, function)? }.get();
-        Ok(Self { buffer, handle: buffer.take_up()? })
+        Ok(Self { buffer, handle: buffer.begin_use()? })
     }
 
     /// As [`Hold::new`], of bytes whose address is about to be given out.
@@ -126,7 +126,7 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         let hold = unsafe { Hold::to_pin(self.buffer, "PJRT_Buffer_UnsafePointer")? };
         self.buffer_pointer = hold.address()?;
         let mut state = hold.buffer.state();
-        let first = state.give_address();
+        let first = state.expose_address();
         if let Some(held) = state.held().filter(|_| first) {
             held.pin(MoveBarrier::AddressKnown);
         }

@@ -134,7 +134,7 @@ impl Movable {
             match resident.move_barrier() {
                 None => movable.add(block, resident),
                 Some(MoveBarrier::InUse | MoveBarrier::Gone) => in_use = true,
-                Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown | MoveBarrier::NotWhole) => {}
+                Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown | MoveBarrier::NotDefined) => {}
             }
         }
         (movable, in_use)

@@ -122,7 +122,7 @@ impl Trimmer {
 struct Round {
     devices: Vec<(Weak<DeviceMemory>, Idle)>,
     in_flight: Weak<InFlight>,
-    /// For [`InFlight::unload_stale`].
+    /// For [`InFlight::release_stale`].
     newest: usize,
     scratch: Option<(ScratchLease, Idle)>,
     patience: Duration,
@@ -146,7 +146,7 @@ impl Round {
     /// One look, at `now` since the first one began.
     fn look(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
         if let Some(in_flight) = self.in_flight.upgrade() {
-            fork::passing(|| in_flight.unload_stale(&mut self.newest));
+            fork::passing(|| in_flight.release_stale(&mut self.newest));
         }
         for (memory, idle) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };

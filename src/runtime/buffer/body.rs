@@ -21,7 +21,7 @@ pub struct Body {
     /// Where the bytes are.
     pub storage: Storage,
     /// Its owner destroyed it while it was in use: block and handle wait for the end of that, to be used again.
-    pub homing: bool,
+    pub recycling: bool,
     /// Its bytes were brought by us, by our stream of the device that it belongs to or before: what is put there from now on comes
     /// after them. Until the buffer is whole, that is one use of it.
     pub queued: bool,
@@ -30,7 +30,7 @@ pub struct Body {
 impl Body {
     /// Of a buffer that its owner holds.
     pub fn new(handle: *mut sys::PJRT_Buffer, storage: Storage) -> Self {
-        Self { handle: Raw(handle), storage, homing: false, queued: false }
+        Self { handle: Raw(handle), storage, recycling: false, queued: false }
     }
 
     /// The engine's buffer.
@@ -79,34 +79,34 @@ impl State<Body> {
         self.take_out()
     }
 
-    /// Takes the block of a buffer that is homing while executions on its device, and nothing else, still use it; and the handle,
+    /// Takes the block of a buffer that is recycling while executions on its device, and nothing else, still use it; and the handle,
     /// which is the caller's to destroy.
-    pub fn leave_early(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        if !self.homing || !self.is_only_run() {
+    pub fn take_while_executing(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
+        if !self.recycling || !self.is_used_by_executions_alone() {
             return None;
         }
         let taken = self.take_out()?;
-        self.homing = false;
+        self.recycling = false;
         Some(taken)
     }
 
     /// As [`Self::spare`], of one that programs still use: retires the block, and leaves it and the handle to the last of
     /// them. Whether it did.
-    pub fn go_home(&mut self) -> bool {
+    pub fn begin_recycling(&mut self) -> bool {
         if self.move_barrier() != Some(MoveBarrier::InUse) || self.is_copied() || self.handle().is_null() {
             return false;
         }
         let Some(held) = self.held() else { return false };
         held.retire();
         self.end(Life::Deleted);
-        self.homing = true;
+        self.recycling = true;
         true
     }
 
-    /// Takes the handle of a buffer that is homing, because its home goes first.
-    pub fn turn_away(&mut self) -> Option<Raw<sys::PJRT_Buffer>> {
+    /// Takes the handle of a buffer that is recycling, because its home goes first.
+    pub fn take_handle_of_recycling(&mut self) -> Option<Raw<sys::PJRT_Buffer>> {
         let handle = self.handle();
-        (self.homing && !handle.is_null()).then(|| {
+        (self.recycling && !handle.is_null()).then(|| {
             self.set_handle(Raw::NULL);
             handle
         })
@@ -116,6 +116,6 @@ impl State<Body> {
     pub fn take_out(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
         let view = self.handle();
         self.set_handle(Raw::NULL);
-        std::mem::replace(&mut self.storage, Storage::Gone).into_held().map(|held| (held, view))
+        std::mem::replace(&mut self.storage, Storage::Gone).into_allocation().map(|held| (held, view))
     }
 }

@@ -17,9 +17,9 @@ impl<'a> DonationHold<'a> {
     /// Begins a call that consumes `buffer`.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`]; FAILED_PRECONDITION while a program from a host callback reads it.
+    /// As [`Buffer::begin_use`]; FAILED_PRECONDITION while a program from a host callback reads it.
     pub fn new(buffer: &'a Buffer) -> Result<Self> {
-        let handle = buffer.take_up_to_give(User::Transfer)?.ok_or_else(borrowed)?;
+        let handle = buffer.begin_donation(User::Transfer)?.ok_or_else(borrowed)?;
         Ok(Self { buffer, handle, ended: false })
     }
 
@@ -31,14 +31,14 @@ impl<'a> DonationHold<'a> {
     /// The engine has consumed it: gives its memory.
     pub fn consumed(mut self) -> Storage {
         self.ended = true;
-        self.buffer.end_gift(true, false).unwrap_or(Storage::Gone)
+        self.buffer.end_donation(true, false).unwrap_or(Storage::Gone)
     }
 }
 
 impl Drop for DonationHold<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            drop(self.buffer.end_gift(false, true));
+            drop(self.buffer.end_donation(false, true));
         }
         self.buffer.land();
     }

@@ -30,7 +30,7 @@ impl Resident for Buffer {
             let held = body.held()?;
             (held.block().id == block && self.session.is_open()).then(|| body.handle())
         };
-        let view = self.usage().seize(look)?;
+        let view = self.usage().lock_for_move(look)?;
         Some(Box::new(Locked { buffer: self, view: Some(view), prepared: None }))
     }
 }
@@ -64,7 +64,7 @@ impl LockedForMove for Locked {
     fn moved(mut self: Box<Self>) {
         let Some((fresh, to)) = self.prepared.take() else { return };
         let Some(old) = self.view.take() else { return };
-        self.buffer.usage().release(|body| body.move_to(fresh.release(), to));
+        self.buffer.usage().unlock_after_move(|body| body.move_to(fresh.release(), to));
         // SAFETY: the old view was the buffer's, which has the new one; nothing uses it.
         unsafe { self.buffer.session.destroy(old) };
     }
@@ -73,7 +73,7 @@ impl LockedForMove for Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         if self.view.is_some() {
-            self.buffer.usage().release(|_| ());
+            self.buffer.usage().unlock_after_move(|_| ());
         }
     }
 }

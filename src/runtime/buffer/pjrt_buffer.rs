@@ -26,7 +26,7 @@ use crate::{
         buffer::{
             body::Body,
             storage::{Access, Foreign, Storage},
-            usage::{Life, State, Usage, User, Writing},
+            usage::{Definition, Life, State, Usage, User},
         },
         device_memory::{Allocation, Resident},
         shape::Shape,
@@ -69,7 +69,7 @@ pub struct Buffer {
     /// What programs may do with the memory.
     pub access: Access,
     /// Where it goes when its owner destroys it: back to the program that it is a result of.
-    nest: Option<CacheSlot>,
+    cache_slot: Option<CacheSlot>,
     usage: Usage<Body>,
 }
 
@@ -97,7 +97,7 @@ impl Buffer {
     ) -> Arc<Self> {
         let storage = Storage::Foreign(foreign);
         let usage = Usage::new(Body::new(handle, storage));
-        Arc::new(Self { session, device, memory, shape, access, nest: None, usage })
+        Arc::new(Self { session, device, memory, shape, access, cache_slot: None, usage })
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
@@ -108,29 +108,29 @@ impl Buffer {
         shape: Arc<Shape>,
         handle: *mut sys::PJRT_Buffer,
         storage: Storage,
-        nest: Option<CacheSlot>,
+        cache_slot: Option<CacheSlot>,
     ) -> Arc<Self> {
         let usage = Usage::new(Body::new(handle, storage));
         let access = Access::Full;
-        let buffer = Arc::new(Self { session, device, memory, shape, access, nest, usage });
-        buffer.move_in();
+        let buffer = Arc::new(Self { session, device, memory, shape, access, cache_slot, usage });
+        buffer.enter_residents();
         buffer
     }
 
     /// Makes a spare's buffer that of the next result in the same block, over the engine's `handle`, which the buffer destroys.
-    pub fn revive(&self, handle: *mut sys::PJRT_Buffer, held: Allocation, writing: Writing) {
+    pub fn reuse(&self, handle: *mut sys::PJRT_Buffer, held: Allocation, writing: Definition) {
         let mut state = self.state();
-        state.revive(Body::new(handle, Storage::Arena(held)));
-        state.is_result_of(writing);
+        state.reuse(Body::new(handle, Storage::Arena(held)));
+        state.define_by(writing);
     }
 
     /// Says how far the run is that writes the bytes; a use that begins here ends with the flight.
-    pub fn is_result_of(&self, writing: Writing) {
-        self.state().is_result_of(writing);
+    pub fn define_by(&self, writing: Definition) {
+        self.state().define_by(writing);
     }
 
     /// Says on the residents whose block it is; from then on a buffer whose contents are good may move.
-    pub fn move_in(self: &Arc<Self>) {
+    pub fn enter_residents(self: &Arc<Self>) {
         let state = self.usage.lock();
         if let Some(held) = state.held() {
             held.home().residents.enter(held.block().id, self.as_resident());
@@ -149,8 +149,8 @@ impl Buffer {
     }
 
     /// Where it goes when its owner destroys it.
-    pub fn nest(&self) -> Option<&CacheSlot> {
-        self.nest.as_ref()
+    pub fn cache_slot(&self) -> Option<&CacheSlot> {
+        self.cache_slot.as_ref()
     }
 
     /// Everything that changes.
@@ -185,15 +185,15 @@ impl Buffer {
     ///
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated.
-    pub fn take_up(&self) -> Result<*mut sys::PJRT_Buffer> {
-        self.take_up_for(User::Transfer)
+    pub fn begin_use(&self) -> Result<*mut sys::PJRT_Buffer> {
+        self.begin_use_for(User::Transfer)
     }
 
-    /// As [`Buffer::take_up`], until [`Buffer::land_for`] the same user.
+    /// As [`Buffer::begin_use`], until [`Buffer::end_use_for`] the same user.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`].
-    pub fn take_up_for(&self, user: User) -> Result<*mut sys::PJRT_Buffer> {
+    /// As [`Buffer::begin_use`].
+    pub fn begin_use_for(&self, user: User) -> Result<*mut sys::PJRT_Buffer> {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
         state.begin_use(user);
@@ -203,7 +203,7 @@ impl Buffer {
     /// The engine's buffer of one that was neither deleted nor donated.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`].
+    /// As [`Buffer::begin_use`].
     pub fn live_handle(&self, state: &State<Body>) -> Result<*mut sys::PJRT_Buffer> {
         if state.life() != Life::Live {
             return Err(Error::invalid_argument(GONE));
@@ -211,45 +211,45 @@ impl Buffer {
         self.open_handle(state)
     }
 
-    /// As [`Buffer::take_up_for`], for a call that may consume the buffer: until [`Buffer::end_gift`] nobody but the engine
+    /// As [`Buffer::begin_use_for`], for a call that may consume the buffer: until [`Buffer::end_donation`] nobody but the engine
     /// begins to read the bytes, and who read them has done so. `None` if a program of another client reads them.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`].
-    pub fn take_up_to_give(&self, user: User) -> Result<Option<*mut sys::PJRT_Buffer>> {
-        let Some(mut state) = self.usage().lock_to_take() else { return Ok(None) };
-        let handle = self.live_handle(&state).inspect_err(|_| state.end_taking())?;
+    /// As [`Buffer::begin_use`].
+    pub fn begin_donation(&self, user: User) -> Result<Option<*mut sys::PJRT_Buffer>> {
+        let Some(mut state) = self.usage().lock_for_donation() else { return Ok(None) };
+        let handle = self.live_handle(&state).inspect_err(|_| state.end_donation())?;
         state.begin_use(user);
         Ok(Some(handle))
     }
 
     /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another that is under
     /// way was given the buffer too: it is that one which has consumed it, or they both failed, and the last gives the memory.
-    pub fn end_gift(&self, consumed: bool, failed: bool) -> Option<Storage> {
+    pub fn end_donation(&self, consumed: bool, failed: bool) -> Option<Storage> {
         let mut state = self.state();
-        state.end_taking();
-        if !consumed || failed && state.is_being_taken() {
+        state.end_donation();
+        if !consumed || failed && state.has_pending_donation() {
             return None;
         }
         state.donate();
         Some(std::mem::replace(&mut state.storage, Storage::Gone))
     }
 
-    /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::arrive`].
+    /// Ends a use of the bytes. Only in calls from outside; flights end with [`Buffer::end_operation_use`].
     pub fn land(&self) {
-        self.land_for(User::Transfer);
+        self.end_use_for(User::Transfer);
     }
 
-    /// Ends what [`Buffer::take_up_for`] began.
-    pub fn land_for(&self, user: User) {
-        let (freed, homing) = {
+    /// Ends what [`Buffer::begin_use_for`] began.
+    pub fn end_use_for(&self, user: User) {
+        let (freed, recycling) = {
             let mut state = self.state();
             state.end_use(user);
-            (state.settle(), state.homing && state.is_at_rest())
+            (state.settle(), state.recycling && state.is_unused())
         };
         // The arena has a lock of its own: free after giving up ours.
         drop(freed);
-        if homing {
+        if recycling {
             self.destroy_handle();
         }
     }
@@ -274,13 +274,13 @@ impl Buffer {
     }
 
     /// Says that the run which wrote the bytes is done and went well.
-    pub fn mark_whole(&self) {
-        self.state().mark_whole();
+    pub fn mark_defined(&self) {
+        self.state().mark_defined();
     }
 
     /// Whether nothing of the engine uses the bytes.
-    pub fn is_at_rest(&self) -> bool {
-        self.state().is_at_rest()
+    pub fn is_unused(&self) -> bool {
+        self.state().is_unused()
     }
 
     /// `PJRT_Buffer_Delete`: the owner lets go. What the engine still uses stays until it is done.
@@ -323,20 +323,20 @@ impl Buffer {
             held.unpin();
         }
         // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
-        if !referenced && self.nest.is_some() && self.session.is_open() {
+        if !referenced && self.cache_slot.is_some() && self.session.is_open() {
             // Asked in this order: a spare that nobody keeps would leave its view behind.
             if let Some((held, view)) = state.spare() {
                 drop(state);
                 CachedOutput { held, view, shell: self, retired: false }.keep();
                 return None;
             }
-            if state.go_home() {
+            if state.begin_recycling() {
                 drop(state);
                 self.offer();
                 return None;
             }
         }
-        let consumed = state.life() == Life::Donated && !state.is_at_rest();
+        let consumed = state.life() == Life::Donated && !state.is_unused();
         let was_live = state.end(Life::Deleted);
         drop(state);
         if consumed {
@@ -359,17 +359,17 @@ impl Buffer {
         unsafe { self.session.destroy(handle) };
     }
 
-    /// Lets the next run have the block of a buffer that is homing, where the engine does one run after another.
+    /// Lets the next run have the block of a buffer that is recycling, where the engine does one run after another.
     pub fn offer(self: Arc<Self>) {
-        if let Some(nest) = self.nest()
-            && nest.cache.has_early(nest.destination)
+        if let Some(cache_slot) = self.cache_slot()
+            && cache_slot.cache.has_early(cache_slot.destination)
         {
-            let (cache, destination) = (Arc::clone(&nest.cache), nest.destination);
+            let (cache, destination) = (Arc::clone(&cache_slot.cache), cache_slot.destination);
             cache.offer(destination, self);
         }
     }
 
-    /// Takes the block back that `OutputCache::take_homing` gave away, for those who use it still.
+    /// Takes the block back that `OutputCache::take_recycling` gave away, for those who use it still.
     pub fn take_back(&self, held: Allocation) {
         held.retire();
         self.put_back(held);
@@ -387,16 +387,16 @@ impl Buffer {
 
     /// Ends a flight's use of the bytes, on any thread; `wrote` says that the flight wrote them, and well. What is to be
     /// used again, or to be destroyed, where this was the last use, is the caller's.
-    pub fn arrive(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
+    pub fn end_operation_use(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
         let mut state = self.state();
         if wrote {
-            state.mark_whole();
+            state.mark_defined();
         }
         state.end_use(user);
-        if state.homing && state.is_free() {
-            let whole = state.is_whole();
+        if state.recycling && state.is_free() {
+            let whole = state.is_defined();
             let (held, view) = state.take_out()?;
-            state.homing = false;
+            state.recycling = false;
             drop(state);
             return Some(Recycled { spare: CachedOutput { held, view, shell: self, retired: true }, whole });
         }
@@ -423,7 +423,8 @@ pub struct CachedOutput {
 impl CachedOutput {
     /// Waits for the next run, if there may be one; otherwise block and view go back. Only in calls from outside.
     pub fn keep(self) {
-        let Some((cache, destination)) = self.shell.nest().map(|nest| (Arc::clone(&nest.cache), nest.destination))
+        let Some((cache, destination)) =
+            self.shell.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))
         else {
             return self.discard();
         };

@@ -54,7 +54,7 @@ impl Buffer {
     /// caller to know. `None` if they lie elsewhere, or if a program is about to be given them.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`].
+    /// As [`Buffer::begin_use`].
     pub fn read(&self) -> Result<Option<Reading<'_>>> {
         self.read_at(Storage::dense_address)
     }
@@ -62,7 +62,7 @@ impl Buffer {
     /// As [`Self::read`], of bytes in a block of ours, be it a device's.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`].
+    /// As [`Buffer::begin_use`].
     pub fn read_block(&self) -> Result<Option<Reading<'_>>> {
         self.read_at(Storage::address)
     }
@@ -71,7 +71,7 @@ impl Buffer {
     /// there.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`], or the engine's.
+    /// As [`Buffer::begin_use`], or the engine's.
     ///
     /// # Safety
     /// The client must be alive.
@@ -99,7 +99,7 @@ impl Buffer {
     /// Begins to lend the bytes, which are there, to a program on another client of the engine.
     ///
     /// # Errors
-    /// As [`Buffer::take_up`], likewise if a program is about to be given them: there is nobody to wait for it. Or the
+    /// As [`Buffer::begin_use`], likewise if a program is about to be given them: there is nobody to wait for it. Or the
     /// engine's.
     ///
     /// # Safety

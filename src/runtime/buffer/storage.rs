@@ -89,7 +89,7 @@ impl Storage {
     }
 
     /// The block for good, if it is one of ours.
-    pub fn into_held(self) -> Option<Allocation> {
+    pub fn into_allocation(self) -> Option<Allocation> {
         match self {
             Self::Arena(held) => Some(held),
             Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,

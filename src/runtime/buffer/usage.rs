@@ -2,21 +2,21 @@
 //!
 //! ```text
 //!   users > 0      executions and transfers under way: the bytes stay where they are
-//!   runs > 0       so many of the users are executions, which a GPU does one after another
+//!   executions > 0       so many of the users are executions, which a GPU does one after another
 //!   copies > 0     so many of the users are we ourselves: the engine, which does not know, must not end the bytes
 //!   references > 0 outsiders hold the address until they say otherwise: likewise
 //!   given for good an outsider holds the address for ever: likewise
-//!   not whole      nobody knows whether the bytes are good: likewise
+//!   not defined      nobody knows whether the bytes are good: likewise
 //!   moving         the mover has them; everybody else waits, for as long as one compaction takes
-//!   takers > 0     so many launches are under way that are given the bytes, and may write to them at once: no copy begins
-//!   loans > 0      so many of the copies are programs on another client of the engine. They take long, and who waited for one
+//!   pending_donations > 0     so many launches are under way that are given the bytes, and may write to them at once: no copy begins
+//!   borrows > 0      so many of the copies are programs on another client of the engine. They take long, and who waited for one
 //!                  could be who it waits for: a launch does not get the bytes
 //!
 //!   owner let go, no user, no reference: the bytes are free
 //! ```
 //!
 //! The mover holds no lock while it moves: `moving` keeps the others out. It waits for nobody, so whoever waits for it,
-//! a host callback included, waits for copies and no longer (trap T9).
+//! a host callback included, waits for copies and no longer (engine behaviour T9).
 //!
 //! A launch says that it takes the bytes before it waits for their copies. So it waits for those that were under way, one
 //! memcpy long, and those wait for nobody; nobody waits for a launch. Whoever comes to copy meanwhile has the engine do it,
@@ -47,7 +47,7 @@ pub enum User {
     #[default]
     Transfer,
     /// An execution on their device.
-    Run,
+    Execution,
 }
 
 /// Who reads bytes without the engine's knowledge.
@@ -61,11 +61,11 @@ pub enum Reader {
 
 /// How far the run is that writes the bytes of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writing {
+pub enum Definition {
     /// It uses them, and does so until the flight lands.
-    UnderWay,
+    Pending,
     /// It is done and went well.
-    Done,
+    Defined,
     /// It is done and left an error.
     Failed,
 }
@@ -74,13 +74,13 @@ pub enum Writing {
 pub struct State<T> {
     life: Life,
     users: u32,
-    runs: u32,
+    executions: u32,
     copies: u32,
-    loans: u32,
-    takers: u32,
+    borrows: u32,
+    pending_donations: u32,
     references: u32,
     address_known: bool,
-    whole: bool,
+    defined: bool,
     moving: bool,
     body: T,
 }
@@ -115,18 +115,18 @@ impl<T> State<T> {
     }
 
     /// Begins anew with other bytes, still to be written, after an end at which nobody used or held the old ones.
-    pub fn revive(&mut self, body: T) {
+    pub fn reuse(&mut self, body: T) {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
-        debug_assert!(self.takers == 0, "given to a program after its end");
-        (self.life, self.whole, self.body) = (Life::Live, false, body);
+        debug_assert!(self.pending_donations == 0, "given to a program after its end");
+        (self.life, self.defined, self.body) = (Life::Live, false, body);
     }
 
     /// The bytes are those of a run's result.
-    pub fn is_result_of(&mut self, writing: Writing) {
+    pub fn define_by(&mut self, writing: Definition) {
         match writing {
-            Writing::UnderWay => self.begin_use(User::Run),
-            Writing::Done => self.mark_whole(),
-            Writing::Failed => {}
+            Definition::Pending => self.begin_use(User::Execution),
+            Definition::Defined => self.mark_defined(),
+            Definition::Failed => {}
         }
     }
 
@@ -138,17 +138,17 @@ impl<T> State<T> {
     /// Begins a run that may write to the bytes, and that the engine of their buffer does not know of, unless they are
     /// used or outsiders say when no longer; whether it did. Nobody else begins to use them.
     #[must_use]
-    pub fn take_alone(&mut self) -> bool {
-        let alone = self.life == Life::Live && self.is_at_rest() && !self.is_referenced();
+    pub fn donate_exclusively(&mut self) -> bool {
+        let alone = self.life == Life::Live && self.is_unused() && !self.is_referenced();
         if alone {
             self.donate();
-            self.begin_use(User::Run);
+            self.begin_use(User::Execution);
         }
         alone
     }
 
     /// The run that took the bytes alone did not write to them: they are their owner's again.
-    pub fn give_back(&mut self) {
+    pub fn undo_donation(&mut self) {
         debug_assert!(self.life == Life::Donated, "given back by who has it not");
         self.life = Life::Live;
     }
@@ -156,8 +156,8 @@ impl<T> State<T> {
     /// Begins a use of the bytes.
     pub fn begin_use(&mut self, user: User) {
         self.users += 1;
-        if user == User::Run {
-            self.runs += 1;
+        if user == User::Execution {
+            self.executions += 1;
         }
     }
 
@@ -165,28 +165,28 @@ impl<T> State<T> {
     pub fn end_use(&mut self, user: User) {
         debug_assert!(self.users > 0, "landed more often than taken up");
         self.users -= 1;
-        if user == User::Run {
-            debug_assert!(self.runs > 0, "runs ended more often than begun");
-            self.runs -= 1;
+        if user == User::Execution {
+            debug_assert!(self.executions > 0, "executions ended more often than begun");
+            self.executions -= 1;
         }
     }
 
     /// Whether executions on their device alone use the bytes.
-    pub fn is_only_run(&self) -> bool {
-        self.users == self.runs && self.references == 0 && !self.address_known
+    pub fn is_used_by_executions_alone(&self) -> bool {
+        self.users == self.executions && self.references == 0 && !self.address_known
     }
 
     /// Begins a use of the bytes that the engine does not know of, unless a launch is under way that may write to them;
     /// whether it did.
     #[must_use]
     pub fn begin_copy(&mut self, reader: Reader) -> bool {
-        if self.takers > 0 {
+        if self.pending_donations > 0 {
             return false;
         }
         self.begin_use(User::Transfer);
         self.copies += 1;
         if reader == Reader::Program {
-            self.loans += 1;
+            self.borrows += 1;
         }
         true
     }
@@ -197,14 +197,14 @@ impl<T> State<T> {
     }
 
     /// Ends a launch that was given the bytes: it has them for good, or will not write to them.
-    pub fn end_taking(&mut self) {
-        debug_assert!(self.takers > 0, "launches ended more often than begun");
-        self.takers -= 1;
+    pub fn end_donation(&mut self) {
+        debug_assert!(self.pending_donations > 0, "launches ended more often than begun");
+        self.pending_donations -= 1;
     }
 
     /// Whether a launch is under way that is given the bytes.
-    pub fn is_being_taken(&self) -> bool {
-        self.takers > 0
+    pub fn has_pending_donation(&self) -> bool {
+        self.pending_donations > 0
     }
 
     /// Whether outsiders hold the address and will say when no longer.
@@ -218,7 +218,7 @@ impl<T> State<T> {
     }
 
     /// Whether no execution or transfer uses the bytes.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_unused(&self) -> bool {
         self.users == 0
     }
 
@@ -240,20 +240,20 @@ impl<T> State<T> {
     }
 
     /// The address was given out for good; whether nobody held it before.
-    pub fn give_address(&mut self) -> bool {
+    pub fn expose_address(&mut self) -> bool {
         let first = self.references == 0 && !self.address_known;
         self.address_known = true;
         first
     }
 
     /// The bytes are written and good.
-    pub fn mark_whole(&mut self) {
-        self.whole = true;
+    pub fn mark_defined(&mut self) {
+        self.defined = true;
     }
 
     /// Whether the bytes are written and good.
-    pub fn is_whole(&self) -> bool {
-        self.whole
+    pub fn is_defined(&self) -> bool {
+        self.defined
     }
 
     /// Whether the bytes are free to go.
@@ -271,8 +271,8 @@ impl<T> State<T> {
             Some(MoveBarrier::Gone)
         } else if self.users > 0 {
             Some(MoveBarrier::InUse)
-        } else if !self.whole {
-            Some(MoveBarrier::NotWhole)
+        } else if !self.defined {
+            Some(MoveBarrier::NotDefined)
         } else {
             None
         }
@@ -283,7 +283,7 @@ impl<T> State<T> {
 pub struct Usage<T> {
     state: Mutex<State<T>>,
     /// The bytes were moved, or no copy of them is under way any more.
-    settled: Condvar,
+    changed: Condvar,
 }
 
 impl<T> Usage<T> {
@@ -292,39 +292,39 @@ impl<T> Usage<T> {
         let state = State {
             life: Life::Live,
             users: 0,
-            runs: 0,
+            executions: 0,
             copies: 0,
-            loans: 0,
-            takers: 0,
+            borrows: 0,
+            pending_donations: 0,
             references: 0,
             address_known: false,
-            whole: false,
+            defined: false,
             moving: false,
             body,
         };
-        Self { state: Mutex::new(state), settled: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Everything that changes. Waits while the bytes are being moved.
     pub fn lock(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.state.lock();
         while state.moving {
-            self.settled.wait(&mut state);
+            self.changed.wait(&mut state);
         }
         state
     }
 
-    /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_taking`] no copy begins, and those
+    /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_donation`] no copy begins, and those
     /// that were under way are over. `None` if the bytes are lent, and so not to be had; then no launch has begun.
-    pub fn lock_to_take(&self) -> Option<MutexGuard<'_, State<T>>> {
+    pub fn lock_for_donation(&self) -> Option<MutexGuard<'_, State<T>>> {
         let mut state = self.lock();
-        if state.loans > 0 {
+        if state.borrows > 0 {
             return None;
         }
-        state.takers += 1;
+        state.pending_donations += 1;
         // The bytes are in no use by the launch yet: they may be moved in between.
         while state.moving || state.copies > 0 && state.life == Life::Live {
-            self.settled.wait(&mut state);
+            self.changed.wait(&mut state);
         }
         Some(state)
     }
@@ -335,12 +335,12 @@ impl<T> Usage<T> {
         debug_assert!(state.copies > 0, "copies ended more often than begun");
         state.copies -= 1;
         if reader == Reader::Program {
-            debug_assert!(state.loans > 0, "loans ended more often than begun");
-            state.loans -= 1;
+            debug_assert!(state.borrows > 0, "borrows ended more often than begun");
+            state.borrows -= 1;
         }
         state.end_use(User::Transfer);
-        if state.copies == 0 && state.takers > 0 {
-            self.settled.notify_all();
+        if state.copies == 0 && state.pending_donations > 0 {
+            self.changed.notify_all();
         }
         state
     }
@@ -356,8 +356,8 @@ impl<T> Usage<T> {
     }
 
     /// Takes the bytes in hand to move them, if they may move and `look` finds what it wants: from then on everybody
-    /// else waits for [`Self::release`].
-    pub fn seize<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
+    /// else waits for [`Self::unlock_after_move`].
+    pub fn lock_for_move<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
         if state.moving || state.move_barrier().is_some() {
             return None;
@@ -367,13 +367,13 @@ impl<T> Usage<T> {
         Some(found)
     }
 
-    /// Ends what [`Self::seize`] began, after `change` has said where the bytes are now.
-    pub fn release<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+    /// Ends what [`Self::lock_for_move`] began, after `change` has said where the bytes are now.
+    pub fn unlock_after_move<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state.body);
         state.moving = false;
         drop(state);
-        self.settled.notify_all();
+        self.changed.notify_all();
         result
     }
 }

@@ -56,7 +56,7 @@ pub struct Device {
 
 /// A memory that arrays of ours lie in: a device's own, or its part of the host's.
 #[derive(Clone, Copy)]
-pub struct Site<'a> {
+pub struct MemorySpace<'a> {
     /// The device.
     pub device: &'a Device,
     /// The engine's memory.
@@ -67,14 +67,14 @@ pub struct Site<'a> {
 
 impl Device {
     /// Its own memory; `None` where that stays with the engine.
-    pub fn site(&self) -> Option<Site<'_>> {
-        Some(Site { device: self, memory: self.memory, arena: self.arena.as_ref()? })
+    pub fn memory_space(&self) -> Option<MemorySpace<'_>> {
+        Some(MemorySpace { device: self, memory: self.memory, arena: self.arena.as_ref()? })
     }
 
     /// Its `pinned_host` memory.
-    pub fn pinned_site(&self) -> Option<Site<'_>> {
+    pub fn pinned_memory_space(&self) -> Option<MemorySpace<'_>> {
         let pinned = self.pinned.as_ref()?;
-        Some(Site { device: self, memory: pinned.memory, arena: &pinned.arena })
+        Some(MemorySpace { device: self, memory: pinned.memory, arena: &pinned.arena })
     }
 
     /// The engine's memory that stands for an arena of this device.
@@ -96,7 +96,7 @@ pub struct Client {
     pub zero_copy: bool,
     /// The addressable devices, in the engine's order.
     pub devices: Vec<Device>,
-    /// The engine's platform version, with our name appended: it is part of JAX's compilation-cache key (trap T16).
+    /// The engine's platform version, with our name appended: it is part of JAX's compilation-cache key (engine behaviour T16).
     pub platform_version: CString,
     /// Programs and results, counted.
     pub counters: Counters,
@@ -188,10 +188,10 @@ impl Client {
     }
 
     /// The memory that arrays of ours go to by this name; `None` for what stays with the engine.
-    pub fn site_of_memory(&self, memory: *mut sys::PJRT_Memory) -> Option<Site<'_>> {
+    pub fn memory_space_of(&self, memory: *mut sys::PJRT_Memory) -> Option<MemorySpace<'_>> {
         match self.device_of_memory(memory) {
-            Some(device) => device.site(),
-            None => self.pinned(memory)?.0.pinned_site(),
+            Some(device) => device.memory_space(),
+            None => self.pinned(memory)?.0.pinned_memory_space(),
         }
     }
 

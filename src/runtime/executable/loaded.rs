@@ -400,7 +400,7 @@ pub struct Loaded {
     /// For each of them the destinations that wait for the next run.
     pub spares: Vec<Arc<OutputCache>>,
     /// The same program beside the user's client.
-    pub twins: NestedExecutables,
+    pub nested_executables: NestedExecutables,
     /// For each device the addresses that the last run found its arrays at, in one number; zero before the first.
     addresses: Vec<AtomicU64>,
 }
@@ -425,7 +425,7 @@ impl Loaded {
             }
         }
         let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { client, program, devices, spares, twins: NestedExecutables::default(), addresses }
+        Self { client, program, devices, spares, nested_executables: NestedExecutables::default(), addresses }
     }
 
     /// Notes where a run finds its arguments and destinations. A GPU's engine records a program's kernels once, as a CUDA graph, and
@@ -441,7 +441,7 @@ impl Loaded {
     }
 
     /// Where a result in the destination with this number goes when it is destroyed.
-    pub fn nest(&self, lane: usize, destination: usize) -> Option<CacheSlot> {
+    pub fn cache_slot(&self, lane: usize, destination: usize) -> Option<CacheSlot> {
         let result = *self.program.plan.destinations.get(destination)?;
         let bytes = self.program.results[result].size;
         let cache = self.spares.get(lane).filter(|cache| cache.takes(destination, bytes))?;
@@ -453,7 +453,7 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         self.spares.iter().for_each(|spares| spares.close());
         if self.client.session.is_open() {
-            self.twins.end(self.client.session.engine);
+            self.nested_executables.end(self.client.session.engine);
         }
     }
 }

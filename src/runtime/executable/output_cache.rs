@@ -3,7 +3,7 @@
 //! ```text
 //!  Execute -> output (block + handle) -> the owner destroys it -> spare of that result -> next Execute's destination
 //!                                                |                      ^
-//!                                                `- in use: it is homing until its last flight lands;
+//!                                                `- in use: it is recycling until its last flight lands;
 //!                                                   on a GPU the next Execute may have the block before that
 //! ```
 //!
@@ -65,8 +65,8 @@ pub struct OutputCache {
     /// Whose waiting threads it makes room for.
     in_flight: Arc<InFlight>,
     places: Box<[Mutex<Vec<CachedOutput>>]>,
-    /// Buffers that are homing, where the next run may have their blocks before they land.
-    homing: Box<[Mutex<VecDeque<Arc<Buffer>>>]>,
+    /// Buffers that are recycling, where the next run may have their blocks before they land.
+    recycling: Box<[Mutex<VecDeque<Arc<Buffer>>>]>,
     closed: AtomicBool,
 }
 
@@ -74,13 +74,13 @@ impl OutputCache {
     /// Room for the spares of `destinations`; `in_order` says that the device does one run after another.
     pub fn new(destinations: usize, in_order: bool, in_flight: Arc<InFlight>) -> Arc<Self> {
         let places = (0..destinations).map(|_| Mutex::default()).collect();
-        let homing = (0..destinations).filter(|_| in_order).map(|_| Mutex::default()).collect();
-        Arc::new(Self { in_flight, places, homing, closed: AtomicBool::new(false) })
+        let recycling = (0..destinations).filter(|_| in_order).map(|_| Mutex::default()).collect();
+        Arc::new(Self { in_flight, places, recycling, closed: AtomicBool::new(false) })
     }
 
     /// Whether a result of this size goes to `destination` when it is let go.
     pub fn takes(&self, destination: usize, bytes: usize) -> bool {
-        destination < self.homing.len() || destination < self.places.len() && bytes <= LARGEST
+        destination < self.recycling.len() || destination < self.places.len() && bytes <= LARGEST
     }
 
     /// The spare of `destination` that came last, if there is one, for `maker` to write.
@@ -98,12 +98,12 @@ impl OutputCache {
 
     /// The block of the result in `destination` that was let go last, of those that runs still use, for `maker` to write after
     /// them. If there is no such run, the buffer must [take it back](Buffer::take_back).
-    pub fn take_homing(&self, destination: usize, maker: Provenance) -> Option<(Allocation, Arc<Buffer>)> {
-        let place = self.homing.get(destination)?;
+    pub fn take_recycling(&self, destination: usize, maker: Provenance) -> Option<(Allocation, Arc<Buffer>)> {
+        let place = self.recycling.get(destination)?;
         loop {
             // No lock is held while the engine destroys.
             let buffer = place.lock().pop_back()?;
-            let left = buffer.state().leave_early();
+            let left = buffer.state().take_while_executing();
             let Some((mut held, view)) = left else { continue };
             // SAFETY: the view is ours, and no program was donated it.
             unsafe { buffer.session.destroy(view) };
@@ -127,18 +127,18 @@ impl OutputCache {
 
 impl Recycle for OutputCache {
     fn has_early(&self, destination: usize) -> bool {
-        destination < self.homing.len()
+        destination < self.recycling.len()
     }
 
     fn offer(&self, destination: usize, buffer: Arc<Buffer>) {
-        let Some(place) = self.homing.get(destination) else { return };
+        let Some(place) = self.recycling.get(destination) else { return };
         let mut place = place.lock();
         // Under the lock: who comes to close after this clears the place.
         if self.closed.load(Ordering::Acquire) {
             return;
         }
         // Most that came before have landed, or were taken.
-        while place.len() >= MOST || place.front().is_some_and(|first| !first.state().homing) {
+        while place.len() >= MOST || place.front().is_some_and(|first| !first.state().recycling) {
             place.pop_front();
         }
         place.push_back(buffer);
@@ -170,10 +170,10 @@ impl Reclaim for OutputCache {
             let spares = std::mem::take(&mut *place.lock());
             spares.into_iter().for_each(CachedOutput::discard);
         }
-        for place in &self.homing {
+        for place in &self.recycling {
             // They come home all the same.
-            let homing = std::mem::take(&mut *place.lock());
-            drop(homing);
+            let recycling = std::mem::take(&mut *place.lock());
+            drop(recycling);
         }
     }
 }

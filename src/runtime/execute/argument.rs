@@ -58,7 +58,7 @@ impl<'a> Argument<'a> {
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn read(buffer: BufferRef<'a>) -> Result<Self> {
-        let handle = buffer.take_up_for(User::Run)?;
+        let handle = buffer.begin_use_for(User::Execution)?;
         Ok(Self { buffer, handle, hold: Hold::Read })
     }
 
@@ -68,7 +68,7 @@ impl<'a> Argument<'a> {
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn donate(buffer: BufferRef<'a>) -> Result<Option<Self>> {
-        let handle = buffer.take_up_to_give(User::Run)?;
+        let handle = buffer.begin_donation(User::Execution)?;
         Ok(handle.map(|handle| Self { buffer, handle, hold: Hold::Donated }))
     }
 
@@ -81,7 +81,7 @@ impl<'a> Argument<'a> {
         let mut state = buffer.state();
         let handle = buffer.live_handle(&state)?;
         let address = state.held().map(Allocation::address).filter(|_| buffer.access == Access::Full);
-        let address = address.filter(|_| state.take_alone());
+        let address = address.filter(|_| state.donate_exclusively());
         drop(state);
         Ok(address.map(|address| (Self { buffer, handle, hold: Hold::Exclusive }, address)))
     }
@@ -115,7 +115,7 @@ impl<'a> Argument<'a> {
         match self.hold {
             Hold::Donated => {
                 self.hold = Hold::Read;
-                self.buffer.end_gift(consumed, failed)
+                self.buffer.end_donation(consumed, failed)
             }
             Hold::Exclusive => {
                 self.hold = Hold::Read;
@@ -123,7 +123,7 @@ impl<'a> Argument<'a> {
                 if consumed {
                     return Some(std::mem::replace(&mut state.storage, Storage::Gone));
                 }
-                state.give_back();
+                state.undo_donation();
                 None
             }
             Hold::Lent { donated: true } => {
@@ -152,7 +152,7 @@ impl Drop for Argument<'_> {
         // First: what was donated and is not consumed is not free when its use ends.
         drop(self.settle(false, true));
         if self.hold == Hold::Read {
-            self.buffer.land_for(User::Run);
+            self.buffer.end_use_for(User::Execution);
         }
     }
 }

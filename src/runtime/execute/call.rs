@@ -22,7 +22,7 @@ use crate::{
 /// The name that errors give.
 pub const NAME: &str = "PJRT_LoadedExecutable_Execute";
 
-/// As much of the caller's options as any version may have: unknown fields at the end travel on (trap T25).
+/// As much of the caller's options as any version may have: unknown fields at the end travel on (engine behaviour T25).
 #[repr(C)]
 pub struct Options {
     known: sys::PJRT_ExecuteOptions,

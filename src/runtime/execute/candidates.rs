@@ -29,7 +29,7 @@ impl Candidate {
     /// An argument that the engine consumed. Memory of the engine's own goes on in the result without us.
     pub fn consumed(argument: usize, storage: Storage) -> Self {
         let origin = Origin::Argument(argument);
-        match storage.into_held() {
+        match storage.into_allocation() {
             Some(allocation) => Self::new(origin, allocation),
             None => Self { origin, address: 0, allocation: None, reused: None },
         }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     engine::{EngineEvent, Session, buffers::is_consumed, views},
     runtime::{
-        buffer::usage::{User, Writing},
+        buffer::usage::{Definition, User},
         executable::loaded::Origin,
         execute::{
             candidates::Candidate,
@@ -28,14 +28,14 @@ pub fn give_up(launch: &mut Launch<'_>) {
     let (session, engine) = (client.session, client.session.engine);
     let mut waited_for = Vec::new();
     for device in &mut launch.devices {
-        let mut resources = Resources { user: User::Run, ..Resources::default() };
+        let mut resources = Resources { user: User::Execution, ..Resources::default() };
         let mut consumed = Vec::new();
         for argument in device.arguments.iter_mut().filter(|argument| argument.may_be_consumed()) {
             // SAFETY: the handle is alive while the argument is held.
             let gone = unsafe { is_consumed(session, argument.handle) };
             if let Some(storage) = argument.settle(gone, true) {
                 consumed.push(argument.handle);
-                resources.leftovers.extend(storage.into_held());
+                resources.leftovers.extend(storage.into_allocation());
             }
         }
         match device.queue(client) {
@@ -107,7 +107,7 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
     // SAFETY: the engine has filled the list in.
     let outputs = unsafe { call.outputs(index) };
     let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
-    let mut resources = Resources { user: User::Run, ..Resources::default() };
+    let mut resources = Resources { user: User::Execution, ..Resources::default() };
     let device = &mut launch.devices[index];
     for (number, destination) in device.destinations.drain(..).enumerate() {
         resources.consumed.push(destination.view.release());
@@ -123,18 +123,18 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
     // What the engine put into memory of its own counts by itself from here on.
     device.pinned = None;
     let (writing, behind) = match &event {
-        Some(event) if !event.is_ready() => (Writing::UnderWay, None),
+        Some(event) if !event.is_ready() => (Definition::Pending, None),
         Some(event) if event.wait().is_err() => match device.queue(client) {
             // The device may still be at what was launched of it, and at the executions before.
-            Some(queue) => (Writing::UnderWay, Some(queue)),
-            None => (Writing::Failed, None),
+            Some(queue) => (Definition::Pending, Some(queue)),
+            None => (Definition::Failed, None),
         },
-        _ => (Writing::Done, None),
+        _ => (Definition::Defined, None),
     };
     // SAFETY: the outputs are live buffers of the engine that are ours from here on.
     let results = unsafe { results(loaded, device, outputs, &mut candidates, writing) };
     match &event {
-        Some(event) if writing == Writing::UnderWay => {
+        Some(event) if writing == Definition::Pending => {
             // SAFETY: the caller's context is alive during the call.
             resources.context = context.map(|context| unsafe { context.share() } as Arc<dyn Any + Send + Sync>);
             resources.scratch = device.scratch.take();
@@ -143,11 +143,11 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
             resources.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
             match behind {
                 // SAFETY: the client is open during the call that executes one of its programs.
-                Some(queue) => unsafe { client.allocator.in_flight.launch_behind(queue, engine, resources) },
+                Some(queue) => unsafe { client.allocator.in_flight.track_behind(queue, engine, resources) },
                 None => {
                     // SAFETY: the outputs are alive, and ours.
                     let ready = unsafe { large_result(loaded, outputs) };
-                    client.allocator.in_flight.launch(event, ready, resources);
+                    client.allocator.in_flight.track(event, ready, resources);
                 }
             }
         }

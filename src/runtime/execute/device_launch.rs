@@ -20,7 +20,7 @@ use crate::{
             reclaim::NoRoom,
         },
         buffer::CachedOutput,
-        client::{Client, Device, Site},
+        client::{Client, Device, MemorySpace},
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         executable::loaded::Loaded,
         execute::{
@@ -255,7 +255,7 @@ impl<'a> DeviceLaunch<'a> {
             cargo.leftovers.extend(destination.block.take());
         }
         // SAFETY: the caller's promise.
-        unsafe { client.allocator.in_flight.launch_behind(queue, client.session.engine, cargo) };
+        unsafe { client.allocator.in_flight.track_behind(queue, client.session.engine, cargo) };
     }
 
     /// Allocates and views every destination.
@@ -275,13 +275,14 @@ impl<'a> DeviceLaunch<'a> {
                 continue;
             }
             let shape = &loaded.program.results[result];
-            let site = if loaded.program.is_pinned(result) { device.pinned_site() } else { device.site() };
-            let Some(Site { memory, arena, .. }) = site else {
+            let site =
+                if loaded.program.is_pinned(result) { device.pinned_memory_space() } else { device.memory_space() };
+            let Some(MemorySpace { memory, arena, .. }) = site else {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
-            let homing = loaded.spares.get(self.slot).and_then(|spares| spares.take_homing(number, maker));
-            let block = match homing {
+            let recycling = loaded.spares.get(self.slot).and_then(|spares| spares.take_recycling(number, maker));
+            let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
                 None => DestinationBlock::new(allocate(&client.allocator, arena, shape, maker).map_err(full)?, None),
             };

@@ -13,7 +13,7 @@
 //! Neither may it write into an array that a program from a host callback reads, of which the engine does not know.
 //!
 //! The engine keeps the last word where it would not take the memory over: an argument that an outsider holds the address of
-//! (trap T11), that the caller forbade to consume, or that comes twice (its error, trap T13). A program that we could not read
+//! (engine behaviour T11), that the caller forbade to consume, or that comes twice (its error, engine behaviour T13). A program that we could not read
 //! says too late what it consumes.
 
 use std::ptr;

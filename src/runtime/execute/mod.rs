@@ -49,7 +49,7 @@ use crate::{
 /// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
 pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute_Args) -> Outcome {
     let client = &*loaded.client;
-    client.allocator.in_flight.tend(client.session.engine);
+    client.allocator.in_flight.reap_in_order(client.session.engine);
     let mut room = MaybeUninit::uninit();
     // SAFETY: the caller's promise.
     let call = unsafe { Call::check(args, loaded, &mut room)? };

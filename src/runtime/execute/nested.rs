@@ -108,11 +108,12 @@ impl<'a> NestedRun<'a> {
             }
         }
         if !given.is_empty() {
-            let unused = || given.iter().all(|buffer| buffer.is_at_rest());
+            let unused = || given.iter().all(|buffer| buffer.is_unused());
             client.allocator.in_flight.throttle(client.session.engine, PATIENCE, unused);
         }
         // SAFETY: the client is alive while its executable is.
-        let (lease, executable) = unsafe { NestedLease::begin(&client.nested, args.executable, &call.loaded.twins)? };
+        let (lease, executable) =
+            unsafe { NestedLease::begin(&client.nested, args.executable, &call.loaded.nested_executables)? };
         let chosen = Raw(args.execute_device);
         let execute_device = match lease.place(chosen) {
             Some((device, _)) => device.0,
@@ -314,7 +315,7 @@ unsafe fn copy(
 /// # Safety
 /// The client must be alive.
 pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
-    let handle = buffer.take_up()?;
+    let handle = buffer.begin_use()?;
     // SAFETY: the handle is alive while the buffer is taken up.
     let outcome = unsafe { ready_event(buffer.session, handle) }.and_then(|event| event.wait());
     buffer.land();

@@ -18,7 +18,7 @@ use crate::{
     config::EngineKind,
     engine::{Raw, process, views},
     runtime::{
-        buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Writing},
+        buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Definition},
         counters::Miss,
         executable::loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
         execute::{candidates::Candidate, device_launch::DeviceLaunch},
@@ -33,7 +33,7 @@ const VERIFY_EVERY: u64 = 64;
 ///
 /// Which one that is, the first run of a program learns by comparing addresses. The CPU engine decides it when it
 /// compiles, so later runs in which the same arguments were consumed take it as known; one in `VERIFY_EVERY` compares
-/// again, and a program that ever differs is compared each time from then on (trap T39).
+/// again, and a program that ever differs is compared each time from then on (engine behaviour T39).
 ///
 /// Where the run is under way, each result is in use by it, for the flight to end.
 ///
@@ -44,7 +44,7 @@ pub unsafe fn results(
     lane: &DeviceLaunch<'_>,
     outputs: &[*mut sys::PJRT_Buffer],
     candidates: &mut [Candidate],
-    writing: Writing,
+    writing: Definition,
 ) -> SmallVec<[Arc<Buffer>; 4]> {
     let client = &loaded.client;
     let program = &*loaded.program;
@@ -97,16 +97,16 @@ pub unsafe fn results(
                 // Another result may lie there than before, if the engine changed its mind.
                 let fits = |shell: &Arc<Buffer>| Arc::ptr_eq(&shell.shape, shape) && shell.memory.0 == memory.0;
                 if let Some(shell) = candidate.reused.take().filter(fits) {
-                    shell.revive(output, held, writing);
+                    shell.reuse(output, held, writing);
                     wrapped.push(shell);
                     continue;
                 }
-                let nest = match candidate.origin {
-                    Origin::Destination(number) => loaded.nest(lane.slot, number),
+                let cache_slot = match candidate.origin {
+                    Origin::Destination(number) => loaded.cache_slot(lane.slot, number),
                     Origin::Argument(_) => None,
                 };
                 let (shape, storage) = (Arc::clone(shape), Storage::Arena(held));
-                Buffer::nested(client.session, device.handle, memory, shape, output, storage, nest)
+                Buffer::nested(client.session, device.handle, memory, shape, output, storage, cache_slot)
             }
             _ => {
                 let expected = (shape, place(loaded, lane));
@@ -114,7 +114,7 @@ pub unsafe fn results(
                 unsafe { client.adopt_result(output, expected, bound, has_memory) }
             }
         };
-        result.is_result_of(writing);
+        result.define_by(writing);
         wrapped.push(result);
     }
     if known.is_none() && all_ours && process::kind() == Some(EngineKind::Cpu) {

@@ -6,7 +6,7 @@
 //! that a user has registered, such a wait could be the program's for itself.
 //!
 //! While a program with host callbacks runs it is a tenth of a second, however long that program takes: it may be waiting for the very thread that
-//! waits here (trap T9).
+//! waits here (engine behaviour T9).
 
 use std::{
     sync::{

@@ -63,15 +63,15 @@ impl NestedLease {
     /// The engine's.
     ///
     /// # Safety
-    /// The user's client must be alive, and `executable` the one that the twins are of.
+    /// The user's client must be alive, and `executable` the one that the nested_executables are of.
     pub unsafe fn begin(
         user: &Arc<NestedSessions>,
         executable: *mut sys::PJRT_LoadedExecutable,
-        twins: &NestedExecutables,
+        nested_executables: &NestedExecutables,
     ) -> Outcome<(Self, *mut sys::PJRT_LoadedExecutable)> {
         let idle = {
             let mut idle = user.idle.lock();
-            let knows = |other: &Other| twins.on(other).is_some();
+            let knows = |other: &Other| nested_executables.on(other).is_some();
             let at = idle.clients.iter().position(|other| knows(other)).unwrap_or(0);
             if idle.clients.is_empty() {
                 idle.made += 1;
@@ -87,12 +87,12 @@ impl NestedLease {
             Err(number) => Arc::new(unsafe { Other::new(user, number)? }),
         };
         let stay = Self { user: Arc::clone(user), other };
-        if let Some(twin) = twins.on(&stay.other) {
+        if let Some(twin) = nested_executables.on(&stay.other) {
             return Ok((stay, twin));
         }
         // SAFETY: the caller's promise; the client is alive, and nobody else loads programs on it now.
         let twin = unsafe { copy(user.session.engine, executable, stay.handle())? };
-        twins.0.lock().push((stay.other.number, Raw(twin)));
+        nested_executables.0.lock().push((stay.other.number, Raw(twin)));
         Ok((stay, twin))
     }
 

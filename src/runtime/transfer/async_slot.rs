@@ -109,7 +109,7 @@ pub struct Slot {
 
 /// A write that was accepted. It must end with [`Slot::end`].
 #[must_use]
-pub enum Writing {
+pub enum Definition {
     /// To this address.
     Arena(usize),
     /// Through the engine's manager, which has this one array.
@@ -158,7 +158,7 @@ impl Slot {
     ///
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error, as the engine's own manager says it.
-    pub fn begin(&self, function: &str, last: bool) -> Result<Writing> {
+    pub fn begin(&self, function: &str, last: bool) -> Result<Definition> {
         let mut state = self.state.lock();
         self.require_open(&state, function)?;
         if last {
@@ -166,8 +166,8 @@ impl Slot {
         }
         state.copies += 1;
         Ok(match self.place {
-            Place::Arena { address, .. } => Writing::Arena(address),
-            Place::Engine(manager) => Writing::Engine(manager),
+            Place::Arena { address, .. } => Definition::Arena(address),
+            Place::Engine(manager) => Definition::Engine(manager),
         })
     }
 
@@ -253,7 +253,7 @@ impl Slot {
                 Ok(view) => {
                     state.receiver = Receiver::Served;
                     let buffer = wrap(view, Storage::Arena(block));
-                    buffer.mark_whole();
+                    buffer.mark_defined();
                     return Ok(buffer);
                 }
                 Err(error) => {
@@ -278,7 +278,7 @@ impl Slot {
         let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
         let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));
         // Its owner may delete it, or donate it, before the bytes are there.
-        buffer.take_up()?;
+        buffer.begin_use()?;
         let callback = Raw(alias.fulfill_alias_buffer_cb);
         state.receiver = Receiver::Promised(Promise { buffer: Arc::clone(&buffer), callback });
         let due = state.due();
@@ -438,8 +438,8 @@ impl Promise {
             match (outcome, kept) {
                 (Ok(_), Err(error)) => log::error!("the engine refused the bytes of a transfer: {}", error.message()),
                 (Ok(_), Ok(_)) => {
-                    self.buffer.mark_whole();
-                    self.buffer.move_in();
+                    self.buffer.mark_defined();
+                    self.buffer.enter_residents();
                 }
                 (Err(_), _) => {}
             }

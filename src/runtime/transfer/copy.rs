@@ -25,7 +25,7 @@ use crate::{
     report::snapshot::OriginKind,
     runtime::{
         buffer::{Buffer, storage::Storage, usage::Life},
-        client::{self, Client, Site},
+        client::{self, Client, MemorySpace},
         in_flight::Resources,
         transfer::{host::destination, own_layout, upload::Upload},
     },
@@ -42,7 +42,7 @@ use crate::{
 /// The client must be alive.
 unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
     let engine = buffer.session.engine;
-    let handle = buffer.take_up()?;
+    let handle = buffer.begin_use()?;
     let ready = (|| -> Outcome<bool> {
         // SAFETY: the handle is alive while the buffer is taken up; the event is ours.
         let ready = unsafe {
@@ -70,7 +70,7 @@ unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
 ///
 /// # Safety
 /// The client must be alive.
-unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_by_us(client: &Client, buffer: &Arc<Buffer>, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     // SAFETY: the caller's promise.
     unsafe {
         match buffer.session.view_kind {
@@ -113,7 +113,7 @@ pub unsafe fn copy_here(
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_known, is_engine_s) = {
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
@@ -147,7 +147,7 @@ unsafe fn copy_at_rest(client: &Client, buffer: &Buffer, site: Site<'_>) -> Outc
 ///
 /// # Safety
 /// As [`copy_by_us`].
-unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) -> Outcome<Option<Arc<Buffer>>> {
+unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_ours, queued) = {
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
@@ -157,7 +157,7 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) 
         return Ok(None);
     }
     // What the host has pinned is written by the GPU that it was pinned for.
-    let Some(own) = site.device.site() else { return Ok(None) };
+    let Some(own) = site.device.memory_space() else { return Ok(None) };
     if own.memory.0 != site.memory.0 && is_on_another_device(client, buffer, site) {
         return Ok(None);
     }
@@ -165,7 +165,7 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) 
     let arrival = Upload::new(client, site, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // Until writers are held back: who launches a program that is given the source waits for that.
     let Some(reading) = buffer.read_block()? else { return Ok(None) };
-    buffer.take_up()?;
+    buffer.begin_use()?;
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive; the source's bytes are there before our stream comes to this copy, which waits for the source's
     // device where that is another one; and it is in use until the copy is there.
@@ -181,7 +181,7 @@ unsafe fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, site: Site<'_>) 
 }
 
 /// Whether a buffer lies in the own memory of another device than that of `site`.
-fn is_on_another_device(client: &Client, buffer: &Buffer, site: Site<'_>) -> bool {
+fn is_on_another_device(client: &Client, buffer: &Buffer, site: MemorySpace<'_>) -> bool {
     let home = client.device_of_memory(buffer.memory.0);
     home.is_some_and(|home| home.handle.0 != site.device.handle.0)
 }
@@ -198,7 +198,7 @@ fn is_on_another_device(client: &Client, buffer: &Buffer, site: Site<'_>) -> boo
 /// The client must be alive.
 unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
     let address = buffer.state().storage.address();
-    let home = client.site_of_memory(buffer.memory.0).and_then(|home| Some((home, home.device.site()?)));
+    let home = client.memory_space_of(buffer.memory.0).and_then(|home| Some((home, home.device.memory_space()?)));
     let view = address.zip(home).and_then(|(at, (home, own))| {
         // SAFETY: the client is alive; the block is the buffer's, as before.
         unsafe {
@@ -210,7 +210,7 @@ unsafe fn hold_writers_back(client: &Client, buffer: &Buffer, copying: &dyn Carr
         let mut state = buffer.state();
         // Whoever else uses it has the old view in hand. Nobody of them was given it, but who is given it next would be given that
         // view. What brings the bytes has no view in hand.
-        let bringing = u32::from(state.queued && !state.is_whole());
+        let bringing = u32::from(state.queued && !state.is_defined());
         let alone = state.users() <= 2 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
             return (view, false);
@@ -243,7 +243,7 @@ pub unsafe fn copy_by_engine<A: Args>(
 ) -> Outcome<Arc<Buffer>> {
     let client = &*client::of_buffer(buffer)?;
     let admitted = client.admit_array(to, Bytes::new(buffer.shape.size as u64))?;
-    let handle = buffer.take_up()?;
+    let handle = buffer.begin_use()?;
     // SAFETY: the handle is alive while the buffer is taken up; the rest is the caller's promise.
     let copied = unsafe { client.session.engine.call(args(handle)) };
     let copied = match copied {
@@ -262,7 +262,7 @@ pub unsafe fn copy_by_engine<A: Args>(
     };
     match ready {
         Some(event) if !event.is_ready() => {
-            client.allocator.in_flight.launch(
+            client.allocator.in_flight.track(
                 &event,
                 None,
                 Resources { buffers: smallvec![Arc::clone(buffer)], ..Resources::default() },

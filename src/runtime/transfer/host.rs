@@ -26,7 +26,7 @@ use crate::{
             buffer_ref::BufferRef,
             storage::{Access, Foreign},
         },
-        client::{self, Client, Site},
+        client::{self, Client, MemorySpace},
         in_flight::Resources,
         shape::Shape,
     },
@@ -53,8 +53,12 @@ pub fn ready_event(engine: &'static Engine, buffer: &Buffer) -> Outcome<*mut sys
 
 /// The arena that an array goes to: that of `memory`, or else the default one of `device`. `None` when the array belongs in
 /// memory that is not ours: a memory of the host but for a GPU's `pinned_host`, or a device without an arena.
-pub fn destination(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> Option<Site<'_>> {
-    if memory.is_null() { client.device(device)?.site() } else { client.site_of_memory(memory) }
+pub fn destination(
+    client: &Client,
+    device: *mut sys::PJRT_Device,
+    memory: *mut sys::PJRT_Memory,
+) -> Option<MemorySpace<'_>> {
+    if memory.is_null() { client.device(device)?.memory_space() } else { client.memory_space_of(memory) }
 }
 
 /// Whether a layout is what an array has when nobody says anything: dense, the last dimension fastest, no tiles.
@@ -84,7 +88,7 @@ pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) ->
 pub unsafe fn alias(
     args: &mut sys::PJRT_Client_BufferFromHostBuffer_Args,
     client: &Arc<Client>,
-    site: Site<'_>,
+    site: MemorySpace<'_>,
     shape: Arc<Shape>,
 ) -> Outcome {
     // Strides say nothing new of a dense array, and one along a dimension of one element could mislead the engine.
@@ -166,7 +170,7 @@ unsafe fn keep_until(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
                 buffer.land();
             } else if let Some(client) = client::of_session(buffer.session) {
                 let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
-                client.allocator.in_flight.launch(&event, None, resources);
+                client.allocator.in_flight.track(&event, None, resources);
             }
             let _caller = event.into_raw();
         }
@@ -189,7 +193,7 @@ pub unsafe fn read<A: Args>(
 ) -> Outcome<A> {
     // SAFETY: the caller's promise.
     let buffer = unsafe { BufferRef::borrow(buffer, A::FUNCTION)?.share() };
-    let handle = buffer.take_up()?;
+    let handle = buffer.begin_use()?;
     // SAFETY: the engine's handle is alive and the bytes stay while the buffer is taken up; the rest is the caller's.
     match unsafe { buffer.session.engine.call(args(handle)) } {
         Ok(args) => {

@@ -20,7 +20,7 @@ use crate::{
             layout::{layout, layout_of},
             storage::Storage,
         },
-        client::{Client, Site},
+        client::{Client, MemorySpace},
         execute::nested::wait_for,
         shape::{Layout, Shape},
         transfer::upload::Upload,
@@ -41,7 +41,7 @@ use crate::{
 pub unsafe fn copy(
     client: &Client,
     buffer: &Arc<Buffer>,
-    site: Option<Site<'_>>,
+    site: Option<MemorySpace<'_>>,
     memory: Raw<sys::PJRT_Memory>,
 ) -> Outcome<Option<Arc<Buffer>>> {
     if client.session.view_kind != ViewKind::Host || !buffer.shape.is_without_gaps() {

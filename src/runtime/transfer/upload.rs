@@ -23,7 +23,7 @@ use crate::{
     runtime::{
         allocator::allocate::allocate_or_explain,
         buffer::{Buffer, storage::Storage},
-        client::{Client, Site},
+        client::{Client, MemorySpace},
         device_memory::{Allocation, origins::ORIGINS},
         in_flight::Resources,
         shape::Shape,
@@ -35,7 +35,7 @@ use crate::{
 /// A block that an array is brought to.
 pub struct Upload<'a> {
     client: &'a Client,
-    site: Site<'a>,
+    site: MemorySpace<'a>,
     shape: Arc<Shape>,
     held: Allocation,
 }
@@ -45,7 +45,7 @@ impl<'a> Upload<'a> {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED.
-    pub fn new(client: &'a Client, site: Site<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
+    pub fn new(client: &'a Client, site: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
         let maker = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
         let held = allocate_or_explain(&client.allocator, site.arena, &shape, maker)?;
         Ok(Self { client, site, shape, held })
@@ -64,7 +64,7 @@ impl<'a> Upload<'a> {
         let buffer = self.buffer(view);
         {
             let mut state = buffer.state();
-            state.mark_whole();
+            state.mark_defined();
             // Before 0.114 the engine calls the view ready only after the programs that were started before.
             state.queued = true;
         }
@@ -133,16 +133,16 @@ impl<'a> Upload<'a> {
         buffer.state().queued = true;
         match ready {
             Ok(Some(ready)) if !ready.is_ready() => {
-                buffer.take_up()?;
+                buffer.begin_use()?;
                 let (buffers, results) = (sources.iter().cloned().collect(), smallvec![Arc::clone(&buffer)]);
-                client.allocator.in_flight.launch(&ready, None, Resources { buffers, results, ..Resources::default() });
+                client.allocator.in_flight.track(&ready, None, Resources { buffers, results, ..Resources::default() });
             }
             ready => {
                 if ready.is_err() {
                     carrier.finish();
                 }
                 sources.iter().for_each(|source| source.land());
-                buffer.mark_whole();
+                buffer.mark_defined();
             }
         }
         Ok(buffer)
@@ -150,7 +150,7 @@ impl<'a> Upload<'a> {
 
     fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
         let storage = Storage::Arena(self.held);
-        let Site { device, memory, .. } = self.site;
+        let MemorySpace { device, memory, .. } = self.site;
         Buffer::new(self.client.session, device.handle, memory, self.shape, view, storage)
     }
 }
