@@ -20,7 +20,8 @@
 //!
 //!
 //! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, config} -> memory ->
-//! {error, units, sys, fork}`. The tool `layers` (`plugin_tests/layers`) checks it.
+//! region -> {error, units, sys, fork}`. `region` is a device's allocation as an owned value. The tool `layers`
+//! (`plugin_tests/layers`) checks the order.
 
 pub mod api;
 pub mod config;
