@@ -20,7 +20,6 @@ use crate::{
     device::strided,
     engine::{
         Args, EngineBuffer, Outcome, Raw,
-        buffers::ready_event,
         failure::required,
         views::{self, Array, ViewKind},
     },
@@ -102,8 +101,7 @@ impl Manager {
     /// The engine's.
     fn ready_event(&self) -> Outcome<*mut sys::PJRT_Event> {
         let ready = self.ready.as_ref().ok_or_else(|| Error::internal("a manager without a ready buffer"))?;
-        // SAFETY: the client is open, and the buffer lives as long as the manager.
-        Ok(unsafe { ready_event(self.client.session, ready.raw())? }.into_raw())
+        Ok(ready.ready_event()?.into_raw())
     }
 }
 

@@ -23,6 +23,11 @@ impl EngineBuffer {
         Self { session, handle: Raw(handle) }
     }
 
+    /// The session of the buffer's client.
+    pub fn session(&self) -> &'static Session {
+        self.session
+    }
+
     /// The handle, which stays ours.
     pub fn raw(&self) -> *mut sys::PJRT_Buffer {
         self.handle.0
@@ -49,14 +54,22 @@ impl EngineBuffer {
         unsafe { views::address(self.session.engine, self.handle.0) }
     }
 
+    /// The event of the bytes being there.
+    ///
+    /// # Errors
+    /// The engine's, or that the client is gone.
+    pub fn ready_event(&self) -> Result<EngineEvent, EngineError> {
+        self.session.open().map_err(EngineError::Own)?;
+        // SAFETY: the buffer is ours, so it is alive while its client is open.
+        unsafe { ready_event(self.session, self.handle.0) }
+    }
+
     /// Waits until the bytes are there.
     ///
     /// # Errors
     /// The error that the buffer holds.
     pub fn wait(&self) -> Result<(), EngineError> {
-        self.session.open().map_err(EngineError::Own)?;
-        // SAFETY: as above.
-        unsafe { ready_event(self.session, self.handle.0) }?.wait()
+        self.ready_event()?.wait()
     }
 }
 

@@ -6,7 +6,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use crate::{
     api::entry::Entry,
     config::EngineKind,
-    engine::{Args, Outcome, process, views},
+    engine::{Args, EngineBuffer, Outcome, process, views},
     error::Error,
     report::snapshot::OriginKind,
     runtime::{
@@ -45,12 +45,13 @@ impl Entry for sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
                 .session
                 .engine
                 .call(Self { on_delete_callback: self.on_delete_callback.or(Some(ignore_deletion)), ..*self })?;
+            let made = EngineBuffer::own(client.session, args.buffer);
             let at = self.device_buffer_ptr.expose_provenance();
             // This process cannot read another platform's memory.
             let readable = process::kind() == Some(EngineKind::Cpu)
                 && is_default_layout(self.layout)
                 && client.session.aliasable.contains(self.element_type);
-            self.buffer = client.adopt_foreign(args.buffer, Access::ReadOnly, readable.then_some(at))?.into_raw();
+            self.buffer = client.adopt_foreign(made, Access::ReadOnly, readable.then_some(at))?.into_raw();
         }
         Ok(())
     }
@@ -84,7 +85,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
                     let place = (self.device, self.memory);
                     let admitted = client.admit_shape(place, self.shape_element_type, dims)?;
                     let args = client.session.engine.call(*self)?;
-                    client.adopt_admitted(args.buffer, admitted)?
+                    client.adopt_admitted(EngineBuffer::own(client.session, args.buffer), admitted)?
                 }
             }
         }
@@ -102,7 +103,7 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
             let args = views::with_layout(self.shape_layout, self.shape_num_dims, |shape_layout| {
                 client.session.engine.call(Self { shape_layout, ..*self })
             })?;
-            self.buffer = client.adopt(args.buffer)?.into_raw();
+            self.buffer = client.adopt(EngineBuffer::own(client.session, args.buffer))?.into_raw();
         }
         Ok(())
     }
@@ -124,7 +125,8 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
                 client.session.engine.call(Self { shape_layout, ..*self })
             })?;
             self.fulfill_alias_buffer_cb = args.fulfill_alias_buffer_cb;
-            self.alias_buffer = client.adopt_admitted(args.alias_buffer, admitted)?.into_raw();
+            let alias = EngineBuffer::own(client.session, args.alias_buffer);
+            self.alias_buffer = client.adopt_admitted(alias, admitted)?.into_raw();
         }
         Ok(())
     }
@@ -176,7 +178,8 @@ unsafe fn donate<A: Args>(
     // a new buffer of the client, with no other owner.
     let (args, result) = unsafe {
         let args = client.session.engine.call(args(donation.handle()))?;
-        let result = client.adopt_foreign(result(&args), buffer.access, None)?;
+        let result = EngineBuffer::own(client.session, result(&args));
+        let result = client.adopt_foreign(result, buffer.access, None)?;
         (args, result)
     };
     // The source's memory is the result's from here on.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::{
     config::EngineKind,
-    engine::{Raw, process, views},
+    engine::{EngineBuffer, Raw, process},
     memory::Execution,
     runtime::{
         buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Definition},
@@ -59,10 +59,11 @@ pub unsafe fn results(
     // Where the search begins: results and candidates mostly come in the same order.
     let mut next = 0;
     for (index, &output) in outputs.iter().enumerate().take(program.results.len()) {
+        // SAFETY: the output is a live buffer of the client's engine, without another owner, as this function asks.
+        let output = unsafe { EngineBuffer::own(loaded.client.session, output) };
         let (at, has_memory) = match known {
             Some(origins) => (origins.results[index], true),
-            // SAFETY: the output is a live buffer of the client's engine.
-            None => unsafe { locate(loaded, index, output, candidates, &mut next) },
+            None => locate(program, index, &output, candidates, &mut next),
         };
         if known.is_none() {
             learned.push(at);
@@ -76,13 +77,11 @@ pub unsafe fn results(
             (Some(allocation), Some(device)) => {
                 let candidate = &mut candidates[at.unwrap_or(0)];
                 let launched = Launched { loaded, device_index: launch.device_index, device, run: launch.run };
-                // SAFETY: the output is a live buffer of the client's engine, without another owner.
-                unsafe { in_block(&launched, index, output, candidate, allocation, bound, writing) }
+                in_block(&launched, index, output, candidate, allocation, bound, writing)
             }
             _ => {
                 let expected = (&program.results[index], place(loaded, launch));
-                // SAFETY: the output is a live buffer of the client's engine, without another owner.
-                let result = unsafe { loaded.client.adopt_result(output, expected, bound, has_memory) };
+                let result = loaded.client.adopt_result(output, expected, bound, has_memory);
                 result.define_by(writing);
                 result
             }
@@ -108,21 +107,17 @@ fn known_origins<'a>(program: &'a Program, candidates: &[Candidate], all_ours: b
 
 /// The candidate that the result with this number lies in, by its address, and whether the result has memory: one whose
 /// argument is an error has none (XLA:GPU, PJRT 0.112 and 0.116), so it was put nowhere else.
-///
-/// # Safety
-/// The output must be a live buffer of the client's engine.
-unsafe fn locate(
-    loaded: &Loaded,
+fn locate(
+    program: &Program,
     result: usize,
-    output: *mut sys::PJRT_Buffer,
+    output: &EngineBuffer,
     candidates: &[Candidate],
     next: &mut usize,
 ) -> (Option<usize>, bool) {
-    if candidates.is_empty() || is_elsewhere(loaded.program.plan.placements.get(result), candidates) {
+    if candidates.is_empty() || is_elsewhere(program.plan.placements.get(result), candidates) {
         return (None, true);
     }
-    // SAFETY: the output is alive, as this function asks.
-    let address = unsafe { views::address(loaded.client.session.engine, output) };
+    let address = output.address();
     let has_memory = !matches!(address, Ok(0));
     (address.ok().and_then(|address| find(address, candidates, next)), has_memory)
 }
@@ -136,13 +131,10 @@ struct Launched<'a> {
 }
 
 /// The buffer of a result in a candidate's block: the one that the candidate's output cache kept, or a new one.
-///
-/// # Safety
-/// The output must be a live buffer of the client's engine, without another owner.
-unsafe fn in_block(
+fn in_block(
     launched: &Launched<'_>,
     result: usize,
-    output: *mut sys::PJRT_Buffer,
+    output: EngineBuffer,
     candidate: &mut Candidate,
     mut allocation: Allocation,
     bound: Option<Raw<sys::PJRT_Memory>>,
@@ -156,14 +148,14 @@ unsafe fn in_block(
     if run.is_some() {
         // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move
         // or a copy of it has to know.
-        // SAFETY: the output is alive, and holds an array of this shape.
-        unsafe { note_layout(session.engine, output, shape) };
+        // SAFETY: the output is owned here and its client open, so it is alive; it holds an array of this shape.
+        unsafe { note_layout(session.engine, output.raw(), shape) };
     }
     let memory = bound.unwrap_or_else(|| device.memory_of(allocation.memory()));
     // Another result may lie there than before, if the engine changed its mind.
     let fits = |buffer: &Arc<Buffer>| Arc::ptr_eq(&buffer.shape, shape) && buffer.memory.0 == memory.0;
     if let Some(buffer) = candidate.reused.take().filter(fits) {
-        buffer.reuse(output, allocation, writing);
+        buffer.reuse(output.release().0, allocation, writing);
         return buffer;
     }
     let cache_slot = match candidate.origin {
@@ -171,7 +163,8 @@ unsafe fn in_block(
         Origin::Argument(_) => None,
     };
     let (shape, storage) = (Arc::clone(shape), Storage::Arena(allocation));
-    let buffer = Buffer::with_cache_slot(session, device.handle, memory, shape, output, storage, cache_slot);
+    let buffer =
+        Buffer::with_cache_slot(session, device.handle, memory, shape, output.release().0, storage, cache_slot);
     buffer.define_by(writing);
     buffer
 }

@@ -17,7 +17,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{EngineError, EngineEvent, Outcome, Raw, failure::discard, views},
+    engine::{EngineBuffer, EngineError, EngineEvent, Outcome, Raw, failure::discard, views},
     error::{Error, Result},
     runtime::{
         buffer::{
@@ -239,12 +239,12 @@ impl Slot {
                             ..Default::default()
                         })?;
                     state.receiver = Receiver::Served;
-                    match state.counted.take() {
-                        Some(counted) => client.adopt_counted(args.buffer_out, counted)?,
-                        None => client.adopt(args.buffer_out)?,
-                    }
+                    EngineBuffer::own(client.session, args.buffer_out)
                 };
-                return Ok(buffer);
+                return match state.counted.take() {
+                    Some(counted) => client.adopt_counted(buffer, counted),
+                    None => client.adopt(buffer),
+                };
             }
         };
         let wrap = |handle, storage| Buffer::new(client.session, device, memory, Arc::clone(shape), handle, storage);

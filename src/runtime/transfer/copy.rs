@@ -21,7 +21,7 @@ use smallvec::smallvec;
 use crate::{
     device::Carrier,
     engine::{
-        Args, EngineError, Outcome, Raw,
+        Args, EngineBuffer, EngineError, Outcome, Raw,
         buffers::ready_event,
         views::{self, ViewKind},
     },
@@ -250,16 +250,15 @@ pub unsafe fn copy_by_engine<A: Args>(
     // function asks.
     let copied = unsafe { client.session.engine.call(args(handle)) };
     let copied = match copied {
-        Ok(args) => result(&args),
+        // SAFETY: the copy is a new buffer of the client, with no other owner.
+        Ok(args) => unsafe { EngineBuffer::own(client.session, result(&args)) },
         Err(error) => {
             buffer.end_use();
             return Err(error.into());
         }
     };
     // The source stays in use until the copy is made.
-    // SAFETY: the copy is a live buffer of the client.
-    let ready = unsafe { ready_event(client.session, copied) }.ok();
-    match ready {
+    match copied.ready_event().ok() {
         Some(event) if !event.is_ready() => {
             client.allocator.in_flight.track(
                 &event,
@@ -269,6 +268,5 @@ pub unsafe fn copy_by_engine<A: Args>(
         }
         _ => buffer.end_use(),
     }
-    // SAFETY: the copy is a new buffer of the client, with no other owner.
-    unsafe { client.adopt_admitted(copied, admitted) }
+    client.adopt_admitted(copied, admitted)
 }

@@ -19,7 +19,7 @@ use smallvec::smallvec;
 
 use crate::{
     config::EngineKind,
-    engine::{Args, EngineEvent, Outcome, buffers, process, views},
+    engine::{Args, EngineBuffer, EngineEvent, Outcome, buffers, process, views},
     runtime::{
         buffer::{
             Buffer,
@@ -108,7 +108,7 @@ pub unsafe fn alias(
             let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
             Buffer::foreign(client.session, place, shape, done.buffer, Access::ReadOnly, foreign)
         } else {
-            client.adopt(done.buffer)?
+            client.adopt(EngineBuffer::own(client.session, done.buffer))?
         }
     };
     args.done_with_host_buffer = done.done_with_host_buffer;
@@ -145,12 +145,13 @@ pub unsafe fn from_host_by_engine(
         let done = client.session.engine.call(*args)?;
         let aliased = access
             .filter(|_| at != 0 && views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at));
+        let made = EngineBuffer::own(client.session, done.buffer);
         let buffer = match aliased {
             Some(access) => {
                 let readable = plain && client.session.aliasable.contains(args.type_);
-                client.adopt_foreign(done.buffer, access, readable.then_some(at))?
+                client.adopt_foreign(made, access, readable.then_some(at))?
             }
-            None => client.adopt_admitted(done.buffer, admitted)?,
+            None => client.adopt_admitted(made, admitted)?,
         };
         args.done_with_host_buffer = done.done_with_host_buffer;
         args.buffer = buffer.into_raw();

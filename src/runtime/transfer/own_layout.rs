@@ -9,7 +9,7 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     engine::{
-        Outcome, Raw,
+        EngineBuffer, Outcome, Raw,
         views::{self, Array, ViewKind},
     },
     error::Error,
@@ -97,7 +97,7 @@ unsafe fn copied_by_engine(
     // is new, with no other owner.
     let buffer = unsafe {
         let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
-        client.adopt_admitted(made, admitted)?
+        client.adopt_admitted(EngineBuffer::own(client.session, made), admitted)?
     };
     // SAFETY: the client is alive.
     unsafe { wait_for(&buffer)? };
