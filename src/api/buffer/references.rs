@@ -10,7 +10,7 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     api::entry::Entry,
-    engine::{Outcome, views},
+    engine::Outcome,
     error::Error,
     memory::MoveBarrier,
     runtime::{
@@ -53,8 +53,7 @@ fn address(hold: &Hold<'_>) -> Outcome<usize> {
     if let Some(address) = hold.buffer().state().storage.address() {
         return Ok(address);
     }
-    // SAFETY: the hold keeps client and handle alive.
-    Ok(unsafe { views::address(hold.buffer().session.engine, hold.handle())? })
+    Ok(hold.address()?)
 }
 
 impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {

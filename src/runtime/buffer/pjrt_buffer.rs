@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::MutexGuard;
 
 use crate::{
-    engine::{EngineError, Outcome, Raw, Session},
+    engine::{EngineError, EngineEvent, Outcome, Raw, Session, buffers::ready_event, views},
     error::{Error, Result},
     memory::Provenance,
     runtime::{
@@ -52,6 +52,24 @@ impl<'a> Hold<'a> {
     /// The engine's buffer.
     pub fn handle(&self) -> *mut sys::PJRT_Buffer {
         self.handle
+    }
+
+    /// The event of the bytes being there.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn ready_event(&self) -> std::result::Result<EngineEvent, EngineError> {
+        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle alive.
+        unsafe { ready_event(self.buffer.session, self.handle) }
+    }
+
+    /// The address of the bytes; 0 for a buffer without memory.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn address(&self) -> std::result::Result<usize, EngineError> {
+        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle alive.
+        unsafe { views::address(self.buffer.session.engine, self.handle) }
     }
 }
 

@@ -33,12 +33,10 @@ impl Reading<'_> {
     ///
     /// # Errors
     /// The engine's.
-    ///
-    /// # Safety
-    /// The engine's client and `handle` must be alive, and `handle` the buffer's.
-    unsafe fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
+    fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
         if self.buffer.shape.size > 0 {
-            // SAFETY: client and handle are alive, as this function asks.
+            // SAFETY: the client was open when the reading began, in this call of the C API; the handle is the buffer's, which
+            // keeps it while the bytes are read.
             self.address = unsafe { views::address(self.buffer.session.engine, handle)? };
         }
         Ok(self)
@@ -74,10 +72,7 @@ impl Buffer {
     ///
     /// # Errors
     /// As [`Buffer::begin_use`], or the engine's.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    pub unsafe fn read_engine(&self) -> Outcome<Option<Reading<'_>>> {
+    pub fn read_engine(&self) -> Outcome<Option<Reading<'_>>> {
         let (handle, reading) = {
             let mut state = self.state();
             let handle = self.live_handle(&state)?;
@@ -86,9 +81,7 @@ impl Buffer {
             }
             (handle, Reading { buffer: self, reader: Reader::Copy, address: views::ALIGNMENT })
         };
-        // SAFETY: the client is alive, as this function asks, and the handle while the bytes are read; it is this
-        // buffer's.
-        unsafe { reading.located(handle) }.map(Some)
+        reading.located(handle).map(Some)
     }
 
     fn read_at(&self, address: impl FnOnce(&Storage) -> Option<usize>) -> Result<Option<Reading<'_>>> {
@@ -104,10 +97,7 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::begin_use`]; INVALID_ARGUMENT if a program is about to be donated them, because no copy would
     /// wait for that program; or the engine's.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    pub unsafe fn lend(&self) -> Outcome<Reading<'_>> {
+    pub fn lend(&self) -> Outcome<Reading<'_>> {
         let (handle, reading) = {
             let mut state = self.state();
             let handle = self.live_handle(&state)?;
@@ -116,9 +106,7 @@ impl Buffer {
             }
             (handle, Reading { buffer: self, reader: Reader::Program, address: views::ALIGNMENT })
         };
-        // SAFETY: the client is alive, as this function asks, and the handle while the bytes are read; it is this
-        // buffer's.
-        unsafe { reading.located(handle) }
+        reading.located(handle)
     }
 
     fn end_reading(&self, reader: Reader) {

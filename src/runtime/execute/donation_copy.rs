@@ -100,8 +100,7 @@ pub fn copy_borrowed(
     execution: Execution,
     argument: usize,
 ) -> Outcome<DonationCopy> {
-    // SAFETY: the client is alive during the call that executes one of its programs.
-    let lend = || unsafe { buffer.get().lend() }.map(Some);
+    let lend = || buffer.get().lend().map(Some);
     // The array is defined, because a program reads it already.
     Ok(copy(loaded, buffer, device, execution, argument, lend)?.ok_or_else(borrowed)?)
 }

@@ -34,9 +34,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     config::EngineKind,
     engine::{
-        EngineBuffer, EngineError, Outcome, Raw, Session,
-        buffers::ready_event,
-        process,
+        EngineBuffer, EngineError, Outcome, Raw, Session, process,
         views::{self, Array},
     },
     error::Error,
@@ -100,8 +98,7 @@ impl<'a> NestedRun<'a> {
             let mut donated = DonationCursor::new(call.donated());
             for number in 0..args.num_args {
                 let buffer = call.argument(index, number)?;
-                // SAFETY: the client is alive during the call that executes one of its programs.
-                unsafe { wait_for(buffer.get())? };
+                wait_for(buffer.get())?;
                 if donated.has(number) && !call.keeps(number) {
                     donated_buffers.push(buffer.get());
                 }
@@ -156,8 +153,7 @@ impl<'a> NestedRun<'a> {
             self.places.insert(address, None);
             return Ok(argument);
         }
-        // SAFETY: the client is alive during the call.
-        let reading = unsafe { buffer.get().lend()? };
+        let reading = buffer.get().lend()?;
         let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
             // SAFETY: the nested client and its memory are alive while the client is leased.
             unsafe { token(session, place)? }
@@ -317,12 +313,6 @@ unsafe fn copy(
 ///
 /// # Errors
 /// INVALID_ARGUMENT if it was deleted or donated, or the error that it holds.
-///
-/// # Safety
-/// The client must be alive.
-pub unsafe fn wait_for(buffer: &Buffer) -> Outcome {
-    let hold = buffer.hold_live()?;
-    // SAFETY: the client is alive, as this function asks, and the hold keeps the handle alive.
-    let event = unsafe { ready_event(buffer.session, hold.handle())? };
-    Ok(event.wait()?)
+pub fn wait_for(buffer: &Buffer) -> Outcome {
+    Ok(buffer.hold_live()?.ready_event()?.wait()?)
 }

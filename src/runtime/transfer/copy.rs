@@ -22,7 +22,6 @@ use crate::{
     device::Carrier,
     engine::{
         Args, EngineBuffer, EngineError, Outcome, Raw,
-        buffers::ready_event,
         views::{self, ViewKind},
     },
     report::snapshot::OriginKind,
@@ -40,13 +39,9 @@ use crate::{
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, or the engine's.
-///
-/// # Safety
-/// The client must be alive.
-unsafe fn is_ready(buffer: &Buffer) -> Outcome<bool> {
+fn is_ready(buffer: &Buffer) -> Outcome<bool> {
     let hold = buffer.hold_live()?;
-    // SAFETY: the client is alive, as this function asks, and the hold keeps the handle alive.
-    let event = unsafe { ready_event(buffer.session, hold.handle())? };
+    let event = hold.ready_event()?;
     let refused = |error: &EngineError| log::debug!("copying a buffer that holds an error: {}", error.message());
     // The engine's copy of an error is the same error.
     Ok(event.is_ready() && event.wait().inspect_err(refused).is_ok())
@@ -112,14 +107,12 @@ unsafe fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>)
         || is_engine_s
             && buffer.session.aliasable.contains(buffer.shape.element_type)
             && buffer.shape.is_without_gaps();
-    // SAFETY: the client is alive, as this function asks.
-    if !is_dense || unsafe { !is_ready(buffer)? } {
+    if !is_dense || !is_ready(buffer)? {
         return Ok(None);
     }
     // The source is not in use during the allocation, so that it may be moved to make room.
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    // SAFETY: the client is alive, as this function asks.
-    let reading = if is_engine_s { unsafe { buffer.read_engine()? } } else { buffer.read()? };
+    let reading = if is_engine_s { buffer.read_engine()? } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: the client is alive. Source and block hold the array; the source neither changes, moves nor is freed
@@ -145,8 +138,7 @@ unsafe fn copy_on_stream(
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
     };
-    // SAFETY: the client is alive, as this function asks.
-    if !is_ours || !queued && unsafe { !is_ready(buffer)? } {
+    if !is_ours || !queued && !is_ready(buffer)? {
         return Ok(None);
     }
     // Pinned memory is written by the GPU that it was pinned for.

@@ -19,7 +19,7 @@ use smallvec::smallvec;
 
 use crate::{
     config::EngineKind,
-    engine::{Args, EngineBuffer, EngineEvent, Outcome, buffers, process, views},
+    engine::{Args, EngineBuffer, EngineEvent, Outcome, process, views},
     runtime::{
         buffer::{
             Buffer,
@@ -44,9 +44,7 @@ pub const SMALLEST_ALIASED: u64 = 64 << 10;
 /// # Errors
 /// The engine's.
 pub fn ready_event(buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
-    let hold = buffer.hold()?;
-    // SAFETY: the hold keeps client and handle alive.
-    Ok(unsafe { buffers::ready_event(buffer.session, hold.handle())? }.into_raw())
+    Ok(buffer.hold()?.ready_event()?.into_raw())
 }
 
 /// The memory that an array goes to: `memory`, or else the default one of `device`. `None` if that has no arena: a

@@ -51,8 +51,7 @@ pub unsafe fn copy(
     let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
     let told = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
     let Some(own) = told.filter(|layout| !layout.is_default()) else { return Ok(None) };
-    // SAFETY: the client is alive, as this function asks.
-    if unsafe { wait_for(buffer) }.is_err() {
+    if wait_for(buffer).is_err() {
         return Ok(None);
     }
     let bytes = Bytes::new(buffer.shape.size as u64);
@@ -99,13 +98,12 @@ unsafe fn copied_by_engine(
         let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
         client.adopt_admitted(EngineBuffer::own(client.session, made), admitted)?
     };
-    // SAFETY: the client is alive.
-    unsafe { wait_for(&buffer)? };
+    wait_for(&buffer)?;
     let hold = buffer.hold()?;
     // SAFETY: the hold keeps handle and bytes, which are defined; the source has as many bytes, as this function
     // asks.
     let is_the_same = unsafe {
-        let made = slice(ptr::with_exposed_provenance::<u8>(views::address(engine, hold.handle())?), buffer.shape.size);
+        let made = slice(ptr::with_exposed_provenance::<u8>(hold.address()?), buffer.shape.size);
         made == slice(ptr::with_exposed_provenance::<u8>(address), shape.size)
             && layout_of(engine, hold.handle())? == *own
     };
