@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     logging,
     runtime::{
-        client::{self, open_devices},
+        client::{self, limits, open_devices},
         executable::registry,
         report,
     },
@@ -83,7 +83,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
         }
         scratch::open(settings.scratch.value == Scratch::Warm);
         // Checks the settings before the engine starts its threads.
-        let share = open_devices::check(&settings, process::kind())?;
+        let share = limits::check(&settings, process::kind())?;
         let for_engine = settings.engine_options(process::kind(), share)?;
         for warning in &for_engine.warnings {
             log::warn!("{warning}");

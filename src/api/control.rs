@@ -29,7 +29,7 @@ use crate::{
     engine::{failure::panicked, process, scratch},
     runtime::{
         allocator::pinned_host::KIND,
-        client::{self, ClientGuard, open_devices},
+        client::{self, ClientGuard, limits},
         counters::Tally,
         device_memory::DeviceMemory,
         executable::registry,
@@ -109,7 +109,7 @@ fn doctor() -> String {
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
         let choice = process::choose(&settings.engine, &environment);
-        let gpus = choice.as_ref().ok().and_then(|choice| open_devices::vendor_of(choice.taken().kind));
+        let gpus = choice.as_ref().ok().and_then(|choice| limits::vendor_of(choice.taken().kind));
         match choice {
             Ok(choice) => {
                 let lines = choice.lines().into_iter();
@@ -119,9 +119,9 @@ fn doctor() -> String {
         }
         // Without an engine for GPUs, NVIDIA's are shown, which most engines are for.
         vendor = gpus.unwrap_or(Vendor::Nvidia);
-        library = open_devices::library_of(&settings, vendor).to_owned();
+        library = limits::library_of(&settings, vendor).to_owned();
         if gpus.is_some()
-            && let Some(what) = open_devices::scratch_of_gpus(&settings, vendor).transpose()
+            && let Some(what) = limits::scratch_of_gpus(&settings, vendor).transpose()
         {
             findings.push(Finding { row: &GPU_SCRATCH, what: Found::Led(what) });
         }

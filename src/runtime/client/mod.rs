@@ -4,6 +4,7 @@
 //!  Client -> Device (the engine's handles) -> DeviceMemory (the arena), PinnedHost
 //!         -> Allocator (operations in flight, caches, trimmer)
 //!         -> NestedSessions
+//!  limits.rs         what the settings allow of each device's memory
 //!  open_devices.rs   arenas for the devices of a new client
 //!  adoption.rs       buffers that the engine made, wrapped
 //! ```
@@ -42,6 +43,7 @@ use crate::{
 };
 
 pub mod adoption;
+pub mod limits;
 pub mod open_devices;
 
 /// One addressable device and the arena of its memory.
