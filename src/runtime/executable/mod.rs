@@ -3,6 +3,7 @@
 //! ```text
 //!  compile.rs       the program gets destinations, the engine compiles it, the executable is registered
 //!  loaded.rs        Plan, Program, Loaded: where each result is expected, and what a program has done
+//!  queries.rs       what the engine says of an executable
 //!  registry.rs      the tables from the engine's handles to these
 //!  output_cache.rs  outputs that are ready to be destinations again
 //!  serialized.rs    the engine's blob with the plan before it
@@ -17,5 +18,6 @@ pub mod cost;
 pub mod description;
 pub mod loaded;
 pub mod output_cache;
+pub mod queries;
 pub mod registry;
 pub mod serialized;

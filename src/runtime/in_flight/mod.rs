@@ -6,6 +6,10 @@
 //!                                       operation is done    reap: the blocks that its buffers gave up are free, small
 //!                                                            results go to the cache (executable/output_cache.rs),
 //!                                                            consumed handles and contexts are destroyed
+//!
+//!  resources.rs    what an operation keeps alive
+//!  completions.rs  how allocations that wait for memory learn of operations that complete
+//!  deadline.rs     how long they wait
 //! ```
 //!
 //! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation waits for
@@ -20,40 +24,41 @@
 //! operation like any other.
 
 use std::{
-    any::Any,
     collections::VecDeque,
     mem,
     ops::ControlFlow,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicIsize, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
     engine::{
-        Engine, EngineEvent, Raw,
+        Engine, EngineEvent,
         fence::{ExecutionQueue, Fence},
         handles::Completion,
         views,
     },
     runtime::{
-        buffer::{Buffer, Recycled, usage::User},
-        device_memory::{Allocation, ScratchReservation},
-        in_flight::deadline::{Deadline, UnderWay},
+        buffer::{Buffer, Recycled},
+        in_flight::{
+            completions::Completions,
+            deadline::{Deadline, UnderWay},
+        },
     },
-    sys,
 };
 
+mod completions;
 pub mod deadline;
+mod resources;
 
-/// Handles of the engine that a program has consumed and that are still to be destroyed.
-pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
+pub use resources::{Consumed, Resources};
 
 /// How long [`InFlight::drain_ready`] waits: touching a MiB of new memory takes as long.
 const READY_WAIT: Duration = Duration::from_micros(300);
@@ -61,25 +66,6 @@ const READY_WAIT: Duration = Duration::from_micros(300);
 /// How long a caller that runs ahead of the device is held back: a program that computes a few MiB takes as long.
 /// Behind a longer program the wait costs nothing, because the device is busy anyway.
 pub const THROTTLE: Duration = Duration::from_millis(2);
-
-/// What an operation keeps until it is reaped.
-#[derive(Default)]
-pub struct Resources {
-    /// Buffers in use; [`Buffer::begin_use`] was called for each.
-    pub buffers: SmallVec<[Arc<Buffer>; 4]>,
-    /// Buffers that the operation writes, in use as well.
-    pub results: SmallVec<[Arc<Buffer>; 2]>,
-    /// Blocks without a buffer that the engine may still use.
-    pub leftovers: Vec<Allocation>,
-    /// What the buffers are used for.
-    pub user: User,
-    /// The part of the arena that is reserved for its scratch.
-    pub scratch: Option<ScratchReservation>,
-    /// Handles to destroy.
-    pub consumed: Consumed,
-    /// The execute context, which the program may still read.
-    pub context: Option<Arc<dyn Any + Send + Sync>>,
-}
 
 /// One execution or transfer on one device.
 struct Operation {
@@ -95,80 +81,6 @@ struct Operation {
 impl UnderWay for Operation {
     fn is_under_way(&self) -> bool {
         !self.done.load(Ordering::SeqCst)
-    }
-}
-
-/// Wakes allocations that wait, when an operation has freed memory.
-#[derive(Default)]
-struct Completions {
-    epoch: Mutex<u64>,
-    changed: Condvar,
-    /// Operations that are done and in the queue. Below zero for a moment if one is reaped before it is counted.
-    done: AtomicIsize,
-    /// Allocations that wait for memory.
-    waiters: AtomicUsize,
-    /// Operations that are done or no longer in the queue, and whose memory a thread frees at this moment. An
-    /// allocation that waits must count them as under way.
-    releasing: AtomicUsize,
-}
-
-impl Completions {
-    fn has_waiters(&self) -> bool {
-        self.waiters.load(Ordering::SeqCst) != 0
-    }
-
-    /// Announces that `operations` will be freed: called before another thread can see that they are done, or miss
-    /// them.
-    fn begin(&self, operations: usize) {
-        self.releasing.fetch_add(operations, Ordering::SeqCst);
-    }
-
-    /// Their memory is free. An allocation that began to wait after the first look found the memory free, but may
-    /// have seen the number.
-    fn end(&self, operations: usize) {
-        if !self.has_waiters() {
-            self.releasing.fetch_sub(operations, Ordering::SeqCst);
-            if self.has_waiters() {
-                self.advance(0);
-            }
-        } else {
-            self.advance(operations);
-        }
-    }
-
-    fn advance(&self, operations: usize) {
-        let mut epoch = self.epoch.lock();
-        *epoch += 1;
-        self.releasing.fetch_sub(operations, Ordering::SeqCst);
-        drop(epoch);
-        self.changed.notify_all();
-    }
-}
-
-impl Resources {
-    /// The handles that have to be destroyed before the engine's client is.
-    fn handles(&mut self) -> Consumed {
-        let mut handles = mem::take(&mut self.consumed);
-        let recycling =
-            self.buffers.iter().chain(&self.results).filter_map(|buffer| buffer.state().take_handle_of_recycling());
-        handles.extend(recycling);
-        handles
-    }
-
-    /// Frees all memory, and passes each buffer whose last use this was, and which is to be recycled, to `recycle`.
-    fn release_memory(&mut self, succeeded: bool, mut recycle: impl FnMut(Recycled)) {
-        self.leftovers.clear();
-        self.scratch = None;
-        for buffer in self.buffers.drain(..) {
-            if let Some(recycled) = buffer.end_operation_use(false, self.user) {
-                recycle(recycled);
-            }
-        }
-        for result in self.results.drain(..) {
-            if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
-                recycle(recycled);
-            }
-        }
     }
 }
 

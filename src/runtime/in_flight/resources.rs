@@ -1,0 +1,63 @@
+//! What an operation keeps alive.
+
+use std::{any::Any, mem, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{
+    engine::Raw,
+    runtime::{
+        buffer::{Buffer, Recycled, usage::User},
+        device_memory::{Allocation, ScratchReservation},
+    },
+    sys,
+};
+
+/// Handles of the engine that a program has consumed and that are still to be destroyed.
+pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
+
+/// What an operation keeps until it is reaped.
+#[derive(Default)]
+pub struct Resources {
+    /// Buffers in use; [`Buffer::begin_use`] was called for each.
+    pub buffers: SmallVec<[Arc<Buffer>; 4]>,
+    /// Buffers that the operation writes, in use as well.
+    pub results: SmallVec<[Arc<Buffer>; 2]>,
+    /// Blocks without a buffer that the engine may still use.
+    pub leftovers: Vec<Allocation>,
+    /// What the buffers are used for.
+    pub user: User,
+    /// The part of the arena that is reserved for its scratch.
+    pub scratch: Option<ScratchReservation>,
+    /// Handles to destroy.
+    pub consumed: Consumed,
+    /// The execute context, which the program may still read.
+    pub context: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Resources {
+    /// The handles that have to be destroyed before the engine's client is.
+    pub(super) fn handles(&mut self) -> Consumed {
+        let mut handles = mem::take(&mut self.consumed);
+        let recycling =
+            self.buffers.iter().chain(&self.results).filter_map(|buffer| buffer.state().take_handle_of_recycling());
+        handles.extend(recycling);
+        handles
+    }
+
+    /// Frees all memory, and passes each buffer whose last use this was, and which is to be recycled, to `recycle`.
+    pub(super) fn release_memory(&mut self, succeeded: bool, mut recycle: impl FnMut(Recycled)) {
+        self.leftovers.clear();
+        self.scratch = None;
+        for buffer in self.buffers.drain(..) {
+            if let Some(recycled) = buffer.end_operation_use(false, self.user) {
+                recycle(recycled);
+            }
+        }
+        for result in self.results.drain(..) {
+            if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
+                recycle(recycled);
+            }
+        }
+    }
+}
