@@ -61,10 +61,10 @@ impl Entry for sys::PJRT_Compile_Args {
             // SAFETY: the program is valid, as `run` asks; program and options live until the call returns. The new
             // executable is alive.
             unsafe {
-                let given = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
-                let format = slice(given.format.cast::<u8>(), given.format_size);
-                let code = unbind(None, format, slice(given.code.cast::<u8>(), given.code_size));
-                let unbound = with_code(given, &code.bytes);
+                let original = *required(self.program.cast_mut(), "PJRT_Compile", "program")?;
+                let format = slice(original.format.cast::<u8>(), original.format_size);
+                let code = unbind(None, format, slice(original.code.cast::<u8>(), original.code_size));
+                let unbound = with_code(original, &code.bytes);
                 let args = engine.call(Self {
                     program: &raw const unbound,
                     compile_options: options.as_ptr().cast(),
@@ -119,8 +119,8 @@ impl Entry for sys::PJRT_Client_Load_Args {
             || {
                 // SAFETY: the executable is alive, as `run` asks. An engine that does not show the program is taken
                 // to have no host callbacks in it.
-                let shown = unsafe { optimized(client.session.engine, executable) };
-                let host_callbacks = shown.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
+                let optimized_program = unsafe { optimized(client.session.engine, executable) };
+                let host_callbacks = optimized_program.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
                 Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
             },
             |program| program.plan.clone(),

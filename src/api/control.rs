@@ -186,12 +186,12 @@ fn device(device: &client::Device) -> Value {
     let Some(arena) = &device.arena else {
         return json!({ "engine_bytes": engine_bytes, "foreign_bytes": foreign_bytes });
     };
-    let mut told = of_arena(arena, engine_bytes);
-    told["foreign_bytes"] = json!(foreign_bytes);
+    let mut counts = of_arena(arena, engine_bytes);
+    counts["foreign_bytes"] = json!(foreign_bytes);
     if let Some(pinned) = &device.pinned {
-        told[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));
+        counts[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));
     }
-    told
+    counts
 }
 
 fn of_arena(arena: &DeviceMemory, engine_bytes: i64) -> Value {

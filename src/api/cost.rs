@@ -6,7 +6,7 @@ use crate::{
     error::Code,
     runtime::executable::{
         cost::{ANALYZE, Analyze, Cost},
-        description::shown,
+        description::without_destinations,
         registry::EXECUTABLES,
     },
     sys,
@@ -51,7 +51,7 @@ unsafe fn answer(
         // Several threads may ask at once. With this cell none waits for another, which could wait for a lock of
         // Python's that the first one has.
         // SAFETY: the executable is alive, as this function asks, and of this program.
-        let Ok((format, code)) = (unsafe { shown(engine, executable, &program) }) else { return false };
+        let Ok((format, code)) = (unsafe { without_destinations(engine, executable, &program) }) else { return false };
         let Some(cost) = Cost::ask(&format, &code) else { return false };
         let _ = program.cost.set(cost);
     }

@@ -15,7 +15,7 @@ use crate::{
         client::{self},
         executable::{
             compile::register,
-            description::shown,
+            description::without_destinations,
             loaded::Program,
             registry::{EXECUTABLES, LOADED},
             serialized::{open, seal},
@@ -102,7 +102,8 @@ impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
             return Ok(());
         };
         // SAFETY: the executable is alive, as `run` asks, and of this program.
-        let (format, code) = program.optimized.get_or_try_init(|| unsafe { shown(engine, executable, &program) })?;
+        let (format, code) =
+            program.optimized.get_or_try_init(|| unsafe { without_destinations(engine, executable, &program) })?;
         // SAFETY: `program` is not NULL, so it is the caller's struct, as `run` asks; its `code` is NULL to ask for
         // the size, or has `code_size` bytes.
         unsafe {

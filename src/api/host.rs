@@ -36,11 +36,11 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             .into());
         }
         // For memory that programs may write to the caller chose aliasing: the engine does that.
-        let lends = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
+        let is_writable = self.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         // SAFETY: the layout is NULL or valid, as `run` asks.
         let plain = unsafe { is_default_layout(self.device_layout) };
         let space = destination(&client, self.device, self.memory)
-            .filter(|_| !lends && plain && client.session.aliasable.contains(self.type_));
+            .filter(|_| !is_writable && plain && client.session.aliasable.contains(self.type_));
         let Some((space, size)) = space.zip(dense_size(self.type_, dims)) else {
             // SAFETY: the struct satisfies the function's contract, as `run` asks.
             return unsafe { from_host_by_engine(self, &client, dims, plain) };

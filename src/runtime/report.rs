@@ -15,7 +15,7 @@ use crate::{
 
 /// Whether operations that are done are reaped and caches cleared first, so that free memory shows as free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum Drained {
     /// Yes, for a query from outside.
     Yes,
     /// No: the state at this instant.
@@ -23,9 +23,9 @@ pub enum Settled {
 }
 
 /// All arenas now. Each is read under its own lock.
-pub fn take(settled: Settled) -> Snapshot {
+pub fn take(drained: Drained) -> Snapshot {
     let clients = client::guard_all();
-    if settled == Settled::Yes {
+    if drained == Drained::Yes {
         clients.iter().for_each(|client| client.allocator.drain());
     }
     let mut now = 0;
@@ -54,7 +54,7 @@ pub fn take(settled: Settled) -> Snapshot {
 
 /// Writes a snapshot to `path` because memory is exhausted. A failure to write is only logged.
 pub fn on_exhausted(path: &Path) {
-    match take(Settled::No).save(path) {
+    match take(Drained::No).save(path) {
         Ok(()) => log::warn!("memory is exhausted; the report is {}", path.display()),
         Err(error) => log::warn!("no report of exhausted memory: {}", error.message),
     }

@@ -75,13 +75,13 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
     let text = tell(|| {
-        let mut told = of_all(trimmed);
+        let mut answers = of_all(trimmed);
         let start = Instant::now();
         let scratch = scratch::discard_holes();
         if !scratch.is_zero() {
-            told.push(returned("scratch", scratch, 0, start));
+            answers.push(returned("scratch", scratch, 0, start));
         }
-        Value::from(told).to_string()
+        Value::from(answers).to_string()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
     unsafe { write_text(&text, buffer, capacity) }
@@ -165,8 +165,8 @@ pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
 ) -> usize {
     let answer = tell(|| {
         // SAFETY: the name is NULL or NUL-terminated, and `dims` NULL or `rank` numbers, as this function asks.
-        let told = unsafe { shape(element_type, dims, rank) };
-        let answer = told.and_then(|(name, dims)| footprint(name, dims));
+        let named = unsafe { shape(element_type, dims, rank) };
+        let answer = named.and_then(|(name, dims)| footprint(name, dims));
         answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.

@@ -15,7 +15,7 @@ use crate::{
     runtime::{
         client,
         device_memory::DeviceMemory,
-        report::{self, Settled},
+        report::{self, Drained},
     },
     units::Bytes,
 };
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c
         // SAFETY: not NULL, so it is a C string, as this function asks.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         // A wrong name is an error before anything is gathered.
-        let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Settled::Yes).save(path));
+        let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Drained::Yes).save(path));
         saved.err().map(|error| error.message).unwrap_or_default()
     });
     // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.

@@ -72,7 +72,7 @@ pub fn end(number: u64) -> String {
             client::guard_all().iter().for_each(|client| client.allocator.drain());
             let seen = scopes.iter().filter_map(|(memory, scope)| {
                 let memory = memory.upgrade()?;
-                Some(told(&memory, memory.end_scope(*scope)?))
+                Some(described(&memory, memory.end_scope(*scope)?))
             });
             Value::from(seen.collect::<Vec<_>>()).to_string()
         }
@@ -86,7 +86,7 @@ pub fn forget(number: u64) {
     TRACKS.lock().all.remove(&number);
 }
 
-fn told(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
+fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
     memory.complete(&mut scoped.blocks);
     let holders = scoped.after_peak.as_ref().map(|events| {
         let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);

@@ -91,8 +91,8 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
     let (mut known, mut newest, mut differs) = (true, (major, minor), false);
     for handler in [bundle.instantiate, bundle.prepare, bundle.initialize, bundle.execute].into_iter().flatten() {
         // SAFETY: the function is a handler for as long as the process lives, as this function asks.
-        let told = unsafe { table.describe(handler)? }.api_version;
-        let version = (told.major_version, told.minor_version);
+        let metadata = unsafe { table.describe(handler)? }.api_version;
+        let version = (metadata.major_version, metadata.minor_version);
         // A new engine reads an old struct for a state differently, and not all engines that call themselves 0.2
         // agree on it either. On a CPU, a state of a later stage would be lost.
         let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);

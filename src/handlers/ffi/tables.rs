@@ -127,16 +127,16 @@ impl Tables {
     #[cold]
     pub unsafe fn answer(&self, handler: Handler, asked: *mut sys::XLA_FFI_Metadata) -> *mut sys::XLA_FFI_Error {
         // SAFETY: the function is a handler of a known version, as this function asks.
-        let told = match unsafe { self.engine.describe(handler) } {
-            Ok(told) => told,
+        let metadata = match unsafe { self.engine.describe(handler) } {
+            Ok(metadata) => metadata,
             Err(error) => return self.engine.error(sys::XLA_FFI_Error_Code_INVALID_ARGUMENT, &error.message),
         };
         // SAFETY: the struct is the engine's, as this function asks, and may be written.
         unsafe {
-            (*asked).api_version.major_version = told.api_version.major_version;
-            (*asked).api_version.minor_version = told.api_version.minor_version.min(self.engine.version().1);
-            (*asked).traits = told.traits;
-            if told.state_type_id.type_id != 0 {
+            (*asked).api_version.major_version = metadata.api_version.major_version;
+            (*asked).api_version.minor_version = metadata.api_version.minor_version.min(self.engine.version().1);
+            (*asked).traits = metadata.traits;
+            if metadata.state_type_id.type_id != 0 {
                 (*asked).state_type_id.type_id = BOX_TYPE;
             }
         }

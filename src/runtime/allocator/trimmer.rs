@@ -128,15 +128,15 @@ struct Round {
 
 impl Round {
     fn run_until(mut self, stop: &AtomicBool, tick: Duration) {
-        let (mut now, mut looked) = (Duration::ZERO, Instant::now());
+        let (mut now, mut woken) = (Duration::ZERO, Instant::now());
         while !stop.load(Ordering::Acquire) {
-            thread::park_timeout(tick.saturating_sub(looked.elapsed()));
-            if looked.elapsed() < tick {
+            thread::park_timeout(tick.saturating_sub(woken.elapsed()));
+            if woken.elapsed() < tick {
                 continue;
             }
             // While the process was stopped, nothing could use memory.
-            now += looked.elapsed().min(2 * tick);
-            looked = Instant::now();
+            now += woken.elapsed().min(2 * tick);
+            woken = Instant::now();
             self.trim(now, &|| stop.load(Ordering::Acquire));
         }
     }
@@ -280,7 +280,7 @@ mod tests {
         memory.regions().into_iter().map(of).sum()
     }
 
-    fn look(round: &mut Round, second: u64) {
+    fn trim_at(round: &mut Round, second: u64) {
         round.trim(Duration::from_secs(second), &|| false);
     }
 
@@ -290,16 +290,16 @@ mod tests {
             let memory = device(strategy, Bytes::mib(512));
             let mut round = round(&memory);
             let all: Vec<Block> = (1..=8).map(|number| filled(&memory, 16, number)).collect();
-            look(&mut round, 5);
+            trim_at(&mut round, 5);
             assert!(resident(&memory) >= Bytes::mib(128), "{strategy}");
             let (kept, dropped): (Vec<_>, Vec<_>) =
                 all.into_iter().enumerate().partition(|(number, _)| number % 4 == 1);
             dropped.iter().for_each(|(_, block)| memory.free(block.id).unwrap());
             // The window in which they were dropped, and one more.
-            look(&mut round, 10);
-            look(&mut round, 15);
+            trim_at(&mut round, 10);
+            trim_at(&mut round, 15);
             assert!(strategy == Strategy::Growing || resident(&memory) >= Bytes::mib(128), "{strategy}: too soon");
-            look(&mut round, 20);
+            trim_at(&mut round, 20);
             let after = resident(&memory);
             assert!((Bytes::mib(32)..=Bytes::mib(33)).contains(&after), "{strategy}: {after}");
             for (number, block) in &kept {
@@ -315,10 +315,10 @@ mod tests {
         let mut round = round(&memory);
         let block = filled(&memory, 256, 1);
         memory.free(block.id).unwrap();
-        for look_at in 1..20 {
+        for round_number in 1..20 {
             // A program between two looks.
             memory.free(filled(&memory, 100, 2).id).unwrap();
-            look(&mut round, 5 * look_at);
+            trim_at(&mut round, 5 * round_number);
         }
         let after = resident(&memory);
         assert!((Bytes::mib(100)..=Bytes::mib(101)).contains(&after), "{after}");

@@ -70,8 +70,8 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
     if format != b"mlir" {
         return Err(format!("program format {}", String::from_utf8_lossy(format)));
     }
-    let given = options;
-    let options = polished(client.session.engine, given);
+    let original = options;
+    let options = polished(client.session.engine, original);
     let read = options::CompileOptions::read(&options).map_err(|reject| reject.to_string())?;
     let policy = Policy {
         skip_sub_byte: !client.session.aliasable.contains(sys::PJRT_Buffer_Type_S4),
@@ -116,14 +116,14 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         needs_no_context: !rewritten.signature.custom_calls,
         bound: Vec::new(),
         released,
-        user_options: given.to_vec(),
+        user_options: original.to_vec(),
     };
     Ok(Prepared { code: rewritten.bytes, options, plan })
 }
 
 /// The caller's program with other bytes, which must live as long as the result is used.
-pub fn with_code(given: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
-    sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..given }
+pub fn with_code(original: sys::PJRT_Program, code: &[u8]) -> sys::PJRT_Program {
+    sys::PJRT_Program { code: code.as_ptr().cast_mut().cast(), code_size: code.len(), ..original }
 }
 
 /// Dropped, it trims what compiling has left in the engine's pools beyond what programs may have.
@@ -148,15 +148,19 @@ pub unsafe fn compile<T>(
 ) -> Outcome<T> {
     let program = required(program.cast_mut(), "compilation", "program")?;
     // SAFETY: the program is not NULL, and it and its pointers are valid for their lengths, as this function asks.
-    let (given, format, code) = unsafe {
-        let given = *program;
-        (given, slice(given.format.cast::<u8>(), given.format_size), slice(given.code.cast::<u8>(), given.code_size))
+    let (original, format, code) = unsafe {
+        let original = *program;
+        (
+            original,
+            slice(original.format.cast::<u8>(), original.format_size),
+            slice(original.code.cast::<u8>(), original.code_size),
+        )
     };
     let resolved = partitioners::resolve(format, code, options)?;
-    match compile_code(client, given, format, &resolved.code, options, &mut compile, &done) {
+    match compile_code(client, original, format, &resolved.code, options, &mut compile, &done) {
         Err(failure) if resolved.optional => {
             log::debug!("the engine refused the program with resolved custom calls: {failure:?}");
-            compile_code(client, given, format, code, options, &mut compile, &done)
+            compile_code(client, original, format, code, options, &mut compile, &done)
         }
         outcome => outcome,
     }
@@ -165,7 +169,7 @@ pub unsafe fn compile<T>(
 /// Compiles with destinations if that is possible, and the caller's program otherwise.
 fn compile_code<T>(
     client: &Client,
-    given: sys::PJRT_Program,
+    original: sys::PJRT_Program,
     format: &[u8],
     code: &[u8],
     options: &[u8],
@@ -173,13 +177,13 @@ fn compile_code<T>(
     done: impl Fn(T, Plan) -> Outcome<Result<T, String>>,
 ) -> Outcome<T> {
     let Unbound { bytes: code, results: bound } = unbind(Some(client), format, code);
-    let given = with_code(given, &code);
+    let original = with_code(original, &code);
     let code = &*code;
     // Trims what the engine's autotuner took and freed, once the engine has compiled.
     let _trim = TrimOnDrop(client);
     let planned = match prepare(client, format, code, options) {
         Ok(prepared) if matches!(prepared.code, Cow::Owned(_)) => {
-            let mut rewritten = || compile(&with_code(given, &prepared.code), &prepared.options);
+            let mut rewritten = || compile(&with_code(original, &prepared.code), &prepared.options);
             let compiled = match rewritten() {
                 Err(failure) if failure.is_exhausted() && make_room_to_compile(&client.allocator) => rewritten(),
                 done => done,
@@ -200,7 +204,7 @@ fn compile_code<T>(
         Ok(prepared) => Ok(prepared.plan),
         Err(reason) => Err(reason),
     };
-    let executable = compile(&given, &polished(client.session.engine, options))?;
+    let executable = compile(&original, &polished(client.session.engine, options))?;
     let plan = planned.unwrap_or_else(|reason| Plan {
         host_callbacks: program::has_host_callbacks(code),
         ..Plan::unmodified(reason)

@@ -32,7 +32,7 @@ pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Exec
 ///
 /// # Safety
 /// `executable` must be alive, and an executable of this program.
-pub unsafe fn shown(
+pub unsafe fn without_destinations(
     engine: &'static Engine,
     executable: *mut sys::PJRT_Executable,
     program: &Program,
@@ -42,13 +42,13 @@ pub unsafe fn shown(
     if program.plan.destinations.is_empty() {
         return Ok((format, code));
     }
-    let shown = hlo::Format::from_name(format.as_bytes())
+    let hidden = hlo::Format::from_name(format.as_bytes())
         .zip(program.plan.arguments)
         .map(|(format, arguments)| hlo::hide_parameters(&code, format, arguments));
-    Ok(match shown {
-        Some(Ok(shown)) => (format, shown),
+    Ok(match hidden {
+        Some(Ok(hidden)) => (format, hidden),
         Some(Err(reject)) => {
-            log::warn!("the optimised program is shown with its destinations: {reject}");
+            log::warn!("the optimised program is hidden with its destinations: {reject}");
             (format, code)
         }
         None => (format, code),

@@ -275,8 +275,8 @@ impl Program {
     /// Bytes of all destinations on one device, in its own memory and in `pinned_host`.
     pub fn destination_bytes(&self) -> (i64, i64) {
         let sum = |pinned: bool| {
-            let those = self.plan.destinations.iter().filter(|&&result| self.is_pinned(result) == pinned);
-            those.map(|&result| self.results[result].size as i64).sum()
+            let destinations = self.plan.destinations.iter().filter(|&&result| self.is_pinned(result) == pinned);
+            destinations.map(|&result| self.results[result].size as i64).sum()
         };
         (sum(false), sum(true))
     }

@@ -75,10 +75,10 @@ pub unsafe fn results(
         let mut rest = slice(dims.dims, ranks.iter().sum());
         let mut results = Vec::with_capacity(count);
         for (&element_type, &rank) in types.iter().zip(ranks) {
-            let (mine, others) = rest.split_at(rank);
+            let (dims_of_result, others) = rest.split_at(rank);
             rest = others;
-            let size = dense_size(element_type, mine).map_or(0, |size| size.get() as usize);
-            results.push(Arc::new(Shape::new(element_type, mine, size)));
+            let size = dense_size(element_type, dims_of_result).map_or(0, |size| size.get() as usize);
+            results.push(Arc::new(Shape::new(element_type, dims_of_result, size)));
         }
         Ok(results)
     }

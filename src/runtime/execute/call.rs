@@ -121,15 +121,15 @@ impl<'a> Call<'a> {
         }
         for index in 0..self.args.num_devices {
             let arguments = self.arguments(index);
-            let given = donated.iter().filter(|&&argument| !self.keeps(argument));
+            let donated_buffers = donated.iter().filter(|&&argument| !self.keeps(argument));
             let address =
                 |argument: &Option<BufferRef<'_>>| argument.map_or(0, |buffer| ptr::from_ref(buffer.get()).addr());
-            let mut given: SmallVec<[_; 16]> =
-                given.filter_map(|&argument| Some((address(arguments.get(argument)?), argument))).collect();
-            given.sort_unstable();
+            let mut donated_buffers: SmallVec<[_; 16]> =
+                donated_buffers.filter_map(|&argument| Some((address(arguments.get(argument)?), argument))).collect();
+            donated_buffers.sort_unstable();
             for (argument, handle) in arguments.iter().map(address).enumerate() {
-                let first = given.partition_point(|&(other, _)| other < handle);
-                let mut same = given[first..].iter().take_while(|&&(other, _)| other == handle);
+                let first = donated_buffers.partition_point(|&(other, _)| other < handle);
+                let mut same = donated_buffers[first..].iter().take_while(|&&(other, _)| other == handle);
                 if let Some(&(_, donated)) = same.find(|&&(_, donated)| donated != argument) {
                     return Err(Error::invalid_argument(format!(
                         "{NAME}: argument {donated} of device {index} is donated, but it is argument {argument} of the same call too"

@@ -61,12 +61,12 @@ impl Context {
         }
         // SAFETY: the struct has only an out field.
         let made = unsafe { self.engine.call(sys::PJRT_ExecuteContext_Create_Args::default())? }.context;
-        let mut given = 0;
+        let mut passed_on = 0;
         loop {
             // No lock is held while the engine is called.
             let next = {
                 let mut inside = self.inside.lock();
-                match inside.kept.get(given).copied() {
+                match inside.kept.get(passed_on).copied() {
                     _ if !inside.handle.is_null() => break,
                     Some(next) => next,
                     None => {
@@ -81,7 +81,7 @@ impl Context {
                 self.destroy(made);
                 return Err(failure);
             }
-            given += 1;
+            passed_on += 1;
         }
         // Another thread was faster.
         self.destroy(made);

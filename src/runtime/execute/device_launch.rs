@@ -167,8 +167,8 @@ impl<'a> DeviceLaunch<'a> {
         self.destinations.clear();
         let program = &*loaded.program;
         let pinned = !Arc::ptr_eq(&full, memory);
-        let there = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
-        let shapes = there.map(|&result| &*program.results[result]);
+        let in_that_memory = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
+        let shapes = in_that_memory.map(|&result| &*program.results[result]);
         if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
@@ -224,11 +224,11 @@ impl<'a> DeviceLaunch<'a> {
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
             let copy = self.copies.iter().find(|copy| copy.argument == number);
-            let gives = donated.has(number) && !call.keeps(number) && copy.is_none();
+            let is_donated = donated.has(number) && !call.keeps(number) && copy.is_none();
             let argument = match (copy, nested.as_deref_mut()) {
                 (Some(copy), _) => Argument::read(buffer)?.shown_as(copy.destination.view.raw()),
-                (None, Some(nested)) => nested.acquire(buffer, gives)?,
-                (None, None) if gives => match Argument::donate(buffer)? {
+                (None, Some(nested)) => nested.acquire(buffer, is_donated)?,
+                (None, None) if is_donated => match Argument::donate(buffer)? {
                     Some(argument) => argument,
                     // The engine refuses the donation of what it is passed twice.
                     None if !call.comes_once(index, number) => Argument::read(buffer)?,

@@ -67,7 +67,7 @@ unsafe fn copy_by_arena(client: &Client, buffer: &Arc<Buffer>, space: MemorySpac
 /// A copy of `buffer` in the memory, or, if that is NULL, on the device, of `to`; `None` if it is left to the engine.
 ///
 /// # Errors
-/// As [`copy_by_arena`] and [`own_layout::copy`].
+/// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or as [`own_layout::copy`].
 ///
 /// # Safety
 /// The client must be alive, and device and memory its own.

@@ -49,8 +49,8 @@ pub unsafe fn copy(
     }
     // The layout of an array in an arena is known, if it is not the default one.
     let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
-    let told = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
-    let Some(own) = told.filter(|layout| !layout.is_default()) else { return Ok(None) };
+    let known = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
+    let Some(own) = known.filter(|layout| !layout.is_default()) else { return Ok(None) };
     if wait_for(buffer).is_err() {
         return Ok(None);
     }
