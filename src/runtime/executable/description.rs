@@ -48,7 +48,7 @@ pub unsafe fn without_destinations(
     Ok(match hidden {
         Some(Ok(hidden)) => (format, hidden),
         Some(Err(reject)) => {
-            log::warn!("the optimised program is hidden with its destinations: {reject}");
+            log::warn!("the optimised program is shown with its destinations: {reject}");
             (format, code)
         }
         None => (format, code),
