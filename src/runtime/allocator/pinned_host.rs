@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  NumPy --the processor--> | arena "cuda:0 pinned_host"   | <-copy stream--> the GPU's arena   defined arrays
-//!  (defined at once)        |  regions on demand, pinned   | <---programs---> destinations, donated arguments
+//!  (defined at once)        |  regions on demand, pinned   | <---programs---- destinations, donated arguments
 //!                           |------------------------------|
 //!                           | the engine's own pool        | <--its streams-- arrays that a program still writes;
 //!                           `------------------------------'                  elements of less than a byte; programs

@@ -1,6 +1,8 @@
 //! Idle memory goes back to the system, though no call comes: one thread per client that sleeps.
 //!
 //! ```text
+//!  allocate: the client's use reaches 256 MiB ---> the thread starts
+//!                                                    |
 //!  every 5 s:  the peak of use since the last time -> the rule (memory/idle.rs) -> keep so much
 //!                                                    |
 //!              16 MiB of holes at a time, each under the arena's lock; a pause; the next, unless use rises meanwhile

@@ -59,7 +59,8 @@ impl<'a> Hold<'a> {
     /// # Errors
     /// The engine's.
     pub fn ready_event(&self) -> std::result::Result<EngineEvent, EngineError> {
-        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle alive.
+        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle
+        // alive.
         unsafe { ready_event(self.buffer.session, self.handle) }
     }
 
@@ -68,7 +69,8 @@ impl<'a> Hold<'a> {
     /// # Errors
     /// The engine's.
     pub fn address(&self) -> std::result::Result<usize, EngineError> {
-        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle alive.
+        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle
+        // alive.
         unsafe { views::address(self.buffer.session.engine, self.handle) }
     }
 }
@@ -205,6 +207,14 @@ impl Buffer {
     /// As [`Buffer::begin_use`].
     pub fn hold_live(&self) -> Result<Hold<'_>> {
         Ok(Hold { buffer: self, handle: self.begin_use()? })
+    }
+
+    /// Waits until the array is defined.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated, or the error that it holds.
+    pub fn wait(&self) -> Outcome {
+        Ok(self.hold_live()?.ready_event()?.wait()?)
     }
 
     fn open_handle(&self, body: &Body) -> Result<*mut sys::PJRT_Buffer> {

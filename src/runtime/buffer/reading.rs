@@ -35,8 +35,8 @@ impl Reading<'_> {
     /// The engine's.
     fn located(mut self, handle: *mut sys::PJRT_Buffer) -> Outcome<Self> {
         if self.buffer.shape.size > 0 {
-            // SAFETY: the client was open when the reading began, in this call of the C API; the handle is the buffer's, which
-            // keeps it while the bytes are read.
+            // SAFETY: the client was open when the reading began, in this call of the C API; the handle is the
+            // buffer's, which keeps it while the bytes are read.
             self.address = unsafe { views::address(self.buffer.session.engine, handle)? };
         }
         Ok(self)

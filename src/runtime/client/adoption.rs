@@ -32,9 +32,9 @@ impl Client {
         Ok(self.adopt_unadmitted(buffer, described))
     }
 
-    /// As [`Self::adopt`], of a result of a program, which is the `expected` one if the engine cannot say what it is: the
-    /// program may write it at this moment, so it must be wrapped. It lies in the memory that the program binds it to,
-    /// whatever the engine says. A result without memory counts as nothing.
+    /// As [`Self::adopt`], of a result of a program, which is the `expected` one if the engine cannot say what it is:
+    /// the program may write it at this moment, so it must be wrapped. It lies in the memory that the program binds it
+    /// to, whatever the engine says. A result without memory counts as nothing.
     pub fn adopt_result(
         &self,
         buffer: EngineBuffer,
@@ -89,8 +89,8 @@ impl Client {
         Buffer::new(self.session, device, memory, shape, buffer.release().0, Storage::Engine(counted))
     }
 
-    /// Wraps a buffer that the engine made over memory of an outsider, which programs may use as `access` says. `dense_at`
-    /// is the array's address, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
+    /// Wraps a buffer that the engine made over memory of an outsider, which programs may use as `access` says.
+    /// `dense_at` is the array's address, if that is known: see [`crate::runtime::buffer::storage::Foreign`].
     ///
     /// # Errors
     /// As [`Self::adopt`].

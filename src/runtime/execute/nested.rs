@@ -98,7 +98,7 @@ impl<'a> NestedRun<'a> {
             let mut donated = DonationCursor::new(call.donated());
             for number in 0..args.num_args {
                 let buffer = call.argument(index, number)?;
-                wait_for(buffer.get())?;
+                buffer.wait()?;
                 if donated.has(number) && !call.keeps(number) {
                     donated_buffers.push(buffer.get());
                 }
@@ -307,12 +307,4 @@ unsafe fn copy(
     let copy = unsafe { EngineBuffer::own(session, session.engine.call(args)?.dst_buffer) };
     copy.wait()?;
     Ok(copy)
-}
-
-/// Waits until an array is defined.
-///
-/// # Errors
-/// INVALID_ARGUMENT if it was deleted or donated, or the error that it holds.
-pub fn wait_for(buffer: &Buffer) -> Outcome {
-    Ok(buffer.hold_live()?.ready_event()?.wait()?)
 }

@@ -4,6 +4,7 @@
 //!  outputs of the engine    o0    o1    o2          by address, or as the first execution of the program showed
 //!                            |     |     `-------- no candidate: the engine's own memory, counted apart
 //!                            v     v
+//!  candidates               c1    c0    c2          destinations and consumed arguments; what is left over is freed
 //! ```
 
 use std::{

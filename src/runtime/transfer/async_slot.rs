@@ -3,8 +3,8 @@
 //! ```text
 //!   stage     Open --- last transfer ---> Closed
 //!               \----- SetBufferError, Destroy ---> Failed
-//!   receiver  NotRetrieved -- RetrieveBuffer --> Served      nothing is left to do: the caller has a view of the block
-//!                  \-- before the end --> Promised    the caller has an alias buffer without bytes
+//!   receiver  NotRetrieved -- RetrieveBuffer --> Served   nothing is left to do: the caller has a view of the block
+//!               \----- before the end ----> Promised      the caller has an alias buffer without bytes
 //!   due       not Open, no copy under way, Promised: the alias gets a view of the block, or the error
 //! ```
 //!

@@ -21,7 +21,6 @@ use crate::{
             storage::Storage,
         },
         client::{Client, MemorySpace},
-        execute::nested::wait_for,
         shape::{Layout, Shape},
         transfer::upload::Upload,
     },
@@ -51,7 +50,7 @@ pub unsafe fn copy(
     let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
     let known = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
     let Some(own) = known.filter(|layout| !layout.is_default()) else { return Ok(None) };
-    if wait_for(buffer).is_err() {
+    if buffer.wait().is_err() {
         return Ok(None);
     }
     let bytes = Bytes::new(buffer.shape.size as u64);
@@ -98,7 +97,7 @@ unsafe fn copied_by_engine(
         let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
         client.adopt_admitted(EngineBuffer::own(client.session, made), admitted)?
     };
-    wait_for(&buffer)?;
+    buffer.wait()?;
     let hold = buffer.hold()?;
     // SAFETY: the hold keeps handle and bytes, which are defined; the source has as many bytes, as this function
     // asks.
