@@ -1,13 +1,12 @@
-//! What happens behind the edge: no `extern "C"`, no `impl Entry`. Each line imports only from lines below it, `report`
-//! apart.
+//! What happens behind the edge: no `extern "C"`, no `impl Entry`. Each line imports only from lines below it.
 //!
 //! ```text
 //!  report           a snapshot of every arena
 //!  execute/         PJRT_LoadedExecutable_Execute: call, launch, collect
 //!  transfer/        arrays from the host, between devices and memories, and back
 //!  executable/      compiled programs: plan, registration, output cache, serialisation
-//!  nested/          clients of the engine that programs with host callbacks run on
 //!  client/          Client and Device; opening the devices; buffers that the engine made
+//!  nested/          clients of the engine that programs with host callbacks run on
 //!  allocator/       a block for an array: the reclaim loop, compaction, admission, trimming, the out-of-memory error
 //!  in_flight/       operations under way, what they keep alive, and how long an allocation waits for them
 //!  buffer/          PJRT_Buffer: its usage, its memory, the engine's handle

@@ -292,7 +292,7 @@ impl Buffer {
             state.end_use(user);
             (state.take_unneeded(), state.recycling && state.is_unused())
         };
-        // The arena has a lock of its own: freed after ours is released.
+        // The arena has a lock of its own: freed after the buffer's is released.
         drop(freed);
         if recycling {
             self.destroy_handle();
@@ -450,7 +450,7 @@ impl Buffer {
         }
         let freed = state.take_unneeded();
         drop(state);
-        // The arena has a lock of its own: freed after ours is released.
+        // The arena has a lock of its own: freed after the buffer's is released.
         drop(freed);
         None
     }

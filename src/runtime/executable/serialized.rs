@@ -1,4 +1,4 @@
-//! Serialised executables: the engine's blob with our plan before it.
+//! Serialised executables: the engine's blob with the plan before it.
 
 use crate::{
     error::{Error, Result},

@@ -2,9 +2,9 @@
 //!
 //! Ten seconds. On GPUs longer, for programs that were under way when the wait began, up to ten minutes: a program
 //! that takes a minute frees its arrays after a minute. XLA's own allocators reuse memory in the order of a GPU's
-//! work and wait for nothing, so an earlier refusal would be ours alone. Programs that other threads start meanwhile
-//! prolong nothing. On CPUs, whose programs may run any handler that a user has registered, a program could wait for
-//! itself.
+//! work and wait for nothing, so XLA by itself would not refuse such an allocation. Programs that other threads start
+//! meanwhile prolong nothing. On CPUs nothing prolongs the wait: programs there may run any handler that a user has
+//! registered, and one of them could wait for itself.
 //!
 //! While a program with host callbacks runs it is a tenth of a second, however long that program takes: the program
 //! may wait for the very thread that waits here (engine behaviour T9).
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// See the module's documentation.
+/// How long an allocation waits if nothing prolongs it.
 const BOUND: Duration = Duration::from_secs(10);
 /// The longest wait for programs under way.
 const BOUND_WITH_PROGRAMS: Duration = Duration::from_secs(600);

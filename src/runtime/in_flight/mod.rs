@@ -277,7 +277,7 @@ impl InFlight {
 
     /// Reaps operations whose results are defined already, for which it waits at most 300 us.
     ///
-    /// The engine tells a caller that a result is ready before it tells us that the program is done: a few
+    /// The engine tells a caller that a result is ready before it tells this library that the program is done: a few
     /// microseconds, or more where threads are short of processors. An allocation that follows a dropped result would
     /// miss its memory, and touch new memory instead.
     pub fn drain_ready(&self, engine: &'static Engine) {
