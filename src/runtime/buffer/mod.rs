@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  pjrt_buffer.rs    Buffer: what a caller's `PJRT_Buffer` is
+//!                    pjrt_buffer/ending.rs: deletion, destruction, and the reuse of block and handle
 //!  buffer_ref.rs     a caller's handle, for the time of a call
 //!  donation_hold.rs  a buffer that one call of the engine may consume
 //!  reading.rs        bytes that are read without the engine's knowledge

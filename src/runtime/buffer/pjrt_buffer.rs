@@ -34,6 +34,8 @@ use crate::{
     sys,
 };
 
+mod ending;
+
 /// XLA's words for using a buffer that was deleted or donated; JAX's users and tests know them.
 pub const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
 
@@ -326,133 +328,6 @@ impl Buffer {
     /// Whether nothing of the engine uses the bytes.
     pub fn is_unused(&self) -> bool {
         self.state().is_unused()
-    }
-
-    /// `PJRT_Buffer_Delete`: the buffer ends for its owner. What the engine still uses stays until it is done.
-    ///
-    /// # Errors
-    /// The engine's.
-    pub fn delete(&self) -> Outcome {
-        let mut state = self.state();
-        if !state.end(Life::Deleted) {
-            return Ok(());
-        }
-        // A copy under way deletes the handle when it ends.
-        let handle = if state.is_copied() { Raw::NULL } else { state.handle() };
-        drop(state);
-        let outcome = self.delete_handle(handle);
-        self.retire_or_free();
-        Ok(outcome?)
-    }
-
-    /// Deletes the engine's buffer, if there is one. The caller may hold no lock: the engine may tell an outsider in
-    /// this call.
-    ///
-    /// # Errors
-    /// The engine's.
-    pub fn delete_handle(&self, handle: Raw<sys::PJRT_Buffer>) -> Result<(), EngineError> {
-        if handle.is_null() || !self.session.is_open() {
-            return Ok(());
-        }
-        // SAFETY: the client is open, and the handle is alive until this buffer is destroyed; it was not donated, so
-        // this does not block.
-        unsafe { self.session.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
-            .map(drop)
-    }
-
-    /// `PJRT_Buffer_Destroy`: ends the caller's handle. Returns a buffer whose engine handle may only be destroyed
-    /// once the program that consumed it is done: the operations under way keep it until then.
-    #[must_use]
-    pub fn destroy(self: Arc<Self>) -> Option<Arc<Self>> {
-        let mut state = self.state();
-        let referenced = state.forget_references();
-        if referenced && let Some(allocation) = state.allocation() {
-            allocation.unpin();
-        }
-        // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
-        if !referenced && self.cache_slot.is_some() && self.session.is_open() {
-            // In this order: a buffer that is taken for reuse and not kept would leave its view behind.
-            if let Some((allocation, view)) = state.take_for_reuse() {
-                drop(state);
-                CachedOutput { allocation, view, buffer: self, retired: false }.keep();
-                return None;
-            }
-            if state.begin_recycling() {
-                drop(state);
-                self.offer();
-                return None;
-            }
-        }
-        let consumed = state.life() == Life::Donated && !state.is_unused();
-        let was_live = state.end(Life::Deleted);
-        drop(state);
-        if consumed {
-            return Some(self);
-        }
-        self.destroy_handle();
-        // `PJRT_Buffer_Delete` has retired the block before; it is retired once.
-        if was_live {
-            self.retire_or_free();
-        } else {
-            self.release_if_unused();
-        }
-        None
-    }
-
-    /// Destroys the engine's buffer, if there still is one.
-    pub fn destroy_handle(&self) {
-        let handle = self.state().take_handle();
-        // SAFETY: the handle was this buffer's alone and alive, and was taken out under the lock: no thread destroys
-        // it twice.
-        unsafe { self.session.destroy(handle) };
-    }
-
-    /// Offers the block of a buffer that is recycling to the next execution, where the engine orders executions.
-    pub fn offer(self: Arc<Self>) {
-        if let Some(cache_slot) = self.cache_slot()
-            && cache_slot.cache.reuses_early(cache_slot.destination)
-        {
-            let (cache, destination) = (Arc::clone(&cache_slot.cache), cache_slot.destination);
-            cache.offer(destination, self);
-        }
-    }
-
-    /// Takes back the block that `OutputCache::take_recycling` gave away, because executions still use it.
-    pub fn take_back(&self, allocation: Allocation) {
-        allocation.retire();
-        self.put_back(allocation);
-    }
-
-    /// Puts back a block that was taken out, or frees it if nothing uses it any more.
-    pub fn put_back(&self, allocation: Allocation) {
-        let freed = {
-            let mut state = self.state();
-            state.storage = Storage::Arena(allocation);
-            state.take_unneeded()
-        };
-        drop(freed);
-    }
-
-    /// Ends an operation's use of the bytes, on any thread; `wrote` says that the operation wrote them and succeeded.
-    /// If this was the last use of a buffer that is recycling, returns what is to be reused or destroyed.
-    pub fn end_operation_use(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
-        let mut state = self.state();
-        if wrote {
-            state.mark_defined();
-        }
-        state.end_use(user);
-        if state.recycling && state.is_free() {
-            let whole = state.is_defined();
-            let (allocation, view) = state.take_out()?;
-            state.recycling = false;
-            drop(state);
-            return Some(Recycled { output: CachedOutput { allocation, view, buffer: self, retired: true }, whole });
-        }
-        let freed = state.take_unneeded();
-        drop(state);
-        // The arena has a lock of its own: freed after the buffer's is released.
-        drop(freed);
-        None
     }
 }
 

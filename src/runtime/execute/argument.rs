@@ -95,7 +95,7 @@ impl<'a> Argument<'a> {
 
     /// The same argument, for which the engine is passed another handle.
     #[must_use]
-    pub fn shown_as(mut self, handle: *mut sys::PJRT_Buffer) -> Self {
+    pub fn passed_as(mut self, handle: *mut sys::PJRT_Buffer) -> Self {
         self.handle = handle;
         self
     }

@@ -105,9 +105,7 @@ impl<'a> DeviceLaunch<'a> {
             pinned: None,
         }
     }
-}
 
-impl<'a> DeviceLaunch<'a> {
     /// Reserves the program's scratch, and allocates and views every destination.
     ///
     /// # Errors
@@ -226,7 +224,7 @@ impl<'a> DeviceLaunch<'a> {
             let copy = self.copies.iter().find(|copy| copy.argument == number);
             let is_donated = donated.has(number) && !call.keeps(number) && copy.is_none();
             let argument = match (copy, nested.as_deref_mut()) {
-                (Some(copy), _) => Argument::read(buffer)?.shown_as(copy.destination.view.raw()),
+                (Some(copy), _) => Argument::read(buffer)?.passed_as(copy.destination.view.raw()),
                 (None, Some(nested)) => nested.acquire(buffer, is_donated)?,
                 (None, None) if is_donated => match Argument::donate(buffer)? {
                     Some(argument) => argument,
