@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint layers bindings test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo test lint layers bindings test-rust test-jax test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -62,20 +62,30 @@ test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin th
 test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
 	$(if $(TEST_ENGINE),$(ENGINE)) $(DEBUG) "$(PY)" -m pytest python_smoke
 
+# The driver with kernels, cuBLAS, NCCL and stand-ins for other libraries: only XLA's own plugins ask for them. It is a
+# workspace of its own, which the other targets neither build nor test.
+SIMULATOR := plugin_tests/simulator/Cargo.toml
+
+target/debug/libsimulated_gpu.so: setup
+	@$(CARGO) build --manifest-path $(SIMULATOR) --locked --package simulated_gpu
+
+test-simulator: setup ## the simulated GPU's kernels, cuBLAS and NCCL by themselves, which only the targets below need
+	$(CARGO) test --manifest-path $(SIMULATOR) --locked
+
 # Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
-test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
+test-cuda-engine: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a simulated GPU
 	$(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
 
 # Nor this: 160 MB to download and 490 to unpack.
-test-rocm-engine: target/debug/libpjrt_arena.so $(ROCM)/.installed ## XLA's own ROCm plugin, and JAX with it on a GPU of AMD's that is played
+test-rocm-engine: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(ROCM)/.installed ## XLA's own ROCm plugin, and JAX with it on a simulated GPU of AMD's
 	$(DEBUG) TEST_ROCM_ENGINE="$(ROCM)" "$(PY)" -m pytest python_smoke/test_rocm_engine.py
 
-# XLA's allocator "vmm" asks for what the played driver has not.
+# XLA's allocator "vmm" asks for what the simulated driver has not.
 REHEARSAL ?= --only ace --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
 
-gpu-rehearsal: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a played GPU: what fits and what does not, not how fast
+gpu-rehearsal: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a simulated GPU: what fits and what does not, not how fast
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" python_smoke/rehearse.py --size small --out "$(CARGO_TARGET_DIR)/gpu-rehearsal" $(REHEARSAL)
 
 doc: ## API documentation, warnings are errors

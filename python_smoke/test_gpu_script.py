@@ -1,4 +1,4 @@
-"""`gpu/run.sh`: very small rehearsals, on the CPU engine and on a played GPU; what becomes of what goes wrong."""
+"""`gpu/run.sh`: very small rehearsals, on the CPU engine and on a simulated GPU; what becomes of what goes wrong."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_what_is_kept_of_the_callers_environment(monkeypatch):
 
 
 def test_the_sanitizer_part_has_a_time_of_its_own(planted, monkeypatch, tmp_path):
-    """A played sanitizer: it runs what it is given and says that there are three errors."""
+    """A simulated sanitizer: it runs what it is given and says that there are three errors."""
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(
         '#!/bin/sh\necho "$@"\nwhile [ "$1" != "--print-limit" ]; do shift; done\nshift 2\n'
