@@ -1,5 +1,5 @@
-"""A machine with GPUs, simulated on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this
-project; or XLA's ROCm plugin and AMD's driver, by the same two.
+"""A machine with GPUs, simulated on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of
+this project; or XLA's ROCm plugin and AMD's driver, by the same two.
 
     libpjrt_arena.so ---> libfake_cuda_engine.so ---> a CPU engine         computes, on what it takes for device memory
              |                      |
@@ -14,7 +14,7 @@ the GPU, and the driver interprets its kernels.
 
     libpjrt_arena.so ---> xla_cuda_plugin.so      allocates, copies, launches kernels: as on a GPU
              |                      |
-             `--> libsimulated_gpu.so <-'         also under the names of others of NVIDIA's, some of which it stands for
+             `--> libsimulated_gpu.so <-'         also under the names of others of NVIDIA's that it stands for
 
 That library is the driver with kernels and more libraries, from the workspace `plugin_tests/simulator`.
 

@@ -1,4 +1,4 @@
-"""The GPU script on XLA's own CUDA plugin and a simulated GPU: `rehearse.py ARGUMENTS OF run.sh` (`make gpu-rehearsal`).
+"""The GPU script on XLA's own CUDA plugin and a simulated GPU: `rehearse.py ARGUMENTS`, as `make gpu-rehearsal` does.
 
 JAX's own allocators run there too. What is counted is so on a GPU as well: what fits, what is refused, what is moved.
 Times are those of an interpreter of kernels, and nobody ends a rehearsal after ten minutes.

@@ -2,8 +2,8 @@
 launches as on one.
 
 Only with `make test-cuda-engine`, which fetches the plugin. Its kernels are interpreted, so numbers are right and times
-are not; cuBLAS and NCCL are simulated, cuDNN and kernels for tensor cores are not there. `test_gpu.py` and others run on
-it as well.
+are not; cuBLAS and NCCL are simulated, cuDNN and kernels for tensor cores are not there. `test_gpu.py` and others run
+on it as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GPUs that are not the arena's alone: other users of the memory, other users of the engine's pool, callers that run
 ahead of them.
 
-The GPUs are simulated (`fake_gpu`). The other user is the test itself, by the driver's own functions: for it the numbers
-are the same, whether another process, PyTorch or XLA's autotuner takes the memory.
+The GPUs are simulated (`fake_gpu`). The other user is the test itself, by the driver's own functions: for it the
+numbers are the same, whether another process, PyTorch or XLA's autotuner takes the memory.
 """
 
 from __future__ import annotations
