@@ -14,6 +14,7 @@ from typing import Any
 
 import engines
 import pytest
+import tiers
 
 DEVICES = 4
 #: What the caller may steer: the library and the engine that are tested.
@@ -66,7 +67,12 @@ def _name_the_bare_engine(folder: Path) -> None:
     os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"arena:{description}"
 
 
+# Before pytest chooses by markers.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if tiers.is_slow(item.nodeid.removeprefix("python_smoke/")):
+            item.add_marker("slow")
     if config.getoption("--bare"):
         dropped = [item for item in items if item.get_closest_marker("arena")]
         config.hook.pytest_deselected(items=dropped)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
-from harness import ROOT, run_jax, run_python
+import tiers
+from harness import ROOT, clean_environment, run_jax, run_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -61,6 +64,19 @@ def test_the_table_of_settings_has_all_of_them_and_their_defaults():
     assert {name: units.get(name, value) for name, value in plain.items()} == {name: known[name] for name in plain}
     short = {cells[0].strip("`"): cells[2] for cells in rows("README.md", "setting")}
     assert short == {name: told[name] for name in short}
+
+
+def test_every_slow_test_is_there():
+    """A test that was renamed would be slow no more, and nobody would see it."""
+    names = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", ROOT / "python_smoke"],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert tiers.stale([name.removeprefix("python_smoke/") for name in names if "::" in name]) == []
 
 
 def test_every_command_is_listed():
