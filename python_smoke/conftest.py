@@ -70,8 +70,9 @@ def _name_the_bare_engine(folder: Path) -> None:
 # Before pytest chooses by markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if tiers.is_slow(item.nodeid.removeprefix("python_smoke/")):
+    names = config.stash[tiers.COLLECTED] = [item.nodeid.removeprefix("python_smoke/") for item in items]
+    for item, name in zip(items, names, strict=True):
+        if tiers.is_slow(name):
             item.add_marker("slow")
     if config.getoption("--bare"):
         dropped = [item for item in items if item.get_closest_marker("arena")]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 #: Names as pytest prints them, without the folder; `*` stands for anything, and a name without parameters for all.
 SLOW = (
     # Scripts and tools, whose parts have tests of their own.
@@ -69,6 +71,9 @@ SLOW = (
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in name.split("*")) + ("" if "[" in name else r"(\[.*\])?"))
 
+
+#: The names of all tests that were collected, slow ones too, in the stash of pytest's configuration.
+COLLECTED = pytest.StashKey[list[str]]()
 
 PATTERNS = {name: _pattern(name) for name in SLOW}
 

@@ -100,7 +100,7 @@ const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString c
     hipDeviceCanAccessPeer hipGetDevice hipSetDevice hipMemGetInfo hipMalloc hipFree hipHostMalloc hipHostFree \
     hipMemcpyHtoDAsync hipMemcpyDtoDAsync hipMemcpyAsync hipMemcpyPeerAsync hipStreamCreateWithFlags \
     hipStreamDestroy hipStreamSynchronize hipStreamWaitEvent hipEventCreateWithFlags hipEventDestroy \
-    hipEventRecord hipEventSynchronize hipGetLastError fake_cuda_kernel fake_cuda_violations \
+    hipEventRecord hipEventSynchronize hipGetLastError hipThreadExchangeStreamCaptureMode fake_cuda_kernel fake_cuda_violations \
     fake_cuda_reset_violations fake_cuda_configure fake_cuda_counts fake_cuda_host_access fake_cuda_reset";
 
 #[test]

@@ -108,7 +108,6 @@ functions! {
     };
     call hipGraphLaunch(executable: u64, stream: usize) |driver| executable::launch(driver, executable, stream);
     call hipGraphExecDestroy(executable: u64) |driver| executable::destroy(driver, executable);
-    call hipThreadExchangeStreamCaptureMode(mode: Out<c_uint>) |_driver| mode.checked()?.exchange(capture::exchange_mode);
     call hipStreamBeginCapture(stream: usize, mode: c_uint) |driver| {
         capture::begin(driver, stream, None, Vec::new(), mode)
     };
