@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import tiers
 from harness import ROOT, run_jax, run_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -61,6 +62,14 @@ def test_the_table_of_settings_has_all_of_them_and_their_defaults():
     assert {name: units.get(name, value) for name, value in plain.items()} == {name: known[name] for name in plain}
     short = {cells[0].strip("`"): cells[2] for cells in rows("README.md", "setting")}
     assert short == {name: told[name] for name in short}
+
+
+def test_every_slow_test_is_there(request):
+    """A test that was renamed would be slow no more, and nobody would see it."""
+    names = request.config.stash[tiers.COLLECTED]
+    if {name.partition("::")[0] for name in names} != {path.name for path in ROOT.glob("python_smoke/test_*.py")}:
+        pytest.skip("only some of the files were collected")
+    assert tiers.stale(names) == []
 
 
 def test_every_command_is_listed():
