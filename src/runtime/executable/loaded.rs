@@ -504,6 +504,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
         let old = written.replace("\"bound\":[\"Unpinned\",null],", "");
         assert_ne!(old, written);
-        assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan });
+        let older = old.replace("not_rewritten", "left_alone");
+        assert_ne!(older, old);
+        for old in [old, older] {
+            assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan.clone() });
+        }
     }
 }
