@@ -14,9 +14,9 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
-//! Beside them stand `config` (the settings) and `logging`.
+//! Beside them stand `config` (the settings) and `logging`. `region` is a device's allocation as an owned value.
 //!
-//! Dependencies point one way: `api -> {engine, program, report, device} -> memory -> {error, units}`.
+//! Dependencies point one way: `api -> {engine, program, report, device} -> memory -> region -> {error, units}`.
 
 pub mod api;
 pub mod config;

@@ -13,8 +13,8 @@ pub struct AddressRange {
     pub bytes: Bytes,
 }
 
-/// A contiguous allocation of a device. Owning the value is owning the memory: it cannot be copied, only a device makes one,
-/// and [`crate::memory::Backing::release`] consumes it. Dropping it leaks the memory.
+/// A contiguous allocation of a device. Owning the value is owning the memory: it cannot be copied, only a device makes
+/// one, and [`crate::memory::Backing::release`] consumes it. Dropping it leaks the memory.
 #[must_use = "dropping a region leaks its memory"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Region(AddressRange);

@@ -14,8 +14,8 @@
 //!          allocator=bfc        preallocate=false     where there is no driver, and all memory is the engine's
 //! ```
 //!
-//! An engine for GPUs refuses a name or a type that it does not know (PJRT 0.112, `pjrt_c_api_gpu_internal.cc`); the CPU
-//! engine reads `cpu_device_count` alone, and skips every other name (PJRT 0.81 and 0.106) or refuses it (0.115).
+//! An engine for GPUs refuses a name or a type that it does not know (PJRT 0.112, `pjrt_c_api_gpu_internal.cc`); the
+//! CPU engine reads `cpu_device_count` alone, and skips every other name (PJRT 0.81 and 0.106) or refuses it (0.115).
 
 use crate::{
     config::{
@@ -40,15 +40,16 @@ pub struct EngineOptions {
 /// The CPU engine's option for its number of devices.
 const CPU_DEVICE_COUNT: &str = "cpu_device_count";
 
-/// Its one value that leaves the engine's memory where it is. Under the others all arrays have to come from an allocator of the engine's
-/// own, which fails programs that are given others ("No raw allocation found", PJRT 0.112, `gpu_executable.cc`), or scratch comes from one
-/// beside its pool, which nobody limits (PJRT 0.114, `GetStreamExecutorGpuDeviceAllocator`).
+/// Its one value that leaves the engine's memory where it is. Under the others all arrays have to come from an
+/// allocator of the engine's own, which fails programs that are given others ("No raw allocation found", PJRT 0.112,
+/// `gpu_executable.cc`), or scratch comes from one beside its pool, without a limit (PJRT 0.114,
+/// `GetStreamExecutorGpuDeviceAllocator`).
 const ALWAYS_UPDATE: &str = "ALWAYS_UPDATE";
 
 impl Settings {
     /// The options for an engine of `kind`; `None` is an engine given by path whose kind is not known. With `share` an
-    /// engine for GPUs takes that share of each GPU's memory in one piece and for good, for its programs' scratch, when the
-    /// first program needs any.
+    /// engine for GPUs takes that share of each GPU's memory in one piece and for good, for its programs' scratch, when
+    /// the first program needs any.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for what an engine for GPUs would accept, but cannot do on memory of ours.
@@ -102,7 +103,8 @@ impl Settings {
         })
     }
 
-    /// What takes away what memory of ours on a GPU rests on: the order of the queue, and arrays at addresses of our choice.
+    /// What takes away what memory of ours on a GPU rests on: the order of the queue, and arrays at addresses of our
+    /// choice.
     fn refuse_unsafe_gpu_client(&self) -> Result<()> {
         if let Some(mode) = self.engine_only.gpu_update_mode.as_deref()
             && !mode.eq_ignore_ascii_case(ALWAYS_UPDATE)

@@ -117,8 +117,8 @@ pub(super) fn refuse_both_fractions(given: &[Given]) -> Result<()> {
 }
 
 impl Setting<Limit> {
-    /// The bytes that each of `devices` devices may use of a memory of `capacity_bytes` that they share, rounded down to a
-    /// multiple of [`GRANULE_BYTES`].
+    /// The bytes that each of `devices` devices may use of a memory of `capacity_bytes` that they share, rounded down
+    /// to a multiple of [`GRANULE_BYTES`].
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when the devices together would have more than `capacity_bytes`, or each of them less than

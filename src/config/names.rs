@@ -58,8 +58,8 @@ pub(super) fn unknown_variables(table: &[&'static Row], environment: &Environmen
         .collect()
 }
 
-/// The member of `known` that a user who wrote `word` most likely meant, if one is near: one typing error, or two in five
-/// letters of a longer word (Damerau-Levenshtein: a pair of exchanged letters is one error).
+/// The member of `known` that a user who wrote `word` most likely meant, if one is near: one typing error, or two in
+/// five letters of a longer word (Damerau-Levenshtein: a pair of exchanged letters is one error).
 pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_ascii_lowercase();
     let far = (word.chars().count() * 2 / 5).max(1);

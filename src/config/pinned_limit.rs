@@ -1,9 +1,10 @@
 //! How much memory of the host may be pinned for the arrays of one GPU.
 //!
 //! XLA's own plugin gives each GPU a pool of up to 64 GiB, whatever the machine has (`xla/pjrt/gpu/gpu_helpers.cc`,
-//! `GetGpuHostAllocator`, PJRT C API 0.112 and 0.114). Pinned pages can neither be swapped out nor taken back, and a machine that has no
-//! others ends processes instead of refusing memory. So the default is XLA's where the machine has it: its GPUs together pin half of
-//! the memory at most, the share that Linux gives to files in memory (`tmpfs`), which cannot be taken back either.
+//! `GetGpuHostAllocator`, PJRT C API 0.112 and 0.114). Pinned pages can neither be swapped out nor taken back, and a
+//! machine that has no others ends processes instead of refusing memory. So the default is XLA's where the machine has
+//! it: its GPUs together pin half of the memory at most, the share that Linux gives to files in memory (`tmpfs`), which
+//! cannot be taken back either.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -58,8 +59,8 @@ impl fmt::Display for PinnedLimit {
 }
 
 impl Setting<PinnedLimit> {
-    /// The bytes that may be pinned for each of `gpus` GPUs on a machine of `capacity_bytes`, rounded down to a multiple of
-    /// [`GRANULE_BYTES`].
+    /// The bytes that may be pinned for each of `gpus` GPUs on a machine of `capacity_bytes`, rounded down to a
+    /// multiple of [`GRANULE_BYTES`].
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` where the GPUs together would have more than the machine, or each of them less than

@@ -115,8 +115,8 @@ pub(super) fn gather(row: &Row, environment: &Environment, options: &[(String, O
 /// The value of a setting whose names all say the same kind of thing.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for the first value that `parse` refuses, whether it would have decided or not, and for two values
-/// of one level that differ.
+/// `INVALID_ARGUMENT` for the first value that `parse` refuses, whether it would have decided or not, and for two
+/// values of one level that differ.
 pub(super) fn decide<T: PartialEq>(
     given: &[Given],
     parse: impl Fn(&Given) -> Result<T>,

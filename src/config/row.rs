@@ -5,7 +5,7 @@ use std::fmt;
 /// Where the value of a setting came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Nobody said anything.
+    /// No value was given.
     Default,
     /// The environment variable of this name.
     Environment(&'static str),
@@ -65,7 +65,7 @@ pub struct Row {
     pub name: &'static str,
     /// Every name under which a value may come, strongest first: client options, our variable, XLA's.
     pub names: &'static [Source],
-    /// The value when nobody says anything, about this setting or another.
+    /// The value when none is given, for this setting or another that decides it.
     pub default: &'static str,
     /// What is allowed, under our own names.
     pub allowed: &'static str,

@@ -1,8 +1,8 @@
 //! The settings, each declared once: every name it goes by, its default, what is allowed, one line of explanation, and
 //! how it is read.
 //!
-//! A new setting is one entry of the macro below, and a type in `values` where no type there will do. The entry becomes a
-//! row of [`TABLE`], a field of [`Settings`], and a line of the log and of `python -m jax_plugins.arena`.
+//! A new setting is one entry of the macro below, and a type in `values` where no type there will do. The entry becomes
+//! a row of [`TABLE`], a field of [`Settings`], and a line of the log and of `python -m jax_plugins.arena`.
 
 use std::num::NonZeroU32;
 
@@ -36,7 +36,8 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The strategy. One that cannot be read is an error by itself, and what it would have meant for others is moot then.
+    /// The strategy. One that cannot be read is an error by itself, and what it would have meant for others is moot
+    /// then.
     fn strategy(&self) -> Strategy {
         self.decided.unwrap_or(Strategy::Preallocate)
     }
@@ -50,7 +51,8 @@ impl Context {
     }
 }
 
-/// Reads a setting whose names all take the same kind of text: the strongest one decides, or `default` for the strategy.
+/// Reads a setting whose names all take the same kind of text: the strongest one decides, or `default` for the
+/// strategy.
 fn parsed<T: PartialEq>(
     parse: impl Fn(&Given) -> Result<T>,
     default: impl Fn(Strategy) -> T,
@@ -103,7 +105,8 @@ macro_rules! settings {
             pub(super) engine_only: EngineOnly,
         }
 
-        /// The settings before it is known whether all of them are valid, for the report that shows the invalid ones too.
+        /// The settings before it is known whether all of them are valid, for the report that shows the invalid ones
+        /// too.
         pub(super) struct Reading {
             $(pub(super) $field: Result<Setting<$type>>,)*
             pub(super) warnings: Vec<String>,
@@ -328,7 +331,7 @@ settings! {
         read: parsed(Scratch::parse, Scratch::default_for),
     }
 
-    /// Whether arrays of the host are used where they lie.
+    /// Whether arrays of the host are used in place, without a copy.
     ZERO_COPY, zero_copy: ZeroCopy = {
         names: &[Opt("zero_copy"), Var("PJRT_ARENA_ZERO_COPY")],
         default: "on",
@@ -371,8 +374,8 @@ impl Settings {
     /// Reads all settings.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a value that cannot be read, is out of range or contradicts another of the same level; one
-    /// clause for each setting that is wrong.
+    /// `INVALID_ARGUMENT` for a value that cannot be read, is out of range or contradicts another of the same level;
+    /// one clause for each setting that is wrong.
     pub fn read(environment: &Environment, options: &[(String, OptionValue)]) -> Result<Self> {
         Reading::new(environment, options).settings()
     }
@@ -388,8 +391,8 @@ impl Settings {
     }
 }
 
-/// What is needed before there is a client: which engine to load, and what to log while looking for it. Whatever else is
-/// wrong with the settings is said when a client is created.
+/// What is needed before there is a client: which engine to load, and what to log while looking for it. Whatever else
+/// is wrong with the settings is said when a client is created.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for an engine that cannot be read.

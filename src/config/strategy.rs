@@ -16,13 +16,13 @@
 //! choice, and `preallocate` is open wherever it is, so that only its own name ever leads there. Under
 //! `PJRT_ARENA_STRATEGY=tpu` an `XLA_PYTHON_CLIENT_PREALLOCATE=false` is overridden, and `=true` agrees.
 //!
-//! Levels are read from the strongest to the weakest. A weaker value may narrow what the stronger ones left open; where it
-//! would leave nothing, it is overridden. The leftmost strategy still open is the answer.
+//! Levels are read from the strongest to the weakest. A weaker value may narrow what the stronger ones left open; where
+//! it would leave nothing, it is overridden. The leftmost strategy still open is the answer.
 //!
 //! `address` became an alias of `platform` in XLA between PJRT 0.112 and 0.114 (`pjrt_c_api_gpu_internal.cc`), after
-//! `platform` had stopped to mean one driver allocation per buffer (jax issue 39145). Our `platform` means that, so both
-//! names lead there. `cuda_async` and `vmm` name allocators that are not ours to imitate, and are refused where they would
-//! decide.
+//! `platform` had stopped to mean one driver allocation per buffer (jax issue 39145). Our `platform` means that, so
+//! both names lead there. `cuda_async` and `vmm` name allocators that are not ours to imitate, and are refused where
+//! they would decide.
 
 use crate::{
     config::{
@@ -116,8 +116,8 @@ fn not_ours(given: &Given, allocator: &str) -> Error {
 /// Decides the strategy from everything that was given for it, strongest first.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for a value that cannot be read, for two options that leave no strategy open, and for an allocator
-/// of XLA's that we do not have, unless something stronger has decided already.
+/// `INVALID_ARGUMENT` for a value that cannot be read, for two options that leave no strategy open, and for an
+/// allocator of XLA's that we do not have, unless something stronger has decided already.
 pub(super) fn decide(given: &[Given], notes: &mut Notes) -> Result<Setting<Strategy>> {
     let mut open = ALL.to_vec();
     let mut narrowing: Vec<(&Given, Vec<Strategy>)> = Vec::new();

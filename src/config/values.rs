@@ -359,8 +359,8 @@ library! {
 pub struct Headroom(crate::units::Bytes);
 
 impl Headroom {
-    /// What cuDNN and cuBLAS take for handles and workspaces of their own comes to some hundred MiB (jax-ml/jax#8506 asks
-    /// for such a setting).
+    /// What cuDNN and cuBLAS take for handles and workspaces of their own comes to some hundred MiB (jax-ml/jax#8506
+    /// asks for such a setting).
     pub const DEFAULT: Self = Self(crate::units::Bytes::mib(512));
 
     /// The number of bytes.
@@ -380,13 +380,14 @@ impl fmt::Display for Headroom {
     }
 }
 
-/// What programs' scratch has of a GPU's limit for good, where the engine cannot take it from memory that arrays give back.
+/// What programs' scratch has of a GPU's limit for good, where the engine cannot take it from memory that arrays free.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuScratch(Limit);
 
 impl GpuScratch {
-    /// Every program whose arrays and scratch both fit half of the limit runs; any other share runs some that half does not, and
-    /// fails as many that half runs. Scratch holds the activations of a training step, so a small share would fail what people do.
+    /// Every program whose arrays and scratch both fit half of the limit runs; any other share runs some that half does
+    /// not, and fails as many that half runs. Scratch holds the activations of a training step, so a small share would
+    /// fail what people do.
     pub const DEFAULT: Self = Self(Limit::Fraction(Fraction::HALF));
 
     /// What the engine's allocator deals in (XLA `gpu_helpers.cc` rounds its size to it).
@@ -429,7 +430,8 @@ impl fmt::Display for GpuScratch {
     }
 }
 
-/// A filter in env_logger's syntax that has been looked through: `LEVEL`, `TARGET`, `TARGET=LEVEL`, separated by commas.
+/// A filter in env_logger's syntax that has been looked through: `LEVEL`, `TARGET`, `TARGET=LEVEL`, separated by
+/// commas.
 ///
 /// env_logger itself takes a misspelt level for the name of a module and then logs nothing; here a target has to lie in
 /// this crate.

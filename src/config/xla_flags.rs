@@ -1,8 +1,9 @@
 //! One flag out of `XLA_FLAGS`, by the rules of XLA's `parse_flags_from_env.cc`.
 //!
-//! The text is a list of `--name=value`, separated by white space; the value may stand in single quotes (taken as it is)
-//! or double quotes (a backslash takes the next character as it is). Reading stops at the first word that is no flag, and
-//! the last value of a name counts. A text whose first word is no flag is the name of a file that holds the flags.
+//! The text is a list of `--name=value`, separated by white space; the value may stand in single quotes (taken as it
+//! is) or double quotes (a backslash takes the next character as it is). Reading stops at the first word that is no
+//! flag, and the last value of a name counts. A text whose first word is no flag is the name of a file that holds the
+//! flags.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  FakeBacking::new          addresses only: what moves is counted
-//!  FakeBacking::with_bytes   every byte is there, and one that nobody may read looks like none that was written:
+//!  FakeBacking::with_bytes   every byte is there, and one that must not be read looks like none that was written:
 //!                            NEW       never written
 //!                            LEFT      a block was here, and has moved
-//!                            DISCARDED given back to the system
+//!                            DISCARDED returned to the system
 //! ```
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -23,11 +23,11 @@ use crate::{
 pub const NEW: u8 = 0xcd;
 /// What a byte holds after a block has moved away from it.
 pub const LEFT: u8 = 0xee;
-/// What a byte holds after it was given back to the system.
+/// What a byte holds after it was returned to the system.
 pub const DISCARDED: u8 = 0xdd;
 
-/// A device that keeps books, and bytes if it is told to. Clones are the same device, so that a test keeps one beside its
-/// arena.
+/// A device that counts what it is asked for, and holds bytes if it is told to. Clones are the same device, so that a
+/// test keeps one beside its arena.
 ///
 /// A region that is released twice, or that was never reserved, is an error and counted as a
 /// [violation](Self::violations); so is every range that does not lie in one region.
@@ -132,7 +132,7 @@ impl FakeBacking {
         self.state.lock().moved
     }
 
-    /// Bytes given back so far, each as often as it was.
+    /// Bytes discarded so far, each as often as it was.
     pub fn discarded(&self) -> Bytes {
         self.state.lock().discarded
     }
@@ -216,8 +216,8 @@ impl Mover for FakeBacking {
         Ok(())
     }
 
-    /// Nothing here is unsafe, as for `relocate`. A page is the unit of regions; each one inside of the range goes back,
-    /// used or not.
+    /// Nothing here is unsafe, as for `relocate`. A page is the unit of regions; each one inside of the range is
+    /// discarded, used or not.
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
         let mut state = self.state.lock();
         let (region, range) = state.locate(from, bytes)?;
@@ -254,7 +254,7 @@ impl Backing for FakeBacking {
             ));
         }
         let address = state.next;
-        // The unit between two regions shows up whoever writes, or coalesces, past an end.
+        // The unit between two regions shows code that writes, or coalesces, past an end.
         state.next = address + bytes + self.granularity;
         state.regions.insert(address, bytes);
         if let Some(contents) = &mut state.contents {

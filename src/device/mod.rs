@@ -60,30 +60,30 @@ pub struct HostArray<'a> {
 ///  other blocks --copy---> |   (host memory: nothing; it is done)     |
 /// ```
 pub trait Carrier: Mover {
-    /// Whether this process reads and writes the device's memory by its addresses. Then all that is said here is done when
-    /// a call returns.
+    /// Whether this process reads and writes the device's memory by its addresses. Then all that is said here is done
+    /// when a call returns.
     fn is_host(&self) -> bool;
 
-    /// Copies an array, dense with the last dimension fastest, to `to`. On return the source may change; the bytes are there
-    /// for work that comes after [`Self::order`].
+    /// Copies an array, dense with the last dimension fastest, to `to`. On return the source may change; the bytes are
+    /// there for work that comes after [`Self::order`].
     ///
     /// # Errors
     /// The device's reason; the contents of the destination are undefined then, and nothing writes to it any more.
     ///
     /// # Safety
-    /// Every element of the source is readable; the dense array lies in one region of this device, and nothing else reads or
-    /// writes it until the copy is there. There are as many strides as dimensions, if there are strides.
+    /// Every element of the source is readable; the dense array lies in one region of this device, and nothing else
+    /// reads or writes it until the copy is there. There are as many strides as dimensions, if there are strides.
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()>;
 
-    /// Copies `bytes` from `from`, in a region of this or another device of the same kind, to `to`; the two do not overlap.
-    /// The bytes are there for work that comes after [`Self::order`].
+    /// Copies `bytes` from `from`, in a region of this or another device of the same kind, to `to`; the two do not
+    /// overlap. The bytes are there for work that comes after [`Self::order`].
     ///
     /// # Errors
     /// As [`Self::upload`].
     ///
     /// # Safety
-    /// Both ranges are allocated, the source's bytes are there, and until the copy is there nothing else writes them, or reads or
-    /// writes the destination.
+    /// Both ranges are allocated, the source's bytes are there, and until the copy is there nothing else writes them,
+    /// or reads or writes the destination.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
     /// Makes sure that there is memory behind `bytes` from `from` on, after some of it was returned with
@@ -95,8 +95,8 @@ pub trait Carrier: Mover {
         Ok(())
     }
 
-    /// Lets what is put on `stream`, a stream of the engine on this device, from here on wait for all that was uploaded and
-    /// copied so far.
+    /// Lets what is put on `stream`, a stream of the engine on this device, from here on wait for all that was uploaded
+    /// and copied so far.
     ///
     /// # Errors
     /// The device's reason.
@@ -117,15 +117,15 @@ pub trait ScratchPool: Send + Sync + fmt::Debug {
     /// The device's reason.
     fn reserved(&self) -> Result<Bytes>;
 
-    /// Returns to the device what no program needs any more, as far as it is known, down to `keep`; the result is what the pool
-    /// holds after that.
+    /// Returns to the device what no program needs any more, as far as it is known, down to `keep`; the result is what
+    /// the pool holds after that.
     ///
     /// # Errors
     /// The device's reason.
     fn trim(&self, keep: Bytes) -> Result<Bytes>;
 
-    /// What the pool holds and no program uses, as far as its users have freed it: [`Self::trim`] may bring some of it only after
-    /// [`Self::synchronize`].
+    /// What the pool holds and no program uses, as far as its users have freed it: [`Self::trim`] may bring some of it
+    /// only after [`Self::synchronize`].
     ///
     /// # Errors
     /// The device's reason.

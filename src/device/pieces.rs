@@ -1,7 +1,7 @@
 //! Work in pieces, on the caller's thread and a few helpers.
 //!
-//! Each thread takes the next piece when it is done with one, so that a helper that starts late, or shares its processor
-//! with a program, costs little: the others do its pieces.
+//! Each thread takes the next piece when it is done with one, so that a helper that starts late, or shares its
+//! processor with a program, costs little: the others do its pieces.
 
 use std::{
     sync::{

@@ -6,7 +6,7 @@
 //! line of the source is read once.
 //!
 //! Large arrays are copied by several threads, each of which takes one band of the destination after the other. What
-//! they gain most from is memory that nobody used before: the kernel clears a page at its first use, which takes six
+//! they gain most from is memory that was not used before: the kernel clears a page at its first use, which takes six
 //! times as long as copying into it. Measured on two processors, in ms with one thread and with two:
 //!
 //! ```text
@@ -55,7 +55,8 @@ pub fn is_dense(dims: &[i64], strides: Option<&[i64]>, element: usize) -> bool {
 /// # Safety
 /// `from` must be readable and `to` writable for `bytes` bytes, and the two must not overlap.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: one dimension of `bytes` elements of one byte is all of the array: readable, writable and apart by the contract.
+    // SAFETY: one dimension of `bytes` elements of one byte is all of the array: readable, writable and apart by the
+    // contract.
     unsafe { in_bands(from, to, &[Dimension { count: bytes, from: 1, to: 1 }], 1, Cut::of(bytes, DENSE_WORTH)) }
 }
 
@@ -72,8 +73,9 @@ pub unsafe fn copy_to_dense(from: *const u8, to: *mut u8, dims: &[i64], strides:
     }
     match strides.map(|strides| merge(dims, strides, element)) {
         Some(dimensions) if !dimensions.is_empty() => {
-            // SAFETY: the merged dimensions describe the same elements as the caller's, which are readable; the destination is writable
-            // for `total` bytes and apart from them. None is empty, because `total` is not zero.
+            // SAFETY: the merged dimensions describe the same elements as the caller's, which are readable; the
+            // destination is writable for `total` bytes and apart from them. None is empty, because `total` is not
+            // zero.
             unsafe { in_bands(from, to, &dimensions, element, Cut::of(total, STRIDED_WORTH)) }
         }
         // SAFETY: both are dense, so `total` bytes from either pointer on are the array: readable, writable and apart.
@@ -84,8 +86,8 @@ pub unsafe fn copy_to_dense(from: *const u8, to: *mut u8, dims: &[i64], strides:
 /// The two ends of a copy, for threads that each write a part of their own.
 #[derive(Clone, Copy)]
 struct Ends(*const u8, *mut u8);
-// SAFETY: only `in_bands` makes them, and shares them with threads that end before it does, so both arrays outlive the uses. Each
-// thread writes a band of the destination that no other has, and the source is only read.
+// SAFETY: only `in_bands` makes them, and shares them with threads that end before it does, so both arrays outlive the
+// uses. Each thread writes a band of the destination that no other has, and the source is only read.
 unsafe impl Sync for Ends {}
 
 impl Ends {
@@ -132,8 +134,8 @@ unsafe fn in_bands(from: *const u8, to: *mut u8, dimensions: &[Dimension], eleme
         let mut band: SmallVec<[Dimension; 6]> = SmallVec::from_slice(dimensions);
         band[0].count = height.min(slowest.count - first);
         let first = first as isize;
-        // SAFETY: the band's first element and its count lie within the array, so it is readable and writable by the contract, and
-        // `pieces::each` gives each number, so each band, to one thread.
+        // SAFETY: the band's first element and its count lie within the array, so it is readable and writable by the
+        // contract, and `pieces::each` gives each number, so each band, to one thread.
         unsafe { walk(from.offset(first * slowest.from), to.offset(first * slowest.to), &band, element) }
     });
 }
@@ -174,7 +176,8 @@ unsafe fn walk(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: 
         [.., row] if row.from == element as isize => {
             let bytes = row.count * element;
             let outer = &dimensions[..dimensions.len() - 1];
-            // SAFETY: the last dimension is dense on both sides, so `bytes` from each of its starts on are readable and writable.
+            // SAFETY: the last dimension is dense on both sides, so `bytes` from each of its starts on are readable and
+            // writable.
             return unsafe { each(from, to, outer, &mut |from, to| ptr::copy_nonoverlapping(from, to, bytes)) };
         }
         [single] => {
@@ -191,7 +194,8 @@ unsafe fn walk(from: *const u8, to: *mut u8, dimensions: &[Dimension], element: 
     let other = outer[fastest];
     let mut rest: SmallVec<[Dimension; 6]> = SmallVec::from_slice(outer);
     rest.remove(fastest);
-    // SAFETY: `rest`, `other` and `inner` are all dimensions, so every element that `each` and `tiles` come to is the array's.
+    // SAFETY: `rest`, `other` and `inner` are all dimensions, so every element that `each` and `tiles` come to is the
+    // array's.
     unsafe { each(from, to, &rest, &mut |from, to| tiles(from, to, other, inner, element)) }
 }
 
@@ -204,7 +208,8 @@ unsafe fn each(from: *const u8, to: *mut u8, dimensions: &[Dimension], body: &mu
         [] => body(from, to),
         [first, rest @ ..] => {
             for index in 0..first.count as isize {
-                // SAFETY: the index is below the count, so the offsets stay within the arrays, and so does the rest by the contract.
+                // SAFETY: the index is below the count, so the offsets stay within the arrays, and so does the rest by
+                // the contract.
                 unsafe { each(from.offset(index * first.from), to.offset(index * first.to), rest, body) }
             }
         }
@@ -237,8 +242,8 @@ unsafe fn tiles(from: *const u8, to: *mut u8, a: Dimension, b: Dimension, elemen
 /// Both must be valid for `element` bytes.
 #[inline(always)]
 unsafe fn one(from: *const u8, to: *mut u8, element: usize) {
-    // SAFETY: by the contract the source is readable and the destination writable for `element` bytes, and they are apart; a copy of
-    // bytes asks for no alignment.
+    // SAFETY: by the contract the source is readable and the destination writable for `element` bytes, and they are
+    // apart; a copy of bytes asks for no alignment.
     unsafe {
         match element {
             1 => *to = *from,

@@ -45,8 +45,8 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// `RESOURCE_EXHAUSTED` when the device has no such region, with the device's reason.
     fn reserve(&self, bytes: Bytes) -> Result<Region>;
 
-    /// As [`Self::reserve`], of the one region that an arena takes at its start. A device that has less memory may give a region whose
-    /// parts find theirs when they are used.
+    /// As [`Self::reserve`], of the one region that an arena takes at its start. A device that has less memory may give
+    /// a region whose parts find theirs when they are used.
     ///
     /// # Errors
     /// As [`Self::reserve`].

@@ -11,7 +11,7 @@ pub enum MoveBarrier {
     InUse,
     /// They are being written, or hold an error.
     NotDefined,
-    /// Nobody owns them any more.
+    /// They have no owner any more.
     Gone,
 }
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! An id is honoured only with the generation of its entry, so a stale one is a miss and never another block. An entry
-//! whose generations are used up (2³² - 2 blocks) is not used again. Entries take 64 bytes, a cache line; all operations are O(1).
+//! whose generations are used up (2³² - 2 blocks) is not used again. Entries take 64 bytes, a cache line; all
+//! operations are O(1).
 
 use std::{fmt, num::NonZeroU32};
 

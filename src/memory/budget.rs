@@ -1,4 +1,5 @@
-//! One limit for two that take a GPU's memory: the arena, and the engine's own pool, where programs' scratch comes from.
+//! One limit for two that take a GPU's memory: the arena, and the engine's own pool, where programs' scratch comes
+//! from.
 //!
 //! ```text
 //!  |----------------------------- limit -----------------------------|
@@ -7,20 +8,21 @@
 //!                                                         trim -->
 //! ```
 //!
-//! The engine allocates for itself, and where it finds no memory its arguments are gone (engine behaviour T6). So it is asked here before
-//! each execution whether what it may take was granted, and granted memory is taken back only while no execution is on its
-//! way into the engine. What was granted stays granted: the engine's pool keeps the memory for the next program, which finds
-//! scratch where the last one had it.
+//! The engine allocates for itself, and where it finds no memory its arguments are gone (engine behaviour T6). So it is
+//! asked here before each execution whether what it may take was granted, and granted memory is taken back only while
+//! no execution is on its way into the engine. What was granted stays granted: the engine's pool keeps the memory for
+//! the next program, which finds scratch where the last one had it.
 //!
 //! Where the engine has no pool, it has a share of its own beside the limit, for good: then nothing is granted, and
 //! what does not fit the share does not run ([`Budget::with_share`]).
 //!
-//! A little is granted from the start, beside the limit ([`Budget::new`]): most programs take a few bytes, and they must run when
-//! arrays hold all there is.
+//! A little is granted from the start, beside the limit ([`Budget::new`]): most programs take a few bytes, and they
+//! must run when arrays hold all there is.
 //!
 //! Entering is two atomic operations. Everything else is rare, and locked.
 //!
-//! Pinned memory of the host has a budget as well: there the arena and arrays that the engine made take, and nothing is granted.
+//! Pinned memory of the host has a budget as well: there the arena and arrays that the engine made take, and nothing is
+//! granted.
 
 use std::{
     error, fmt,
@@ -182,7 +184,8 @@ impl Budget {
     }
 
     /// Offers to raise what is granted to `bytes`, if it is less. Nothing is granted until the offer is taken, and the
-    /// budget stays locked until then: programs start by the grant alone, so it must never name memory that does not exist.
+    /// budget stays locked until then: programs start by the grant alone, so it must never name memory that does not
+    /// exist.
     ///
     /// # Errors
     /// The numbers, if that passes the limit.

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Trimming a GiB costs about 0.1 s in the background, touching it again 0.13 to 0.29 s in the user's program. So a
-//! needless trim must be rare: when half of what was trimmed, or more, is used again within `REUSE_WINDOW` first delays,
-//! the delay doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no more. A program
-//! that needs the memory later than that pays once in five minutes at most, a thousandth of the time for each GiB.
+//! needless trim must be rare: when half of what was trimmed, or more, is used again within `REUSE_WINDOW` first
+//! delays, the delay doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no
+//! more. A program that needs the memory later than that pays once in five minutes at most, a thousandth of the time
+//! for each GiB.
 
 use std::time::Duration;
 
@@ -68,8 +69,8 @@ impl Idle {
     }
 
     /// Ends a window at `now`, counted from the first one's start, in which use went up to `peak`. Where it is time to
-    /// trim: how much is to stay, what is in use included. The caller then reports with [`Self::record_release`] what it
-    /// released.
+    /// trim: how much is to stay, what is in use included. The caller then reports with [`Self::record_release`] what
+    /// it released.
     pub fn end_window(&mut self, now: Duration, peak: Bytes) -> Option<Bytes> {
         let began = std::mem::replace(&mut self.now, now);
         self.look_back(now, peak);

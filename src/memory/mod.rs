@@ -18,8 +18,8 @@
 //!
 //! A *region* is one contiguous allocation of the device. A *block* is what a caller holds; a *hole* is a part of a
 //! region that no block covers. A *live* block has an owner. A *retired* block's owner let go while the device may
-//! still use its bytes; they are *pending* until it is freed. A *pinned* block is live, and an outsider holds its address.
-//! *Slack* is what a block takes beyond the request; *reserved* is what is kept for programs' scratch.
+//! still use its bytes; they are *pending* until it is freed. A *pinned* block is live, and an outsider holds its
+//! address. *Slack* is what a block takes beyond the request; *reserved* is what is kept for programs' scratch.
 //!
 //! What always holds: blocks never overlap; in use + pending + slack + reserved + free = pool; a stale id is an error;
 //! a pinned block never moves.

@@ -119,8 +119,8 @@ impl Timestamp {
         Self::on(ClockId::Monotonic)
     }
 
-    /// Now, or up to one tick of the kernel (1 to 4 ms) earlier, for 3 ns where [`Self::now`] takes 20: what each execution
-    /// can bear.
+    /// Now, or up to one tick of the kernel (1 to 4 ms) earlier, for 3 ns where [`Self::now`] takes 20: what each
+    /// execution can bear.
     #[inline]
     pub fn about_now() -> Self {
         Self::on(ClockId::MonotonicCoarse)

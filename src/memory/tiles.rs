@@ -22,18 +22,18 @@
 //! | 1 | `T(n)`: padded to `n`, the length rounded up to a power of two, from 128 x pack to 1024 | dumps: `f32[4]{0:T(128)}`, `s32[301]{0:T(512)}`, `s32[2048]{0:T(1024)}`, `bf16[128]{0:T(256)(128)(2,1)}`, `bf16[6144]{0:T(1024)(128)(2,1)}`, `pred[1]{0:T(512)(128)(4,1)}` |
 //! | 0 | `T(128 x pack)`: 512 bytes | dumps: `f32[]{:T(128)}`, `bf16[]{:T(256)}`, `pred[]{:T(512)}`, `s8[]{:T(512)}` |
 //!
-//! A 64-bit type counts as two arrays of 32 bits, since XLA's compiler for TPUs replaces it by a pair (its messages call
-//! that the X64 rewriting), complex64 as two of f32. A predicate takes a byte.
+//! A 64-bit type counts as two arrays of 32 bits, since XLA's compiler for TPUs replaces it by a pair (its messages
+//! call that the X64 rewriting), complex64 as two of f32. A predicate takes a byte.
 //!
 //! # How sure that is
 //! - Certain: the padding of rank 2 and more for 32, 16 and 8 bits. The tests hold sizes that TPUs reported.
-//! - Inferred: the upper bound of 1024 for one dimension of 8 bits and all of 4 bits but `T(8,128)(8,1)`, which one dump
-//!   shows; 2 bits; that both halves of a 64-bit type are tiled alike; complex64.
+//! - Inferred: the upper bound of 1024 for one dimension of 8 bits and all of 4 bits but `T(8,128)(8,1)`, which one
+//!   dump shows; 2 bits; that both halves of a 64-bit type are tiled alike; complex64.
 //! - Not modelled: the order of dimensions, which XLA chooses by itself. A TPU holds `f32[16,8]` as `{0,1:T(8,128)}` in
 //!   half the bytes of `{1,0:T(8,128)}`; [`smallest`] says how few bytes another order can take. Nor programs' own
 //!   scratch, taller tiles (`T(16,128)(2,1)`, `T(32,128)(4,1)`: more bytes only where the rows do not fill them),
-//!   alignment between buffers, and TPU v2 and v3, whose smallest tiles are larger (`f32[]{:T(256)}`, one row of bf16 as
-//!   `T(4,128)(2,1)`).
+//!   alignment between buffers, and TPU v2 and v3, whose smallest tiles are larger (`f32[]{:T(256)}`, one row of bf16
+//!   as `T(4,128)(2,1)`).
 
 use std::fmt;
 
@@ -253,8 +253,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
-    /// Sizes and layouts that TPUs printed. Where a report has another order of dimensions, they stand here in the order
-    /// of the memory, which has the same tiles.
+    /// Sizes and layouts that TPUs printed. Where a report has another order of dimensions, they stand here in the
+    /// order of the memory, which has the same tiles.
     #[test]
     fn sizes_that_tpus_reported() {
         let seen: &[(&str, &[i64], &str, u64)] = &[
@@ -266,7 +266,8 @@ mod tests {
             // tensorflow issue 30803: 8.00G; flowpm issue 27: 32.00G.
             ("f32", &[256, 512, 128, 2], "T(8,128)", 8 * GIB),
             ("s32", &[8_388_608, 8, 4], "T(8,128)", 32 * GIB),
-            // A ResNet on a TPU v3: f32[4,128,128,9,18]{4,3,0,2,1}, bf16[4,512,512,64]{3,0,2,1}, f32[4,256,256,64]{3,0,2,1}.
+            // A ResNet on a TPU v3: f32[4,128,128,9,18]{4,3,0,2,1}, bf16[4,512,512,64]{3,0,2,1},
+            // f32[4,256,256,64]{3,0,2,1}.
             ("f32", &[128, 128, 4, 9, 18], "T(8,128)", 512 * MIB),
             ("bf16", &[512, 512, 4, 64], "T(4,128)(2,1)", 256 * MIB),
             ("f32", &[256, 256, 4, 64], "T(4,128)", 128 * MIB),

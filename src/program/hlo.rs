@@ -24,7 +24,7 @@
 use std::collections::HashSet;
 
 use crate::program::{
-    Reject,
+    reject::Reject,
     wire::{Field, fields, put_bytes, put_packed},
 };
 

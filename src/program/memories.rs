@@ -6,9 +6,9 @@
 //!   %b = custom_call @annotate_device_placement(%0)   -->    %b = convert %0          of a type to itself, which is nothing
 //! ```
 //!
-//! JAX writes the annotation where `out_shardings` name a memory (`wrap_with_memory_kind` in its `mlir.py`), and wherever a program
-//! that was exported for another platform moves an array. XLA:CPU learned it after PJRT 0.81; an engine that is older refuses the
-//! program. On a processor nothing moves, so that nothing is lost.
+//! JAX writes the annotation where `out_shardings` name a memory (`wrap_with_memory_kind` in its `mlir.py`), and
+//! wherever a program that was exported for another platform moves an array. XLA:CPU learned it after PJRT 0.81; an
+//! engine that is older refuses the program. On a processor nothing moves, so that nothing is lost.
 //!
 //! The operation keeps its place, its operand and its result, and with them every number that others know it by.
 
@@ -17,12 +17,16 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::program::{
-    Reject,
     bytecode::{
-        Additions, Artifact, AttrId, Cursor, OpNameId, PropertyId, Tables, ValueId, container,
+        container::Artifact,
+        ids::{AttrId, OpNameId, PropertyId, ValueId},
         ops::{self, DEEPEST, Head, Regions, mask},
+        reader::Cursor,
+        section,
+        tables::{Additions, Tables},
         writer::{put_section, put_varint},
     },
+    reject::Reject,
     signature::{MemoryKind, Program},
     vhlo::{self, Attribute, VHLO},
 };
@@ -61,8 +65,8 @@ pub struct Unbound<'a> {
     pub results: Vec<Option<HostMemory>>,
 }
 
-/// Takes the annotations out of a program, in all of its functions, and says which results are bound to which memory. Linear in the
-/// artifact; of one that names no memory only the tables are read.
+/// Takes the annotations out of a program, in all of its functions, and says which results are bound to which memory.
+/// Linear in the artifact; of one that names no memory only the tables are read.
 ///
 /// # Errors
 /// [`Reject`] where the program has to be compiled as it is.
@@ -138,12 +142,12 @@ impl Walk<'_, '_> {
         match regions {
             Regions::Isolated(0) => Ok(()),
             Regions::Isolated(count) => {
-                let mut inner = Cursor::new(cursor.section_of(container::id::IR)?);
+                let mut inner = Cursor::new(cursor.section_of(section::IR)?);
                 let outside = std::mem::take(&mut self.out);
                 self.inline(&mut inner, count, depth)?;
                 inner.finish("bytes after an isolated region")?;
                 let inside = std::mem::replace(&mut self.out, outside);
-                put_section(&mut self.out, container::id::IR, &inside);
+                put_section(&mut self.out, section::IR, &inside);
                 Ok(())
             }
             Regions::Inline(count) => self.inline(cursor, count, depth),
@@ -179,7 +183,8 @@ impl Walk<'_, '_> {
         Ok(vhlo::attribute(self.tables, target)? == Attribute::String(ANNOTATION))
     }
 
-    /// Writes the operation that stands at `from`, and ends where `end` is, with another name and without its properties.
+    /// Writes the operation that stands at `from`, and ends where `end` is, with another name and without its
+    /// properties.
     fn replace(&mut self, mut from: Cursor<'_>, head: &Head, end: &Cursor<'_>) -> Result<(), Reject> {
         from.varint()?;
         let parts = from.byte()?;
@@ -250,7 +255,7 @@ mod tests {
                     Regions::Inline(count) => (0..count).for_each(|_| region(cursor, names)),
                     Regions::Isolated(0) => {}
                     Regions::Isolated(_) => {
-                        region(&mut Cursor::new(cursor.section_of(container::id::IR).unwrap()), names);
+                        region(&mut Cursor::new(cursor.section_of(section::IR).unwrap()), names);
                     }
                 }
             }

@@ -26,6 +26,7 @@ mod bytecode;
 pub mod hlo;
 mod memories;
 pub mod options;
+mod reject;
 pub mod rewrite;
 mod sharding;
 mod signature;
@@ -33,44 +34,10 @@ mod tie;
 mod vhlo;
 mod wire;
 
-use std::fmt;
-
 pub use memories::{HostMemory, Unbound, without_annotations};
+pub use reject::Reject;
 pub use rewrite::{Placement, Policy, Rewritten, Skip, add_destinations};
 pub use signature::{
     Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect, names_one,
 };
 pub use vhlo::{ElementType, ValueType};
-
-/// Why some bytes were left as they are: a fixed reason and, where one helps, the number that was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Reject {
-    reason: &'static str,
-    found: Option<u64>,
-}
-
-impl Reject {
-    pub(crate) const fn new(reason: &'static str) -> Self {
-        Self { reason, found: None }
-    }
-
-    pub(crate) const fn found(reason: &'static str, found: u64) -> Self {
-        Self { reason, found: Some(found) }
-    }
-
-    /// The fixed part, for counting how often each reason occurs.
-    pub fn reason(&self) -> &'static str {
-        self.reason
-    }
-}
-
-impl fmt::Display for Reject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.found {
-            Some(found) => write!(f, "{}: found {found}", self.reason),
-            None => f.write_str(self.reason),
-        }
-    }
-}
-
-impl std::error::Error for Reject {}

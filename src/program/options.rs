@@ -21,7 +21,7 @@
 use std::borrow::Cow;
 
 use crate::program::{
-    Reject,
+    reject::Reject,
     wire::{Field, fields, put_bytes, put_integer, put_packed},
 };
 
@@ -198,9 +198,9 @@ pub fn drop_fusion_types_above(options: &[u8], highest: u64) -> Result<Cow<'_, [
     })
 }
 
-/// The options with XNNPACK switched off: the flag dropped from debug options, where absent is off; an override where there are
-/// none, for which an engine takes its own defaults. What the caller overrides by name (in JAX `compiler_options` of one
-/// program) holds. Linear in the options.
+/// The options with XNNPACK switched off: the flag dropped from debug options, where absent is off; an override where
+/// there are none, for which an engine takes its own defaults. What the caller overrides by name (in JAX
+/// `compiler_options` of one program) holds. Linear in the options.
 ///
 /// # Errors
 /// As [`drop_fusion_types_above`].
@@ -229,8 +229,8 @@ pub fn without_xnnpack(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
     Ok(Cow::Owned(out))
 }
 
-/// The options with one replica and one partition where they give no number: XLA reads an absent one as 0, and ends the process
-/// over it (`computation_placer.h`, seen with PJRT 0.81). Linear in the options.
+/// The options with one replica and one partition where they give no number: XLA reads an absent one as 0, and ends the
+/// process over it (`computation_placer.h`, seen with PJRT 0.81). Linear in the options.
 ///
 /// # Errors
 /// As [`CompileOptions::read`].
@@ -265,8 +265,8 @@ pub fn with_counts(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
     Ok(Cow::Owned(out))
 }
 
-/// Copies the options with `edit` writing each field of the debug options and saying whether it is another one now; as they
-/// are, where none is.
+/// Copies the options with `edit` writing each field of the debug options and saying whether it is another one now; as
+/// they are, where none is.
 fn edit_debug_options(
     options: &[u8],
     mut edit: impl FnMut(&Field<'_>, &mut Vec<u8>) -> Result<bool, Reject>,

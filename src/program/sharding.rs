@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use crate::program::{
-    Reject,
-    bytecode::{AttrId, Cursor, Tables},
+    bytecode::{ids::AttrId, reader::Cursor, tables::Tables},
+    reject::Reject,
     signature::Known,
 };
 
@@ -80,8 +80,8 @@ mod tests {
     const CUSTOM: bool = true;
     const TEXT: bool = false;
 
-    /// Asks of each attribute whether a result with this sharding leaves the partitioner nothing to choose. Attributes are
-    /// dialect (0 is Shardy's), encoding, bytes.
+    /// Asks of each attribute whether a result with this sharding leaves the partitioner nothing to choose. Attributes
+    /// are dialect (0 is Shardy's), encoding, bytes.
     fn specified<const N: usize>(attributes: &[(u64, bool, Vec<u8>)], asked: [u64; N]) -> [bool; N] {
         let mut strings = varints([2, 5, 4]);
         strings.extend(b"sdy\0vhlo\0");

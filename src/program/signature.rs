@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 
 use crate::program::{
-    Reject,
     bytecode::{
-        Artifact, AttrId, Cursor, PropertyId, Tables, TypeId, container,
+        container::Artifact,
+        ids::{AttrId, PropertyId, TypeId},
         ops::{self, Regions},
+        reader::Cursor,
+        section,
+        tables::Tables,
     },
+    reject::Reject,
     vhlo::{self, Attribute, VHLO, ValueType},
 };
 
@@ -196,7 +200,7 @@ impl<'a> Program<'a> {
             return Err(Reject::new("the top operation is not an isolated module"));
         }
         let top = cursor.since(mark);
-        let region = cursor.section_of(container::id::IR)?;
+        let region = cursor.section_of(section::IR)?;
         cursor.finish("bytes after the module")?;
 
         let mut cursor = Cursor::new(region);

@@ -15,13 +15,19 @@
 //! without ties.
 
 use crate::program::{
-    Reject,
     bytecode::{
-        Additions, Artifact, Cursor, DialectId, TypeId, ValueId,
+        container::Artifact,
+        ids::{DialectId, TypeId, ValueId},
         ops::{self, mask},
+        reader::Cursor,
+        tables::Additions,
         writer::{put_signed, put_varint, varints},
     },
-    rewrite::{Destination, Renumber, Sharding},
+    reject::Reject,
+    rewrite::{
+        outcome::{Destination, Sharding},
+        renumber::Renumber,
+    },
     sharding::SDY,
     signature::Program,
     vhlo::{BUILTIN, ElementType, VHLO, ValueType, builtin_code},
@@ -113,7 +119,7 @@ impl<'p> Ties<'p> {
     }
 }
 
-/// What `main`'s return gives back.
+/// What `main` returns.
 fn returned(file: &Artifact<'_>, mut cursor: Cursor<'_>) -> Result<Vec<ValueId>, Reject> {
     struct Operands(Vec<ValueId>);
     impl ops::Sink for Operands {

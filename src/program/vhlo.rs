@@ -6,8 +6,12 @@
 use std::fmt;
 
 use crate::program::{
-    Reject,
-    bytecode::{AttrId, Cursor, Entry, StringId, Tables, TypeId},
+    bytecode::{
+        ids::{AttrId, StringId, TypeId},
+        reader::Cursor,
+        tables::{Entry, Tables},
+    },
+    reject::Reject,
 };
 
 pub(super) const VHLO: &[u8] = b"vhlo";

@@ -4,7 +4,7 @@
 //! what it does not know (prost) therefore cannot be used, and one that keeps it would bring schemas of hundreds of
 //! fields to change three; so the few edits are made on the wire format itself.
 
-use crate::program::Reject;
+use crate::program::reject::Reject;
 
 /// One field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ pub enum MapKind {
     Live,
     /// An owner, and an outsider knows its address.
     Pinned,
-    /// Nobody any more, but the device may still use it.
+    /// Freed by its owner, but the device may still use it.
     Pending,
     /// A program that runs, for its temporaries.
     Scratch,
@@ -103,12 +103,12 @@ impl Tally {
     }
 }
 
-/// The arena called `name` as text: its numbers, its regions in cells, a legend. Every line ends with a line feed and has
-/// at most `screen.columns` characters.
+/// The arena called `name` as text: its numbers, its regions in cells, a legend. Every line ends with a line feed and
+/// has at most `screen.columns` characters.
 ///
-/// Each region starts on a line of its own, under its size; all cells are equal, and a power of two of bytes, as small as
-/// the rows allow. Where there are more regions than rows, the largest are drawn and the others are counted in one line.
-/// What of a block lies in no region is left out.
+/// Each region starts on a line of its own, under its size; all cells are equal, and a power of two of bytes, as small
+/// as the rows allow. Where there are more regions than rows, the largest are drawn and the others are counted in one
+/// line. What of a block lies in no region is left out.
 ///
 /// O(n log n) in regions and blocks, plus the cells.
 pub fn map(name: &str, regions: &[AddressRange], blocks: &[MapBlock], screen: Screen) -> String {

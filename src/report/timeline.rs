@@ -7,8 +7,8 @@
 //!      XLine  moves           compaction         each with the number of buffers and the bytes that moved
 //! ```
 //!
-//! XLA's converters show planes of this name like those of devices, beside the threads of the host. While nothing records,
-//! an event costs one load.
+//! XLA's converters show planes of this name like those of devices, beside the threads of the host. While nothing
+//! records, an event costs one load.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ pub static TIMELINE: Timeline = Timeline::new();
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A block was handed out.
+    /// A block was allocated.
     Allocated {
         /// Its size.
         bytes: Bytes,
@@ -116,7 +116,8 @@ impl Timeline {
     /// Takes what happened on `device` from `since` until now; `what` is asked after the time is taken.
     #[inline]
     pub fn note(&self, device: &str, since: Instant, what: impl FnOnce() -> What) {
-        // Read here: on the way to what follows, which is in no cache, the processor waits as long as an allocation takes.
+        // Read here: on the way to what follows, which is in no cache, the processor waits as long as an allocation
+        // takes.
         let until = Instant::now();
         self.put(device, since, until, what);
     }

@@ -9,6 +9,7 @@ pub const ORDER: &[&[&str]] = &[
     &["handlers"],
     &["engine", "program", "report", "device", "config", "logging"],
     &["memory"],
+    &["region"],
     &["fork", "sync", "error", "units", "sys"],
 ];
 

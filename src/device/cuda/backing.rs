@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     device::cuda::{
         chunks::Chunks,
+        costs,
         device::CudaDevice,
         driver::DriverError,
         owned::DeviceMemory,
@@ -16,17 +17,17 @@ use crate::{
     units::Bytes,
 };
 
-/// The most memory that comes and goes at once. The driver takes 0.1 ms and more for a chunk by published figures, and keeps a handle
-/// of each: a GPU of 140 GiB has 4500 of these, and with chunks of 2 MiB it would be 72000. What all of them take at
-/// the start has yet to be measured (`python_smoke/gpu`).
+/// The most memory that comes and goes at once. The driver takes 0.1 ms and more for a chunk by published figures, and
+/// keeps a handle of each: a GPU of 140 GiB has 4500 of these, and with chunks of 2 MiB it would be 72000. What all of
+/// them take at the start has yet to be measured (`python_smoke/gpu`).
 pub const CHUNK: Bytes = Bytes::mib(32);
 
 /// A limit is at least so many chunks, as far as the driver's unit allows.
 ///
-/// What is given back of a hole ends at chunks, so about one chunk of each hole stays, and a hole of two always gives one: with 256
-/// that is less than half a percent and less than one percent of the limit. To map so many takes about 26 ms, a small part of
-/// what an engine takes to start. Four times as many would give back a third of a percent more of the limit for each hole, for
-/// four times that. From 8 GiB on chunks have their largest size, and there are more of them.
+/// What is discarded of a hole ends at chunks, so about one chunk of each hole stays, and a hole of two always gives
+/// one: with 256 that is less than half a percent and less than one percent of the limit. To map so many takes about 26
+/// ms, a small part of what an engine takes to start. Four times as many would discard a third of a percent more of the
+/// limit for each hole, for four times that. From 8 GiB on chunks have their largest size, and there are more of them.
 const CHUNKS_OF_A_LIMIT: u64 = 256;
 
 /// The size of the chunks for a limit, a power of two, on a device that maps memory in units of `unit`.
@@ -38,7 +39,8 @@ pub(super) fn chunk_for(limit: Bytes, unit: Bytes) -> Bytes {
 /// What `cuMemAlloc` promises, and `hipMalloc` does (it gives whole pages): its allocations start at multiples of this.
 const ALLOCATION_UNIT: Bytes = Bytes::new(256);
 
-/// A GPU as a device for an arena. Clones are the same one: one gives regions to an arena while another moves blocks in them.
+/// A GPU as a device for an arena. Clones are the same one: one gives regions to an arena while another moves blocks in
+/// them.
 #[derive(Clone)]
 pub struct CudaBacking {
     pub(super) device: Arc<CudaDevice>,
@@ -49,9 +51,9 @@ pub struct CudaBacking {
 }
 
 impl CudaBacking {
-    /// Regions whose memory can be given back chunk by chunk while their addresses stay: the chunks are at most [`CHUNK`], and
-    /// smaller where all regions together have no more than a `limit` of some GiB. A device that cannot do that has regions as
-    /// [`Self::with_driver_allocations`].
+    /// Regions whose memory can be discarded chunk by chunk while their addresses stay: the chunks are at most
+    /// [`CHUNK`], and smaller where all regions together have no more than a `limit` of some GiB. A device that cannot
+    /// do that has regions as [`Self::with_driver_allocations`].
     ///
     /// # Errors
     /// The driver's reason.
@@ -87,20 +89,20 @@ impl CudaBacking {
             log::warn!("GPU {} maps no memory that it can use: {failure}; regions are allocations", device.ordinal());
             return Ok(Self::with_driver_allocations(device));
         }
-        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), Some(chunk));
+        let costs = costs::costs(device.bandwidth(), Some(chunk));
         Ok(Self { device, chunks: Some((physical, chunk)), budget: None, costs })
     }
 
     /// Regions that are allocations of the driver's, one each: `cuMemAlloc` and `cuMemFree`, `hipMalloc` and `hipFree`.
     pub fn with_driver_allocations(device: Arc<CudaDevice>) -> Self {
-        let costs = crate::device::cuda::carrier::costs(device.bandwidth(), None);
+        let costs = costs::costs(device.bandwidth(), None);
         Self { device, chunks: None, budget: None, costs }
     }
 
-    /// The same, bound by `budget`. To be said before anybody has a share of it, or a region.
+    /// The same, bound by `budget`. To be called before the first clone, and before the first region.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION where somebody has.
+    /// FAILED_PRECONDITION where there is one already.
     pub fn bound_by(mut self, budget: &Arc<Budget>) -> Result<Self> {
         if let Some((physical, _)) = &mut self.chunks {
             let physical = Arc::get_mut(physical)
@@ -156,15 +158,15 @@ impl Backing for CudaBacking {
         Ok(self.device.regions.insert(held))
     }
 
-    /// Where the device has less free than that, the region has as much memory as leaves a tenth of what is free to others; the rest comes
-    /// when it is used, if the device has it then. XLA's allocator takes a smaller region then, in steps of a tenth, for good (its
-    /// `bfc_allocator.cc`, `kBackpedalFactor`).
+    /// Where the device has less free than that, the region has as much memory as leaves a tenth of what is free to
+    /// others; the rest comes when it is used, if the device has it then. XLA's allocator takes a smaller region then,
+    /// in steps of a tenth, for good (its `bfc_allocator.cc`, `kBackpedalFactor`).
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
         let Some((physical, chunk)) = &self.chunks else { return self.reserve(bytes) };
         let free = self.device.memory_info()?.free;
         if free >= bytes {
             match self.reserve(bytes) {
-                // Somebody was faster.
+                // Another process, or the engine, took it meanwhile.
                 Err(error) if error.code == Code::ResourceExhausted => {}
                 done => return done,
             }

@@ -6,10 +6,11 @@
 //!  our stream            ------------`--upload--copy---'------------>
 //! ```
 //!
-//! A move of a block waits for its end, because the block's views come and go with it; all else returns when it is on the stream.
+//! A move of a block waits for its end, because the block's views come and go with it; all else returns when it is on
+//! the stream.
 //!
-//! A block that moves by less than its size goes in pieces, the foremost first: as long as the way where that is long enough for a copy to
-//! be worth its start, and else through a buffer on the device, which costs a second copy.
+//! A block that moves by less than its size goes in pieces, the foremost first: as long as the way where that is long
+//! enough for a copy to be worth its start, and else through a buffer on the device, which costs a second copy.
 
 use std::sync::Arc;
 
@@ -27,44 +28,12 @@ use crate::{
         shift::{Extent, Shift},
     },
     error::{Error, Result},
-    memory::compaction::{Costs, Remap},
+    memory::compaction::Costs,
     units::{Address, Bytes},
 };
 
-/// What a move costs beside its bytes: a copy that is started and waited for, and the engine's view of the new place.
-const PER_MOVE_NS: u32 = 20_000;
-
-/// What of the memory's bandwidth a copy gets, in tenths; it reads and writes.
-const SHARE_TENTHS: u64 = 8;
-
-/// The bandwidth of a GPU that does not tell: that of a small one of today.
-const BANDWIDTH: u64 = 1_000_000_000_000;
-
-/// What an exchange of chunks costs, see [`crate::device::cuda::exchange`].
-const PER_EXCHANGE_NS: u32 = 20_000;
-const PER_EXCHANGED_CHUNK_NS: u64 = 150_000;
-
 /// Pieces of this size are copied where they go; a shorter way goes through the buffer.
 const DIRECT: Bytes = Bytes::mib(4);
-
-/// What moving costs on a device of this bandwidth, in bytes a second, whose regions are made of chunks or are not.
-pub(super) fn costs(bandwidth: Option<u64>, chunk: Option<Bytes>) -> Costs {
-    let bandwidth = bandwidth.unwrap_or(BANDWIDTH);
-    let copied = u128::from(MIB) * 2 * 10 * 1_000_000_000 / u128::from(bandwidth * SHARE_TENTHS);
-    let nanoseconds = |count| u32::try_from(count).unwrap_or(u32::MAX).max(1);
-    Costs {
-        per_move: PER_MOVE_NS,
-        per_mib: nanoseconds(copied),
-        remap: chunk.map(|chunk| Remap {
-            page: chunk,
-            least: chunk,
-            per_exchange: PER_EXCHANGE_NS,
-            per_mib: nanoseconds(u128::from(PER_EXCHANGED_CHUNK_NS * MIB / chunk.get())),
-        }),
-    }
-}
-
-const MIB: u64 = 1 << 20;
 
 impl CudaBacking {
     /// The region that all of a range lies in.
@@ -86,9 +55,10 @@ impl CudaBacking {
     /// Puts a copy on the stream, both of whose ranges are on this device and do not overlap.
     fn copy_across(&self, from: Extent, to: Address) -> Result<(), DriverError> {
         let driver = self.device.context().driver();
-        // SAFETY: the stream is alive and its context current (every caller has entered it). Both ranges lie in regions of this
-        // device, or in its bounce buffer, which the callers have looked up and keep alive; that nothing else reads or writes
-        // them meanwhile is the contract of `Mover::relocate` and `Carrier::copy`, the only ways to get here.
+        // SAFETY: the stream is alive and its context current (every caller has entered it). Both ranges lie in regions
+        // of this device, or in its bounce buffer, which the callers have looked up and keep alive; that nothing else
+        // reads or writes them meanwhile is the contract of `Mover::relocate` and `Carrier::copy`, the only ways to get
+        // here.
         unsafe {
             driver.copy_on_device(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
         }
@@ -96,8 +66,8 @@ impl CudaBacking {
 
     /// Puts a copy on the stream between any two of the driver's memories that do not overlap.
     fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), DriverError> {
-        // SAFETY: the callers have entered the context, whose stream is alive. By the contract of `Carrier::copy`, the only way to
-        // get here, both ranges are allocated and left alone until the copy is done.
+        // SAFETY: the callers have entered the context, whose stream is alive. By the contract of `Carrier::copy`, the
+        // only way to get here, both ranges are allocated and left alone until the copy is done.
         unsafe { self.device.context().copy_anywhere(from.start, to, from.bytes, self.device.stream.handle()) }
     }
 
@@ -167,7 +137,8 @@ impl CudaBacking {
             left
         });
         let copied = || [left, parts.last].into_iter().flatten();
-        // As long as nothing is copied the chunks can be taken back, and with them the source is whole: its edges hold what they held.
+        // As long as nothing is copied the chunks can be taken back, and with them the source is whole: its edges hold
+        // what they held.
         if let Err(error) = copied().try_for_each(|part| self.back(part.destination, target)) {
             let left = left.map_or(Bytes::ZERO, |left| left.source.bytes);
             if let Err(failure) = exchange.take_back(parts.whole, left) {
@@ -208,7 +179,7 @@ impl Mover for CudaBacking {
         self.slide_now(shift, &regions)
     }
 
-    /// Gives back whole chunks; regions that are allocations of the driver's have none.
+    /// Discards whole chunks; regions that are allocations of the driver's have none.
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
         let held = self.region_of(from, bytes)?;
         let Some(chunks) = held.chunks() else { return Ok(Bytes::ZERO) };
@@ -237,8 +208,8 @@ impl Carrier for CudaBacking {
         }
         let held = self.region_of(to, Bytes::new(bytes))?;
         let _current = self.device.context().enter()?;
-        // SAFETY: the context is current. Every element of the source is readable, and the destination, which lies in a region, is
-        // this copy's alone, both by this function's contract, which is that of `Staging::upload`.
+        // SAFETY: the context is current. Every element of the source is readable, and the destination, which lies in a
+        // region, is this copy's alone, both by this function's contract, which is that of `Staging::upload`.
         let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };
         self.sent(sent, &[&held])
     }
@@ -260,7 +231,7 @@ impl Carrier for CudaBacking {
                 self.sent(sent, &[&source, &target])
             }
             Some((device, source)) => self.copy_from(&device, &source, Extent { start: from, bytes }, to, &target),
-            // Memory of the engine's: whoever asks has ordered it.
+            // Memory of the engine's: the caller has ordered the copy behind its writers.
             None => {
                 let _current = context.enter()?;
                 let sent = self.copy_anyhow(Extent { start: from, bytes }, to);
@@ -315,8 +286,9 @@ impl CudaBacking {
         let sent = if reached || source.is_pinned() || target.is_pinned() {
             self.copy_anyhow(from, to)
         } else {
-            // SAFETY: the context is current and its stream alive; the ranges lie in regions of `other` and of this device, which the
-            // caller has looked up and keeps alive, and are left alone by the contract of `Carrier::copy`.
+            // SAFETY: the context is current and its stream alive; the ranges lie in regions of `other` and of this
+            // device, which the caller has looked up and keeps alive, and are left alone by the contract of
+            // `Carrier::copy`.
             unsafe { context.copy_between((other.context(), from.start), to, from.bytes, stream.handle()) }
         };
         // SAFETY: the handle is of the other device's own stream, which lives as long as `other`, borrowed here.

@@ -6,8 +6,8 @@
 //!  physical memory, a handle each:  [ 17 ]              [ 12 ]  [ 31 ]      chunk 1 was discarded
 //! ```
 //!
-//! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: callers have waited
-//! for all work on the range.
+//! A chunk's memory comes and goes while its addresses stay. The driver waits for nothing when it unmaps: callers have
+//! waited for all work on the range.
 
 use std::{
     ffi::c_int,
@@ -31,7 +31,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// How many chunks are filled at once where nobody knows how many can be.
+/// How many chunks are filled at once where it is not known how many can be.
 const FEW: usize = 16;
 
 /// A chunk's memory, or none.
@@ -45,13 +45,15 @@ pub(super) struct Chunks {
     chunk: Bytes,
     /// How many chunks of the device, of all its regions, have no memory.
     missing: Arc<AtomicUsize>,
-    /// Held while the driver maps and unmaps, which takes about 0.1 ms a chunk: two threads that need the same chunk must
-    /// not both map it. Other regions have locks of their own, and copies take none. Empty once the region was given back.
+    /// Held while the driver maps and unmaps, which takes about 0.1 ms a chunk: two threads that need the same chunk
+    /// must not both map it. Other regions have locks of their own, and copies take none. Empty once the region was
+    /// released.
     slots: Mutex<Vec<Slot>>,
 }
 
 impl Chunks {
-    /// Addresses for `bytes`, whole units of the driver, with memory behind all of them. The last chunk may be a shorter one.
+    /// Addresses for `bytes`, whole units of the driver, with memory behind all of them. The last chunk may be a
+    /// shorter one.
     pub(super) fn reserve(
         physical: &Arc<PhysicalMemory>,
         bytes: Bytes,
@@ -61,7 +63,7 @@ impl Chunks {
         let chunks = Self::without_memory(physical, bytes, chunk, missing)?;
         let _current = physical.context().enter()?;
         let all = 0..chunks.slots.lock().len();
-        // A failure gives the addresses back, as every drop does.
+        // A failure releases the addresses, as every drop does.
         chunks.fill(&mut chunks.slots.lock(), all)?;
         Ok(chunks)
     }
@@ -74,13 +76,13 @@ impl Chunks {
     ) -> Result<Self, DriverError> {
         let _current = physical.context().enter()?;
         let reserve = |aligned: usize| {
-            // SAFETY: `out` passes a pointer to one valid address, which the driver writes; it chooses addresses that are free, and
-            // refuses a size or an alignment that it does not take.
+            // SAFETY: `out` passes a pointer to one valid address, which the driver writes; it chooses addresses that
+            // are free, and refuses a size or an alignment that it does not take.
             out(|address| unsafe {
                 physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
             })
         };
-        // Chunks at multiples of their size: what the arena gives back, it gives back in pieces that end at such.
+        // Chunks at multiples of their size: what the arena discards, it discards in pieces that end at such.
         let address: CUdeviceptr = reserve(chunk.get() as usize).or_else(|_| reserve(0))?;
         let count = bytes.get().div_ceil(chunk.get()) as usize;
         let chunks = Self {
@@ -152,7 +154,7 @@ impl Chunks {
         self.fill(&mut slots, first..end)
     }
 
-    /// Gives back the memory of all chunks that lie wholly in `bytes` from `offset` on, and says how much it was.
+    /// Releases the memory of all chunks that lie wholly in `bytes` from `offset` on, and says how much it was.
     pub(super) fn discard(&self, offset: Bytes, bytes: Bytes) -> Result<Bytes, DriverError> {
         let first = offset.get().div_ceil(self.chunk.get()) as usize;
         let mut slots = self.slots.lock();
@@ -178,7 +180,8 @@ impl Chunks {
         self.missing.load(Ordering::Acquire) != 0 && self.slots.lock()[range].iter().any(Option::is_none)
     }
 
-    /// Gives the memory and the addresses back. The first failure is told, and what it concerns stays with the driver.
+    /// Releases the memory and the addresses. The first failure is returned, and what it concerns stays with the
+    /// driver.
     pub(super) fn release(&self) -> Result<(), DriverError> {
         let mut slots = self.slots.lock();
         if slots.is_empty() {
@@ -199,8 +202,8 @@ impl Chunks {
         // Where something is still mapped the addresses stay taken.
         done?;
         let AddressRange { address, bytes } = self.region;
-        // SAFETY: the range is the reservation that `without_memory` made. It is freed once, because the slots are empty from here
-        // on, and nothing is mapped in it: every chunk was unmapped above, or `done` was an error.
+        // SAFETY: the range is the reservation that `without_memory` made. It is freed once, because the slots are
+        // empty from here on, and nothing is mapped in it: every chunk was unmapped above, or `done` was an error.
         unsafe { self.physical.context().driver().mem_address_free(address.get(), bytes.get() as usize) }
     }
 
@@ -239,8 +242,9 @@ impl Chunks {
             let (start, bytes) = self.span(at);
             if let Some(memory) = slot {
                 let address = (self.region.address + start).get();
-                // SAFETY: the addresses are a chunk of our reservation where nothing is mapped (its slot was empty under the lock
-                // that the callers hold), and the memory was made with the chunk's size; zero is the only offset and flag.
+                // SAFETY: the addresses are a chunk of our reservation where nothing is mapped (its slot was empty
+                // under the lock that the callers hold), and the memory was made with the chunk's size; zero is the
+                // only offset and flag.
                 done = unsafe {
                     self.physical.context().driver().mem_map(address, bytes.get() as usize, 0, memory.handle(), 0)
                 };
@@ -277,8 +281,8 @@ impl Chunks {
 
     fn unmap(&self, at: usize) -> Result<(), DriverError> {
         let (start, bytes) = self.span(at);
-        // SAFETY: the range is one mapping of ours, as `map` made it. No work uses it: `Mover::relocate` and `discard` have waited for
-        // the stream, `release` too, and a chunk that `fill` undoes has not been used yet.
+        // SAFETY: the range is one mapping of ours, as `map` made it. No work uses it: `Mover::relocate` and `discard`
+        // have waited for the stream, `release` too, and a chunk that `fill` undoes has not been used yet.
         unsafe { self.physical.context().driver().mem_unmap((self.region.address + start).get(), bytes.get() as usize) }
     }
 
@@ -294,13 +298,14 @@ impl Drop for Chunks {
         if let Err(failure) = self.release()
             && !failure.is_over()
         {
-            log::error!("the region at {} could not be given back: {failure}", self.region.address);
+            log::error!("the region at {} could not be released: {failure}", self.region.address);
         }
     }
 }
 
-/// Lets `count` chunks from `from` on, an index in the first region, change places with as many from `to` on, an index in the
-/// second, which may be the same one. The two ranges do not overlap, all their chunks are whole, and no work uses them.
+/// Lets `count` chunks from `from` on, an index in the first region, change places with as many from `to` on, an index
+/// in the second, which may be the same one. The two ranges do not overlap, all their chunks are whole, and no work
+/// uses them.
 ///
 /// On a failure nothing has moved, but chunks at `to` may have no memory any more.
 pub(super) fn exchange(
@@ -340,8 +345,8 @@ pub(super) fn exchange(
     Ok(())
 }
 
-/// Puts memory at chunks from `first` on, of which the foremost `unmapped` are not mapped there. Where the driver does not map
-/// what it has just unmapped, these stay without memory.
+/// Puts memory at chunks from `first` on, of which the foremost `unmapped` are not mapped there. Where the driver does
+/// not map what it has just unmapped, these stay without memory.
 fn restore(chunks: &Chunks, slots: &mut [Slot], first: usize, memory: Vec<Slot>, unmapped: usize) {
     let lost = chunks.map(first, &memory[..unmapped]).err();
     for (at, memory) in memory.into_iter().enumerate() {

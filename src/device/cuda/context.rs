@@ -6,9 +6,10 @@
 //!  the guard is dropped              | the engine's, or none |
 //! ```
 //!
-//! In there the thread may allocate and wait while somebody captures a stream into a graph. By default the driver forbids both to the
-//! thread that captures, and to all others where the capture is a global one, as PyTorch's are: an array of JAX's that is dropped at
-//! such a moment would fail, and spoil the capture. Nothing that we call touches a stream that others capture.
+//! In there the thread may allocate and wait while another thread captures a stream into a graph. By default the driver
+//! forbids both to the thread that captures, and to all others where the capture is a global one, as PyTorch's are: an
+//! array of JAX's that is dropped at such a moment would fail, and spoil the capture. Nothing that we call touches a
+//! stream that others capture.
 //!
 //! HIP's contexts are devices under another name, and its stack of them does not give back the device that a thread had
 //! (`hip_context.cpp`: to pop sets none). So on AMD's GPUs a thread's device is set, as the engine does, and set back.
@@ -41,7 +42,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Makes the context if nobody has, which takes some hundred megabytes of the device, and holds it.
+    /// Makes the context if there is none yet, which takes some hundred megabytes of the device, and holds it.
     pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, DriverError> {
         let device = driver.device_at(ordinal)?;
         let handle = match driver.vendor() {
@@ -77,18 +78,18 @@ impl Context {
 
     /// Sets which captures of streams keep the calling thread from unsafe calls, and gives what was set before.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, DriverError> {
-        // SAFETY: the pointer is to a local number, which the driver reads and writes. It is one of the three modes: the callers
-        // pass a constant, or what this function returned before.
+        // SAFETY: the pointer is to a local number, which the driver reads and writes. It is one of the three modes:
+        // the callers pass a constant, or what this function returned before.
         unsafe { self.driver.thread_capture_mode(&raw mut mode) }?;
         Ok(mode)
     }
 
-    /// Puts a copy on a stream of this context between any two of the driver's memories that do not overlap: the driver tells by
-    /// the addresses whose they are.
+    /// Puts a copy on a stream of this context between any two of the driver's memories that do not overlap: the driver
+    /// tells by the addresses whose they are.
     ///
     /// # Safety
-    /// The context is current on this thread and the stream alive. Until the copy is done, both ranges stay allocated by this
-    /// driver, the source is not written, and the destination is neither read nor written by others.
+    /// The context is current on this thread and the stream alive. Until the copy is done, both ranges stay allocated
+    /// by this driver, the source is not written, and the destination is neither read nor written by others.
     pub(super) unsafe fn copy_anywhere(
         &self,
         from: Address,
@@ -97,8 +98,9 @@ impl Context {
         stream: CUstream,
     ) -> Result<(), DriverError> {
         let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: both functions ask for a live stream of the current context and for two ranges of the driver's memory that stay
-        // valid and unshared until the copy is done, which is this function's own contract. HIP's kind is one that it knows.
+        // SAFETY: both functions ask for a live stream of the current context and for two ranges of the driver's memory
+        // that stay valid and unshared until the copy is done, which is this function's own contract. HIP's kind is one
+        // that it knows.
         unsafe {
             match self.driver.vendor() {
                 Vendor::Nvidia => self.driver.copy_by_address(to, from, bytes, stream),
@@ -107,8 +109,8 @@ impl Context {
         }
     }
 
-    /// As [`Self::copy_anywhere`], from memory of another device's to this one's. It can take the way through the host, which the
-    /// other cannot for mapped memory.
+    /// As [`Self::copy_anywhere`], from memory of another device's to this one's. It can take the way through the host,
+    /// which the other cannot for mapped memory.
     ///
     /// # Safety
     /// As there.
@@ -120,8 +122,8 @@ impl Context {
         stream: CUstream,
     ) -> Result<(), DriverError> {
         let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: as in `copy_anywhere`. Beside that they ask for the context, or the device, that each range belongs to: `other`
-        // and this one, which are both held.
+        // SAFETY: as in `copy_anywhere`. Beside that they ask for the context, or the device, that each range belongs
+        // to: `other` and this one, which are both held.
         unsafe {
             match self.driver.vendor() {
                 Vendor::Nvidia => {
@@ -178,8 +180,8 @@ impl Drop for Current<'_> {
             log::error!("a thread did not get its mode for captures on GPU {device} back: {failure}");
         }
         let left = match self.before {
-            // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes. What is popped is what `enter`
-            // pushed: guards are not `Send`, and are dropped in reverse order.
+            // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes. What is popped is
+            // what `enter` pushed: guards are not `Send`, and are dropped in reverse order.
             None => out_pointer(|context| unsafe { driver.context_pop(context) }),
             Some(before) if before == *device => return,
             // SAFETY: it takes a number; the driver said itself that this is the one the thread had.

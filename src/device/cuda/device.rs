@@ -59,14 +59,15 @@ impl Bounce {
 /// A device's memory, all processes taken together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// What nobody holds.
+    /// What no process holds.
     pub free: Bytes,
     /// What there is.
     pub total: Bytes,
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal`, in the driver's order. Its memory will be open to those of the GPUs `peers` that can reach it.
+    /// Opens GPU `ordinal`, in the driver's order. Its memory will be open to those of the GPUs `peers` that can reach
+    /// it.
     ///
     /// It enters the primary context. An engine that is to use it under settings of its own is started first.
     ///
@@ -85,7 +86,8 @@ impl CudaDevice {
         let context = Context::retain(driver, ordinal).map_err(said)?;
         let reaches = |peer: c_int| {
             let can = driver.device_at(peer).and_then(|peer| {
-                // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it gave both handles of devices itself.
+                // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it gave both handles of
+                // devices itself.
                 out(|can: *mut c_int| unsafe { driver.device_can_access_peer(can, peer, context.device()) })
             });
             can.is_ok_and(|can| can != 0)
@@ -113,7 +115,7 @@ impl CudaDevice {
         self.ordinal
     }
 
-    /// How much memory the device has, and how much of it nobody holds: no arena, engine or other process.
+    /// How much memory the device has, and how much of it is free: held by no arena, engine or other process.
     ///
     /// # Errors
     /// The driver's reason.
@@ -158,7 +160,8 @@ impl CudaDevice {
         if let Some(held) = self.regions.find(address, bytes) {
             return Some((Arc::clone(self), held));
         }
-        // Not asked under the lock: to drop the last reference to a device takes long, and the lock is not needed for it.
+        // Not asked under the lock: to drop the last reference to a device takes long, and the lock is not needed for
+        // it.
         let others: Vec<Arc<Self>> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
         others.into_iter().find_map(|device| device.regions.find(address, bytes).map(|held| (device, held)))
     }

@@ -10,15 +10,15 @@
 //!  driver.mem_alloc(...) ---> cuMemAlloc, hipMalloc ---> Ok, or a DriverError: the function, its code, the code's name and meaning
 //! ```
 //!
-//! HIP's functions take what NVIDIA's take: handles are pointers, devices ordinals, and its `hipDeviceptr_t`, a pointer, is passed
-//! as the number that `CUdeviceptr` is. Its statuses that are told apart here have NVIDIA's numbers. What differs is in
-//! [`vendor`](crate::device::cuda::vendor) and [`context`](crate::device::cuda::context).
+//! HIP's functions take what NVIDIA's take: handles are pointers, devices ordinals, and its `hipDeviceptr_t`, a
+//! pointer, is passed as the number that `CUdeviceptr` is. Its statuses that are told apart here have NVIDIA's numbers.
+//! What differs is in [`vendor`](crate::device::cuda::vendor) and [`context`](crate::device::cuda::context).
 //!
-//! The types and the constants are cudarc's. Its calls (`driver::result`, `driver::safe`) are not used, for they go to a
-//! library that cudarc opens itself: it panics where there is none or where a symbol is missing, it prefers another file
-//! name (`libcuda.so`), and tests could not put a library of their own in its place. They also return the driver's
-//! status as a Rust enum, in which the codes that newer drivers added do not exist. Here a status is a number, and
-//! the macro `functions!` holds our prototypes against cudarc's when it compiles. HIP's were compared by hand with the
+//! The types and the constants are cudarc's. Its calls (`driver::result`, `driver::safe`) are not used, for they go to
+//! a library that cudarc opens itself: it panics where there is none or where a symbol is missing, it prefers another
+//! file name (`libcuda.so`), and tests could not put a library of their own in its place. They also return the driver's
+//! status as a Rust enum, in which the codes that newer drivers added do not exist. Here a status is a number, and the
+//! macro `functions!` holds our prototypes against cudarc's when it compiles. HIP's were compared by hand with the
 //! headers of ROCm 6.3 and 7 (`hip_runtime_api.h`).
 
 use std::{
@@ -39,10 +39,10 @@ pub(super) use crate::device::cuda::error::Status;
 pub use crate::device::cuda::error::Unavailable;
 use crate::device::cuda::{error::is_missing, vendor::Vendor};
 
-/// Declares [`Functions`]: one field for each function, with the symbol that it is found by and its parameters; `as` says
-/// what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's. Each function
-/// becomes a method of [`Driver`] by the field's name. `both` vendors have what has two symbols, and only one has the rest;
-/// `optional` ones may be missing in a driver that is good otherwise.
+/// Declares [`Functions`]: one field for each function, with the symbol that it is found by and its parameters; `as`
+/// says what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's.
+/// Each function becomes a method of [`Driver`] by the field's name. `both` vendors have what has two symbols, and only
+/// one has the rest; `optional` ones may be missing in a driver that is good otherwise.
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };
     (@theirs $ours:ty as $theirs:ty) => { $theirs };
@@ -84,8 +84,9 @@ macro_rules! functions {
                     $($field: {
                         let symbol = vendor.either(stringify!($symbol), stringify!($hip));
                         let place = find(symbol).ok_or(symbol)?;
-                        // SAFETY: the symbol has the type that cudarc's declaration of it has, see below, or HIP's, which takes
-                        // the same; only the status is a number here, which is what the C enum is to the caller.
+                        // SAFETY: the symbol has the type that cudarc's declaration of it has, see below, or HIP's,
+                        // which takes the same; only the status is a number here, which is what the C enum is to the
+                        // caller.
                         unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($type),*) -> Status>(place) }
                     },)*
                     $($own: needed(Vendor::Nvidia, stringify!($cuda))?.map(|place| {
@@ -112,8 +113,8 @@ macro_rules! functions {
                 /// What the vendor's documentation asks of its caller.
                 #[allow(dead_code, reason = "the two that name errors are called by their fields")]
                 pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
-                    // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its arguments
-                    // are the caller's, who keeps what the vendor's documentation asks.
+                    // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its
+                    // arguments are the caller's, who keeps what the vendor's documentation asks.
                     let status = unsafe { (self.functions.$field)($($name),*) };
                     self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
                 }
@@ -251,8 +252,9 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The driver of `vendor` whose library has the name or the path `library`, as NVIDIA's is `libcuda.so.1`. It stays loaded for
-    /// the rest of the process: a driver that has started has threads and exit handlers, and an engine may use it too.
+    /// The driver of `vendor` whose library has the name or the path `library`, as NVIDIA's is `libcuda.so.1`. It stays
+    /// loaded for the rest of the process: a driver that has started has threads and exit handlers, and an engine may
+    /// use it too.
     ///
     /// # Errors
     /// There is no such library, or it lacks a function that every driver from CUDA 11.4 or ROCm 6 on has.
@@ -265,12 +267,14 @@ impl Driver {
         let (name, opened) = open(vendor, &vendor.files(library))?;
         let find = |symbol: &str| {
             let symbol = CString::new(symbol).ok()?;
-            // SAFETY: only the symbol's address is taken, which stays good: the library is never closed once all were found.
+            // SAFETY: only the symbol's address is taken, which stays good: the library is never closed once all were
+            // found.
             let place = unsafe { opened.get::<*const c_void>(symbol.as_bytes_with_nul()).ok()?.try_as_raw_ptr() };
             place.map(<*mut c_void>::cast_const)
         };
-        // SAFETY: `find` gives addresses of this library's own symbols, which stay good because the library is never closed from
-        // here on. That they behave as the vendor documents is what the user says by naming the library: nothing can check it.
+        // SAFETY: `find` gives addresses of this library's own symbols, which stay good because the library is never
+        // closed from here on. That they behave as the vendor documents is what the user says by naming the library:
+        // nothing can check it.
         let driver = unsafe { Self::from_symbols(vendor, &name, find) }?;
         mem::forget(opened);
         let driver: &'static Self = Box::leak(Box::new(driver));
@@ -284,7 +288,8 @@ impl Driver {
     /// [`Unavailable::Symbol`] for the first function that it lacks.
     ///
     /// # Safety
-    /// What `find` gives for a symbol is a function that behaves as the vendor's of this name, for the rest of the process.
+    /// What `find` gives for a symbol is a function that behaves as the vendor's of this name, for the rest of the
+    /// process.
     pub unsafe fn from_symbols(
         vendor: Vendor,
         name: &str,
@@ -309,7 +314,8 @@ impl Driver {
 
     /// The handle of a device.
     pub(super) fn device_at(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
-        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses an ordinal that it does not know.
+        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses an ordinal that it
+        // does not know.
         out(|device| unsafe { self.device(device, ordinal) })
     }
 
@@ -325,15 +331,15 @@ impl Driver {
             // What the driver says of a number that it does not know.
             return Err(self.failure("hipDeviceGetAttribute", CUresult::CUDA_ERROR_INVALID_VALUE as Status));
         };
-        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses a device, or an attribute, that
-        // it does not know.
+        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses a device, or an
+        // attribute, that it does not know.
         out(|value| unsafe { self.device_attribute(value, which, device) })
     }
 
     /// The default memory pool of a device.
     pub(super) fn pool_of(&self, device: CUdevice) -> Result<CUmemoryPool, DriverError> {
-        // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes; it refuses a device that it does
-        // not know.
+        // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes; it refuses a device that
+        // it does not know.
         out_pointer(|pool| unsafe { self.default_pool(pool, device) })
     }
 
@@ -345,7 +351,8 @@ impl Driver {
         if status != CUresult::CUDA_SUCCESS as Status || text.is_null() {
             return String::new();
         }
-        // SAFETY: the driver succeeded, so the text is not null (checked) and a constant C string that stays as long as it does.
+        // SAFETY: the driver succeeded, so the text is not null (checked) and a constant C string that stays as long as
+        // it does.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
@@ -357,17 +364,17 @@ impl Driver {
         let name = self.error_text(self.functions.error_name, code);
         let text = self.error_text(self.functions.error_string, code);
         if let Some(last_error) = self.functions.last_error {
-            // HIP keeps a thread's failure until somebody asks for the last one, and the engine, which asks after kernels that it
-            // starts, would take ours for its own.
-            // SAFETY: it takes nothing and may be called at any time.
+            // HIP keeps a thread's failure until somebody asks for the last one, and the engine, which asks after
+            // kernels that it starts, would take ours for its own. SAFETY: it takes nothing and may be called at any
+            // time.
             unsafe { last_error() };
         }
         DriverError { function, code, name, text }
     }
 }
 
-/// Opens the library of a driver: where it may have several names, one that the process has already, or else the first that there
-/// is. Gives the name that it has.
+/// Opens the library of a driver: where it may have several names, one that the process has already, or else the first
+/// that there is. Gives the name that it has.
 pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloading::Library), Unavailable> {
     if files.len() > 1 {
         for file in files {
@@ -381,8 +388,8 @@ pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloa
     let mut refused: Option<(String, String)> = None;
     for file in files {
         let name = file.to_string_lossy().into_owned();
-        // SAFETY: loading a library runs its initialisers, which for a driver's library may happen at any time and on any thread.
-        // That the file is one is what the user says by naming it.
+        // SAFETY: loading a library runs its initialisers, which for a driver's library may happen at any time and on
+        // any thread. That the file is one is what the user says by naming it.
         match unsafe { libloading::Library::new(file) } {
             Ok(opened) => return Ok((name, opened)),
             Err(error) => {

@@ -95,7 +95,7 @@ pub(super) struct DriverError {
 }
 
 impl DriverError {
-    /// Our own limit leaves no room, though the driver's might: for whoever asked it is the same.
+    /// Our own limit leaves no room, though the driver's might: to the caller it is the same.
     pub(super) fn over(over: Over) -> Self {
         let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
         Self { function: "", code, name: String::new(), text: over.to_string() }
@@ -111,9 +111,10 @@ impl DriverError {
         self.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Whether what the driver held is gone, and nothing can be given back to it: it is shut down already, as at the end of a process,
-    /// or a kernel has failed, after which each call in the process answers so (CUDA's reference of `CUresult`: "the process must
-    /// be terminated and relaunched"). Who launched the kernel is told; each piece of memory need not be.
+    /// Whether what the driver held is gone, and nothing can be released to it: it is shut down already, as at the end
+    /// of a process, or a kernel has failed, after which each call in the process answers so (CUDA's reference of
+    /// `CUresult`: "the process must be terminated and relaunched"). Who launched the kernel is told; each piece of
+    /// memory need not be.
     pub(super) fn is_over(&self) -> bool {
         [
             CUresult::CUDA_ERROR_DEINITIALIZED,

@@ -9,10 +9,11 @@
 //! A group is as long as the block goes far, so that source and destination of a group never overlap. The chunks of the
 //! destination go to the source, whose addresses stay usable.
 //!
-//! The driver takes its time to map: about 2 us, and 40 us more to open the addresses and 35 us to unmap, for 2 MiB and, as far as is
-//! published, hardly more for larger chunks; with two chunks in each exchange that is 0.15 ms for 32 MiB, which the memory of a large
-//! GPU copies in a tenth of that. So blocks are copied as a rule. Exchanges win where memory is slow, and wherever chunks of
-//! the destination have no memory: then nothing has to be made, which takes longer than all else and may fail.
+//! The driver takes its time to map: about 2 us, and 40 us more to open the addresses and 35 us to unmap, for 2 MiB
+//! and, as far as is published, hardly more for larger chunks; with two chunks in each exchange that is 0.15 ms for 32
+//! MiB, which the memory of a large GPU copies in a tenth of that. So blocks are copied as a rule. Exchanges win where
+//! memory is slow, and wherever chunks of the destination have no memory: then nothing has to be made, which takes
+//! longer than all else and may fail.
 
 use crate::{
     device::{
@@ -70,7 +71,7 @@ impl<'a> Exchange<'a> {
         (self.lacks(parts.whole) || is_worth(parts.whole, costs)).then_some(parts)
     }
 
-    /// Exchanges whole chunks group by group. What has not moved at a failure is given back with its reason.
+    /// Exchanges whole chunks group by group. What has not moved at a failure is returned with its reason.
     ///
     /// # Errors
     /// The driver's; chunks of the destination may be without memory then.
@@ -87,7 +88,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Takes back what [`Self::run`] has moved of `whole`, all but `left`: each chunk, those of the destination too, is where it was.
+    /// Takes back what [`Self::run`] has moved of `whole`, all but `left`: each chunk, those of the destination too, is
+    /// where it was.
     ///
     /// # Errors
     /// The driver's.

@@ -1,5 +1,5 @@
-//! GPUs, through their vendor's driver: what there is, memory of it, and copies on a stream of our own. The driver is NVIDIA's, whose
-//! names things have here, or AMD's, which `vendor` makes the same of.
+//! GPUs, through their vendor's driver: what there is, memory of it, and copies on a stream of our own. The driver is
+//! NVIDIA's, whose names things have here, or AMD's, which `vendor` makes the same of.
 //!
 //! ```text
 //!   probe                      driver       libcuda.so.1 or libamdhip64.so, opened at run time: a table of functions, each found by
@@ -14,12 +14,14 @@
 //!   chunks, physical    exchange     memory by addresses and handles; chunks that change places
 //! ```
 //!
-//! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides may meet.
-//! A call of ours makes that context current and puts back what was there (`context`), because the engine ends the process if it
-//! finds a thread in a context that it does not know. On AMD's GPUs it is the thread's device that is set and put back.
+//! The engine works in the device's primary context, so ours is the same one: memory, streams and events of both sides
+//! may meet. A call of ours makes that context current and puts back what was there (`context`), because the engine
+//! ends the process if it finds a thread in a context that it does not know. On AMD's GPUs it is the thread's device
+//! that is set and put back.
 //!
-//! Nothing here knows the engine. What it still does with memory the caller waits for, as seen from the host, before it says a word
-//! here: our stream waits for nothing of the engine's. [`Carrier::order`] makes a stream of the engine wait for all copies.
+//! Nothing here knows the engine. What it still does with memory the caller waits for, as seen from the host, before it
+//! says a word here: our stream waits for nothing of the engine's. [`Carrier::order`] makes a stream of the engine wait
+//! for all copies.
 //!
 //! [`Carrier::order`]: super::Carrier::order
 
@@ -27,6 +29,7 @@ mod backing;
 mod carrier;
 mod chunks;
 mod context;
+mod costs;
 mod device;
 mod driver;
 mod error;
@@ -43,6 +46,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod vendor;
+mod version;
 
 pub use crate::device::cuda::backing::CHUNK;
 pub use crate::device::cuda::backing::CudaBacking;
@@ -57,7 +61,7 @@ pub use crate::device::cuda::pool::KeptPool;
 pub use crate::device::cuda::pool::PoolUsage;
 pub use crate::device::cuda::probe::Gpu;
 pub use crate::device::cuda::probe::Offer;
-pub use crate::device::cuda::probe::Version;
 pub use crate::device::cuda::probe::probe;
 pub use crate::device::cuda::probe::probe_library;
 pub use crate::device::cuda::vendor::Vendor;
+pub use crate::device::cuda::version::Version;

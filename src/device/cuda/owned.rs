@@ -24,7 +24,8 @@ pub(super) struct DeviceMemory {
 impl DeviceMemory {
     pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, DriverError> {
         let _current = context.enter()?;
-        // SAFETY: the device's context is current, and `out` passes a pointer to one valid address, which the driver writes.
+        // SAFETY: the device's context is current, and `out` passes a pointer to one valid address, which the driver
+        // writes.
         let address = out(|address| unsafe { context.driver().mem_alloc(address, bytes.get() as usize) })?;
         Ok(Self { context: Arc::clone(context), address, charge: None })
     }
@@ -41,7 +42,7 @@ impl DeviceMemory {
         Address::new(self.address)
     }
 
-    /// Gives it back. The driver waits for all work of the device first.
+    /// Frees it. The driver waits for all work of the device first.
     pub(super) fn free(mut self) -> Result<(), DriverError> {
         self.release()
     }
@@ -52,8 +53,8 @@ impl DeviceMemory {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: the address is one that `mem_alloc` returned and that was not freed: it was taken out of this value, its only
-        // owner, just now. The driver waits for all work of the device before it frees.
+        // SAFETY: the address is one that `mem_alloc` returned and that was not freed: it was taken out of this value,
+        // its only owner, just now. The driver waits for all work of the device before it frees.
         unsafe { self.context.driver().mem_free(address) }
     }
 }
@@ -68,8 +69,8 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// The host's memory that the driver keeps in place, so that devices read and write it by themselves: `cuMemHostAlloc` or
-/// `hipHostMalloc`. The host's address is the devices' too.
+/// The host's memory that the driver keeps in place, so that devices read and write it by themselves: `cuMemHostAlloc`
+/// or `hipHostMalloc`. The host's address is the devices' too.
 #[derive(Debug)]
 pub(super) struct PinnedMemory {
     context: Arc<Context>,
@@ -87,8 +88,8 @@ impl PinnedMemory {
     pub(super) fn charged(context: &Arc<Context>, bytes: Bytes, charge: Option<Charge>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current, `out_pointer` passes a pointer to one valid pointer, which the driver writes, and the flag
-        // is one that it knows.
+        // SAFETY: a context is current, `out_pointer` passes a pointer to one valid pointer, which the driver writes,
+        // and the flag is one that it knows.
         let start: *mut c_void =
             out_pointer(|start| unsafe { context.driver().mem_host_alloc(start, bytes.get() as usize, flags) })?;
         let start = Address::new(start.expose_provenance() as u64);
@@ -103,7 +104,7 @@ impl PinnedMemory {
         self.start
     }
 
-    /// Gives it back. No work of any device may use it any more.
+    /// Frees it. No work of any device may use it any more.
     pub(super) fn free(mut self) -> Result<(), DriverError> {
         self.release()
     }
@@ -115,8 +116,9 @@ impl PinnedMemory {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: the pointer is one that `mem_host_alloc` returned and that was not freed: it was taken out of this value, its
-        // only owner, just now. Work on it is done: a region's owner waits for its last use, a staging buffer's stream is drained.
+        // SAFETY: the pointer is one that `mem_host_alloc` returned and that was not freed: it was taken out of this
+        // value, its only owner, just now. Work on it is done: a region's owner waits for its last use, a staging
+        // buffer's stream is drained.
         unsafe { self.context.driver().mem_free_host(start) }
     }
 }

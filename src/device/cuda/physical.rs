@@ -1,8 +1,9 @@
-//! PhysicalChunk memory of a device, and who may use it.
+//! Physical memory of a device, and which devices reach it.
 //!
-//! The memory has the properties of the engine's own (XLA's allocator of device addresses): pinned on the device, to be exported as a
-//! file descriptor and to be read by other devices (RDMA) where the driver offers that, open to the device and to its peers.
-//! So kernels, copies and collectives find the same kind of memory. A property that the driver refuses is left out from then on.
+//! The memory has the properties of the engine's own (XLA's allocator of device addresses): pinned on the device, to be
+//! exported as a file descriptor and to be read by other devices (RDMA) where the driver offers that, open to the
+//! device and to its peers. So kernels, copies and collectives find the same kind of memory. A property that the driver
+//! refuses is left out from then on.
 
 use std::{
     ffi::c_int,
@@ -29,7 +30,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// How physical memory of a device is made and who may use it.
+/// How physical memory of a device is made, and which devices reach it.
 #[derive(Debug)]
 pub(super) struct PhysicalMemory {
     context: Arc<Context>,
@@ -71,7 +72,8 @@ impl PhysicalMemory {
         let _current = context.enter()?;
         let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         let granularity = physical.insisting(|properties| {
-            // SAFETY: `out` passes a pointer to one valid number, which the driver writes; the properties are borrowed and only read.
+            // SAFETY: `out` passes a pointer to one valid number, which the driver writes; the properties are borrowed
+            // and only read.
             out(|bytes| unsafe { driver.mem_granularity(bytes, properties, recommended) })
         })?;
         physical.granularity = Bytes::new(granularity as u64);
@@ -130,8 +132,8 @@ impl PhysicalMemory {
         true
     }
 
-    /// Makes one unit of memory usable, by `make`, to see with which properties that goes: drivers make and map memory that they then
-    /// refuse to open (pytorch/pytorch issue 192330: with RDMA, `cuMemSetAccess` gives 999).
+    /// Makes one unit of memory usable, by `make`, to see with which properties that goes: drivers make and map memory
+    /// that they then refuse to open (pytorch/pytorch issue 192330: with RDMA, `cuMemSetAccess` gives 999).
     ///
     /// # Errors
     /// The driver's, if it goes with none of them. A lack of memory says nothing, so it is none.
@@ -149,8 +151,8 @@ impl PhysicalMemory {
     pub(super) fn create(&self, bytes: Bytes) -> Result<PhysicalChunk, DriverError> {
         let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(DriverError::over)?;
         let handle = self.insisting(|properties| {
-            // SAFETY: `out` passes a pointer to one valid handle, which the driver writes; the properties are borrowed and only read;
-            // zero is the only flag.
+            // SAFETY: `out` passes a pointer to one valid handle, which the driver writes; the properties are borrowed
+            // and only read; zero is the only flag.
             out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
         })?;
         Ok(PhysicalChunk { context: Arc::clone(&self.context), handle, _charge: charge })
@@ -166,8 +168,8 @@ impl PhysicalMemory {
         let access: Vec<_> =
             iter::once(&self.ordinal).chain(self.peers.read().iter()).map(|&ordinal| access(ordinal)).collect();
         let set = |access: &[CUmemAccessDesc]| {
-            // SAFETY: the pointer and the count are of one slice, which the driver only reads. It refuses a range that is not
-            // mapped, and access to a device that it does not know.
+            // SAFETY: the pointer and the count are of one slice, which the driver only reads. It refuses a range that
+            // is not mapped, and access to a device that it does not know.
             unsafe {
                 let driver = self.context.driver();
                 driver.mem_set_access(address.get(), bytes.get() as usize, access.as_ptr(), access.len())
@@ -225,8 +227,8 @@ impl PhysicalChunk {
 
 impl Drop for PhysicalChunk {
     fn drop(&mut self) {
-        // SAFETY: `create` made the handle, and only this value has it, so it is released once. Mappings of the memory keep it
-        // until they end, which the driver sees to.
+        // SAFETY: `create` made the handle, and only this value has it, so it is released once. Mappings of the memory
+        // keep it until they end, which the driver sees to.
         if let Err(failure) = unsafe { self.context.driver().mem_release(self.handle) }
             && !failure.is_over()
         {

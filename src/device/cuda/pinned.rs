@@ -18,14 +18,15 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// What an arena may pin before anybody asks for it: nobody else can have it, and pinning a GiB takes a tenth of a second and more.
+/// What an arena may pin in advance: no other process can have it then, and pinning a GiB takes a tenth of a second and
+/// more.
 const IN_ADVANCE: Bytes = Bytes::gib(1);
 
 /// Pinned memory of the host as a device for an arena; every GPU of the process may use it. Clones are the same one.
 ///
-/// This process reads and writes it by its addresses, so its own copies are the processor's; a GPU's copies to and from it are those
-/// of the GPU's [`super::CudaBacking`], in whose book of regions it stands. Blocks move by copying: pages that a driver has pinned
-/// cannot be exchanged, nor can they be given back one by one.
+/// This process reads and writes it by its addresses, so its own copies are the processor's; a GPU's copies to and from
+/// it are those of the GPU's [`super::CudaBacking`], in whose book of regions it stands. Blocks move by copying: pages
+/// that a driver has pinned cannot be exchanged, nor can they be returned one by one.
 #[derive(Clone, Debug)]
 pub struct PinnedBacking {
     device: Arc<CudaDevice>,
@@ -85,8 +86,8 @@ impl Mover for PinnedBacking {
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
         let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
-        // SAFETY: by the contract both ranges lie in regions of this device, which are readable and writable, and nothing else reads
-        // or writes them; `ptr::copy` allows them to overlap.
+        // SAFETY: by the contract both ranges lie in regions of this device, which are readable and writable, and
+        // nothing else reads or writes them; `ptr::copy` allows them to overlap.
         unsafe { ptr::copy(from, to, bytes.get() as usize) };
         Ok(())
     }

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!  |      used       |        kept for the next          |
-//!  |<----------------- reserved ------------------------>|      trimmed: what is kept goes back to the device
+//!  |<----------------- reserved ------------------------>|      trimmed: what is kept is returned to the device
 //! ```
 //!
-//! It belongs to the device, not to a context: whoever in the process allocates with `cudaMallocAsync` is counted too. At each
-//! synchronisation the driver gives back what is reserved beyond the *release threshold* and not used.
+//! It belongs to the device, not to a context: every use of `cudaMallocAsync` in the process counts too. At each
+//! synchronisation the driver releases what is reserved beyond the *release threshold* and not used.
 //!
-//! What was freed in a stream goes back only once a call of the host has synchronised with that (CUDA's reference of
-//! `cuMemPoolTrimTo`; measured for pytorch/executorch pull request 22312). XLA learns of ends by functions of the host in a stream, and the
-//! streams are its own, so nobody may have done that when the memory is needed: we do it for all of the device's.
+//! What was freed in a stream is released only once a call of the host has synchronised with that (CUDA's reference of
+//! `cuMemPoolTrimTo`; measured for pytorch/executorch pull request 22312). XLA learns of ends by functions of the host
+//! in a stream, and the streams are its own, so that may not have been done when the memory is needed: we do it for all
+//! of the device's.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -90,8 +91,8 @@ impl EnginePool {
         let which = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value: *mut c_void = (&raw mut value).cast();
         let _current = self.device.context().enter()?;
-        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits, which is what
-        // this attribute is, and the driver only reads it.
+        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits,
+        // which is what this attribute is, and the driver only reads it.
         Ok(unsafe { self.device.context().driver().pool_set(self.handle.get(), which, value) }?)
     }
 
@@ -109,7 +110,7 @@ impl EnginePool {
     /// Waits for all that was put on the device so far, in whatever stream.
     ///
     /// # Errors
-    /// The driver's reason: another thread may be capturing a stream, which nobody can wait for.
+    /// The driver's reason: another thread may be capturing a stream, which cannot be waited for.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.device.context().enter()?;
         // SAFETY: it takes nothing and waits for the current context, which is the one entered above.
@@ -120,15 +121,15 @@ impl EnginePool {
         let mut value = 0_u64;
         let out: *mut c_void = (&raw mut value).cast();
         let _current = self.device.context().enter()?;
-        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits, which is what
-        // each attribute that is asked for in this file is, and the driver writes it.
+        // SAFETY: a device's default pool lives as long as the driver; the pointer is to a local number of 64 bits,
+        // which is what each attribute that is asked for in this file is, and the driver writes it.
         unsafe { self.device.context().driver().pool_get(self.handle.get(), which, out) }?;
         Ok(Bytes::new(value))
     }
 }
 
-/// A pool that keeps up to a threshold, until this is dropped: then it has its own threshold again, and keeps nothing for programs that do
-/// not come.
+/// A pool that keeps up to a threshold, until this is dropped: then it has its own threshold again, and keeps nothing
+/// for programs that do not come.
 #[derive(Debug)]
 pub struct KeptPool {
     pool: EnginePool,
@@ -158,7 +159,7 @@ impl Drop for KeptPool {
     }
 }
 
-/// What the engine keeps of a device for good, where it has no pool: nothing goes back.
+/// What the engine keeps of a device for good, where it has no pool: nothing is released.
 #[derive(Clone, Debug)]
 pub struct FixedShare {
     device: Arc<CudaDevice>,
@@ -166,7 +167,8 @@ pub struct FixedShare {
 }
 
 impl FixedShare {
-    /// The engine keeps `bytes` of `device`, or takes them when the first program needs scratch (its `bfc`, PJRT 0.112 and 0.116).
+    /// The engine keeps `bytes` of `device`, or takes them when the first program needs scratch (its `bfc`, PJRT 0.112
+    /// and 0.116).
     pub fn new(device: &Arc<CudaDevice>, bytes: Bytes) -> Self {
         Self { device: Arc::clone(device), bytes }
     }

@@ -22,6 +22,7 @@ use crate::{
     device::cuda::{
         driver::{Driver, DriverError, Unavailable, out},
         vendor::Vendor,
+        version::Version,
     },
     units::Bytes,
 };
@@ -31,11 +32,11 @@ use crate::{
 pub struct Offer {
     /// Whose driver it is.
     pub vendor: Vendor,
-    /// The newest CUDA that NVIDIA's driver runs (`cuDriverGetVersion`), not the number of the driver's own release; HIP's
-    /// version on AMD's.
+    /// The newest CUDA that NVIDIA's driver runs (`cuDriverGetVersion`), not the number of the driver's own release;
+    /// HIP's version on AMD's.
     pub version: Version,
-    /// The GPUs that this process may use, in the driver's order. `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` hides and
-    /// orders them.
+    /// The GPUs that this process may use, in the driver's order. `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` hides
+    /// and orders them.
     pub gpus: Vec<Gpu>,
 }
 
@@ -50,28 +51,13 @@ pub struct Gpu {
     pub memory: Bytes,
     /// Which instructions it runs: what an engine must have been built for.
     pub compute_capability: Version,
-    /// Whether programs' scratch can come from a pool of the driver's (`cuMemAllocAsync`). Some virtual and some embedded GPUs of
-    /// NVIDIA's have none, and XLA's engine for AMD's uses none.
+    /// Whether programs' scratch can come from a pool of the driver's (`cuMemAllocAsync`). Some virtual and some
+    /// embedded GPUs of NVIDIA's have none, and XLA's engine for AMD's uses none.
     pub pools: bool,
 }
 
-/// A major and a minor number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// What it counts first.
-    pub major: c_int,
-    /// What it counts second.
-    pub minor: c_int,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-/// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`, or `AMD driver for HIP
-/// 7.0: ...`.
+/// One line: `NVIDIA driver for CUDA 13.0: 2 GPUs: 2 x NVIDIA H200, 139.80GiB, compute capability 9.0`, or `AMD driver
+/// for HIP 7.0: ...`.
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.gpus.len();

@@ -1,4 +1,4 @@
-//! The book of a device's regions: which there are, what they are made of, and which work of our stream touched them last.
+//! A device's regions: which there are, what they are made of, and which work of our stream touched them last.
 
 use std::{
     collections::BTreeMap,
@@ -28,9 +28,9 @@ use crate::{
 pub(super) enum Memory {
     /// Addresses with memory mapped in chunks.
     Chunks(Chunks),
-    /// An allocation of the driver. Empty once it was given back.
+    /// An allocation of the driver. Empty once it was freed.
     Allocation(Mutex<Option<DeviceMemory>>),
-    /// Memory of the host. Empty once it was given back.
+    /// Memory of the host. Empty once it was freed.
     Pinned(Mutex<Option<PinnedMemory>>),
 }
 
@@ -65,8 +65,8 @@ impl Held {
         }
     }
 
-    /// Whether a copy by addresses alone reaches it from the device of this ordinal: the driver finds a way between its own allocations, but
-    /// mapped memory has to be open.
+    /// Whether a copy by addresses alone reaches it from the device of this ordinal: the driver finds a way between its
+    /// own allocations, but mapped memory has to be open.
     pub(super) fn is_open_to(&self, ordinal: c_int) -> bool {
         self.chunks().is_none_or(|chunks| chunks.is_open_to(ordinal))
     }
@@ -76,7 +76,7 @@ impl Held {
         matches!(self.memory, Memory::Pinned(_))
     }
 
-    /// Gives the memory back. All work on it is done, but for an allocation of the driver's, which the driver waits for.
+    /// Releases the memory. All work on it is done, but for an allocation of the driver's, which the driver waits for.
     pub(super) fn release(&self) -> Result<(), DriverError> {
         match &self.memory {
             Memory::Chunks(chunks) => chunks.release(),
@@ -90,7 +90,7 @@ impl Held {
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     by_address: RwLock<BTreeMap<Address, Arc<Held>>>,
-    /// How many chunks have no memory. While it is zero nobody has to look for one.
+    /// How many chunks have no memory. While it is zero no search for one is needed.
     pub(super) missing: Arc<AtomicUsize>,
 }
 
@@ -104,8 +104,8 @@ impl Regions {
     pub(super) fn insert(&self, held: Held) -> Region {
         let region = held.region;
         self.by_address.write().insert(region.address, Arc::new(held));
-        // SAFETY: `held` owns the allocation at `region`, so there is no other one at these addresses and no other token;
-        // `remove`, by which the device releases it, finds it under exactly this range.
+        // SAFETY: `held` owns the allocation at `region`, so there is no other one at these addresses and no other
+        // token; `remove`, by which the device releases it, finds it under exactly this range.
         unsafe { Region::new(region) }
     }
 
@@ -134,7 +134,7 @@ impl Regions {
             .ok_or_else(|| Error::internal(format!("{} bytes at {address} lie in no region of this GPU", bytes.get())))
     }
 
-    /// Forgets all regions, which gives back what is left of them.
+    /// Forgets all regions, which releases what is left of them.
     pub(super) fn clear(&self) {
         let regions = std::mem::take(&mut *self.by_address.write());
         drop(regions);

@@ -7,8 +7,9 @@
 //!                                                        the block on the device
 //! ```
 //!
-//! The device reads pinned memory by itself. While it reads one buffer the caller fills the next; a buffer is filled again when the
-//! event behind its last copy has come. So the source may change as soon as the last piece is in a buffer.
+//! The device reads pinned memory by itself. While it reads one buffer the caller fills the next; a buffer is filled
+//! again when the event behind its last copy has come. So the source may change as soon as the last piece is in a
+//! buffer.
 //!
 //! Small arrays share a buffer, one behind the other, so that thousands of them do not wait for each other.
 
@@ -31,8 +32,8 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// A buffer's size. The bus takes 0.2 to 0.4 ms for it, which is long against the 10 us that a copy takes to start, and a
-/// copy on the host is worth a second thread.
+/// A buffer's size. The bus takes 0.2 to 0.4 ms for it, which is long against the 10 us that a copy takes to start, and
+/// a copy on the host is worth a second thread.
 const BUFFER: usize = 8 << 20;
 
 /// Buffers at most: two keep the bus busy for one thread, and a second thread gets as many.
@@ -72,8 +73,8 @@ impl Staging {
         Self { context: Arc::clone(context), ring: Mutex::new(ring), returned: Condvar::new() }
     }
 
-    /// Puts the copy of an array to `to` on the stream, piece by piece; on return the source may change. On a failure some
-    /// pieces may be on the stream.
+    /// Puts the copy of an array to `to` on the stream, piece by piece; on return the source may change. On a failure
+    /// some pieces may be on the stream.
     ///
     /// # Safety
     /// As for `Carrier::upload`; the context is current.
@@ -86,8 +87,9 @@ impl Staging {
         } else {
             from
         };
-        // SAFETY: `in_pieces` asks that the array's elements lie where it says, which is part of this function's contract. Each
-        // piece is a part of the array, and the destinations follow one another in the block, so `send` may read and write them.
+        // SAFETY: `in_pieces` asks that the array's elements lie where it says, which is part of this function's
+        // contract. Each piece is a part of the array, and the destinations follow one another in the block, so `send`
+        // may read and write them.
         unsafe {
             in_pieces(from, &mut |piece| {
                 let bytes = dense_bytes(piece.dims, piece.element);
@@ -107,12 +109,12 @@ impl Staging {
         let Some(buffer) = &mut taken.buffer else { return Ok(()) };
         // SAFETY: `take` gave a buffer with room for `bytes` from `used` on, so the offset lies within its allocation.
         let place: *mut c_void = unsafe { buffer.memory.start().byte_add(buffer.used) };
-        // SAFETY: every element of the piece is readable by the contract. The room is as long as the dense piece, and no copy
-        // reads it (`take`) and no other thread has the buffer, so the two do not overlap either.
+        // SAFETY: every element of the piece is readable by the contract. The room is as long as the dense piece, and
+        // no copy reads it (`take`) and no other thread has the buffer, so the two do not overlap either.
         unsafe { strided::copy_to_dense(piece.data, place.cast(), piece.dims, piece.strides, piece.element) };
         buffer.used = (buffer.used + bytes).next_multiple_of(ALIGNMENT).min(BUFFER);
-        // SAFETY: the context is current by the contract, and the stream alive, because it is borrowed. The destination is this
-        // copy's alone by the contract; the buffer is pinned and not written again until its event has come.
+        // SAFETY: the context is current by the contract, and the stream alive, because it is borrowed. The destination
+        // is this copy's alone by the contract; the buffer is pinned and not written again until its event has come.
         unsafe { self.context.driver().copy_to_device(to.get(), place, bytes, stream.handle()) }?;
         let recorded = stream.record(&buffer.copied);
         if recorded.is_err() {
@@ -122,8 +124,8 @@ impl Staging {
         recorded
     }
 
-    /// A buffer with room for `bytes` that is neither read nor filled: one that has as much left, or a new one, or the one that was
-    /// sent first, once its copies are done.
+    /// A buffer with room for `bytes` that is neither read nor filled: one that has as much left, or a new one, or the
+    /// one that was sent first, once its copies are done.
     fn take(&self, bytes: usize) -> Result<Buffer, DriverError> {
         let mut ring = self.ring.lock();
         loop {
@@ -171,7 +173,7 @@ impl Buffer {
     }
 }
 
-/// A buffer that a thread has; it goes back to the others in any case.
+/// A buffer that a thread has; its drop returns it to the others.
 struct Taken<'a> {
     staging: &'a Staging,
     buffer: Option<Buffer>,
@@ -212,7 +214,8 @@ unsafe fn in_pieces(
     let mut at = 0;
     while at < count {
         let part = height.min(count - at);
-        // SAFETY: the index is below the count, so by the contract an element of the array lies there, in the same allocation.
+        // SAFETY: the index is below the count, so by the contract an element of the array lies there, in the same
+        // allocation.
         let data = unsafe { array.data.offset(at as isize * first_stride) };
         if row > BUFFER {
             // SAFETY: one of the array's rows: its elements are among the array's, which lie where it says.

@@ -7,8 +7,8 @@
 //!                       completed      submitted       a wait for 2 returns at once, one for 3 waits for the end of 4
 //! ```
 //!
-//! The stream does not wait for the legacy default stream, nor that for it. Events are made without timing, which makes them
-//! cheap, and used again: what waits for a record keeps waiting for it when the event is recorded once more.
+//! The stream does not wait for the legacy default stream, nor that for it. Events are made without timing, which makes
+//! them cheap, and used again: what waits for a record keeps waiting for it when the event is recorded once more.
 //!
 //! A thread that records or waits has entered the context of the stream.
 
@@ -44,8 +44,8 @@ impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes, and the
-        // flag is one that it knows.
+        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
+        // and the flag is one that it knows.
         let handle = out_pointer(|event| unsafe { context.driver().event_create(event, flags) })?;
         Ok(Self { handle: Handle::new(handle), context: Arc::clone(context) })
     }
@@ -60,8 +60,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let destroyed = self.context.enter().and_then(|_current| {
-            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver keeps what is
-            // behind it until nothing waits for it any more.
+            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver keeps
+            // what is behind it until nothing waits for it any more.
             unsafe { self.context.driver().event_destroy(self.handle.get()) }
         });
         if let Err(failure) = destroyed
@@ -87,8 +87,8 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes, and the
-        // flag is one that it knows.
+        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
+        // and the flag is one that it knows.
         let handle = out_pointer(|stream| unsafe { context.driver().stream_create(stream, flags) })?;
         Ok(Self {
             handle: Handle::new(handle),
@@ -144,8 +144,8 @@ impl Stream {
 
     /// Records an event of this stream's context behind all that was put on the stream so far.
     pub(super) fn record(&self, event: &Event) -> Result<(), DriverError> {
-        // SAFETY: both handles are alive, because their owners are borrowed. They are of one context: every event that is
-        // recorded here was made for this stream's context, by `with_event` or by the device's staging buffers.
+        // SAFETY: both handles are alive, because their owners are borrowed. They are of one context: every event that
+        // is recorded here was made for this stream's context, by `with_event` or by the device's staging buffers.
         unsafe { self.context.driver().event_record(event.handle.get(), self.handle.get()) }
     }
 
@@ -156,8 +156,8 @@ impl Stream {
     pub(super) unsafe fn hold_back(&self, stream: CUstream) -> Result<(), DriverError> {
         self.with_event(|event| {
             self.record(event)?;
-            // SAFETY: the event is alive, because it is borrowed, and the stream by this function's contract; zero is the only
-            // flag. The wait is for the record above, whatever becomes of the event.
+            // SAFETY: the event is alive, because it is borrowed, and the stream by this function's contract; zero is
+            // the only flag. The wait is for the record above, whatever becomes of the event.
             unsafe { self.context.driver().stream_wait_event(stream, event.handle.get(), 0) }
         })
     }
@@ -181,8 +181,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let destroyed = self.context.enter().and_then(|_current| {
-            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver lets its work
-            // end first.
+            // SAFETY: made by `new` and destroyed here alone, because no other value has the handle; the driver lets
+            // its work end first.
             unsafe { self.context.driver().stream_destroy(self.handle.get()) }
         });
         if let Err(failure) = destroyed

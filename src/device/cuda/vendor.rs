@@ -13,13 +13,17 @@
 //! ```
 //!
 //! Memory is not mapped by hand on AMD's GPUs, though HIP has the functions, for three reasons.
-//! - XLA's own memory there is `hipMalloc`'s (`rocm_executor.cc`), so kernels, copies and collectives find what they know.
-//! - What chunks are for, to lend memory to programs' scratch while arrays do not need it, cannot happen with a fixed share.
+//! - XLA's own memory there is `hipMalloc`'s (`rocm_executor.cc`), so kernels, copies and collectives find what they
+//!   know.
+//! - What chunks are for, to lend memory to programs' scratch while arrays do not need it, cannot happen with a fixed
+//!   share.
 //! - ROCm's releases differ in what they do with it. Up to 6.1 a copy over the end of one mapped piece is refused
-//!   (`hip_memory.cpp`, `ihipMemcpy_validate`); in 7.2 `hipMemSetAccess` refuses ranges that are right (ROCm/rocm-systems, pull
-//!   request 6977); a later `hipMemCreate` takes the memory of the thread's device, whatever the properties say.
+//!   (`hip_memory.cpp`, `ihipMemcpy_validate`); in 7.2 `hipMemSetAccess` refuses ranges that are right
+//!   (ROCm/rocm-systems, pull request 6977); a later `hipMemCreate` takes the memory of the thread's device, whatever
+//!   the properties say.
 //!
-//! All of that is from sources and headers (ROCm 6.1 to 7, `hip_runtime_api.h`, `clr/hipamd`); it has not run on hardware.
+//! All of that is from sources and headers (ROCm 6.1 to 7, `hip_runtime_api.h`, `clr/hipamd`); it has not run on
+//! hardware.
 
 use std::{
     ffi::{OsStr, OsString, c_int, c_uint},
@@ -28,11 +32,11 @@ use std::{
 
 use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, CUdevice_attribute, CUevent_flags, CUresult, CUstream_flags};
 
-use crate::device::cuda::probe::Version;
+use crate::device::cuda::version::Version;
 
-/// What is passed to either driver, or told apart, under CUDA's name: on the right are HIP's numbers (`hipStreamNonBlocking`,
-/// `hipEventDisableTiming`, `hipHostMallocPortable`; `hipSuccess`, `hipErrorInvalidValue`, `OutOfMemory`, `Deinitialized`,
-/// `InvalidDevice`, `NotSupported`).
+/// What is passed to either driver, or told apart, under CUDA's name: on the right are HIP's numbers
+/// (`hipStreamNonBlocking`, `hipEventDisableTiming`, `hipHostMallocPortable`; `hipSuccess`, `hipErrorInvalidValue`,
+/// `OutOfMemory`, `Deinitialized`, `InvalidDevice`, `NotSupported`).
 const _: () = {
     assert!(CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 1);
     assert!(CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 == 2);
@@ -64,16 +68,16 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// The file that a program looks for where nobody names another. NVIDIA's driver installs `libcuda.so.1`, and development
-    /// packages alone `libcuda.so`.
+    /// The file that a program looks for where the user names no other. NVIDIA's driver installs `libcuda.so.1`, and
+    /// development packages alone `libcuda.so`.
     pub fn library(self) -> &'static str {
         self.either("libcuda.so.1", HIP)
     }
 
     /// The files to look for, best first, where a user asks for `library`.
     ///
-    /// `libamdhip64.so` itself comes last: it may belong to another ROCm than the one that the engine was linked with, and with
-    /// two of them in a process each would manage the GPUs for itself.
+    /// `libamdhip64.so` itself comes last: it may belong to another ROCm than the one that the engine was linked with,
+    /// and with two of them in a process each would manage the GPUs for itself.
     pub(super) fn files(self, library: &OsStr) -> Vec<OsString> {
         if self == Self::Amd && library == HIP {
             let versions = HIP_VERSIONS.map(|version| format!("{HIP}{version}").into());
@@ -97,8 +101,8 @@ impl Vendor {
         }
     }
 
-    /// The vendor's number of an attribute of devices: HIP counts them otherwise (`hipDeviceAttribute_t`). `None` for one that the
-    /// driver is taken not to have.
+    /// The vendor's number of an attribute of devices: HIP counts them otherwise (`hipDeviceAttribute_t`). `None` for
+    /// one that the driver is taken not to have.
     pub(super) fn attribute(self, which: CUdevice_attribute) -> Option<c_uint> {
         use CUdevice_attribute::*;
         if self == Self::Nvidia {

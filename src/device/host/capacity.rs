@@ -21,8 +21,9 @@ pub fn capacity() -> Result<Bytes> {
     capacity_under(Path::new("/"), left_to_map())
 }
 
-/// What the limits of the address space (`RLIMIT_AS`) and of data (`RLIMIT_DATA`) leave beside what is mapped already: libraries,
-/// stacks, what malloc has. `None` where there are no such limits. Whoever maps all of it leaves nothing to others.
+/// What the limits of the address space (`RLIMIT_AS`) and of data (`RLIMIT_DATA`) leave beside what is mapped already:
+/// libraries, stacks, what malloc has. `None` where there are no such limits. An arena that maps all of it leaves
+/// nothing to others.
 pub fn left_to_map() -> Option<Bytes> {
     let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current];
     if limits == [None; 2] {

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use crate::{
-    device::{Carrier, HostArray, Mover, host::HostBacking, strided},
+    device::{Carrier, HostArray, Mover, host::backing::HostBacking, strided},
     error::Result,
     units::{Address, Bytes},
 };
@@ -20,9 +20,9 @@ impl<T: HostMemory> Carrier for T {
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
         let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: by the contract every element of the source is readable, and the dense array at `to` lies in one region, which
-        // is memory of this process, and is this copy's alone, so that it does not overlap the source. `HostArray` has as many
-        // strides as dimensions, none of which is negative.
+        // SAFETY: by the contract every element of the source is readable, and the dense array at `to` lies in one
+        // region, which is memory of this process, and is this copy's alone, so that it does not overlap the source.
+        // `HostArray` has as many strides as dimensions, none of which is negative.
         unsafe { strided::copy_to_dense(from.data, to, from.dims, from.strides, from.element) };
         Ok(())
     }
@@ -30,8 +30,8 @@ impl<T: HostMemory> Carrier for T {
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         let from = ptr::with_exposed_provenance(from.get() as usize);
         let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: by the contract both ranges lie in live regions, which are memory of this process, do not overlap, and are
-        // neither written nor, the destination, read by others.
+        // SAFETY: by the contract both ranges lie in live regions, which are memory of this process, do not overlap,
+        // and are neither written nor, the destination, read by others.
         unsafe { strided::copy(from, to, bytes.get() as usize) };
         Ok(())
     }

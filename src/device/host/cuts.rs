@@ -5,13 +5,13 @@
 //!  after an exchange: |.......|block.|............|hole..|...|    four cuts, five mappings
 //! ```
 //!
-//! The kernel keeps the address at which a page was first used, and joins neighbouring mappings only where those run on:
-//! each end of an exchanged range is a border between mappings from then on. Mappings are bounded for the whole process
-//! (`vm.max_map_count`, 65530 as a rule), so the cuts of all devices together are bounded here, and they must be known,
-//! because before Linux 6.17 a range across a border cannot be remapped at once.
+//! The kernel keeps the address at which a page was first used, and joins neighbouring mappings only where those run
+//! on: each end of an exchanged range is a border between mappings from then on. Mappings are bounded for the whole
+//! process (`vm.max_map_count`, 65530 as a rule), so the cuts of all devices together are bounded here, and they must
+//! be known, because before Linux 6.17 a range across a border cannot be remapped at once.
 //!
-//! The book errs on the safe side. A range that moves back home heals (measured: all four cuts), and so do neighbours that
-//! moved alike; the book learns of it only when it looks into `/proc/self/maps`, which it does when room runs out.
+//! The book errs on the safe side. A range that moves back home heals (measured: all four cuts), and so do neighbours
+//! that moved alike; the book learns of it only when it looks into `/proc/self/maps`, which it does when room runs out.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use std::{
 };
 
 use crate::{
-    device::host::exchange::{Direction, Extent, Shift},
+    device::shift::{Direction, Extent, Shift},
     units::{Address, Bytes},
 };
 

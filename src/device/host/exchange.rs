@@ -11,50 +11,42 @@
 //!
 //! The hole is what of the destination is not source, and the gap what of the source is not destination; both have the
 //! size of the shift, or of the block where the two ranges do not overlap. The hole's pages go to the gap because
-//! a move that threw them away would leave the gap without memory: whoever uses it next would pay a first touch of each
+//! a move that threw them away would leave the gap without memory: its next user would pay a first touch of each
 //! page, which costs several times the copy that was saved.
 //!
-//! Every call keeps the range that it empties (`MREMAP_DONTUNMAP`, Linux 5.7), so that no other thread's `mmap` ever finds
-//! room between two of them. The kernel may refuse each call. The first two come first because they are the ones that it
-//! can have a reason to refuse (a range of several mappings, before Linux 6.17; too many mappings), and until both are
-//! through, source and destination are as they were or the bytes lie whole in parking; from there they are copied.
+//! Every call keeps the range that it empties (`MREMAP_DONTUNMAP`, Linux 5.7), so that no other thread's `mmap` ever
+//! finds room between two of them. The kernel may refuse each call. The first two come first because they are the ones
+//! that it can have a reason to refuse (a range of several mappings, before Linux 6.17; too many mappings), and until
+//! both are through, source and destination are as they were or the bytes lie whole in parking; from there they are
+//! copied.
 //!
 //! What holds a page rather than an address keeps it: a child after `fork` shares the pages copy-on-write and sees none
 //! of this; pages that the kernel or a device has pinned (`O_DIRECT`, io_uring, RDMA) stay the block's pages, and locks
 //! (`mlock`) move with them. A driver that has registered an address range (`cudaHostRegister`) would be left behind,
 //! which is one of the reasons why a block whose address is known outside does not move.
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use rustix::{
     io::{Errno, Result},
     mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap},
 };
 
-pub(super) use crate::device::shift::{Direction, Extent, Shift};
 use crate::{
-    device::host::HUGE_PAGE,
+    device::{
+        host::pages::HUGE_PAGE,
+        shift::{Extent, Shift},
+    },
     units::{Address, Bytes},
 };
-
-impl Extent {
-    pub(super) fn pointer(self) -> *mut c_void {
-        ptr::with_exposed_provenance_mut(self.start.get() as usize)
-    }
-
-    pub(super) fn len(self) -> usize {
-        // An extent is a mapping's part, and mappings are no longer than the address space.
-        self.bytes.get() as usize
-    }
-}
 
 /// Copies the bytes of one extent to another of its size, which may overlap it.
 ///
 /// # Safety
 /// Both are mapped, readable and writable, and no other thread reads or writes them meanwhile.
 pub(super) unsafe fn copy(from: Extent, to: Extent) {
-    // SAFETY: the pointers are to the starts of two ranges that the contract says are valid for `from.len()` bytes and free of
-    // other accesses; bytes need no alignment, and `ptr::copy` allows the ranges to overlap.
+    // SAFETY: the pointers are to the starts of two ranges that the contract says are valid for `from.len()` bytes and
+    // free of other accesses; bytes need no alignment, and `ptr::copy` allows the ranges to overlap.
     unsafe { ptr::copy(from.pointer().cast::<u8>(), to.pointer().cast::<u8>(), from.len()) }
 }
 
@@ -68,23 +60,25 @@ pub(super) type Remap<'a> = &'a mut dyn FnMut(Extent, Address) -> Result<()>;
 /// The kernel's.
 ///
 /// # Safety
-/// Both extents belong to the caller in whole pages, do not overlap, and no other thread reads or writes them meanwhile.
+/// Both extents belong to the caller in whole pages, do not overlap, and no other thread reads or writes them
+/// meanwhile.
 pub(super) unsafe fn remap(from: Extent, to: Address) -> Result<()> {
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
     let target = Extent { start: to, ..from }.pointer();
-    // SAFETY: both ranges are whole pages of the caller's, apart from each other, so that the call unmaps nothing of others; no live
-    // reference is to either, because nothing uses them.
+    // SAFETY: both ranges are whole pages of the caller's, apart from each other, so that the call unmaps nothing of
+    // others; no live reference is to either, because nothing uses them.
     unsafe { mremap_fixed(from.pointer(), from.len(), from.len(), flags, target) }.map(|_| ())
 }
 
-/// Moves whole pages from the source to the destination, and those of the hole to the gap. The bytes arrive in any case.
+/// Moves whole pages from the source to the destination, and those of the hole to the gap. The bytes arrive in any
+/// case.
 ///
 /// # Errors
 /// The kernel's, when it refused: the bytes were copied then, and other exchanges will hardly fare better.
 ///
 /// # Safety
-/// Source and destination lie in whole pages of mappings of this device, and no other thread uses them meanwhile. `call` moves
-/// pages as [`remap`] does, or fails without moving any.
+/// Source and destination lie in whole pages of mappings of this device, and no other thread uses them meanwhile.
+/// `call` moves pages as [`remap`] does, or fails without moving any.
 pub(super) unsafe fn exchange(shift: Shift, call: Remap<'_>) -> Result<()> {
     let Shift { source, destination, hole, gap, .. } = shift;
     let parking = match Parking::new(shift) {
@@ -103,19 +97,20 @@ pub(super) unsafe fn exchange(shift: Shift, call: Remap<'_>) -> Result<()> {
         return Err(errno);
     }
     if let Err(errno) = call(hole, parking.rest.start) {
-        // As above for the hole's place; the block's place holds the bytes and is surely ours.
-        // SAFETY: the block's place in parking holds the source's pages, and is ours. The destination is mapped: its hole was not
-        // moved, and what of it was source stayed mapped without pages. No other thread uses either.
+        // As above for the hole's place; the block's place holds the bytes and is surely ours. SAFETY: the block's
+        // place in parking holds the source's pages, and is ours. The destination is mapped: its hole was not moved,
+        // and what of it was source stayed mapped without pages. No other thread uses either.
         unsafe { copy(parking.block, destination) };
-        // SAFETY: the block's place is a part of parking that is mapped and ours, and nothing refers to it from here on.
+        // SAFETY: the block's place is a part of parking that is mapped and ours, and nothing refers to it from here
+        // on.
         unsafe { unmap(parking.block) };
         return Err(errno);
     }
     let arrived = call(parking.block, destination.start);
     if arrived.is_err() {
         keep_mapped(destination);
-        // SAFETY: the call failed, so the bytes are in parking still, which is ours; the destination is mapped, again if need be. No
-        // other thread uses either.
+        // SAFETY: the call failed, so the bytes are in parking still, which is ours; the destination is mapped, again
+        // if need be. No other thread uses either.
         unsafe { copy(parking.block, destination) };
     }
     let returned = call(parking.rest, gap.start);
@@ -123,7 +118,8 @@ pub(super) unsafe fn exchange(shift: Shift, call: Remap<'_>) -> Result<()> {
         // The gap holds nothing that anyone needs; it only has to be there.
         keep_mapped(gap);
     }
-    // SAFETY: both moves into parking were made, so all of it is mapped and ours, and nothing refers to it from here on.
+    // SAFETY: both moves into parking were made, so all of it is mapped and ours, and nothing refers to it from here
+    // on.
     unsafe { unmap(parking.all) };
     arrived.and(returned)
 }
@@ -163,8 +159,8 @@ fn alike(from: Address, like: Address) -> Address {
 fn keep_mapped(extent: Extent) {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: with `FIXED_NOREPLACE` the kernel maps only where nothing is mapped, so that no memory of others changes; that
-    // something is mapped there is the usual case, and no failure.
+    // SAFETY: with `FIXED_NOREPLACE` the kernel maps only where nothing is mapped, so that no memory of others changes;
+    // that something is mapped there is the usual case, and no failure.
     let _ = unsafe { mmap_anonymous(extent.pointer(), extent.len(), protection, flags) };
 }
 

@@ -6,27 +6,27 @@
 //!  prctl(PR_SET_THP_DISABLE)                                        off for this process, whatever the files say
 //! ```
 //!
-//! With the setting `huge_pages`, regions of 2 MiB and more ask for huge pages (`MADV_HUGEPAGE`). Measured (AMD EPYC of 2
-//! cores, virtual, Linux 6.18, `enabled` and `defrag` at `madvise`):
+//! With the setting `huge_pages`, regions of 2 MiB and more ask for huge pages (`MADV_HUGEPAGE`). Measured (AMD EPYC of
+//! 2 cores, virtual, Linux 6.18, `enabled` and `defrag` at `madvise`):
 //!
 //! ```text
 //!                                               pages of 4 KiB    huge pages
 //!   first write to 64 MiB, lately used          11 to 27 ms       3 to 6 ms
 //!   the same, free for a while                  10 to 60 ms       100 to 400 ms
-//!   giving back 1 GiB                           71 to 150 ms      6 ms
+//!   discarding 1 GiB                            71 to 150 ms      6 ms
 //!   x + 1 over 256 MiB, `platform`              89 ms             24 ms
 //!   the same, warm (`preallocate`)              14 ms             14 ms
 //! ```
 //!
 //! The second line is the virtual machine: it reports free memory to its host in blocks of this very size (free page
 //! reporting), and the host takes its time to back them again; the guest's kernel did not once have to clear room
-//! (`compact_stall` in `/proc/vmstat`). Where memory is in small pieces, it has to, and a first touch waits for that. So it is
-//! for the user to ask.
+//! (`compact_stall` in `/proc/vmstat`). Where memory is in small pieces, it has to, and a first touch waits for that.
+//! So it is for the user to ask.
 //!
-//! What that means for the rest of the device: pages move and go back in whole huge pages, because a part of one breaks it
-//! up. A part that went back would not even be free: the kernel keeps the huge page until memory runs short, and khugepaged
-//! fills such gaps again. The advice itself belongs to the mapping, and stays through `mremap` and `MADV_DONTNEED` (seen
-//! in `VmFlags` of `/proc/self/smaps`); only a fresh mapping has to ask again.
+//! What that means for the rest of the device: pages move and are returned in whole huge pages, because a part of one
+//! breaks it up. A part that was returned would not even be free: the kernel keeps the huge page until memory runs
+//! short, and khugepaged fills such gaps again. The advice itself belongs to the mapping, and stays through `mremap`
+//! and `MADV_DONTNEED` (seen in `VmFlags` of `/proc/self/smaps`); only a fresh mapping has to ask again.
 
 use std::{fmt, fs, path::Path, sync::Once};
 
@@ -35,7 +35,7 @@ use rustix::{
     thread::transparent_huge_pages_are_disabled,
 };
 
-use crate::device::host::exchange::Extent;
+use crate::device::shift::Extent;
 
 /// The kernel's folder, below the root.
 const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
@@ -88,7 +88,8 @@ pub(super) fn offer_under(root: &Path, disabled: bool) -> HugePages {
 /// Asks for huge pages in whole pages of a mapping. What the kernel refuses is said once, and changes nothing else.
 pub(super) fn advise(extent: Extent) {
     static REFUSED: Once = Once::new();
-    // SAFETY: the advice changes no contents and unmaps nothing, whatever is mapped there; the kernel refuses what is not mapped.
+    // SAFETY: the advice changes no contents and unmaps nothing, whatever is mapped there; the kernel refuses what is
+    // not mapped.
     if let Err(errno) = unsafe { madvise(extent.pointer(), extent.len(), Advice::LinuxHugepage) } {
         let (bytes, start) = (extent.bytes.get(), extent.start);
         REFUSED.call_once(|| {

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! A unit is a page, or a huge page where regions ask for those or the kernel gives them to everybody. Where source and
-//! destination lie alike within a unit, and there are enough whole units, pages change places ([`exchange`](crate::device::host::exchange));
-//! head and tail share their pages with neighbours, and are copied. All else is copied at once: one `memmove` runs as
-//! fast as the memory does (20 GB/s forwards, 18 GB/s overlapping), and a second thread adds nothing.
+//! destination lie alike within a unit, and there are enough whole units, pages change places
+//! ([`exchange`](crate::device::host::exchange)); head and tail share their pages with neighbours, and are copied. All
+//! else is copied at once: one `memmove` runs as fast as the memory does (20 GB/s forwards, 18 GB/s overlapping), and a
+//! second thread adds nothing.
 //!
-//! Measured in microseconds (AMD EPYC of 2 cores at 2.6 GHz, virtual, Linux 6.18): the move, and in brackets the move and
-//! then a write to all of the gap. *Alike* means within 2 MiB, *shifted* by one page more.
+//! Measured in microseconds (AMD EPYC of 2 cores at 2.6 GHz, virtual, Linux 6.18): the move, and in brackets the move
+//! and then a write to all of the gap. *Alike* means within 2 MiB, *shifted* by one page more.
 //!
 //! ```text
 //!             copy             plain mremap      exchange, alike   shifted
@@ -26,18 +27,16 @@
 //! ```
 //!
 //! A plain mremap is slower than a copy here because the destination's pages are freed and the gap's are new. With a
-//! second thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange of
-//! 16 MiB takes 366 (alike) and 667 (shifted) and a copy 544 to 625; of 128 MiB, 2608 and 4760, and a copy 6600. So from
-//! 16 MiB on an exchange wins, or loses little. With huge pages an exchange that is not alike breaks them up
-//! (1 GiB: 22700 instead of 1110), which is why the unit is theirs then.
+//! second thread of the process busy all the time, the kernel interrupts it for each table of 2 MiB: then an exchange
+//! of 16 MiB takes 366 (alike) and 667 (shifted) and a copy 544 to 625; of 128 MiB, 2608 and 4760, and a copy 6600. So
+//! from 16 MiB on an exchange wins, or loses little. With huge pages an exchange that is not alike breaks them up (1
+//! GiB: 22700 instead of 1110), which is why the unit is theirs then.
 
 use std::{
     ffi::{c_uchar, c_void},
     ptr,
-    sync::atomic::{AtomicBool, Ordering},
 };
 
-use parking_lot::Mutex;
 use rustix::{
     io::Errno,
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous},
@@ -46,129 +45,17 @@ use rustix::{
 use crate::{
     device::{
         Mover,
-        host::{
-            HostBacking,
-            cuts::{self, Cuts},
-            exchange::{self, Extent, Shift},
-        },
+        host::backing::HostBacking,
+        shift::{Extent, Shift},
     },
     error::{Error, Result},
     memory::compaction::{Costs, Remap},
     units::{Address, Bytes},
 };
 
-/// Of what size on an exchange is worth it, whoever else runs; see the measurements above.
-const LEAST: Bytes = Bytes::mib(16);
-
 /// What an exchange costs, between a process that is idle otherwise and one that is busy; see the text above.
 const PER_EXCHANGE_NS: u32 = 100_000;
 const PER_EXCHANGED_MIB_NS: u32 = 20_000;
-
-/// How exchanges go on this device.
-#[derive(Debug)]
-pub(super) struct Exchanges {
-    unit: Bytes,
-    least: Bytes,
-    /// The kernel refused one: all is copied from then on.
-    refused: AtomicBool,
-    pub(super) cuts: Mutex<Cuts>,
-}
-
-impl Exchanges {
-    /// Of whole units, within the running kernel's limit of mappings.
-    pub(super) fn new(unit: Bytes) -> Self {
-        Self::with(unit, LEAST, Cuts::new(cuts::limit()))
-    }
-
-    /// Of ranges that are alike within `unit` and have `least` bytes.
-    pub(super) fn with(unit: Bytes, least: Bytes, cuts: Cuts) -> Self {
-        Self { unit, least: least.max(unit), refused: AtomicBool::new(false), cuts: Mutex::new(cuts) }
-    }
-
-    fn are_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a region goes back to the system.
-    pub(super) fn released(&self, region: Extent) {
-        self.cuts.lock().forget(region);
-    }
-
-    /// Bytes before the first and behind the last whole unit in the order in which the parts go, where the whole
-    /// units in between are enough for an exchange.
-    fn edges(&self, shift: Shift) -> Option<(Bytes, Bytes)> {
-        let Shift { source, destination, direction, .. } = shift;
-        let rest = |address: Address| address.get() % self.unit.get();
-        if self.are_refused() || rest(source.start) != rest(destination.start) || source.bytes < self.least {
-            return None;
-        }
-        let tail = Bytes::new(rest(source.end()));
-        let head = Bytes::new((self.unit.get() - rest(source.start)) % self.unit.get());
-        let whole = source.bytes.checked_sub(head)?.checked_sub(tail)?;
-        (whole >= self.least).then_some(match direction {
-            exchange::Direction::Down => (head, tail),
-            exchange::Direction::Up => (tail, head),
-        })
-    }
-
-    /// Moves `shift`.
-    ///
-    /// # Safety
-    /// As for [`Mover::relocate`].
-    unsafe fn carry(&self, shift: Shift) {
-        let Some((first, last)) = self.edges(shift) else {
-            // SAFETY: by the contract both ranges lie in regions of this device, which are mapped, and no other thread uses them.
-            return unsafe { exchange::copy(shift.source, shift.destination) };
-        };
-        let (edge, rest) = shift.split(first);
-        let (whole, other_edge) = match rest {
-            Some(rest) => rest.split(rest.source.bytes - last),
-            None => (None, None),
-        };
-        // SAFETY: each part's two ranges are parts of those that the contract covers. They go in order, the foremost first, so that
-        // none is overwritten before it has moved; the middle one is whole units, as `carry_whole` asks.
-        unsafe {
-            edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
-            whole.into_iter().for_each(|part| self.carry_whole(part));
-            other_edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
-        }
-    }
-
-    /// Moves whole units, by exchanging them as far as that goes.
-    ///
-    /// # Safety
-    /// As for [`Mover::relocate`]; both ranges are whole units.
-    unsafe fn carry_whole(&self, shift: Shift) {
-        // Held while the kernel works: the book must say where mappings end when the next exchange reads it.
-        let mut cuts = self.cuts.lock();
-        let mut left = Some(shift);
-        while let Some(shift) = left {
-            if self.are_refused() || !cuts.have_room() {
-                drop(cuts);
-                // SAFETY: what is left of two ranges that lie in regions of this device and that no other thread uses.
-                return unsafe { exchange::copy(shift.source, shift.destination) };
-            }
-            let bytes = cuts.piece(shift);
-            let (piece, rest) = shift.split(bytes);
-            left = rest;
-            let Some(piece) = piece else { continue };
-            // Between cuts, a piece is worth an exchange where other threads sleep: it keeps the pages warm as well.
-            if bytes.get() < self.least.get() / 4 {
-                // SAFETY: a part of two ranges that lie in regions of this device and that no other thread uses.
-                unsafe { exchange::copy(piece.source, piece.destination) };
-                continue;
-            }
-            // SAFETY: both ranges are whole units, so whole pages, of mappings of this device that no other thread uses; `exchange`
-            // passes `remap` pairs of such extents that do not overlap.
-            let done = unsafe { exchange::exchange(piece, &mut |from, to| exchange::remap(from, to)) };
-            cuts.exchanged(piece);
-            if let Err(errno) = done {
-                self.refused.store(true, Ordering::Relaxed);
-                log::info!("moves of blocks copy from now on, because mremap of {} failed: {errno}", bytes);
-            }
-        }
-    }
-}
 
 impl Mover for HostBacking {
     fn costs(&self) -> Costs {
@@ -194,8 +81,8 @@ impl Mover for HostBacking {
         Ok(())
     }
 
-    /// What went back is what was in memory: pages that were never used, or that were swapped out, do not count. Pages
-    /// that were only read count, though they share one page of zeroes. 0.6 ms of counting and 75 ms of giving back for
+    /// The result is what was in memory: pages that were never used, or that were swapped out, do not count. Pages
+    /// that were only read count, though they share one page of zeroes. 0.6 ms of counting and 75 ms of discarding for
     /// 1 GiB in use.
     ///
     /// Where regions ask for huge pages, whole ones go back: see the module `huge`.
@@ -215,8 +102,8 @@ impl Mover for HostBacking {
         if cuts.inside(pages).count() > 2 {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: the pages lie in a region of this device, by the contract, so what `FIXED` replaces is that region's own mapping;
-            // no thread reads or writes them, and their contents may be lost.
+            // SAFETY: the pages lie in a region of this device, by the contract, so what `FIXED` replaces is that
+            // region's own mapping; no thread reads or writes them, and their contents may be lost.
             let fresh = unsafe { mmap_anonymous(pages.pointer(), pages.len(), protection, flags) };
             if fresh.is_ok() {
                 self.advise(pages);
@@ -225,7 +112,8 @@ impl Mover for HostBacking {
             }
         }
         drop(cuts);
-        // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost; they stay mapped.
+        // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost;
+        // they stay mapped.
         unsafe { madvise(pages.pointer(), pages.len(), Advice::LinuxDontNeed) }
             .map_err(|errno| failed("madvise", errno))?;
         Ok(before)
@@ -240,8 +128,8 @@ pub(super) fn resident(pages: Extent, page: Bytes) -> rustix::io::Result<Bytes> 
     while at < pages.end() {
         let part = Extent { start: at, bytes: most.min(pages.end() - at) };
         let asked: *mut c_void = part.pointer();
-        // SAFETY: the kernel writes one byte for each page of the part, and `states` has as many as `most` has pages; it reads nothing
-        // of the pages and answers with an error where they are not mapped.
+        // SAFETY: the kernel writes one byte for each page of the part, and `states` has as many as `most` has pages;
+        // it reads nothing of the pages and answers with an error where they are not mapped.
         if unsafe { libc::mincore(asked, part.len(), ptr::from_mut(&mut states).cast()) } != 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
         }

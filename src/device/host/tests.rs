@@ -4,22 +4,36 @@ mod huge;
 
 use std::{
     collections::BTreeSet,
-    fs,
-    sync::atomic::{AtomicBool, Ordering},
+    fs, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use proptest::prelude::*;
-use rustix::{io::Errno, mm::mmap_anonymous};
+use rustix::{
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap_anonymous, munmap},
+};
 
-use crate::device::{
-    Mover,
-    host::{
-        cuts::{Cuts, borders},
-        exchange::{Shift, exchange, remap},
-        mover::resident,
-        *,
+use crate::{
+    device::{
+        Mover,
+        host::{
+            cuts::{Cuts, borders},
+            exchange::{exchange, remap},
+            exchanges::Exchanges,
+            mover::resident,
+            pages::HUGE_PAGE,
+            *,
+        },
+        shift::{Extent, Shift},
     },
+    error::{Code, Result},
+    memory::{AddressRange, Backing, Region},
+    units::{Address, Bytes},
 };
 
 const PAGE: Bytes = Bytes::kib(4);
@@ -134,8 +148,8 @@ impl Model {
         held
     }
 
-    /// Notes that `bytes` went from one offset to another, and compares: what the source holds is undefined, all else is
-    /// not.
+    /// Notes that `bytes` went from one offset to another, and compares: what the source holds is undefined, all else
+    /// is not.
     fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         let held = self.held();
         self.bytes.copy_within(from..from + bytes, to);
@@ -342,8 +356,8 @@ fn discarding_heals_cuts() {
     assert!(model.held().iter().all(|&byte| byte == 0));
 }
 
-/// Blocks of several threads move in one region while others map and unmap memory: nobody else's mapping ever comes to lie
-/// in the region, and nobody's is lost.
+/// Blocks of several threads move in one region while others map and unmap memory: nobody else's mapping ever comes to
+/// lie in the region, and nobody's is lost.
 #[test]
 fn moves_do_not_disturb_other_threads() {
     const PART: usize = 1 << 20;

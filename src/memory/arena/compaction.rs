@@ -7,9 +7,9 @@
 //!  end      under the lock: all that was kept is free again, and the request that asked for it is served
 //! ```
 //!
-//! What a plan moves must not change meanwhile: the caller makes sure that the blocks are neither used nor freed between
-//! plan and commit, or drops the compaction, which undoes nothing and loses nothing. Other blocks come and go as ever, in the
-//! holes that the plan does not need.
+//! What a plan moves must not change meanwhile: the caller makes sure that the blocks are neither used nor freed
+//! between plan and commit, or drops the compaction, which undoes nothing and loses nothing. Other blocks come and go
+//! as ever, in the holes that the plan does not need.
 
 use std::{fmt, time::Instant};
 

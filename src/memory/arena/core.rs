@@ -100,8 +100,8 @@ impl Arena {
     }
 
     /// Lets a preallocated region lay out large blocks for a processor's caches: behind each of 4 MiB and more, up to a
-    /// 64th of the limit, 32 KiB stay unused (as slack) while there is room. For memory that a processor reads; to be said
-    /// before the first allocation.
+    /// 64th of the limit, 32 KiB stay unused (as slack) while there is room. For memory that a processor reads; to be
+    /// said before the first allocation.
     pub fn use_colours(&mut self) {
         self.state.get_mut().placement.use_colours();
     }
@@ -121,8 +121,8 @@ impl Arena {
         self.limit
     }
 
-    /// Takes what is asked for, a size or a [`Request`]; for zero bytes too, the address is the block's own. O(1) but for
-    /// the device's part.
+    /// Takes what is asked for, a size or a [`Request`]; for zero bytes too, the address is the block's own. O(1) but
+    /// for the device's part.
     ///
     /// # Errors
     /// The numbers of this instant, when there is no room; it does not wait.
@@ -245,8 +245,9 @@ impl Arena {
         released
     }
 
-    /// Calls `discard` with the memory behind the holes, piece by piece, and returns the sum of its answers. Pieces have at most
-    /// 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them. O(blocks), and O(1) a piece.
+    /// Calls `discard` with the memory behind the holes, piece by piece, and returns the sum of its answers. Pieces
+    /// have at most 64 MiB, because the arena is locked while `discard` runs; blocks come and go between them.
+    /// O(blocks), and O(1) a piece.
     pub fn discard_holes(&self, mut discard: impl FnMut(AddressRange) -> Bytes) -> Bytes {
         const PIECE: Bytes = Bytes::mib(64);
         let mut discarded = Bytes::ZERO;
@@ -310,8 +311,8 @@ impl Arena {
         self.state.lock().regions()
     }
 
-    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused: whether it
-    /// fits once all retired blocks are freed. O(blocks).
+    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused: whether
+    /// it fits once all retired blocks are freed. O(blocks).
     pub fn fits_after_pending(&self, size: Bytes) -> bool {
         self.state.lock().placement.fits_after_pending(size, false)
     }
@@ -343,7 +344,8 @@ impl Arena {
         Error::not_found(format!("arena `{}`: block {id} is unknown or was freed before", self.name))
     }
 
-    /// The numbers of this instant, for a request whose block the device could not fill with memory, because of `refusal`.
+    /// The numbers of this instant, for a request whose block the device could not fill with memory, because of
+    /// `refusal`.
     #[cold]
     pub fn refused(&self, requested: Bytes, refusal: Error) -> OutOfMemory {
         let state = self.state.lock();

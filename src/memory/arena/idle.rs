@@ -5,10 +5,10 @@
 //!                   \___ stay ___________________/\__ discarded _/    what stays: the bytes that use may rise by
 //! ```
 //!
-//! Best fit takes the smallest hole that fits, from its low end. So the largest holes are discarded first, and what stays of
-//! the last one is its low end. The plan is made from a list of the holes; each piece of it is checked again, and
-//! discarded, under the lock: what a block has taken meanwhile is not touched. When use rises above what was to stay, the rest of the plan
-//! is dropped.
+//! Best fit takes the smallest hole that fits, from its low end. So the largest holes are discarded first, and what
+//! stays of the last one is its low end. The plan is made from a list of the holes; each piece of it is checked again,
+//! and discarded, under the lock: what a block has taken meanwhile is not touched. When use rises above what was to
+//! stay, the rest of the plan is dropped.
 
 use crate::{
     memory::{arena::core::Arena, space::node::NodeId},
@@ -72,8 +72,8 @@ impl Arena {
         Surplus { keep, parts }
     }
 
-    /// Calls `discard` with the next piece of `surplus` while the arena is locked, as far as it still is a hole, and returns
-    /// its answer; `None` at the end, and when use has risen above what was to stay. O(1).
+    /// Calls `discard` with the next piece of `surplus` while the arena is locked, as far as it still is a hole, and
+    /// returns its answer; `None` at the end, and when use has risen above what was to stay. O(1).
     pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(AddressRange) -> Bytes) -> Option<Bytes> {
         let Part { hole, region } = surplus.next_piece()?;
         let state = self.state.lock();

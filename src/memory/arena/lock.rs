@@ -1,8 +1,8 @@
 //! The arena's lock: it spins, and a thread that waits for memory sleeps on a condition variable beside it.
 //!
-//! An uncontended parking lock costs two atomic exchanges of about 5 ns, which is as much as finding a block; a spinning one
-//! gives up with a plain store. It suits what it guards: tens of nanoseconds, except while a strategy asks the device for
-//! memory or a compaction is planned, which is rare. A thread that does not get it yields the processor.
+//! An uncontended parking lock costs two atomic exchanges of about 5 ns, which is as much as finding a block; a
+//! spinning one gives up with a plain store. It suits what it guards: tens of nanoseconds, except while a strategy asks
+//! the device for memory or a compaction is planned, which is rare. A thread that does not get it yields the processor.
 
 use std::time::Instant;
 

@@ -7,13 +7,14 @@
 //!                     `------------- reuse ------------'
 //! ```
 //!
-//! `state` has what the lock guards. Five files add to this one: `compaction` moves blocks, `pinning` keeps blocks in
-//! place, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs, `recording` notes events.
+//! `core` is the arena, and `state` what its lock guards. Five files add to it: `compaction` moves blocks, `pinning`
+//! keeps blocks in place, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs,
+//! `recording` notes events.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
-//! planned. No thread waits while it holds the lock, and nothing is called under it but [`Backing::reserve`] (and
-//! [`Backing::release`] when growth needs the room), so every function may be called from any thread, the engine's own
-//! included.
+//! planned. No thread waits while it holds the lock, and nothing is called under it but
+//! [`Backing::reserve`](super::Backing::reserve) (and [`Backing::release`](super::Backing::release) when growth needs
+//! the room), so every function may be called from any thread, the engine's own included.
 
 pub(super) mod block;
 mod compaction;

@@ -26,8 +26,8 @@ use crate::{
 };
 
 impl Arena {
-    /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is about
-    /// to be pinned. O(1): only the region's highest spans are looked at.
+    /// Plans to move a live block out of the way of those that move, to the upper end of its region, because it is
+    /// about to be pinned. O(1): only the region's highest spans are looked at.
     ///
     /// # Errors
     /// [`Obstacle::Nothing`] when it lies well, or no better place was found.

@@ -20,11 +20,12 @@ use crate::{
 };
 
 impl Arena {
-    /// Makes a retired block another, live one in the same place, and returns its id. The device must have finished with the
-    /// bytes. O(1).
+    /// Makes a retired block another, live one in the same place, and returns its id. The device must have finished
+    /// with the bytes. O(1).
     ///
     /// # Errors
-    /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is not retired; nothing changes then.
+    /// `NOT_FOUND` for a stale or unknown id, `FAILED_PRECONDITION` for a block that is not retired; nothing changes
+    /// then.
     pub fn reuse_in_place(&self, id: BlockId, provenance: Provenance) -> Result<BlockId> {
         let mut state = self.state.lock();
         let record = *state.table.get(id).ok_or_else(|| self.unknown(id))?;

@@ -73,8 +73,8 @@ pub(crate) fn clear(layout: &Layout, window: Run, costs: &Costs) -> Option<Plan>
     clear::clear(&LayoutSnapshot::new(layout, costs), window)
 }
 
-/// Moves the block `block`, which is about to be pinned, to where it divides nothing: the upper end of a run, others making
-/// way. `None` where it lies beside what stays already, or no way was found.
+/// Moves the block `block`, which is about to be pinned, to where it divides nothing: the upper end of a run, others
+/// making way. `None` where it lies beside what stays already, or no way was found.
 ///
 /// O(n log n) for n spans.
 pub(crate) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> {

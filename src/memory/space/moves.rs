@@ -33,8 +33,8 @@ pub(crate) struct Holds(BTreeMap<(RegionId, u32), NodeId>);
 impl Space {
     /// Writes into `layout` all regions that hold a block. `movable` has an element for each node. O(spans).
     ///
-    /// Neighbours are found by following links, each of which waits for a cache; so a region is walked from both ends at
-    /// once, and two waits overlap.
+    /// Neighbours are found by following links, each of which waits for a cache; so a region is walked from both ends
+    /// at once, and two waits overlap.
     pub(crate) fn draw(&self, movable: &[Option<BlockId>], layout: &mut Layout) {
         let nodes = &self.nodes[..];
         let draw = |id: NodeId| {
@@ -94,8 +94,8 @@ impl Space {
         holds.0.insert((region, offset), id);
     }
 
-    /// Moves a live span to another place: afterwards `to` is live and the old place reserved; the span's node, or `None`
-    /// (and nothing changes) when `to` is not covered by reserved granules and the span's own. O(log holds).
+    /// Moves a live span to another place: afterwards `to` is live and the old place reserved; the span's node, or
+    /// `None` (and nothing changes) when `to` is not covered by reserved granules and the span's own. O(log holds).
     pub(crate) fn relocate(&mut self, id: NodeId, to: Run, holds: &mut Holds) -> Option<NodeId> {
         let Node { offset, size, region, state, .. } = self.nodes[id.index()];
         if state != SpanState::Live || to.size != size || !self.is_clear(id, to, holds) {
@@ -145,8 +145,8 @@ impl Space {
         nodes
     }
 
-    /// Makes the lowest `bytes` of a region taken, `floor` being what is taken there already; the span's node, or `None`
-    /// (and nothing changes) when a block is in the way. O(1).
+    /// Makes the lowest `bytes` of a region taken, `floor` being what is taken there already; the span's node, or
+    /// `None` (and nothing changes) when a block is in the way. O(1).
     pub(crate) fn raise_floor(&mut self, region: RegionId, floor: Option<NodeId>, bytes: Bytes) -> Option<NodeId> {
         let need = self.granules(bytes)?;
         let Some(floor) = floor else {
@@ -186,8 +186,8 @@ impl Space {
         }
     }
 
-    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it, unless it
-    /// lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down.
+    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it,
+    /// unless it lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down.
     pub(crate) fn pinned_end(&self, id: NodeId) -> Option<Run> {
         let Node { size, region, .. } = self.nodes[id.index()];
         let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
@@ -200,8 +200,8 @@ impl Space {
         Some(Run { region, offset: hole.offset + hole.size - size, size })
     }
 
-    /// Whether a span that is pinned here divides nothing: another pinned one, or the region's upper end, is its neighbour.
-    /// O(1).
+    /// Whether a span that is pinned here divides nothing: another pinned one, or the region's upper end, is its
+    /// neighbour. O(1).
     pub(crate) fn lies_beside_pinned(&self, id: NodeId) -> bool {
         let Node { prev, next, .. } = self.nodes[id.index()];
         let pinned = |id: NodeId| self.nodes[id.index()].state == SpanState::Pinned;

@@ -48,7 +48,7 @@ pub(crate) enum End {
     High,
 }
 
-/// One span of a region, as [`Space::spans`] lists it.
+/// One span of a region, as `Space::spans` lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) address: Address,

@@ -214,8 +214,8 @@ fn what_a_compaction_holds_counts_as_free_and_is_nobodys() {
     assert_eq!(space.largest_hole(), Bytes::new(12 * 256));
 }
 
-/// However the spans that were held touched and joined meanwhile, the region knows when nothing in it is taken: or else a
-/// region that a compaction emptied would never go back to the device.
+/// However the spans that were held touched and joined meanwhile, the region knows when nothing in it is taken: or else
+/// a region that a compaction emptied would never go back to the device.
 #[test]
 fn a_region_that_was_emptied_by_moves_is_named() {
     // The block moves down next to what is held, up next to it, and between two that are.

@@ -1,17 +1,18 @@
 //! Regions on demand: the pool doubles when it must grow, and empty regions are released.
 //!
 //! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
-//! request, at most what the limit leaves, and of a device where memory is dear ([`Backing::most_in_advance`]) not much more than the
-//! request. Where the device refuses, the part above the request is halved until
-//! the request alone is refused too. Then, or where the limit is in the way, all empty regions are released first.
+//! request, at most what the limit leaves, and of a device where memory is dear ([`Backing::most_in_advance`]) not much
+//! more than the request. Where the device refuses, the part above the request is halved until the request alone is
+//! refused too. Then, or where the limit is in the way, all empty regions are released first.
 //!
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
 //!
-//! *Release*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`.
-//! `keep` starts at 2 MiB. When the pool has to grow within [`REUSE_WINDOW`] allocations of a region's leaving, that
-//! leaving was a mistake, and `keep` rises to what had left and what was empty. So a single large array has its memory released,
-//! while a loop that takes and frees the same memory pays for one round and runs warm from the second on (fresh
-//! pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts over.
+//! *Release*: a region that becomes empty leaves at once, unless the empty regions together stay within `keep`. `keep`
+//! starts at 2 MiB. When the pool has to grow within [`REUSE_WINDOW`] allocations of a region's leaving, that leaving
+//! was a mistake, and `keep` rises to what had left and what was empty. So a single large array has its memory
+//! released, while a loop that takes and frees the same memory pays for one round and runs warm from the second on
+//! (fresh pages cost a fault each: 256 MB took 100 ms to write where warm pages took 12). [`Placement::trim`] starts
+//! over.
 
 use crate::{
     error::Error,

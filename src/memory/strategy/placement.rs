@@ -91,8 +91,8 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// The largest request that succeeds now, if the device gives what the limit allows.
     fn largest_request(&self) -> Bytes;
 
-    /// Whether a region for `size` could be had, if the regions that hold nothing, `empty` bytes in all, were released first.
-    /// Only a strategy whose pool grows can say yes.
+    /// Whether a region for `size` could be had, if the regions that hold nothing, `empty` bytes in all, were released
+    /// first. Only a strategy whose pool grows can say yes.
     fn fits_instead_of(&self, _size: Bytes, _empty: Bytes) -> bool {
         false
     }
@@ -126,8 +126,8 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
         None
     }
 
-    /// Notes that the last block of a region was moved away. The region stays until [`Self::trim_surplus`], because what was
-    /// opened is not taken yet.
+    /// Notes that the last block of a region was moved away. The region stays until [`Self::trim_surplus`], because
+    /// what was opened is not taken yet.
     fn emptied(&mut self, _: RegionId) {}
 
     /// Takes out the empty regions that are not worth keeping.
@@ -146,9 +146,9 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Places large blocks of equal size at distances that are no powers of two from here on.
     fn use_colours(&mut self) {}
 
-    /// Makes spans of the index out of all slots, which the caller lists completely, in place: then they can move
-    /// like other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do
-    /// not lie in the index. O(slots).
+    /// Makes spans of the index out of all slots, which the caller lists completely, in place: then they can move like
+    /// other blocks, and the extents' vacant slots are holes. The spans in the same order, or `None` where slots do not
+    /// lie in the index. O(slots).
     fn dissolve(&mut self, _: &[SmallBlock]) -> Option<Vec<NodeId>> {
         None
     }

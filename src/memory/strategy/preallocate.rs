@@ -23,11 +23,11 @@ use crate::{
     units::Bytes,
 };
 
-/// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over parameters and
-/// their moments, element i of each would have the same place in caches and predictors that look at a part of the address (L1
-/// of AMD's Zen: Lipp et al., "Take A Way", AsiaCCS 2020). Adam over arrays of 16 MiB, 256 MiB apart, took 10 to 25 % longer.
-/// Which structure of the processor it was has not been counted. The distance is one that slab allocators call a colour (Bonwick
-/// 1994). Less than 32 KiB helped less, more not further.
+/// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over
+/// parameters and their moments, element i of each would have the same place in caches and predictors that look at a
+/// part of the address (L1 of AMD's Zen: Lipp et al., "Take A Way", AsiaCCS 2020). Adam over arrays of 16 MiB, 256 MiB
+/// apart, took 10 to 25 % longer. Which structure of the processor it was has not been counted. The distance is one
+/// that slab allocators call a colour (Bonwick 1994). Less than 32 KiB helped less, more not further.
 const COLOUR: Bytes = Bytes::kib(32);
 
 /// Arrays from this size on get a colour: it takes 0.8 % of the limit at most.

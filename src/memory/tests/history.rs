@@ -278,8 +278,8 @@ fn regions_come_and_go_with_events_when_they_do() {
     take(&arena, Bytes::kib(8));
     let kinds = |events: &[Event]| events.iter().map(Event::kind).collect::<Vec<_>>();
     assert_eq!(kinds(&arena.survey().events.list), [EventKind::Allocate]);
-    // A growing pool: the region goes with the block that was alone in it, and the spare one when it is trimmed. The last
-    // event is no survey's, which looks at the regions itself.
+    // A growing pool: the region goes with the block that was alone in it, and the spare one when it is trimmed. The
+    // last event is no survey's, which looks at the regions itself.
     let (mut arena, device) = self::arena(Kind::Growing, Bytes::mib(80));
     arena.record_history(100);
     let scope = arena.open_scope();

@@ -1,25 +1,14 @@
 //! The file as a whole: header and sections.
 
 use crate::program::{
-    Reject,
     bytecode::{
-        Additions, Cursor, Tables,
-        tables::TableSections,
+        reader::Cursor,
+        section,
+        tables::{Additions, TableSections, Tables},
         writer::{put_section, put_varint},
     },
+    reject::Reject,
 };
-
-/// Section ids.
-pub(in crate::program) mod id {
-    pub(in crate::program) const STRINGS: u8 = 0;
-    pub(in crate::program) const DIALECTS: u8 = 1;
-    pub(in crate::program) const DATA: u8 = 2;
-    pub(in crate::program) const OFFSETS: u8 = 3;
-    pub(in crate::program) const IR: u8 = 4;
-    pub(in crate::program) const RESOURCES: u8 = 5;
-    pub(in crate::program) const DIALECT_VERSION: u8 = 7;
-    pub(in crate::program) const PROPERTIES: u8 = 8;
-}
 
 const MAGIC: [u8; 4] = *b"ML\xefR";
 const PRODUCER: &[u8] = b"StableHLO_v";
@@ -65,17 +54,17 @@ impl<'a> Artifact<'a> {
         let payload = |id: u8| {
             payloads.get(usize::from(id)).copied().flatten().ok_or(Reject::found("a section is missing", u64::from(id)))
         };
-        if payload(id::RESOURCES).is_ok_and(|blobs| !blobs.is_empty()) {
+        if payload(section::RESOURCES).is_ok_and(|blobs| !blobs.is_empty()) {
             return Err(Reject::new("resource blobs"));
         }
         let tables = Tables::parse(TableSections {
-            strings: payload(id::STRINGS)?,
-            dialects: payload(id::DIALECTS)?,
-            data: payload(id::DATA)?,
-            offsets: payload(id::OFFSETS)?,
-            properties: payload(id::PROPERTIES)?,
+            strings: payload(section::STRINGS)?,
+            dialects: payload(section::DIALECTS)?,
+            data: payload(section::DATA)?,
+            offsets: payload(section::OFFSETS)?,
+            properties: payload(section::PROPERTIES)?,
         })?;
-        Ok(Self { version, producer, ir: payload(id::IR)?, sections, tables })
+        Ok(Self { version, producer, ir: payload(section::IR)?, sections, tables })
     }
 
     /// The file again, with `added` at the end of its tables and `ir` in the place of its operations.
@@ -88,16 +77,16 @@ impl<'a> Artifact<'a> {
         out.push(0);
         for &(id, payload) in &self.sections {
             match id {
-                id::STRINGS => put_section(&mut out, id, &added.strings_section()),
-                id::DIALECTS => put_section(&mut out, id, &added.dialects_section()?),
-                id::OFFSETS => put_section(&mut out, id, &added.offsets_section()?),
-                id::DATA => {
+                section::STRINGS => put_section(&mut out, id, &added.strings_section()),
+                section::DIALECTS => put_section(&mut out, id, &added.dialects_section()?),
+                section::OFFSETS => put_section(&mut out, id, &added.offsets_section()?),
+                section::DATA => {
                     out.push(id);
                     put_varint(&mut out, added.data_section().map(|piece| piece.len() as u64).sum());
                     added.data_section().for_each(|piece| out.extend(piece));
                 }
-                id::PROPERTIES => put_section(&mut out, id, &added.properties_section()),
-                id::IR => put_section(&mut out, id, ir),
+                section::PROPERTIES => put_section(&mut out, id, &added.properties_section()),
+                section::IR => put_section(&mut out, id, ir),
                 _ => put_section(&mut out, id, payload),
             }
         }

@@ -10,8 +10,13 @@
 //! number on behind everything that the enclosing region defines. Isolated regions are therefore never entered here.
 
 use crate::program::{
-    Reject,
-    bytecode::{AttrId, Cursor, OpNameId, PropertyId, TypeId, ValueId, container::id, tables::Tables},
+    bytecode::{
+        ids::{AttrId, OpNameId, PropertyId, TypeId, ValueId},
+        reader::Cursor,
+        section,
+        tables::Tables,
+    },
+    reject::Reject,
 };
 
 /// Which parts an operation has.
@@ -231,7 +236,7 @@ fn regions_at(
         Regions::Isolated(0) => 0,
         Regions::Isolated(_) => {
             let mark = cursor.mark();
-            cursor.section_of(id::IR)?;
+            cursor.section_of(section::IR)?;
             sink.copy(cursor.since(mark));
             0
         }

@@ -1,6 +1,6 @@
 //! A cursor over bytes that were written by others: every read is checked.
 
-use crate::program::Reject;
+use crate::program::reject::Reject;
 
 const END: Reject = Reject::new("the bytecode ends too early");
 

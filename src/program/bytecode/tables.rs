@@ -3,12 +3,13 @@
 use std::{borrow::Cow, collections::HashMap};
 
 use crate::program::{
-    Reject,
     bytecode::{
-        AttrId, Cursor, DialectId, OpNameId, PropertyId, StringId, TypeId,
-        container::id,
+        ids::{AttrId, DialectId, OpNameId, PropertyId, StringId, TypeId},
+        reader::Cursor,
+        section,
         writer::{flagged, put_varint},
     },
+    reject::Reject,
 };
 
 /// An attribute or a type: who encodes it, and its bytes.
@@ -114,7 +115,7 @@ impl<'a> Tables<'a> {
             let name = cursor.varint()?;
             dialects.push(look_up(&strings, name >> 1, "no such string")?);
             if name & 1 == 1 {
-                cursor.section_of(id::DIALECT_VERSION)?;
+                cursor.section_of(section::DIALECT_VERSION)?;
             }
         }
         let dialect_list = cursor.since(mark);

@@ -1,6 +1,6 @@
 //! Writes the primitives in their shortest form, as MLIR does.
 
-use crate::program::Reject;
+use crate::program::reject::Reject;
 
 /// Appends a prefix varint: n bytes hold 7n bits, and past 56 bits a zero byte goes before the plain value.
 pub(in crate::program) fn put_varint(out: &mut Vec<u8>, value: u64) {

@@ -1,4 +1,23 @@
-use crate::program::rewrite::*;
+use crate::program::{
+    bytecode::{
+        container::Artifact,
+        ids::{AttrId, ValueId},
+        ops::{Regions, UseLists},
+        reader::Cursor,
+        section,
+        tables::Additions,
+        writer::{put_section, varints},
+    },
+    rewrite::{
+        emit::*,
+        outcome::*,
+        plan::{fit, plan},
+        renumber::Renumber,
+        *,
+    },
+    signature::{Donation, Known, MemoryKind, ParameterIndex, Program, ResultIndex},
+    vhlo::{self, ValueType},
+};
 
 #[test]
 fn values_move_by_what_is_added_before_them() {
@@ -166,7 +185,7 @@ fn an_inline_main_is_rewritten_like_an_isolated_one() {
     let program = Program::find(&file).unwrap();
     let isolated = |program: &Program<'_>| {
         assert_eq!(program.head.regions, Regions::Isolated(1));
-        Cursor::new(program.region).section_of(container::id::IR).unwrap().to_vec()
+        Cursor::new(program.region).section_of(section::IR).unwrap().to_vec()
     };
     let head = program.head;
     let mut region = program.before.to_vec();
@@ -176,7 +195,7 @@ fn an_inline_main_is_rewritten_like_an_isolated_one() {
     region.extend(isolated(&program));
     region.extend(program.after);
     let mut ir = program.top.to_vec();
-    put_section(&mut ir, container::id::IR, &region);
+    put_section(&mut ir, section::IR, &region);
     let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
 
     let policy =

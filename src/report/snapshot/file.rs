@@ -77,8 +77,8 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     })
 }
 
-/// Refuses what must not be replaced. A rename would put the report in the link's place and not follow it, but whoever
-/// made the link expects the report elsewhere, so they are told.
+/// Refuses what must not be replaced. A rename would put the report in the link's place and not follow it, but a user
+/// who made the link expects the report elsewhere, so they are told.
 fn check_target(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(there) => there.file_type(),
@@ -96,7 +96,7 @@ fn check_target(path: &Path) -> Result<()> {
     Err(Error::failed_precondition(format!("{} is {what}; give the path of a file", path.display())))
 }
 
-/// A new file in the folder of `path`, which nobody else can read.
+/// A new file in the folder of `path`, which no other user can read.
 fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = path.file_name().ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;

@@ -1,6 +1,6 @@
 //! The page that shows a snapshot: a template with the JSON put in. It asks the network for nothing.
 
-use crate::report::snapshot::{Snapshot, json};
+use crate::report::snapshot::{json, model::Snapshot};
 
 /// The page, with a name between at signs for each part of it.
 const HTML: &str = include_str!("../viewer/viewer.html");
@@ -43,8 +43,8 @@ fn template() -> String {
     page + rest
 }
 
-/// The template with the JSON in it. In JSON `<` stands in texts alone, where `\u003c` means the same: so no name can end
-/// the script that holds it.
+/// The template with the JSON in it. In JSON `<` stands in texts alone, where `\u003c` means the same: so no name can
+/// end the script that holds it.
 fn fill(template: &str, json: &[u8]) -> Vec<u8> {
     let (before, after) = template.split_once(MARKER).unwrap_or((template, ""));
     let mut page = Vec::with_capacity(template.len() + json.len());

@@ -11,7 +11,7 @@ use crate::{
         BlockState, Stats, Timestamp,
         history::{Event, EventKind, Events, FailedRequest, block_number},
     },
-    report::snapshot::{Device, Origin, Snapshot, unix_nanos},
+    report::snapshot::model::{Device, Origin, Snapshot, unix_nanos},
 };
 
 /// 2^53 - 1: what JSON's readers keep exact.

@@ -12,135 +12,23 @@
 mod file;
 mod html;
 mod json;
+mod model;
 mod perfetto;
 mod pickle;
 #[cfg(test)]
 mod testing;
 
-use std::{
-    fmt,
-    path::Path,
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
+use crate::error::Result;
 pub use crate::report::snapshot::file::Format;
 pub use crate::report::snapshot::file::write;
-use crate::{
-    error::Result,
-    memory::{AddressRange, BlockInfo, Stats, history::Events},
-    units::Bytes,
-};
-
-/// How an array came into being.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum OriginKind {
-    /// Nobody said.
-    Unknown = 0,
-    /// A program wrote it.
-    Result = 1,
-    /// It came from the host's memory at once.
-    Host = 2,
-    /// It is a copy of another array.
-    Copy = 3,
-    /// It came from the host piece by piece.
-    Transfer = 4,
-    /// A program's scratch.
-    Scratch = 5,
-    /// Otherwise: memory that nobody wrote yet.
-    Other = 6,
-}
-
-impl OriginKind {
-    /// Every kind, by its number.
-    pub const ALL: [Self; 7] =
-        [Self::Unknown, Self::Result, Self::Host, Self::Copy, Self::Transfer, Self::Scratch, Self::Other];
-}
-
-/// One row of the table of origins.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// How it came into being.
-    pub kind: OriginKind,
-    /// The program's name, or empty.
-    pub program: Arc<str>,
-    /// The number of the program's result.
-    pub result: Option<usize>,
-    /// XLA's notation of the shape, or empty.
-    pub shape: Arc<str>,
-}
-
-impl fmt::Display for Origin {
-    /// For people: `jit_train_step output 3 f32[8192,8192]`, `from host bf16[4,4]`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (program, shape) = (&self.program, &self.shape);
-        match (self.kind, self.result) {
-            (OriginKind::Unknown, _) => return f.write_str("unknown"),
-            (OriginKind::Result, Some(result)) => write!(f, "{program} output {result}"),
-            (OriginKind::Result, None) => f.write_str("a program's result"),
-            (OriginKind::Host, _) => f.write_str("from host"),
-            (OriginKind::Copy, _) => f.write_str(if shape.is_empty() { "copy" } else { "copy of" }),
-            (OriginKind::Transfer, _) => f.write_str(if shape.is_empty() { "transfer" } else { "transfer of" }),
-            (OriginKind::Scratch, _) => f.write_str("programs' scratch"),
-            (OriginKind::Other, _) => f.write_str("uninitialized"),
-        }?;
-        if shape.is_empty() { Ok(()) } else { write!(f, " {shape}") }
-    }
-}
-
-/// The arenas of a process at one instant.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// The version of this library.
-    pub library: &'static str,
-    /// The process's number.
-    pub process: u32,
-    /// The name of the program file, without folders and arguments.
-    pub command: String,
-    /// Now.
-    pub written: SystemTime,
-    /// What all times count from.
-    pub began: SystemTime,
-    /// Now, in nanoseconds since then.
-    pub now: u64,
-    /// By their ids.
-    pub origins: Vec<Origin>,
-    /// Why blocks stay where they are, in words; row 0 is empty.
-    pub pin_reasons: Vec<&'static str>,
-    /// In the order of their clients.
-    pub devices: Vec<Device>,
-}
-
-/// One device.
-#[derive(Clone, Debug)]
-pub struct Device {
-    /// As the arena is called.
-    pub name: String,
-    /// The strategy's name.
-    pub strategy: &'static str,
-    /// Whether live blocks are moved to make room.
-    pub compaction: bool,
-    /// The arena's numbers.
-    pub stats: Stats,
-    /// What the engine holds itself.
-    pub engine: Bytes,
-    /// Held from the device now, by address.
-    pub regions: Vec<AddressRange>,
-    /// Now, by address; `pin` says why a block stays where it is, pinned or not.
-    pub blocks: Vec<BlockInfo>,
-    /// Kept for programs' scratch.
-    pub scratch: Option<AddressRange>,
-    /// What happened before.
-    pub events: Events,
-}
+pub use crate::report::snapshot::model::Device;
+pub use crate::report::snapshot::model::Origin;
+pub use crate::report::snapshot::model::OriginKind;
+pub use crate::report::snapshot::model::Snapshot;
 
 impl Snapshot {
-    /// The words for an origin.
-    fn label(&self, id: crate::memory::OriginId) -> String {
-        self.origins.get(id.row() as usize).map_or_else(|| "unknown".to_owned(), ToString::to_string)
-    }
-
     /// What the file of `format` holds.
     pub fn encode(&self, format: Format) -> Vec<u8> {
         match format {
@@ -159,9 +47,4 @@ impl Snapshot {
         let format = Format::of(path)?;
         write(path, &self.encode(format))
     }
-}
-
-/// Nanoseconds since 1970.
-fn unix_nanos(time: SystemTime) -> u128 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()
 }

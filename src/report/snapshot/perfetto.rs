@@ -1,7 +1,7 @@
 //! A snapshot's history in the Chrome trace event format, which Perfetto opens, also beside a trace of `jax.profiler`.
 //!
-//! Each device is a process: counters of what blocks take (`in use`, `pending`), of the pool and of scratch; a slice for
-//! each compaction; an instant for each request that found no room. Times are microseconds of the wall clock.
+//! Each device is a process: counters of what blocks take (`in use`, `pending`), of the pool and of scratch; a slice
+//! for each compaction; an instant for each request that found no room. Times are microseconds of the wall clock.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::{
         BlockState,
         history::{Event, EventKind, Past},
     },
-    report::snapshot::{Device, Snapshot, unix_nanos},
+    report::snapshot::model::{Device, Snapshot, unix_nanos},
 };
 
 #[derive(Serialize)]

@@ -20,7 +20,7 @@ use crate::{
         AddressRange, BlockState, OriginId,
         history::{Event, EventKind},
     },
-    report::snapshot::{Device, OriginKind, Snapshot, unix_nanos},
+    report::snapshot::model::{Device, OriginKind, Snapshot, unix_nanos},
     units::Bytes,
 };
 

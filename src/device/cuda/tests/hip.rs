@@ -1,4 +1,5 @@
-//! The same device through HIP's functions: what they are called, which numbers they take, and what they leave behind on a thread.
+//! The same device through HIP's functions: what they are called, which numbers they take, and what they leave behind
+//! on a thread.
 
 use std::{ffi::OsString, fs, path::Path, process::Command, thread};
 
@@ -224,7 +225,8 @@ fn the_version_that_the_engine_has_loaded_comes_first() {
     let engines = unsafe { libloading::Library::new(&older_path) }.expect("a library");
     assert_eq!(open(&files), Ok(older.to_owned()), "the one that is there already");
     drop(engines);
-    // Of several that are not there the last is named, which is the name that users know; one that is damaged comes before it.
+    // Of several that are not there the last is named, which is the name that users know; one that is damaged comes
+    // before it.
     let missing = [&OsString::from(newer), &OsString::from(older)];
     let why = open(&missing).expect_err("no such libraries").to_string();
     assert_eq!(why, format!("no AMD driver ({older} not found)"));

@@ -1,5 +1,5 @@
-//! GPUs, on drivers made for tests: `probe` on small libraries, all else on one that plays a whole driver and finds what is not
-//! ordered; `hip` by AMD's names, the others by NVIDIA's.
+//! GPUs, on drivers made for tests: `probe` on small libraries, all else on one that plays a whole driver and finds
+//! what is not ordered; `hip` by AMD's names, the others by NVIDIA's.
 
 mod contexts;
 mod copies;
@@ -56,7 +56,8 @@ fn driver_of(vendor: Vendor) -> &'static Driver {
     })
 }
 
-/// A driver of its own, and GPU 0 of it. At the end nothing may have gone wrong that was not asked for by [`Rig::found`].
+/// A driver of its own, and GPU 0 of it. At the end nothing may have gone wrong that was not asked for by
+/// [`Rig::found`].
 struct Rig {
     gpu: Arc<CudaDevice>,
     /// Opened on demand.
@@ -114,8 +115,8 @@ impl Drop for Rig {
     }
 }
 
-/// Calls `body` with drivers of their own: with one of which the first call of a symbol fails once `body` says so, with another
-/// the second, until it makes no more; there nothing fails.
+/// Calls `body` with drivers of their own: with one of which the first call of a symbol fails once `body` says so, with
+/// another the second, until it makes no more; there nothing fails.
 fn at_each_call(settings: &[(&str, &str)], symbols: &[&str], body: impl Fn(&Rig, &dyn Fn())) {
     for symbol in symbols {
         for nth in 1.. {

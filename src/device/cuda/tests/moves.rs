@@ -2,7 +2,7 @@
 
 use fake_cuda::control;
 
-use crate::device::cuda::tests::*;
+use crate::device::cuda::{costs, tests::*};
 
 const MIB: u64 = 1 << 20;
 
@@ -197,5 +197,5 @@ fn costs_come_from_the_bandwidth_and_prefer_what_is_cheaper() {
     assert_eq!(large.remap.map(|remap| (remap.page, remap.per_mib)), Some((crate::device::cuda::CHUNK, 4687)));
     assert_eq!(CudaBacking::with_driver_allocations(rig.gpu.clone()).costs().remap, None);
     // One that does not tell is taken for a small one, of 1 TB/s.
-    assert_eq!(crate::device::cuda::carrier::costs(None, None).per_mib, 2621);
+    assert_eq!(costs::costs(None, None).per_mib, 2621);
 }

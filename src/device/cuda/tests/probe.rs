@@ -7,9 +7,9 @@ use crate::{
     units::Bytes,
 };
 
-/// Answers for GPUs of two kinds, and as the real driver refuses every call before `cuInit`. Made with `-DINIT=<code>` or
-/// `-DNAME=<code>` its `cuInit` or `cuDeviceGetName` fails; with `-DTOTAL_MEMORY=<symbol>` it has that symbol in place of
-/// the one that is looked for. Handles of devices start at 40, so that one taken for an ordinal is refused.
+/// Answers for GPUs of two kinds, and as the real driver refuses every call before `cuInit`. Made with `-DINIT=<code>`
+/// or `-DNAME=<code>` its `cuInit` or `cuDeviceGetName` fails; with `-DTOTAL_MEMORY=<symbol>` it has that symbol in
+/// place of the one that is looked for. Handles of devices start at 40, so that one taken for an ordinal is refused.
 const SOURCE: &str = r#"
 #include <stddef.h>
 #include <string.h>

@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) hole: Option<Run>,
     /// Granules moved.
     pub(crate) moved: u64,
-    /// As [`Costs`] counts, in nanoseconds.
+    /// As [`Costs`](crate::memory::compaction::Costs) counts, in nanoseconds.
     pub(crate) cost: u64,
 }
 

@@ -295,8 +295,8 @@ fn a_block_is_pinned_at_the_upper_end_of_its_own_stretch_or_a_larger_one() {
     assert_eq!(pinned(&["#..a#.."], 2), None);
 }
 
-/// With three places the largest and the smallest size are not enough as thresholds: with one `a` and `b` are to leave, which find no
-/// place, with the other `c` may not.
+/// With three places the largest and the smallest size are not enough as thresholds: with one `a` and `b` are to leave,
+/// which find no place, with the other `c` may not.
 #[test]
 fn a_small_block_leaves_where_the_larger_ones_slide() {
     assert!(cost_to_open(&["#..aaaabbbb......cc", "..##", "."], 10, &UNIT).is_some());
