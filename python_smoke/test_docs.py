@@ -115,7 +115,7 @@ def test_the_tests_that_pages_name_are_there():
     there = set(re.findall(r"\b(?:fn|def) (\w+)\(", code))
     told = {
         name
-        for line in re.findall(r"^Tests: (.*?)\.$", page, re.MULTILINE | re.DOTALL)
+        for line in re.findall(r"^- Tests: (.*?)\.$", page, re.MULTILINE | re.DOTALL)
         for name in line.split("`")[1::2]
     }
     assert len(told) > 50 and told <= there, sorted(told - there)
