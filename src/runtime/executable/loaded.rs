@@ -62,10 +62,10 @@ pub struct Plan {
     pub homes: Vec<ResultPlacement>,
     /// Results that have a destination, in the order of the extra parameters.
     pub destinations: Vec<usize>,
-    /// Why the program runs as it came; `None` if it was rewritten. Plans of old caches call it `left_alone`.
+    /// Why the program runs unchanged; `None` if it was rewritten. Named `left_alone` in plans of old caches.
     #[serde(alias = "left_alone")]
     pub not_rewritten: Option<String>,
-    /// It calls back into the host while it runs.
+    /// The program calls back into the host while it runs.
     pub host_callbacks: bool,
     /// It has no custom call, so that nothing in it can look into an execute context. Not in plans of old caches.
     #[serde(default)]
