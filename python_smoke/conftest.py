@@ -119,7 +119,7 @@ def pytest_terminal_summary(terminalreporter, config):
     programs, results = counters["programs"], counters["results"]
     terminalreporter.section("programs and results on the arena")
     terminalreporter.line(
-        f"programs: {programs['rewritten']} rewritten, left alone: {programs['left_alone'] or 0}; "
+        f"programs: {programs['rewritten']} rewritten, not rewritten: {programs['not_rewritten'] or 0}; "
         f"{programs['executions']} executions"
     )
     terminalreporter.line(

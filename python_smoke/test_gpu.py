@@ -344,7 +344,7 @@ from jax_plugins import arena
 def step(w, x):
     loss, grad = jax.value_and_grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w)
     return w - 0.1 * grad, loss
-count = lambda: arena.counters()["programs"]["readdressed"]
+count = lambda: arena.counters()["programs"]["address_changes"]
 w = jnp.ones((64, 64))
 def run(steps):
     global w

@@ -131,9 +131,9 @@ fn doctor() -> String {
     config::doctor(&environment, &[], &findings)
 }
 
-/// What was counted so far over all clients alive, as JSON: programs rewritten and left alone, results placed, donated,
-/// missed and skipped, for each device what the arena and the engine hold, there and in `pinned_host`, and what the engine's scratch takes,
-/// in bytes.
+/// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
+/// missed and skipped, for each device the bytes of the arena and of the engine's own buffers, there and in
+/// `pinned_host`, and the engine's scratch.
 ///
 /// # Safety
 /// `buffer` must be NULL or have `capacity` bytes.
@@ -160,9 +160,9 @@ fn counters(clients: &[ClientGuard]) -> Value {
     json!({
         "programs": {
             "rewritten": tally.programs_rewritten,
-            "left_alone": reasons(&tally.programs_left_alone),
+            "not_rewritten": reasons(&tally.programs_not_rewritten),
             "executions": tally.executions,
-            "readdressed": tally.readdressed,
+            "address_changes": tally.address_changes,
         },
         "results": {
             "placed": tally.results_placed,

@@ -100,10 +100,10 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         });
     }
     destinations.sort_unstable();
-    let left_alone = destinations.is_empty().then(|| "no result takes a destination".to_owned());
+    let not_rewritten = destinations.is_empty().then(|| "no result takes a destination".to_owned());
     let options = match options::add_parameters(&options, parameters, destinations.len()) {
         Ok(extended) => Cow::Owned(extended.into_owned()),
-        Err(reject) if left_alone.is_none() => return Err(reject.to_string()),
+        Err(reject) if not_rewritten.is_none() => return Err(reject.to_string()),
         Err(_) => options,
     };
     let plan = Plan {
@@ -111,7 +111,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         donations: Donations::Only(donations),
         homes,
         destinations: destinations.into_iter().map(|(_, result)| result).collect(),
-        left_alone,
+        not_rewritten,
         host_callbacks: rewritten.signature.host_callbacks,
         needs_no_context: !rewritten.signature.custom_calls,
         bound: Vec::new(),

@@ -62,9 +62,10 @@ pub struct Plan {
     pub homes: Vec<ResultPlacement>,
     /// Results that have a destination, in the order of the extra parameters.
     pub destinations: Vec<usize>,
-    /// Why the program runs as it came; `None` if it was rewritten.
-    pub left_alone: Option<String>,
-    /// It calls back into the host while it runs.
+    /// Why the program runs unchanged; `None` if it was rewritten. Named `left_alone` in plans of old caches.
+    #[serde(alias = "left_alone")]
+    pub not_rewritten: Option<String>,
+    /// The program calls back into the host while it runs.
     pub host_callbacks: bool,
     /// It has no custom call, so that nothing in it can look into an execute context. Not in plans of old caches.
     #[serde(default)]
@@ -107,7 +108,7 @@ impl Plan {
             donations: Donations::Unknown,
             homes: Vec::new(),
             destinations: Vec::new(),
-            left_alone: Some(reason.into()),
+            not_rewritten: Some(reason.into()),
             host_callbacks: false,
             needs_no_context: false,
             bound: Vec::new(),
@@ -230,7 +231,7 @@ impl Program {
             // The executable would say one thing and its results another, which jaxlib ends the process for.
             return Some(format!("a result is bound to {}, which the engine has not", bound.name()));
         }
-        if self.plan.left_alone.is_some() {
+        if self.plan.not_rewritten.is_some() {
             return None;
         }
         if self.plan.homes.len() != self.results.len() {
@@ -277,11 +278,11 @@ impl Program {
         let runs = self.executions.runs.load(Ordering::Relaxed);
         let mut tally = Tally {
             executions: runs,
-            readdressed: self.executions.readdressed.load(Ordering::Relaxed),
+            address_changes: self.executions.address_changes.load(Ordering::Relaxed),
             ..Tally::default()
         };
-        match &self.plan.left_alone {
-            Some(reason) => *tally.programs_left_alone.entry(reason.clone()).or_default() += 1,
+        match &self.plan.not_rewritten {
+            Some(reason) => *tally.programs_not_rewritten.entry(reason.clone()).or_default() += 1,
             None => tally.programs_rewritten += 1,
         }
         for home in &self.plan.homes {
@@ -292,7 +293,7 @@ impl Program {
             }
         }
         if self.plan.homes.is_empty() && !self.results.is_empty() {
-            let reason = self.plan.left_alone.clone().unwrap_or_default();
+            let reason = self.plan.not_rewritten.clone().unwrap_or_default();
             *tally.results_skipped.entry(reason).or_default() += runs * self.results.len() as u64;
         }
         for miss in Miss::ALL {
@@ -436,7 +437,7 @@ impl Loaded {
         let now = hasher.finish() | 1;
         let before = self.addresses.get(lane).map_or(now, |last| last.swap(now, Ordering::Relaxed));
         if before != now && before != 0 {
-            self.program.executions.readdressed.fetch_add(1, Ordering::Relaxed);
+            self.program.executions.address_changes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -503,6 +504,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
         let old = written.replace("\"bound\":[\"Unpinned\",null],", "");
         assert_ne!(old, written);
-        assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan });
+        let older = old.replace("not_rewritten", "left_alone");
+        assert_ne!(older, old);
+        for old in [old, older] {
+            assert_eq!(serde_json::from_str::<Plan>(&old).unwrap(), Plan { bound: Vec::new(), ..plan.clone() });
+        }
     }
 }
