@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint layers bindings test-rust test-jax test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -33,8 +33,15 @@ help: ## this list
 demo: target/release/libpjrt_arena.so ## train a small model with JAX on the arena and show what memory did
 	@$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/demo.py
 
-test: lint test-rust test-jax doc ## everything: format, lints, Rust tests, documentation, JAX tests
+# Three tiers; docs/testing.md says which tests are in which, and how long each takes.
+check: lint test-unit test-smoke ## in five minutes: format, lints, unit tests, conformance, JAX once with each strategy
+	@echo "make check: all passed"
+
+test: lint test-rust test-jax doc ## what continuous integration runs: all but the slow tests of JAX
 	@echo "make test: all passed"
+
+test-all: lint test-rust test-simulator test-jax-all doc ## every test that needs no download besides JAX
+	@echo "make test-all: all passed"
 
 # The version is pinned like the others. The first run fetches it; without a network it gives up after a while.
 TSC := timeout 120 npx --yes --prefer-offline --package typescript@5.9.3 -- tsc
@@ -48,6 +55,8 @@ lint: setup ## rustfmt, clippy, ruff, mypy and tsc, warnings are errors; are the
 	"$(PY)" -m mypy
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) --project src/report/viewer; \
 	else echo "make: the page of snapshots is not checked: npx, of Node.js, gets no TypeScript compiler"; fi
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check; \
+	else echo "make: licenses and advisories are not checked: there is no cargo-deny"; fi
 
 layers: ## what each layer of src measures: circles of files, arrows that point up, unsafe places
 	@$(CARGO) run --quiet --package layers --locked
@@ -59,23 +68,47 @@ bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the heade
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
 	$(ENGINE) $(CARGO) test --workspace --locked
 
-test-jax: target/debug/libpjrt_arena.so ## tests with real JAX
-	$(if $(TEST_ENGINE),$(ENGINE)) $(DEBUG) "$(PY)" -m pytest python_smoke
+test-unit: target/debug/libpjrt_arena.so ## of the Rust tests the unit tests of src, conformance and the order of the layers
+	$(ENGINE) $(CARGO) test --workspace --locked --lib --test conformance --test layers
+
+# As many processes as there are processors, up to four: each has JAX and compiles. A file's tests stay in one process.
+JOBS   ?= $(shell n=$$(nproc); [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
+PYTEST  = $(if $(TEST_ENGINE),$(ENGINE)) $(DEBUG) "$(PY)" -m pytest
+SPREAD  = --numprocesses $(JOBS) --dist loadfile
+
+test-jax: target/debug/libpjrt_arena.so ## tests with real JAX, without the slow ones
+	$(PYTEST) python_smoke -m "not slow" $(SPREAD)
+
+test-jax-all: target/debug/libpjrt_arena.so ## tests with real JAX, all of them
+	$(PYTEST) python_smoke $(SPREAD)
+
+test-smoke: target/debug/libpjrt_arena.so ## JAX once with each strategy: one process that does a bit of everything
+	$(PYTEST) python_smoke/test_smoke.py
+
+# The driver with kernels, cuBLAS, NCCL and stand-ins for other libraries: only XLA's own plugins ask for them. It is a
+# workspace of its own, which the other targets neither build nor test.
+SIMULATOR := plugin_tests/simulator/Cargo.toml
+
+target/debug/libsimulated_gpu.so: setup
+	@$(CARGO) build --manifest-path $(SIMULATOR) --locked --package simulated_gpu
+
+test-simulator: setup ## the simulated GPU's kernels, cuBLAS and NCCL by themselves, which only the targets below need
+	$(CARGO) test --manifest-path $(SIMULATOR) --locked
 
 # Not part of make test: it downloads 210 MB and unpacks 570. The wheels are those of the JAX that the lock file names.
-test-cuda-engine: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a GPU that is played
+test-cuda-engine: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(CUDA)/toolkit/.installed ## XLA's own CUDA plugin, and JAX with it on a simulated GPU
 	$(ENGINE) PJRT_ARENA_TEST_CUDA_ENGINE="$(CUDA)/jax_plugins/xla_cuda13/xla_cuda_plugin.so" \
 	  $(CARGO) test --workspace --test conformance --locked -- cuda_engine
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" -m pytest $(addprefix python_smoke/test_,cuda_engine.py gpu.py gpu_pinned.py gpu_distributed.py)
 
 # Nor this: 160 MB to download and 490 to unpack.
-test-rocm-engine: target/debug/libpjrt_arena.so $(ROCM)/.installed ## XLA's own ROCm plugin, and JAX with it on a GPU of AMD's that is played
+test-rocm-engine: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(ROCM)/.installed ## XLA's own ROCm plugin, and JAX with it on a simulated GPU of AMD's
 	$(DEBUG) TEST_ROCM_ENGINE="$(ROCM)" "$(PY)" -m pytest python_smoke/test_rocm_engine.py
 
-# XLA's allocator "vmm" asks for what the played driver has not.
+# XLA's allocator "vmm" asks for what the simulated driver has not.
 REHEARSAL ?= --only ace --backends jax_bfc,jax_cuda_async,arena_preallocate,arena_growing,arena_platform,arena_tpu
 
-gpu-rehearsal: target/debug/libpjrt_arena.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a played GPU: what fits and what does not, not how fast
+gpu-rehearsal: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(CUDA)/toolkit/.installed ## the GPU script on that plugin and a simulated GPU: what fits and what does not, not how fast
 	$(DEBUG) TEST_CUDA_ENGINE="$(CUDA)" "$(PY)" python_smoke/rehearse.py --size small --out "$(CARGO_TARGET_DIR)/gpu-rehearsal" $(REHEARSAL)
 
 doc: ## API documentation, warnings are errors

@@ -101,7 +101,7 @@ def main() -> int:
         row("", f"{field:26}" + "".join(f"{show(stats[field]):>12}" for stats in every))
     counters = arena.counters()
     programs, results = counters["programs"], counters["results"]
-    row("programs", f"{programs['rewritten']} rewritten, left alone: {reasons(programs['left_alone'])}")
+    row("programs", f"{programs['rewritten']} rewritten, not rewritten: {reasons(programs['not_rewritten'])}")
     row("results", f"{results['placed']} placed in the arena, missed: {reasons(results['missed'])}")
     row("", f"left out by the rules: {reasons(results['skipped'])}")
     return 0 if show_fragments() and last < 0.1 * first else 1

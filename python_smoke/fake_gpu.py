@@ -1,5 +1,5 @@
-"""A machine with GPUs, played on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of this
-project; or XLA's ROCm plugin and AMD's driver, by the same two.
+"""A machine with GPUs, simulated on one without: XLA's CUDA plugin and NVIDIA's driver are replaced by libraries of
+this project; or XLA's ROCm plugin and AMD's driver, by the same two.
 
     libpjrt_arena.so ---> libfake_cuda_engine.so ---> a CPU engine         computes, on what it takes for device memory
              |                      |
@@ -14,7 +14,9 @@ the GPU, and the driver interprets its kernels.
 
     libpjrt_arena.so ---> xla_cuda_plugin.so      allocates, copies, launches kernels: as on a GPU
              |                      |
-             `--> libfake_cuda.so <-'             also under the names of others of NVIDIA's, of which it plays some
+             `--> libsimulated_gpu.so <-'         also under the names of others of NVIDIA's that it stands for
+
+That library is the driver with kernels and more libraries, from the workspace `plugin_tests/simulator`.
 
 With `TEST_ROCM_ENGINE` there is XLA's own ROCm plugin too, in that folder (`make test-rocm-engine`), for
 `test_rocm_engine.py` alone: the driver stands in for AMD's libraries, and runs no kernel.
@@ -39,6 +41,9 @@ CUDA = os.environ.get("TEST_CUDA_ENGINE", "")
 #: The folder with XLA's own plugin for AMD's GPUs.
 ROCM = os.environ.get("TEST_ROCM_ENGINE", "")
 
+#: The driver: with kernels and other libraries where XLA's own engine asks for them.
+DRIVER = FOLDER / ("libsimulated_gpu.so" if CUDA or ROCM else "libfake_cuda.so")
+
 #: The versions of the API that the engine may have; XLA's own has its own.
 ERAS = (114,) if CUDA else (112, 114)
 
@@ -47,8 +52,8 @@ not_interpreted = pytest.mark.skipif(
     bool(CUDA), reason="behind XLA's own engine kernels are interpreted, which takes minutes for this one"
 )
 
-#: Of tests of what the played engine is told to do by variables of its own.
-with_the_played_engine = pytest.mark.skipif(bool(CUDA), reason="XLA's own engine cannot be told to do this")
+#: Of tests of what the simulated engine is told to do by variables of its own.
+with_the_simulated_engine = pytest.mark.skipif(bool(CUDA), reason="XLA's own engine cannot be told to do this")
 
 #: The libraries of NVIDIA's that the driver stands in for.
 LIBRARIES = (
@@ -125,19 +130,19 @@ def is_built() -> bool:
 
 def toolkit() -> Path:
     """A folder with what XLA compiles with of CUDA's toolkit: an assembler, and NVIDIA's functions as LLVM code."""
-    folder = FOLDER / "played_cuda"
+    folder = FOLDER / "simulated_cuda"
     functions = next(Path(CUDA).glob("toolkit/nvidia/*/nvvm/libdevice/libdevice.10.bc"), None)
     if functions is None:
         raise FileNotFoundError(f"no libdevice.10.bc below {CUDA}/toolkit; `make test-cuda-engine` fetches it")
     for place, found in {
-        "bin/ptxas": Path(__file__).parent / "played_toolkit/bin/ptxas",
-        "bin/nvlink": Path(__file__).parent / "played_toolkit/bin/ptxas",
+        "bin/ptxas": Path(__file__).parent / "simulated_toolkit/bin/ptxas",
+        "bin/nvlink": Path(__file__).parent / "simulated_toolkit/bin/ptxas",
         "nvvm/libdevice/libdevice.10.bc": functions,
-        **{f"lib/{name}": FOLDER / "libfake_cuda.so" for name in LIBRARIES},
+        **{f"lib/{name}": DRIVER for name in LIBRARIES},
     }.items():
         link = folder / place
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.exists():
+        if link.resolve() != found.resolve():
             link.unlink(missing_ok=True)
             link.symlink_to(found)
     return folder
@@ -168,7 +173,7 @@ def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str
         "FAKE_CUDA_STRICT": "1",
         "FAKE_ENGINE_CPU": str(engines.under_test()),
         "FAKE_ENGINE_ERA": str(era),
-        "PJRT_ARENA_CUDA_DRIVER": str(FOLDER / "libfake_cuda.so"),
+        "PJRT_ARENA_CUDA_DRIVER": str(DRIVER),
         "PJRT_ARENA_ENGINE": str(FOLDER / "libfake_cuda_engine.so"),
         "PJRT_ARENA_HEADROOM": "0",
     }
@@ -184,16 +189,16 @@ def rocm(folder: Path) -> dict[str, str]:
         "FAKE_ENGINE_PLATFORM": "rocm",
         "PJRT_ARENA_CUDA_DRIVER": "/no/such/libcuda.so",
         "PJRT_ARENA_ENGINE": str(engine),
-        "PJRT_ARENA_HIP_DRIVER": str(FOLDER / "libfake_cuda.so"),
+        "PJRT_ARENA_HIP_DRIVER": str(DRIVER),
     }
 
 
 def rocm_engine(installed: bool = True) -> dict[str, str | None]:
     """What makes the machine one of AMD's with XLA's own plugin. Where ROCm is not `installed` for all programs, its
     libraries lie where the plugin alone looks: beside it, in `rocm/lib`."""
-    folder = FOLDER / "played_rocm"
+    folder = FOLDER / "simulated_rocm"
     plugins = Path(ROCM) / "jax_plugins"
-    links = {f"rocm/lib/{name}": FOLDER / "libfake_cuda.so" for name in AMDS_LIBRARIES}
+    links = {f"rocm/lib/{name}": DRIVER for name in AMDS_LIBRARIES}
     links["xla_rocm7/xla_rocm_plugin.so"] = plugins / "xla_rocm7/xla_rocm_plugin.so"
     for place, found in links.items():
         link = folder / place

@@ -1,4 +1,4 @@
-"""The GPU script on XLA's own CUDA plugin and a played GPU: `rehearse.py ARGUMENTS OF run.sh` (`make gpu-rehearsal`).
+"""The GPU script on XLA's own CUDA plugin and a simulated GPU: `rehearse.py ARGUMENTS`, as `make gpu-rehearsal` does.
 
 JAX's own allocators run there too. What is counted is so on a GPU as well: what fits, what is refused, what is moved.
 Times are those of an interpreter of kernels, and nobody ends a rehearsal after ten minutes.
@@ -27,7 +27,7 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     toolkit = fake_gpu.toolkit()
     machine["PATH"] = f"{toolkit / 'bin'}:{os.environ['PATH']}"
     machine["PYTHON"] = sys.executable
-    machine["PYTHONPATH"] = f"{Path(__file__).parent}/played_toolkit/site:{machine['PYTHONPATH']}"
+    machine["PYTHONPATH"] = f"{Path(__file__).parent}/simulated_toolkit/site:{machine['PYTHONPATH']}"
     return (
         [str(SCRIPT), "--platform", "cuda", "--engine", engine, "--xla-flags", flags, *arguments],
         clean_environment(**machine),

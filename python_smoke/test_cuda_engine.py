@@ -1,9 +1,9 @@
-"""XLA's own CUDA plugin behind the arena, on a GPU that is played: it compiles for the GPU, allocates, copies and
+"""XLA's own CUDA plugin behind the arena, on a GPU that is simulated: it compiles for the GPU, allocates, copies and
 launches as on one.
 
 Only with `make test-cuda-engine`, which fetches the plugin. Its kernels are interpreted, so numbers are right and times
-are not; cuBLAS and NCCL are played, cuDNN and kernels for tensor cores are not there. `test_gpu.py` and others run on
-it as well.
+are not; cuBLAS and NCCL are simulated, cuDNN and kernels for tensor cores are not there. `test_gpu.py` and others run
+on it as well.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ assert gpu.memory_stats()["bytes_in_use"] == x.nbytes
 
 
 def test_what_a_library_of_the_engine_throws_is_an_error():
-    """cuDNN's front end throws C++ exceptions where cuDNN refuses, as the played one does. Nothing but ours lies
+    """cuDNN's front end throws C++ exceptions where cuDNN refuses, as the stand-in for it does. Nothing but ours lies
     between it and JAX."""
     run_on_gpu(
         HEAD

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import tiers
 from harness import ROOT, run_jax, run_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,6 +64,14 @@ def test_the_table_of_settings_has_all_of_them_and_their_defaults():
     assert short == {name: told[name] for name in short}
 
 
+def test_every_slow_test_is_there(request):
+    """A test that was renamed would be slow no more, and nobody would see it."""
+    names = request.config.stash[tiers.COLLECTED]
+    if {name.partition("::")[0] for name in names} != {path.name for path in ROOT.glob("python_smoke/test_*.py")}:
+        pytest.skip("only some of the files were collected")
+    assert tiers.stale(names) == []
+
+
 def test_every_command_is_listed():
     documented = re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.MULTILINE)
     listed = re.findall(r"^make ([a-z-]+) ", text("docs/testing.md"), re.MULTILINE)
@@ -88,3 +97,41 @@ def test_the_example_prints_what_the_page_shows(tmp_path):
         re.sub(changing, "", line).rstrip() for line in shown[1].strip().splitlines()
     ]
     assert (tmp_path / "oom.html").is_file()
+
+
+def sources() -> str:
+    """The code and the tests, in which comments refer to pages."""
+    files = [path for folder in ("src", "plugin_tests") for path in (ROOT / folder).rglob("*.rs")]
+    return "\n".join(path.read_text() for path in files if "target" not in path.relative_to(ROOT).parts)
+
+
+def test_every_engine_behaviour_that_is_referred_to_has_a_section():
+    code = sources()
+    # Comments wrap, and one may name several: "engine behaviour T3, T4".
+    lists = re.findall(r"engine behaviours?(?:\s|//[/!]?)+(T\d+(?:(?:,|\s|//[/!]?|and)+T\d+)*)", code)
+    named = {int(number) for numbers in lists for number in re.findall(r"T(\d+)", numbers)}
+    shown = {int(number) for number in re.findall(r"\bfn (?:c\d+_)*t(\d+)_\w+", code)}
+    page = text("docs/engine-behaviour.md")
+    there = [int(number) for number in re.findall(r"^### T(\d+): ", page, re.MULTILINE)]
+    assert named and shown and there == sorted(set(there)), "in order, each once"
+    assert named | shown <= set(there), f"no section: {sorted((named | shown) - set(there))}"
+    assert not re.search(r"\btraps? T\d", code), "they are called engine behaviour"
+
+
+def test_the_tests_that_pages_name_are_there():
+    page = text("docs/engine-behaviour.md")
+    code = sources() + "\n".join(path.read_text() for path in (ROOT / "python_smoke").glob("*.py"))
+    there = set(re.findall(r"\b(?:fn|def) (\w+)\(", code))
+    told = {
+        name
+        for line in re.findall(r"^- Tests: (.*?)\.$", page, re.MULTILINE | re.DOTALL)
+        for name in line.split("`")[1::2]
+    }
+    assert len(told) > 50 and told <= there, sorted(told - there)
+
+
+@pytest.mark.parametrize("page", ["docs/contributing.md", "docs/glossary.md", "docs/engine-behaviour.md"])
+def test_the_files_that_pages_name_are_there(page):
+    folders = "src|pjrt_c_api|plugin_tests|python|python_smoke|docs"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*)`", text(page)))
+    assert len(named) > 20 and not (missing := [path for path in named if not (ROOT / path).exists()]), missing

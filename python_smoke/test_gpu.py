@@ -1,7 +1,7 @@
 """JAX on GPUs whose memory is ours: every strategy, defragmentation, one budget, the order of copies and programs.
 
-The GPUs are played (`fake_gpu`); on real ones the same is shown by `gpu/run.sh`. In each test a process that leaves the
-driver's rules, or reads, writes, moves or frees memory that something else still uses, fails.
+The GPUs are simulated (`fake_gpu`); on real ones the same is shown by `gpu/run.sh`. In each test a process that leaves
+the driver's rules, or reads, writes, moves or frees memory that something else still uses, fails.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ from jax_plugins import arena
 def step(w, x):
     loss, grad = jax.value_and_grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w)
     return w - 0.1 * grad, loss
-count = lambda: arena.counters()["programs"]["readdressed"]
+count = lambda: arena.counters()["programs"]["address_changes"]
 w = jnp.ones((64, 64))
 def run(steps):
     global w

@@ -1,9 +1,9 @@
 """`jax.distributed` with two processes, each with GPUs of its own: JAX's store of keys and values reaches the engine
 through us.
 
-The GPUs are played (`fake_gpu`). The played engine exchanges what GPUs there are as XLA's does; programs across
+The GPUs are simulated (`fake_gpu`). The simulated engine exchanges what GPUs there are as XLA's does; programs across
 processes, and so their collectives, it refuses. What each process computes on its own GPUs is real. XLA's own CUDA
-plugin (`make test-cuda-engine`) runs programs over both processes, whose GPUs meet by a played NCCL.
+plugin (`make test-cuda-engine`) runs programs over both processes, whose GPUs meet by a simulated NCCL.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.skipif(not fake_gpu.CUDA, reason="the played engine refuses programs over several processes")
+@pytest.mark.skipif(not fake_gpu.CUDA, reason="the simulated engine refuses programs over several processes")
 @pytest.mark.parametrize("strategy", ["preallocate", "growing", "tpu", "platform"])
 def test_programs_over_two_processes(strategy):
     for answer in told(a_job(TOGETHER, PJRT_ARENA_STRATEGY=strategy, **variables(256, 2, 100, 114))):

@@ -1,6 +1,6 @@
 """GPUs whose driver has no memory pools: programs' scratch has a fixed share of the limit, in its own allocator.
 
-The GPUs are played (`fake_gpu`), with `FAKE_CUDA_POOLS=0`.
+The GPUs are simulated (`fake_gpu`), with `FAKE_CUDA_POOLS=0`.
 """
 
 from __future__ import annotations

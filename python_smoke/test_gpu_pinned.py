@@ -1,8 +1,8 @@
 """Arrays in `pinned_host` on a GPU: an arena of their own, its limit, its statistics, and what programs do with it.
 
-The GPUs are played (`fake_gpu`). The CPU engine that computes there knows no kinds of memory in programs, nor the
-custom call by which JAX tells XLA:GPU of them: it is left out, and a variable of the played engine says which results
-lie in `pinned_host`. XLA's own engine, where that is behind the arena, needs neither.
+The GPUs are simulated (`fake_gpu`). The CPU engine that computes there knows no kinds of memory in programs, nor the
+custom call by which JAX tells XLA:GPU of them: it is left out, and a variable of the simulated engine says which
+results lie in `pinned_host`. XLA's own engine, where that is behind the arena, needs neither.
 """
 
 from __future__ import annotations

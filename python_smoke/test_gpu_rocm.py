@@ -1,6 +1,6 @@
 """JAX on AMD's GPUs, whose memory is ours: by HIP's functions, with a fixed share of `bfc` for programs' scratch.
 
-The GPUs are played (`fake_gpu.rocm`); none of AMD's has run it.
+The GPUs are simulated (`fake_gpu.rocm`); none of AMD's has run it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [
 
 LIMITS = {"PJRT_ARENA_LIMIT": "256MiB", "PJRT_ARENA_GPU_SCRATCH": "25%"}
 
-#: How often the driver's functions were called, whoever asked; the played engine calls it by NVIDIA's names only.
+#: How often the driver's functions were called, whoever asked; the simulated engine calls it by NVIDIA's names only.
 COUNTS = """
 import ctypes, os
 driver = ctypes.CDLL(os.environ["PJRT_ARENA_HIP_DRIVER"])

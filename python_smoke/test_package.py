@@ -167,6 +167,9 @@ def test_counters():
     counters = arena.counters()
     assert set(counters) >= {"programs", "results", "devices"}
     assert counters["programs"]["rewritten"] >= 0
-    assert isinstance(counters["programs"]["left_alone"], dict)
+    programs = counters["programs"]
+    assert isinstance(programs["not_rewritten"], dict)
+    assert programs["left_alone"] == programs["not_rewritten"], "the old name"
+    assert programs["readdressed"] == programs["address_changes"], "the old name"
     assert len(counters["devices"]) == 4
     assert Path(arena._library.load().path).name == "libpjrt_arena.so"

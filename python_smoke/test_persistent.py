@@ -98,7 +98,7 @@ def test_an_entry_of_the_bare_engine_loads(caches, run, tmp_path):
     folders, _ = caches
     crossed = run(with_entry(entry(folders["bare"]).read_bytes(), folders["arena"], tmp_path), "arena")
     assert crossed["hits"] == 1 and crossed["said"] == []
-    assert crossed["programs"]["left_alone"] == {"serialised by the bare engine": 1}
+    assert crossed["programs"]["not_rewritten"] == {"serialised by the bare engine": 1}
     assert crossed["results"]["placed"] == 0 and crossed["results"]["missed"] == {}
 
 

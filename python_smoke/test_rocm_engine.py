@@ -1,9 +1,9 @@
-"""XLA's own ROCm plugin behind the arena, on a GPU of AMD's that is played: it opens its client, compiles, allocates
+"""XLA's own ROCm plugin behind the arena, on a GPU of AMD's that is simulated: it opens its client, compiles, allocates
 and copies as on one.
 
 Only with `make test-rocm-engine`, which fetches the plugin. What it compiles is machine code of AMD's GPUs, which
 nothing here runs: a launch is an error. So the programs here are those that XLA makes of copies, of callbacks and of
-RCCL's collectives, which are played.
+RCCL's collectives, which are simulated.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How long a test waits for something that must happen before it calls it a hang.
-pub const HANG: Duration = Duration::from_secs(60);
+pub const HANG: Duration = Duration::from_secs(300);
 
 /// An owned `PJRT_Event`.
 pub struct Event {

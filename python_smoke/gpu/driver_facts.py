@@ -323,7 +323,7 @@ def calls_beside_work(asked: Driver) -> Found:
     bytes_, chunk = min(4 * GIB, _whole(total / 16, UNIT)), arenas_chunk(asked)
     at, addresses, stream = asked.allocate(bytes_), asked.reserve(chunk), asked.stream()
     held: dict[str, int] = {}
-    # As much work as takes a fifth of a second, less where a played device computes.
+    # As much work as takes a fifth of a second, less where a simulated device computes.
     once = timed(lambda: (asked.fill(at, 1, bytes_, stream), asked.wait(stream)))[0]
     times = max(2, min(800, int((0.2 if total > 32 * GIB else 0.05) / once)))
     calls: dict[str, Callable[[], Any]] = {

@@ -1,7 +1,7 @@
 """The driver's functions that the script calls by itself, through ctypes: those of the library that the arena uses.
 
-A function that returns an error raises `Refused`, one that the library lacks raises `Missing`: a played driver has not
-all of them, and an old one neither.
+A function that returns an error raises `Refused`, one that the library lacks raises `Missing`: a simulated driver has
+not all of them, and an old one neither.
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ fn counters(clients: &[ClientGuard]) -> Value {
     json!({
         "programs": {
             "rewritten": tally.programs_rewritten,
-            "left_alone": reasons(&tally.programs_left_alone),
+            "not_rewritten": reasons(&tally.programs_not_rewritten),
             "executions": tally.executions,
-            "readdressed": tally.readdressed,
+            "address_changes": tally.address_changes,
         },
         "results": {
             "placed": tally.results_placed,

@@ -22,11 +22,11 @@ pub struct Tally {
     /// Programs that got destinations for their results.
     pub programs_rewritten: u64,
     /// Programs that need none or can have none, and why.
-    pub programs_left_alone: BTreeMap<String, u64>,
+    pub programs_not_rewritten: BTreeMap<String, u64>,
     /// Executions, counted per device.
     pub executions: u64,
     /// Those of them, on GPUs, that found their arrays at other addresses than the one before.
-    pub readdressed: u64,
+    pub address_changes: u64,
     /// Results that a program wrote straight into a block of ours.
     pub results_placed: u64,
     /// Results that lie in the memory of an argument that was donated.
@@ -42,11 +42,11 @@ impl Tally {
     pub fn add(&mut self, other: &Self) {
         self.programs_rewritten += other.programs_rewritten;
         self.executions += other.executions;
-        self.readdressed += other.readdressed;
+        self.address_changes += other.address_changes;
         self.results_placed += other.results_placed;
         self.results_donated += other.results_donated;
         for (mine, theirs) in [
-            (&mut self.programs_left_alone, &other.programs_left_alone),
+            (&mut self.programs_not_rewritten, &other.programs_not_rewritten),
             (&mut self.results_missed, &other.results_missed),
             (&mut self.results_skipped, &other.results_skipped),
         ] {
@@ -97,7 +97,7 @@ pub struct Executions {
     /// Runs, counted per device.
     pub runs: AtomicU64,
     /// Runs on GPUs that found their arrays at other addresses than the one before.
-    pub readdressed: AtomicU64,
+    pub address_changes: AtomicU64,
     missed: [AtomicU64; Miss::ALL.len()],
 }
 

@@ -15,11 +15,9 @@ use std::{
 };
 
 use crate::{
-    blas::Product,
     clock::{Clock, Point},
-    kernel::Call,
     memory::Place,
-    nccl,
+    parts::Part,
 };
 
 /// A function of the program with what it is given.
@@ -55,13 +53,9 @@ pub enum Work {
         /// How many.
         bytes: u64,
     },
-    /// Runs a kernel.
-    Launch(Arc<Call>),
-    /// Multiplies matrices.
-    Multiply(Arc<Product>),
-    /// Takes part in operations of several GPUs.
-    Collective(Arc<nccl::Launch>),
-    /// Runs a function that plays a kernel.
+    /// Does what another crate knows: a kernel, a product of matrices, a collective.
+    Part(Arc<dyn Part>),
+    /// Runs a function that stands for a kernel.
     Kernel(Callback),
     /// Runs a function on the host that may not call the driver.
     Host(Callback),

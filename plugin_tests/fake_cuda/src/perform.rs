@@ -1,23 +1,20 @@
 //! Does an operation, on the thread of its stream.
 //!
 //! ```text
-//!  after an error       neither kernels nor functions of the host run; ranks that wait in a collective are told
+//!  after an error       neither parts of another crate nor functions of the host run; the parts are told
 //!  memory is gone       that is an error; who took it away was noted then
-//!  with the lock        times, collectives
-//!  without it           copies, fills, products, functions; `running` keeps the pages that they use
-//!                       kernels, which find their memory while they run: see `reach`
+//!  with the lock        times, parts of another crate, which may let go of it
+//!  without it           copies, fills, functions; `running` keeps the pages that they use
 //! ```
 
-use std::{ptr, sync::Arc, time::Instant};
+use std::{ptr, time::Instant};
 
 use parking_lot::MutexGuard;
 
 use crate::{
-    clock::{Clock, Point},
-    kernel::Call,
-    nccl,
+    clock::Clock,
     operation::{Operation, Work},
-    reach::Reach,
+    parts::Turn,
     state::{self, Driver},
     status,
 };
@@ -34,8 +31,8 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
         driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
     }
     if driver.gpus[gpu].poison.is_some() {
-        if let Work::Collective(launch) = &work {
-            nccl::fail(driver, launch);
+        if let Work::Part(part) = &work {
+            part.skip(driver);
         }
         return;
     }
@@ -43,8 +40,7 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
         stream.running = ranges.into_iter().map(|(range, _)| range).collect();
     }
     match work {
-        Work::Collective(launch) => nccl::run(driver, &launch),
-        Work::Launch(call) => run(driver, gpu, &call, point, &clock),
+        Work::Part(part) => part.run(driver, Turn { gpu, point, clock: &clock }),
         other => {
             if let Work::Host(_) = other {
                 // The program learns here that all that came before in the stream is done, and may tell any thread.
@@ -56,28 +52,10 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
     }
 }
 
-/// Runs a kernel, and notes what it used: nobody knew before.
-fn run(driver: &mut Driver, gpu: usize, call: &Call, point: Point, clock: &Arc<Clock>) {
-    let mut reach = Reach::new(gpu, point.line);
-    let done = MutexGuard::unlocked(driver, || call.run(&mut reach));
-    let [reads, writes] = reach.pieces();
-    for (pieces, write) in [(reads, false), (writes, true)] {
-        let found = driver.races.access(point, clock, call.name(), &pieces, write);
-        found.into_iter().for_each(|sentence| driver.violation(sentence));
-    }
-    for sentence in reach.lost(driver) {
-        driver.violation(format!("the kernel {}: {sentence}", call.name()));
-    }
-    if let Err(why) = done {
-        driver.violation(why);
-        driver.gpus[gpu].poison = Some(status::LAUNCH_FAILED);
-    }
-}
-
-/// Does what needs no lock. `before` is what a function that plays a kernel comes after.
+/// Does what needs no lock. `before` is what a function that stands for a kernel comes after.
 fn compute(work: Work, before: Clock) {
     match work {
-        Work::Nothing | Work::Record(_) | Work::Launch(_) | Work::Collective(_) => {}
+        Work::Nothing | Work::Record(_) | Work::Part(_) => {}
         // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
         // until this returns. What the program itself owns it promised to keep. They do not overlap, or it was refused.
         Work::Copy { to, from, bytes } => unsafe { ptr::copy(pointer(from).cast_const(), pointer(to), bytes as usize) },
@@ -92,7 +70,6 @@ fn compute(work: Work, before: Clock) {
             let range = std::slice::from_raw_parts_mut(pointer(to), bytes as usize);
             range.chunks_mut(4).for_each(|word| word.copy_from_slice(&pattern[..word.len()]));
         },
-        Work::Multiply(product) => product.run(stage, put),
         Work::Kernel((function, argument)) => state::as_kernel(before, || {
             // SAFETY: the caller promised that the function may be called once with this argument, on any thread.
             unsafe { function(ptr::with_exposed_provenance_mut(argument)) }
@@ -117,7 +94,7 @@ pub fn stage(from: u64, bytes: u64) -> Vec<u8> {
 }
 
 /// Writes the result of an operation.
-fn put(to: u64, bytes: &[u8]) {
+pub fn put(to: u64, bytes: &[u8]) {
     // SAFETY: the operation that writes it uses the range: it is there, and `running` keeps its pages. The source is ours.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(to), bytes.len()) };
 }

@@ -12,16 +12,13 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
-    blas,
     clock::Clock,
-    code_object::{CodeObject, MachineKernel},
     control::{Books, Settings},
     device::Gpu,
     event::Event,
     graph::Graphs,
-    kernel::{Function, Module},
     memory::{Span, Stale},
-    nccl::Collectives,
+    parts::{self, Known, Parts},
     race::Races,
     status::{self, Answer, Failure, Status, misuse},
     stream::Stream,
@@ -53,24 +50,14 @@ pub struct State {
     pub stale: Vec<Stale>,
     /// What `cuMemCreate` gave, by handle.
     pub physical: BTreeMap<u64, Physical>,
-    /// Modules, by handle.
-    pub modules: BTreeMap<u64, Module>,
-    /// Their kernels, by handle.
-    pub functions: BTreeMap<u64, Function>,
     /// Graphs, their nodes, and what was made of them.
     pub graphs: Graphs,
-    /// Objects of cuBLAS, by handle.
-    pub blas: BTreeMap<u64, blas::Object>,
-    /// Modules of AMD's machine code, and their kernels, by handle.
-    pub code_objects: BTreeMap<u64, CodeObject>,
-    /// See above.
-    pub machine_kernels: BTreeMap<u64, MachineKernel>,
     /// The streams, by number.
     pub streams: BTreeMap<u64, Stream>,
     /// The events, by handle.
     pub events: BTreeMap<u64, Event>,
-    /// Communicators.
-    pub nccl: Collectives,
+    /// What parts of another crate know.
+    pub parts: Known,
     /// What the host has seen.
     pub host: Clock,
     /// What a call has waited for that synchronises: to pools nothing else has ended.
@@ -85,6 +72,13 @@ impl State {
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
+    }
+
+    /// Tells the parts of another crate, if there are any.
+    pub fn tell_parts(&mut self, what: impl FnOnce(&'static Parts, &mut Self)) {
+        if let Some(parts) = parts::parts() {
+            what(parts, self);
+        }
     }
 
     /// The state after the end of all work: as at first, but numbers go on.

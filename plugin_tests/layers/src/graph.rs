@@ -28,7 +28,6 @@ pub struct Stray {
 }
 
 /// What is known about the sources.
-#[derive(Debug)]
 pub struct Graph {
     /// What was seen in each file that is not only for tests.
     pub files: BTreeMap<String, Seen>,

@@ -62,7 +62,7 @@ pub struct Module {
 }
 
 /// The crate: its modules, the crate itself first, and the syntax of the files that are not only for tests.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Tree {
     /// The modules.
     pub modules: Vec<Module>,

@@ -10,7 +10,7 @@ use syn::{
 use crate::tree::{Tree, attributes, for_tests, name_of};
 
 /// What a walk collects.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Seen {
     /// Paths with the module that they stand in.
     pub paths: Vec<(usize, Vec<String>)>,

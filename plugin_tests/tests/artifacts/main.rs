@@ -80,7 +80,7 @@ enum Fate {
     /// Gave it destinations; where its results lie, counted.
     Rewritten(BTreeMap<&'static str, usize>),
     /// Ran it as it came, because its results are so.
-    LeftAlone(String),
+    NotRewritten(String),
 }
 
 /// How much was compared, over all devices.
@@ -101,7 +101,7 @@ impl fmt::Display for Outcome {
         };
         match fate {
             Fate::Rewritten(homes) => write!(f, "rewritten, {}", listed(homes))?,
-            Fate::LeftAlone(reason) => write!(f, "left alone, {reason}")?,
+            Fate::NotRewritten(reason) => write!(f, "not rewritten, {reason}")?,
         }
         let Compared { results, bytes, consumed } = compared;
         write!(f, " | {results} results, {bytes} bytes compared, {consumed} arguments consumed")
@@ -261,17 +261,17 @@ fn fate(plan: &Rewritten<'_>, before: &Counters, after: &Counters) -> Result<Fat
     for placement in &plan.placements {
         *homes.entry(home(placement)).or_insert(0) += 1;
     }
-    let left_alone = grown(&before.reasons("/programs/left_alone"), &after.reasons("/programs/left_alone"));
+    let not_rewritten = grown(&before.reasons("/programs/not_rewritten"), &after.reasons("/programs/not_rewritten"));
     let rewritten = after.number("/programs/rewritten") - before.number("/programs/rewritten");
-    match (plan.destinations, rewritten, &left_alone[..]) {
+    match (plan.destinations, rewritten, &not_rewritten[..]) {
         (1.., 1, []) => Ok(Fate::Rewritten(homes)),
         (0, 0, [reason]) if reason == "no result takes a destination" => {
             let why: Vec<_> = homes.into_keys().collect();
-            Ok(Fate::LeftAlone(if why.is_empty() { "without results".to_owned() } else { why.join(", ") }))
+            Ok(Fate::NotRewritten(if why.is_empty() { "without results".to_owned() } else { why.join(", ") }))
         }
-        (planned, ..) => {
-            Err(format!("{planned} destinations planned; {rewritten} programs rewritten, left alone: {left_alone:?}"))
-        }
+        (planned, ..) => Err(format!(
+            "{planned} destinations planned; {rewritten} programs rewritten, not rewritten: {not_rewritten:?}"
+        )),
     }
 }
 
@@ -399,7 +399,7 @@ fn artifacts() -> BTreeMap<String, Program> {
 #[derive(Default)]
 struct Summary {
     rewritten: usize,
-    left_alone: BTreeMap<String, usize>,
+    not_rewritten: BTreeMap<String, usize>,
     refused: BTreeMap<&'static str, usize>,
     compared: Compared,
     wrong: Vec<String>,
@@ -411,7 +411,7 @@ impl Summary {
             Ok(Outcome::Equal(fate, compared)) => {
                 match fate {
                     Fate::Rewritten(_) => self.rewritten += 1,
-                    Fate::LeftAlone(reason) => *self.left_alone.entry(reason).or_insert(0) += 1,
+                    Fate::NotRewritten(reason) => *self.not_rewritten.entry(reason).or_insert(0) += 1,
                 }
                 self.compared.results += compared.results;
                 self.compared.bytes += compared.bytes;
@@ -432,15 +432,15 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rewritten, left_alone, refused, compared, wrong } = self;
-        let (alone, lacking) = (left_alone.values().sum::<usize>(), refused.values().sum::<usize>());
+        let Self { rewritten, not_rewritten, refused, compared, wrong } = self;
+        let (alone, lacking) = (not_rewritten.values().sum::<usize>(), refused.values().sum::<usize>());
         let Compared { results, bytes, consumed } = compared;
         write!(
             f,
-            "{} artifacts: {rewritten} rewritten, {alone} left alone ({}), {lacking} do not run on this engine, which \
+            "{} artifacts: {rewritten} rewritten, {alone} not rewritten ({}), {lacking} do not run on this engine, which \
              lacks ({}); {results} results of {bytes} bytes compared, {consumed} arguments consumed, {}",
             rewritten + alone + lacking + wrong.len(),
-            listed(left_alone),
+            listed(not_rewritten),
             listed(refused),
             if wrong.is_empty() { "all equal".to_owned() } else { format!("{} artifacts WRONG", wrong.len()) }
         )

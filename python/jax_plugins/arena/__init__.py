@@ -53,9 +53,9 @@ def __getattr__(name: str) -> Any:
 def counters() -> dict[str, Any]:
     """What this process's programs did so far, as the library counts it.
 
-    ``programs`` says how many were compiled with destinations (``rewritten``) and how many were left
-    alone, by reason; ``results`` says how many results were written straight into the arena (``placed``),
-    how many were not although they should have been (``missed``) and how many the rules leave out
+    ``programs`` says how many were compiled with destinations (``rewritten``) and how many were not
+    (``not_rewritten``), by reason; ``results`` says how many results were written straight into the arena
+    (``placed``), how many were not although they should have been (``missed``) and how many the rules leave out
     (``skipped``), by reason. ``scratch`` says what the engine took for programs' scratch out of memory that stays
     warm, in bytes; None where it takes all of it from malloc.
 

@@ -142,6 +142,9 @@ class Library:
     def counters(self) -> dict[str, Any]:
         """See `jax_plugins.arena.counters`."""
         counters: dict[str, Any] = json.loads(self._text("pjrt_arena_counters"))
+        programs = counters["programs"]
+        # Deprecated: the former names of these two.
+        programs["left_alone"], programs["readdressed"] = programs["not_rewritten"], programs["address_changes"]
         return counters
 
     def version(self) -> str:

@@ -3,16 +3,15 @@
 use std::{
     ffi::{c_char, c_int, c_uint, c_ulonglong, c_void},
     fs,
-    sync::Arc,
 };
 
 use cudarc::driver::sys;
 
-use super::{In, Out, functions, modules};
+use super::{In, Out, functions};
 use crate::{
     copy::Side,
     graph::{self, Attribute, Task, capture, dot, executable},
-    kernel::{self, Shape},
+    parts,
     state::{Driver, State, call},
     status::{self, Answer, Status, misuse},
 };
@@ -21,24 +20,36 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KernelParameters {
-    function: usize,
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared: c_uint,
-    values: usize,
-    extra: usize,
+    /// The function's handle.
+    pub function: usize,
+    /// Blocks.
+    pub grid: [c_uint; 3],
+    /// Threads of a block.
+    pub block: [c_uint; 3],
+    /// Bytes of shared memory besides the kernel's own.
+    pub shared: c_uint,
+    /// Where the addresses of the arguments' values are.
+    pub values: usize,
+    /// Another way to give arguments, which is not known here.
+    pub extra: usize,
 }
 
 /// `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FillParameters {
-    pub(super) to: u64,
-    pub(super) pitch: usize,
-    pub(super) value: c_uint,
-    pub(super) element: c_uint,
-    pub(super) width: usize,
-    pub(super) height: usize,
+    /// Where.
+    pub to: u64,
+    /// From one row to the next.
+    pub pitch: usize,
+    /// The element.
+    pub value: c_uint,
+    /// Bytes of an element.
+    pub element: c_uint,
+    /// Elements of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
 }
 
 /// One side of a `CUDA_MEMCPY3D`.
@@ -101,15 +112,17 @@ const HEADER: usize = 16;
 
 impl KernelParameters {
     fn task(self, driver: &Driver) -> Answer<Task> {
-        let Self { function, grid, block, shared, values, extra } = self;
-        modules::no_extra(extra)?;
-        let values = modules::arguments(driver, function, &In::at(values))?;
-        Ok(Task::Kernel(Arc::new(kernel::call(driver, function as u64, Shape { grid, block, shared }, values)?)))
+        let none = || misuse(status::NOT_SUPPORTED, "kernels are not known to this driver");
+        (parts::parts().ok_or_else(none)?.kernel)(driver, self)
     }
 }
 
 impl FillParameters {
-    pub(super) fn task(self) -> Answer<Task> {
+    /// The task that it describes.
+    ///
+    /// # Errors
+    /// It is none that this driver knows.
+    pub fn task(self) -> Answer<Task> {
         let Self { to, value, element, width, height, .. } = self;
         let wrong = |why: String| misuse(status::INVALID_VALUE, why);
         if height != 1 {
@@ -176,7 +189,10 @@ pub struct Count(*mut usize);
 impl Count {
     /// Writes handles to `list` as far as there is room, zeros where there are fewer, and how many there are. Without a list
     /// it only says that.
-    pub(super) fn put(self, list: Out<u64>, handles: &[u64]) -> Answer {
+    ///
+    /// # Errors
+    /// It is null.
+    pub fn put(self, list: Out<u64>, handles: &[u64]) -> Answer {
         if self.0.is_null() {
             return Err(misuse(status::INVALID_VALUE, "a pointer for a number is null"));
         }
@@ -245,7 +261,11 @@ fn set_node(driver: &mut Driver, executable: u64, node: u64, parameters: &In<u8>
     }
 }
 
-pub(super) fn write_dot(driver: &State, graph: usize, path: &str) -> Answer {
+/// Writes a picture of a graph, in the language of Graphviz, to a file.
+///
+/// # Errors
+/// The graph is not known, or the file cannot be written.
+pub fn write_dot(driver: &State, graph: usize, path: &str) -> Answer {
     let text = dot::text(driver, graph as u64)?;
     fs::write(path, text).map_err(|why| misuse(status::INVALID_VALUE, format!("{path:?} cannot be written: {why}")))
 }

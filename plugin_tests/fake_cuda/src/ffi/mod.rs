@@ -7,30 +7,23 @@ use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::CUresult;
 
-use crate::status::{self, Answer, Status, misuse};
+use crate::{
+    parts::parts,
+    status::{self, Answer, Status, misuse},
+};
 
 mod control;
-mod cublas;
 mod devices;
-mod graphs;
-mod hip;
-mod memory;
-mod modules;
-mod nccl;
-mod nvml;
-mod runtime;
+pub mod graphs;
+pub mod hip;
+pub mod memory;
 mod streams;
 
 pub use control::*;
-pub use cublas::*;
 pub use devices::*;
 pub use graphs::*;
 pub use hip::*;
 pub use memory::*;
-pub use modules::*;
-pub use nccl::*;
-pub use nvml::*;
-pub use runtime::*;
 pub use streams::*;
 
 /// A place of the caller's for a result. Only a caller of the driver's functions, which are unsafe, makes one: it has
@@ -41,7 +34,7 @@ pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     /// A place that the caller gave in a list of such.
-    fn at(address: usize) -> Self {
+    pub fn at(address: usize) -> Self {
         Self(std::ptr::with_exposed_provenance_mut(address))
     }
 
@@ -124,7 +117,7 @@ pub struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
     /// What lies at an address that the caller gave in a list of such.
-    fn at(address: usize) -> Self {
+    pub fn at(address: usize) -> Self {
         Self(std::ptr::with_exposed_provenance(address))
     }
 
@@ -174,6 +167,7 @@ impl In<c_char> {
 
 /// Declares functions of the driver in their frame, with the parameters that cudarc declares; `as` says what cudarc calls
 /// a parameter that is of another type here. Does not compile where the rest differs. Makes a table of them by name.
+#[macro_export]
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };
     (@theirs $ours:ty as $theirs:ty) => { $theirs };
@@ -191,7 +185,7 @@ macro_rules! functions {
         )*
 
         const _: () = {
-            $(let _: unsafe fn($($crate::ffi::functions!(@theirs $ours $(as $theirs)?)),*) -> cudarc::driver::sys::CUresult =
+            $(let _: unsafe fn($($crate::functions!(@theirs $ours $(as $theirs)?)),*) -> cudarc::driver::sys::CUresult =
                 cudarc::driver::sys::$name;)*
         };
 
@@ -199,9 +193,10 @@ macro_rules! functions {
         pub(super) const TABLE: &[(&str, *const ())] = &[$((stringify!($name), $name as *const ())),*];
     };
 }
-use functions;
+pub use functions;
 
 /// Declares functions of C that are no driver's, in whatever frame they have.
+#[macro_export]
 macro_rules! c_functions {
     ($($name:ident($($parameter:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
@@ -213,7 +208,6 @@ macro_rules! c_functions {
         pub unsafe extern "C" fn $name($($parameter: $type),*) -> $answer $body
     )*};
 }
-use c_functions;
 
 const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
@@ -226,14 +220,9 @@ pub fn symbol(name: &str) -> Option<*const c_void> {
         streams::TABLE,
         control::TABLE,
         hip::MORE,
-        modules::TABLE,
-        modules::MORE,
         graphs::TABLE,
         graphs::MORE,
-        cublas::TABLE,
-        cublas::MORE,
-        nccl::TABLE,
     ];
     let found = tables.into_iter().chain(hip::TABLES).flatten().find(|(known, _)| *known == name);
-    found.map(|(_, function)| function.cast())
+    found.map(|(_, function)| function.cast()).or_else(|| (parts()?.symbol)(name))
 }

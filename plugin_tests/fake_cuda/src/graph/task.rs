@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    blas::Product,
     copy::{self, Copy, Side},
-    kernel::{self, Call},
     operation::{Order, Work},
+    parts::Part,
     state::Driver,
     status::{self, Answer, misuse},
 };
@@ -19,8 +18,8 @@ pub const KERNEL: u32 = 0;
 pub enum Task {
     /// Nothing: a place in the order.
     Empty,
-    /// Runs a kernel.
-    Kernel(Arc<Call>),
+    /// Runs a kernel, or what is one to the driver: a product of matrices.
+    Part(Arc<dyn Part>),
     /// Copies. Both sides are read and written when the node runs, wherever they are.
     Copy {
         /// The destination.
@@ -39,24 +38,16 @@ pub enum Task {
         /// How many.
         bytes: u64,
     },
-    /// A product of matrices: to CUDA, a kernel of cuBLAS.
-    Product(Arc<Product>),
 }
 
 impl Task {
     /// The task of an operation that was put into a stream while that was captured.
     pub fn of(what: &str, work: Work) -> Answer<Self> {
         match work {
-            Work::Launch(call) => Ok(Self::Kernel(call)),
+            Work::Part(part) if part.is_node() => Ok(Self::Part(part)),
             Work::Copy { to, from, bytes } => Ok(Self::Copy { to: (Side::Any, to), from: (Side::Any, from), bytes }),
             Work::Fill { to, pattern, bytes } => Ok(Self::Fill { to, pattern, bytes }),
-            Work::Multiply(product) => Ok(Self::Product(product)),
-            Work::Nothing
-            | Work::Staged { .. }
-            | Work::Collective(_)
-            | Work::Kernel(_)
-            | Work::Host(_)
-            | Work::Record(_) => {
+            Work::Nothing | Work::Staged { .. } | Work::Part(_) | Work::Kernel(_) | Work::Host(_) | Work::Record(_) => {
                 let why = format!(
                     "{what} cannot become a node of a graph here: kernels, fills, copies between GPUs and pinned memory, and products can"
                 );
@@ -68,7 +59,7 @@ impl Task {
     /// Its type, `CUgraphNodeType` in C.
     pub fn kind(&self) -> u32 {
         match self {
-            Self::Kernel(_) | Self::Product(_) => KERNEL,
+            Self::Part(_) => KERNEL,
             Self::Copy { .. } => 1,
             Self::Fill { .. } => 2,
             Self::Empty => 5,
@@ -78,7 +69,7 @@ impl Task {
     /// Its type in words.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Kernel(_) | Self::Product(_) => "kernel node",
+            Self::Part(_) => "kernel node",
             Self::Copy { .. } => "memcpy node",
             Self::Fill { .. } => "memset node",
             Self::Empty => "empty node",
@@ -95,14 +86,13 @@ impl Task {
             Self::Copy { bytes: 0, .. } | Self::Fill { bytes: 0, .. } | Self::Empty => {
                 Ok(Order::new(what, Work::Nothing))
             }
-            Self::Kernel(call) => kernel::order(driver, Arc::clone(call), gpu),
+            Self::Part(part) => Arc::clone(part).order(driver, gpu),
             &Self::Copy { to, from, bytes } => {
                 let bytes = usize::try_from(bytes).map_err(|_| status::INVALID_VALUE)?;
                 let (order, _) = copy::order(driver, gpu, Copy { what, to, from, bytes, waits: false })?;
                 Ok(order)
             }
             &Self::Fill { to, pattern, bytes } => copy::fill_order(driver, gpu, what, to, pattern, bytes),
-            Self::Product(product) => Product::order(driver, Arc::clone(product), gpu),
         }
     }
 }

@@ -23,7 +23,10 @@ const KINDS: [(Side, Side); 5] = [
 ];
 
 /// What a copy of a kind is from, and what to.
-pub(super) fn sides(kind: c_uint) -> Answer<(Side, Side)> {
+///
+/// # Errors
+/// There is no such kind.
+pub fn sides(kind: c_uint) -> Answer<(Side, Side)> {
     let wrong = || misuse(INVALID_DIRECTION, format!("{kind} is no kind of a copy"));
     KINDS.get(kind as usize).copied().ok_or_else(wrong)
 }

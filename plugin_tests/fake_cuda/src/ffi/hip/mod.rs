@@ -4,8 +4,8 @@
 //! - A thread has a device, 0 at first, and no stack of contexts.
 //! - Devices have other numbers for their attributes, and know none but their own.
 //! - A failure is kept for the thread until it asks for its last error.
-//! - Memory comes from `hipMalloc`; mapping by hand and pools are not played.
-//! - Kernels are machine code, which cannot be run here: modules are loaded, and a launch is an error.
+//! - Memory comes from `hipMalloc`; mapping by hand and pools are not there.
+//! - Kernels are machine code; modules, graphs and launches are another crate's.
 
 use std::{
     cell::Cell,
@@ -20,26 +20,18 @@ use crate::{
 };
 
 mod devices;
-mod graphs;
-mod libraries;
-mod memory;
-mod modules;
+pub mod memory;
 mod streams;
-mod unplayed;
 
 pub use devices::*;
-pub use graphs::*;
-pub use libraries::*;
 pub use memory::*;
-pub use modules::*;
 pub use streams::*;
-pub use unplayed::*;
 
 /// `hipErrorInvalidMemcpyDirection`.
-const INVALID_DIRECTION: Status = 21;
+pub const INVALID_DIRECTION: Status = 21;
 
 /// `hipErrorNoBinaryForGpu`: what HIP says where it has no code for a GPU. For this one it never has any.
-const NO_BINARY: Status = 209;
+pub const NO_BINARY: Status = 209;
 
 thread_local! {
     /// The last failure that nobody has asked for.
@@ -86,7 +78,7 @@ fn ready(driver: &mut Driver) -> Answer {
 }
 
 /// The frame of a function of HIP's, which starts with whatever is called first.
-fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Status {
+pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Status {
     let status = state::call_to_hip(name, |driver| {
         device::init(driver, 0)?;
         ready(driver)?;
@@ -99,7 +91,8 @@ fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> Status 
 }
 
 /// Declares functions of HIP's in their frame, and makes a table of them by name.
-macro_rules! functions {
+#[macro_export]
+macro_rules! hip_functions {
     ($($frame:ident $name:ident($($parameter:ident: $ours:ty),*) |$driver:ident| $body:expr;)*) => {
         $(
             #[doc = concat!("HIP's `", stringify!($name), "`.")]
@@ -117,7 +110,7 @@ macro_rules! functions {
         pub(super) const TABLE: &[(&str, *const ())] = &[$((stringify!($name), $name as *const ())),*];
     };
 }
-use functions;
+use hip_functions as functions;
 
 functions! {
     call hipInit(flags: std::ffi::c_uint) |driver| device::init(driver, flags);
@@ -156,8 +149,7 @@ pub extern "C" fn hipGetErrorName(code: Status) -> *const c_char {
 }
 
 /// The functions of this module and of those below it that are declared as HIP declares most.
-pub(super) const TABLES: [&[(&str, *const ())]; 6] =
-    [TABLE, devices::TABLE, graphs::TABLE, memory::TABLE, modules::TABLE, streams::TABLE];
+pub(super) const TABLES: [&[(&str, *const ())]; 4] = [TABLE, devices::TABLE, memory::TABLE, streams::TABLE];
 
 /// The others.
 pub(super) const MORE: &[(&str, *const ())] = &[

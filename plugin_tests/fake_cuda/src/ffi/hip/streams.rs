@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use super::{Out, call, functions};
 use crate::{
     event,
+    graph::capture,
     status::{self, Status, misuse},
     stream,
 };
@@ -16,6 +17,7 @@ use crate::{
 const FENCES: c_uint = 0x4000_0000 | 0x8000_0000 | 0x2000_0000;
 
 functions! {
+    call hipThreadExchangeStreamCaptureMode(mode: Out<c_uint>) |_driver| mode.checked()?.exchange(capture::exchange_mode);
     call hipStreamCreateWithFlags(stream: Out<usize>, flags: c_uint) |driver| {
         stream.checked()?.put(stream::create(driver, flags)?)
     };
