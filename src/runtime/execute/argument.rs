@@ -151,9 +151,12 @@ impl<'a> Argument<'a> {
 }
 
 impl Drop for Argument<'_> {
+    #[inline]
     fn drop(&mut self) {
         // First, because what was donated and is not consumed must not be freed when its use ends.
-        drop(self.finish_donation(false, true));
+        if self.may_be_consumed() {
+            drop(self.finish_donation(false, true));
+        }
         if self.hold == Hold::Read {
             self.buffer.end_use_for(User::Execution);
         }

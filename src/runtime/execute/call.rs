@@ -201,6 +201,7 @@ impl<'a> Call<'a> {
     }
 
     /// Which of the user's arguments the program may consume, in ascending order; `None`: any.
+    #[inline]
     pub fn donated(&self) -> Option<&'a [usize]> {
         match &self.loaded.program.plan.donations {
             Donations::Only(donated) => Some(donated),

@@ -8,6 +8,7 @@ use crate::{
     engine::{EngineEvent, Session, buffers::is_consumed, views},
     runtime::{
         buffer::usage::{Definition, User},
+        device_memory::allocation::Allocation,
         executable::loaded::Origin,
         execute::{
             candidates::Candidate,
@@ -16,7 +17,7 @@ use crate::{
             launch::Launch,
             results::results,
         },
-        in_flight::Resources,
+        in_flight::{Consumed, Resources},
     },
 };
 
@@ -73,13 +74,18 @@ fn finish_donations(device: &mut DeviceLaunch<'_>, session: &Session, candidates
 
 /// Deletes the arguments whose copies were consumed, and makes candidates of the copies' memory.
 #[cold]
-fn finish_copies(device: &mut DeviceLaunch<'_>, candidates: &mut SmallVec<[Candidate; 8]>, resources: &mut Resources) {
+fn finish_copies(
+    device: &mut DeviceLaunch<'_>,
+    candidates: &mut SmallVec<[Candidate; 8]>,
+    consumed_views: &mut Consumed,
+    leftovers: &mut Vec<Allocation>,
+) {
     for copy in device.copies.drain(..) {
         let consumed = copy.destination.view.is_consumed();
-        resources.consumed.push(copy.destination.view.release());
+        consumed_views.push(copy.destination.view.release());
         let Some(allocation) = copy.destination.block.take() else { continue };
         if !consumed {
-            resources.leftovers.push(allocation);
+            leftovers.push(allocation);
             continue;
         }
         candidates.push(Candidate::new(Origin::Argument(copy.argument), allocation));
@@ -99,6 +105,7 @@ fn finish_copies(device: &mut DeviceLaunch<'_>, candidates: &mut SmallVec<[Candi
 ///
 /// # Safety
 /// The engine must have filled in the caller's lists.
+#[inline]
 pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>, context: Option<&Context>) {
     let call = launch.call;
     let loaded = call.loaded;
@@ -108,18 +115,20 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
     // SAFETY: the engine has filled the list in.
     let outputs = unsafe { call.outputs(index) };
     let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
-    let mut resources = Resources { user: User::Execution, ..Resources::default() };
+    let (mut consumed, mut leftovers) = (Consumed::new(), Vec::new());
     let device = &mut launch.devices[index];
     for (number, destination) in device.destinations.drain(..).enumerate() {
-        resources.consumed.push(destination.view.release());
+        consumed.push(destination.view.release());
         if let Some(allocation) = destination.block.take() {
             let candidate = Candidate::new(Origin::Destination(number), allocation);
             candidates.push(Candidate { reused: destination.reused, ..candidate });
         }
     }
-    finish_donations(device, client.session, &mut candidates);
+    if call.donated().is_none_or(|donated| !donated.is_empty()) {
+        finish_donations(device, client.session, &mut candidates);
+    }
     if !device.copies.is_empty() {
-        finish_copies(device, &mut candidates, &mut resources);
+        finish_copies(device, &mut candidates, &mut consumed, &mut leftovers);
     }
     // What the engine put into memory of its own is counted when it is wrapped.
     device.pinned = None;
@@ -137,12 +146,14 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
     let results = unsafe { results(loaded, device, outputs, &mut candidates, writing) };
     match &event {
         Some(event) if writing == Definition::Pending => {
+            leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
+            let user = User::Execution;
+            let mut resources = Resources { user, consumed, leftovers, ..Resources::default() };
             // SAFETY: the caller's handle of the context is alive during the call.
             resources.context = context.map(|context| unsafe { context.share() } as Arc<dyn Any + Send + Sync>);
             resources.scratch = device.scratch.take();
             resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
             resources.results.extend(results.iter().map(Arc::clone));
-            resources.leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
             match behind {
                 // SAFETY: the client is open during the call that executes one of its programs.
                 Some(queue) => unsafe { client.allocator.in_flight.track_behind(queue, engine, resources) },
@@ -154,7 +165,7 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
             }
         }
         _ => {
-            for view in std::mem::take(&mut resources.consumed) {
+            for view in consumed {
                 // SAFETY: the client is open, the view has no other owner, and the program is done, so this does not
                 // block.
                 unsafe { views::destroy(engine, view.0) };
@@ -175,6 +186,7 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
 }
 
 /// Deletes arguments that were donated but only read: the engine frees each when the program has read it.
+#[inline]
 pub fn release(launch: &Launch<'_>) {
     let released = &launch.call.loaded.program.plan.released;
     if released.is_empty() {

@@ -48,8 +48,13 @@ impl DestinationBlock {
     }
 
     /// The block, taken out.
+    #[inline]
     pub fn take(mut self) -> Option<Allocation> {
-        self.allocation.take()
+        let allocation = self.allocation.take();
+        self.previous = None;
+        // Nothing is left to give back, so that the hot path need not look.
+        std::mem::forget(self);
+        allocation
     }
 }
 

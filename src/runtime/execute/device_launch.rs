@@ -152,6 +152,7 @@ impl<'a> DeviceLaunch<'a> {
     ///
     /// # Errors
     /// As [`Self::prepare`].
+    #[inline]
     fn place_destinations(
         &mut self,
         loaded: &Loaded,

@@ -48,6 +48,7 @@ pub struct DonationCopy {
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
 /// as they were.
+#[inline]
 pub fn prepare(
     call: &Call<'_>,
     index: usize,
@@ -55,7 +56,26 @@ pub fn prepare(
     execution: Execution,
     copies: &mut Vec<DonationCopy>,
 ) -> Outcome {
-    let Donations::Only(donated) = &call.loaded.program.plan.donations else { return Ok(()) };
+    match &call.loaded.program.plan.donations {
+        Donations::Only(donated) if !donated.is_empty() => {
+            prepare_each(call, index, device, execution, donated, copies)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As [`prepare`], of a program that donates arguments.
+///
+/// # Errors
+/// As [`prepare`].
+fn prepare_each(
+    call: &Call<'_>,
+    index: usize,
+    device: Option<&Device>,
+    execution: Execution,
+    donated: &[usize],
+    copies: &mut Vec<DonationCopy>,
+) -> Outcome {
     for &argument in donated {
         if argument >= call.arguments(index).len() {
             continue;

@@ -33,6 +33,7 @@ pub struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     /// A launch for which nothing is prepared yet.
+    #[inline]
     pub fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
         Self { call, devices: SmallVec::new(), nested: None, width }
@@ -42,6 +43,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, INVALID_ARGUMENT for an argument that was deleted or donated, or the engine's.
+    #[inline]
     pub fn prepare(&mut self) -> Outcome {
         let call = self.call;
         for index in 0..call.args.num_devices {
@@ -59,6 +61,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     /// As [`DeviceLaunch::acquire`] and [`donation_copy::copy_borrowed`].
+    #[inline]
     pub fn acquire(&mut self) -> Outcome {
         while let Some((index, number)) = self.try_acquire()? {
             self.devices.iter_mut().for_each(|launch| launch.arguments.clear());
@@ -86,6 +89,7 @@ impl<'a> Launch<'a> {
     }
 
     /// As [`Self::acquire`], until an argument has to be copied first; returns its device and number then.
+    #[inline]
     fn try_acquire(&mut self) -> Outcome<Option<(usize, usize)>> {
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let Some(number) = launch.acquire(&self.call, index, self.nested.as_deref_mut())? {
@@ -99,6 +103,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     /// The engine's, or the program's if it calls back; its results are destroyed then.
+    #[inline]
     pub fn start(&mut self) -> Result<Events, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;

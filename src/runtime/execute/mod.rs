@@ -47,6 +47,7 @@ use crate::{
 ///
 /// # Safety
 /// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
+#[inline]
 pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute_Args) -> Outcome {
     let client = &*loaded.client;
     client.allocator.in_flight.reap_in_order(client.session.engine);
