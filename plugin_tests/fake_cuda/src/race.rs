@@ -12,7 +12,7 @@
 //! a query that says that all is done orders what comes next, as does a function of `cuLaunchHostFunc` when it begins.
 //!
 //! Of kernels that are interpreted this is not wholly so. They are noted when they have run, because nobody knows before what
-//! they use, and by lines of 64 bytes (see [`crate::reach`]):
+//! they use, and by lines of 64 bytes (`simulator/gpu`, where kernels run):
 //!
 //! ```text
 //!  calls    kernel on 1 ----- fill on 2, which waits for it ---- copy on 3, which waits for nothing ---- (the kernel has run)

@@ -352,9 +352,7 @@ impl CachedOutput {
         else {
             return self.discard();
         };
-        if let Err(output) = cache.put(destination, self) {
-            output.discard();
-        }
+        cache.put(destination, self);
     }
 
     /// Frees the block and destroys the view. Only in calls of the C API.
@@ -377,11 +375,9 @@ impl CachedOutput {
 
 /// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
-    /// Keeps `output` for the next execution of the program, as its `destination`.
-    ///
-    /// # Errors
-    /// Returns it if there are enough, if there is no next execution, or if a thread waits for memory.
-    fn put(&self, destination: usize, output: CachedOutput) -> std::result::Result<(), CachedOutput>;
+    /// Keeps `output` for the next execution of the program, as its `destination`, or discards it if there are enough, if there is
+    /// no next execution, or if a thread waits for memory.
+    fn put(&self, destination: usize, output: CachedOutput);
 
     /// Notes a buffer whose last use has yet to end, and whose block the next execution may have before that.
     fn offer(&self, destination: usize, buffer: Arc<Buffer>);

@@ -147,22 +147,24 @@ impl Recycle for OutputCache {
         place.push_back(buffer);
     }
 
-    fn put(&self, destination: usize, mut output: CachedOutput) -> std::result::Result<(), CachedOutput> {
-        let Some(place) = self.places.get(destination) else { return Err(output) };
-        let mut place = place.lock();
-        let others = place.len();
-        let large = output.allocation.size().get() > LARGEST as u64;
-        let enough = large || others >= MOST || output.allocation.size().get() * (others as u64 + 1) > MOST_BYTES.get();
-        // Read under the lock: a thread that waits or closes after this clears the list.
-        if enough || self.closed.load(Ordering::Acquire) || self.in_flight.has_waiters() {
-            return Err(output);
+    fn put(&self, destination: usize, mut output: CachedOutput) {
+        if let Some(place) = self.places.get(destination) {
+            let mut place = place.lock();
+            let others = place.len();
+            let bytes = output.allocation.size().get();
+            let enough = bytes > LARGEST as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
+            // Read under the lock: a thread that waits or closes after this clears the list.
+            if !(enough || self.closed.load(Ordering::Acquire) || self.in_flight.has_waiters()) {
+                if others > 0 && !output.retired {
+                    output.allocation.retire();
+                    output.retired = true;
+                }
+                place.push(output);
+                return;
+            }
         }
-        if others > 0 && !output.retired {
-            output.allocation.retire();
-            output.retired = true;
-        }
-        place.push(output);
-        Ok(())
+        // No lock is held while the engine destroys handles.
+        output.discard();
     }
 }
 
