@@ -32,7 +32,7 @@ use crate::{
         device_memory::origins::ORIGINS,
         shape::{Shape, dense_size, element_bytes},
         transfer::{
-            async_slot::{Definition, Reason, Slot},
+            async_slot::{Reason, Slot, WriteTarget},
             host::{destination, is_default_layout},
             specs::{Spec, literal_strides, specs},
         },
@@ -93,6 +93,23 @@ impl Manager {
                 self.slots.len()
             ))
         })
+    }
+
+    /// Has the engine's own manager write; the event of the write.
+    ///
+    /// # Errors
+    /// The engine's.
+    ///
+    /// # Safety
+    /// `call` must satisfy its function's contract, with a live manager of the engine's.
+    unsafe fn write_by_engine<A: Args>(
+        &self,
+        call: A,
+        event: impl FnOnce(&A) -> *mut sys::PJRT_Event,
+    ) -> Outcome<*mut sys::PJRT_Event> {
+        // SAFETY: the struct satisfies the function's contract, as this function asks.
+        let args = unsafe { self.client.session.engine.call(call)? };
+        Ok(event(&args))
     }
 
     /// An event that has happened.
@@ -279,7 +296,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let outcome = match slot.begin(NAME, self.is_last_transfer)? {
-            Definition::Arena(address) => {
+            WriteTarget::Arena(address) => {
                 if len > 0 {
                     // SAFETY: `data` has `len` bytes, as `run` asks; the range lies in the block, which stays until
                     // the write ends. A caller that sends to overlapping ranges at once gets the bytes of either, as
@@ -293,14 +310,9 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             }
             // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
             // caller's, valid until the event.
-            Definition::Engine(inner) => unsafe {
-                manager
-                    .client
-                    .session
-                    .engine
-                    .call(Self { transfer_manager: inner.0, buffer_index: 0, ..*self })
-                    .map(|args| args.done_with_h2d_transfer)
-                    .map_err(Into::into)
+            WriteTarget::Engine(inner) => unsafe {
+                let call = Self { transfer_manager: inner.0, buffer_index: 0, ..*self };
+                manager.write_by_engine(call, |args| args.done_with_h2d_transfer)
             },
         };
         // Also after an error, because the write is over.
@@ -326,7 +338,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
             required(self.data.cast_mut(), NAME, "data")?;
         }
         let outcome = match (slot.begin(NAME, true)?, slot.shape()) {
-            (Definition::Arena(address), Some(shape)) => {
+            (WriteTarget::Arena(address), Some(shape)) => {
                 // SAFETY: the literal has the shape of the array and, where it is not dense, these strides, which reach
                 // every element once; the block holds the dense array and stays until the write ends.
                 unsafe {
@@ -340,17 +352,12 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                 }
                 manager.ready_event()
             }
-            (Definition::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
+            (WriteTarget::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
             // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
             // caller's, valid until the event.
-            (Definition::Engine(inner), _) => unsafe {
-                manager
-                    .client
-                    .session
-                    .engine
-                    .call(Self { transfer_manager: inner.0, buffer_index: 0, ..*self })
-                    .map(|args| args.done_with_h2d_transfer)
-                    .map_err(Into::into)
+            (WriteTarget::Engine(inner), _) => unsafe {
+                let call = Self { transfer_manager: inner.0, buffer_index: 0, ..*self };
+                manager.write_by_engine(call, |args| args.done_with_h2d_transfer)
             },
         };
         let ended = slot.end(&manager.client);

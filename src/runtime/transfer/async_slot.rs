@@ -109,7 +109,7 @@ pub struct Slot {
 
 /// A write that was accepted. It must end with [`Slot::end`].
 #[must_use]
-pub enum Definition {
+pub enum WriteTarget {
     /// To this address.
     Arena(usize),
     /// Through the engine's manager, which has this one array.
@@ -159,7 +159,7 @@ impl Slot {
     ///
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error, as the engine's own manager says it.
-    pub fn begin(&self, function: &str, last: bool) -> Result<Definition> {
+    pub fn begin(&self, function: &str, last: bool) -> Result<WriteTarget> {
         let mut state = self.state.lock();
         self.require_open(&state, function)?;
         if last {
@@ -167,8 +167,8 @@ impl Slot {
         }
         state.copies += 1;
         Ok(match self.place {
-            Place::Arena { address, .. } => Definition::Arena(address),
-            Place::Engine(manager) => Definition::Engine(manager),
+            Place::Arena { address, .. } => WriteTarget::Arena(address),
+            Place::Engine(manager) => WriteTarget::Engine(manager),
         })
     }
 
