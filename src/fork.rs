@@ -1,7 +1,7 @@
 //! Keeps forks and work under locks apart.
 //!
-//! A child after `fork` has only the thread that forked. A lock that another thread holds at that moment is never released in
-//! the child. So work that a background thread does under a lock passes a gate, and forks wait at it.
+//! A child after `fork` has only the thread that forked. A lock that another thread holds at that moment is never
+//! released in the child. So work that a background thread does under a lock passes a gate, and forks wait at it.
 
 use std::{
     sync::{

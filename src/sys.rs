@@ -17,11 +17,12 @@
     clippy::undocumented_unsafe_blocks
 )]
 
-/// A struct of the ABI. `Default` gives one with all bytes zero: no extensions, null pointers, `struct_size` 0 too; so a
-/// call starts with `X { struct_size: X::STRUCT_SIZE, ..X::default() }`.
+/// A struct of the ABI. `Default` gives one with all bytes zero: no extensions, null pointers, `struct_size` 0 too; so
+/// a call starts with `X { struct_size: X::STRUCT_SIZE, ..X::default() }`.
 ///
 /// # Safety
-/// The type is `repr(C)`, as the header declares it, valid when all its bytes are zero, and at least `STRUCT_SIZE` long.
+/// The type is `repr(C)`, as the header declares it, valid when all its bytes are zero, and at least `STRUCT_SIZE`
+/// long.
 pub unsafe trait CStruct: Copy + Default {
     /// The struct's name in C, for messages.
     const NAME: &'static str;

@@ -1,7 +1,7 @@
 //! 100,000 compactions under load, on one device and on four: `cargo bench -p plugin_tests --bench compaction`.
 //!
-//! A number after `--` asks for as many instead, a second one names the seed. It fails on a wrong byte, a deadlock, a leak, or
-//! resident memory that grows; the times are for reading.
+//! A number after `--` asks for as many instead, a second one names the seed. It fails on a wrong byte, a deadlock, a
+//! leak, or resident memory that grows; the times are for reading.
 
 use plugin_tests::stress::{Load, Outcome, run};
 

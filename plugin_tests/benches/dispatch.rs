@@ -1,9 +1,9 @@
 //! What one execution costs on the host: `cargo bench -p plugin_tests --bench dispatch`.
 //!
-//! The same tiny programs run on the bare engine and on pjrt-arena in front of it, in one process, in turn; each line is
-//! the median of the rounds' nanoseconds per execution and the ratio of the two. One execution is what jaxlib does for
-//! one call of a jitted function: create an execute context, execute with completion events, destroy event, context and
-//! the outputs. Numbers are for reading; nothing fails on time. A word after `--` picks the
+//! The same tiny programs run on the bare engine and on pjrt-arena in front of it, in one process, in turn; each line
+//! is the median of the rounds' nanoseconds per execution and the ratio of the two. One execution is what jaxlib does
+//! for one call of a jitted function: create an execute context, execute with completion events, destroy event, context
+//! and the outputs. Numbers are for reading; nothing fails on time. A word after `--` picks the
 //! programs whose line holds it. The bench `instructions` counts instead.
 
 use std::time::Instant;

@@ -1,8 +1,9 @@
-//! What one execution costs in instructions: `make instructions`, or `cargo bench -p plugin_tests --bench instructions`.
+//! What one execution costs in instructions: `make instructions`, or `cargo bench -p plugin_tests --bench
+//! instructions`.
 //!
-//! Counted by `valgrind --tool=callgrind`, so that a busy machine changes nothing. What is pjrt-arena's own repeats to the
-//! instruction where the engine runs a program inline; the engine's share varies with what its threads do while they wait,
-//! and libc's by some percent with how the heap happens to lie. The bench runs itself once under valgrind:
+//! Counted by `valgrind --tool=callgrind`, so that a busy machine changes nothing. What is pjrt-arena's own repeats to
+//! the instruction where the engine runs a program inline; the engine's share varies with what its threads do while
+//! they wait, and libc's by some percent with how the heap happens to lie. The bench runs itself once under valgrind:
 //!
 //! ```text
 //!  for each program, on the bare engine and on pjrt-arena, as jaxlib calls it and waited for:

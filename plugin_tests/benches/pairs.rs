@@ -2,11 +2,11 @@
 //! `cargo bench -p plugin_tests --bench pairs`.
 //!
 //! The program's result is 256 KiB, too large for its block to wait for the next run, so that each execution allocates
-//! one and frees one. While a profiler records, pjrt-arena notes how long each took; the times come from its trace. They
-//! hold one reading of the clock, which is measured too, and is to be taken off each time once and off a pair twice.
-//! A caller that waits for each program sleeps meanwhile, and finds the arena cold in the caches; one that runs ahead, as
-//! a training loop does, finds it as the program and the calls between left it. Numbers are for reading; nothing fails
-//! on time.
+//! one and frees one. While a profiler records, pjrt-arena notes how long each took; the times come from its trace.
+//! They hold one reading of the clock, which is measured too, and is to be taken off each time once and off a pair
+//! twice. A caller that waits for each program sleeps meanwhile, and finds the arena cold in the caches; one that runs
+//! ahead, as a training loop does, finds it as the program and the calls between left it. Numbers are for reading;
+//! nothing fails on time.
 
 use std::{mem::zeroed, slice, time::Instant};
 

@@ -1,8 +1,8 @@
 //! Microseconds to plan a compaction: `cargo bench -p plugin_tests --bench planning`.
 //!
-//! Numbers are for reading; nothing fails on time. Each line is one arena of the host's memory, filled with blocks of random
-//! sizes of which a fourth was freed again, so that about a fifth of what is left are holes; then holes of random
-//! sizes are planned for, and the plans dropped. All with the lock, as a request that failed does it.
+//! Numbers are for reading; nothing fails on time. Each line is one arena of the host's memory, filled with blocks of
+//! random sizes of which a fourth was freed again, so that about a fifth of what is left are holes; then holes of
+//! random sizes are planned for, and the plans dropped. All with the lock, as a request that failed does it.
 
 use std::{hint::black_box, time::Instant};
 

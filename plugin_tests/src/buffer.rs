@@ -60,7 +60,8 @@ pub struct Bf16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Complex(pub f32, pub f32);
-/// A 4-bit integer, one byte on the host. Only the low four bits count: engines leave the high ones zero on the way back.
+/// A 4-bit integer, one byte on the host. Only the low four bits count: engines leave the high ones zero on the way
+/// back.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(transparent)]
 pub struct Int4(pub i8);

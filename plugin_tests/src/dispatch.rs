@@ -60,8 +60,8 @@ impl Lane {
         Self { plugin, loaded, arguments, executable, outputs, _client: client }
     }
 
-    /// One execution, not waited for: create an execute context with user data, execute with a completion event, destroy context, event
-    /// and results.
+    /// One execution, not waited for: create an execute context with user data, execute with a completion event,
+    /// destroy context, event and results.
     ///
     /// # Panics
     /// When the plugin refuses any of it.

@@ -1,4 +1,5 @@
-//! A program that stops where the test wants it: it makes "while the program runs" a fact instead of a guess about time.
+//! A program that stops where the test wants it: it makes "while the program runs" a fact instead of a guess about
+//! time.
 //!
 //! The gate programs call this handler with their data and a ticket. The handler does what the ticket's gate says (wait
 //! until it is opened, run a closure, or fail), then copies the data through.
@@ -110,8 +111,8 @@ pub fn prepare_as(name: &str) {
     ffi::register(plugin(), name, handler).expect("registering the gate");
 }
 
-/// Registers the handler as `pjrt_arena_test_callback`. It says that it was made for a newer XLA FFI than the engine's, so the
-/// library calls it, and knows that what it asks for, a program waits for.
+/// Registers the handler as `pjrt_arena_test_callback`. It says that it was made for a newer XLA FFI than the engine's,
+/// so the library calls it, and knows that what it asks for, a program waits for.
 pub fn prepare_callback() {
     ffi::register(plugin(), "pjrt_arena_test_callback", callback).expect("registering the gate");
 }

@@ -185,7 +185,8 @@ impl Plugin {
         *unsafe { self.library.get::<F>(name.as_bytes()) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// What one of the library's own text functions says, such as `pjrt_arena_counters`; `None` when it is not exported.
+    /// What one of the library's own text functions says, such as `pjrt_arena_counters`; `None` when it is not
+    /// exported.
     pub fn text(&self, name: &str) -> Option<String> {
         // SAFETY: every exported `pjrt_arena_*` function that gives text has this type.
         let tell = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(name.as_bytes()) };
@@ -212,7 +213,8 @@ impl Plugin {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"))
     }
 
-    /// What a text function of the library's writes into `capacity` bytes (NULL for none), and the length that it gives.
+    /// What a text function of the library's writes into `capacity` bytes (NULL for none), and the length that it
+    /// gives.
     pub fn text_into(&self, name: &str, capacity: usize) -> Option<(usize, String)> {
         // SAFETY: as for [`Self::text`].
         let tell = unsafe { self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(name.as_bytes()) };

@@ -73,7 +73,8 @@ programs! {
     iterate,
     /// Four devices, `f32[4096]` split over them: `x + 1` split as well, and the sum on every device.
     sharded,
-    /// `f32[1024], s32[]`: `x + 1` computed behind a [`Gate`](crate::Gate) by the engine's threads, and a product of `x`.
+    /// `f32[1024], s32[]`: `x + 1` computed behind a [`Gate`](crate::Gate) by the engine's threads, and a product of
+    /// `x`.
     gate,
     /// The same with the first argument donated to the first result.
     gate_donate,

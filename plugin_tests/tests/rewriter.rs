@@ -1,6 +1,7 @@
 //! The rewriter over programs as JAX sends them, and over damaged ones.
 //!
-//! `data/artifacts/README.md` says where the programs come from; `data/rewriter_golden.tsv` has what is expected of each.
+//! `data/artifacts/README.md` says where the programs come from; `data/rewriter_golden.tsv` has what is expected of
+//! each.
 
 use std::{
     collections::BTreeMap,

@@ -33,7 +33,8 @@ pub unsafe trait Args: sys::CStruct {
     const SLOT: usize;
 }
 
-/// Bytes of a struct as passed to an engine that is newer than our declarations: more than they know (engine behaviour T30).
+/// Bytes of a struct as passed to an engine that is newer than our declarations: more than they know (engine behaviour
+/// T30).
 pub const fn oversize<A>() -> usize {
     size_of::<Roomy<A>>()
 }

@@ -6,8 +6,9 @@ use crate::{
     sys,
 };
 
-/// A buffer of the engine that we own. It is destroyed when it is dropped, unless its client is gone, which has destroyed it
-/// then. That blocks while a program that was donated the buffer still runs (engine behaviour T3), so it is not dropped under a lock.
+/// A buffer of the engine that we own. It is destroyed when it is dropped, unless its client is gone, which has
+/// destroyed it then. That blocks while a program that was donated the buffer still runs (engine behaviour T3), so it
+/// is not dropped under a lock.
 pub struct EngineBuffer {
     session: &'static Session,
     handle: Raw<sys::PJRT_Buffer>,
@@ -17,8 +18,8 @@ impl EngineBuffer {
     /// Owns `handle`.
     ///
     /// # Safety
-    /// `handle` must be a buffer of the session's engine that lives no longer than the session's client, and nobody else may
-    /// destroy it.
+    /// `handle` must be a buffer of the session's engine that lives no longer than the session's client, and nobody
+    /// else may destroy it.
     pub unsafe fn own(session: &'static Session, handle: *mut sys::PJRT_Buffer) -> Self {
         Self { session, handle: Raw(handle) }
     }
@@ -33,7 +34,7 @@ impl EngineBuffer {
         self.handle.0
     }
 
-    /// Hands the buffer over to whoever will destroy it.
+    /// Hands the buffer over to the caller, who destroys it.
     pub fn release(self) -> Raw<sys::PJRT_Buffer> {
         std::mem::ManuallyDrop::new(self).handle
     }

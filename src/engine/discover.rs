@@ -11,13 +11,14 @@
 //!                                                                                 rocm  jax-rocm7-pjrt, jax-rocm60-pjrt
 //! ```
 //!
-//! Every wheel that is installed is a candidate, each from the first folder that has it. [`crate::engine::choice`] takes one:
-//! for GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package (a library
-//! given to JAX by path) nobody tells the search path; jaxlib's own libraries, mapped into the process, still show the
-//! `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from some shell.
+//! Every wheel that is installed is a candidate, each from the first folder that has it. [`crate::engine::choice`]
+//! takes one: for GPUs the first, for CPUs the one with the newest API that passes a trial. Without our Python package
+//! (a library given to JAX by path) nobody tells the search path; jaxlib's own libraries, mapped into the process,
+//! still show the `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from
+//! some shell.
 //!
-//! `cyxla-pjrt-cpu` has no fixed place: its distribution is known by an entry point of the group `cyxla.plugins`, and its
-//! library is looked up in the module of that entry point, else in the distribution's `RECORD`.
+//! `cyxla-pjrt-cpu` has no fixed place: its distribution is known by an entry point of the group `cyxla.plugins`, and
+//! its library is looked up in the module of that entry point, else in the distribution's `RECORD`.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -362,8 +363,8 @@ fn sorted_entries(folder: &Path) -> Vec<PathBuf> {
     entries
 }
 
-/// Whether `path` is the file of this library, under whatever name. Device and inode are what the dynamic loader goes by:
-/// it would hand back the library that is loaded already, and the arena would load itself.
+/// Whether `path` is the file of this library, under whatever name. Device and inode are what the dynamic loader goes
+/// by: it would hand back the library that is loaded already, and the arena would load itself.
 fn is_ourselves(path: &Path, around: &Surroundings<'_>) -> bool {
     let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     around.own_library.is_some_and(|own| identity(own).is_some() && identity(own) == identity(path))

@@ -7,16 +7,18 @@
 //!                        '--- landing pad: the exception's text <-------'  the unwinder asks `personality`
 //! ```
 //!
-//! XLA is built without exceptions; libraries inside of it are not. cuDNN's front end throws where cuDNN refuses, in the
-//! middle of Execute or Compile. JAX's bindings, which are C++, make a Python error of it, because nothing else lies between.
-//! A panic's `catch_unwind` ends the process when it meets one, so the call into the engine catches it first.
+//! XLA is built without exceptions; libraries inside of it are not. cuDNN's front end throws where cuDNN refuses, in
+//! the middle of Execute or Compile. JAX's bindings, which are C++, make a Python error of it, because nothing else
+//! lies between. A panic's `catch_unwind` ends the process when it meets one, so the call into the engine catches it
+//! first.
 //!
 //! XLA catches what handlers throw. An engine that was linked with a C++ runtime of its own cannot: that runtime does
 //! not know the unwinder which the handler's is on the way with.
 //!
-//! The one function here that needs a handler is written in assembly, because Rust's stable language has none for what is no
-//! panic. Its frame has one call, so its personality (Itanium C++ ABI, "Exception Handling", section 1.6) has nothing to look up:
-//! whatever is thrown lands behind that call. The text comes from libstdc++'s own runtime, if the exception is one of its.
+//! The one function here that needs a handler is written in assembly, because Rust's stable language has none for what
+//! is no panic. Its frame has one call, so its personality (Itanium C++ ABI, "Exception Handling", section 1.6) has
+//! nothing to look up: whatever is thrown lands behind that call. The text comes from libstdc++'s own runtime, if the
+//! exception is one of its.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -112,8 +114,8 @@ unsafe fn pjrt_arena_call(function: Function, args: *mut c_void, _: *mut *mut Ex
 }
 
 unsafe extern "C" {
-    /// Calls `function` with `args` and gives what it returns. If it throws instead, gives NULL and leaves the exception in
-    /// `thrown`.
+    /// Calls `function` with `args` and gives what it returns. If it throws instead, gives NULL and leaves the
+    /// exception in `thrown`.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn pjrt_arena_call(function: Function, args: *mut c_void, thrown: *mut *mut Exception) -> *mut sys::PJRT_Error;
 
@@ -146,8 +148,8 @@ unsafe extern "C" fn personality(
     if actions & SEARCH_PHASE != 0 {
         return HANDLER_FOUND;
     }
-    // SAFETY: the context is the unwinder's, of that frame. Its language-specific data is the landing pad, which finds the
-    // exception in the register for the first result: number 0 on both processors.
+    // SAFETY: the context is the unwinder's, of that frame. Its language-specific data is the landing pad, which finds
+    // the exception in the register for the first result: number 0 on both processors.
     unsafe {
         _Unwind_SetGR(context, 0, exception.addr());
         _Unwind_SetIP(context, _Unwind_GetLanguageSpecificData(context));
@@ -164,7 +166,8 @@ struct Exception {
 
 /// The class of an exception that libstdc++ threw, and did not throw again.
 const LIBSTDCPP: u64 = u64::from_be_bytes(*b"GNUCC++\0");
-/// From libstdc++'s pointer to the type of what was thrown to the `_Unwind_Exception` (`unwind-cxx.h`, `__cxa_exception`).
+/// From libstdc++'s pointer to the type of what was thrown to the `_Unwind_Exception` (`unwind-cxx.h`,
+/// `__cxa_exception`).
 const TYPE_BEFORE: usize = 80;
 /// `std::type_info` and `std::exception`, of which only this is asked (libstdc++ `typeinfo`, `exception`).
 const DO_CATCH: usize = 4;
@@ -231,11 +234,11 @@ impl Runtime {
     }
 }
 
-/// An exception that has landed here, to be ended.
+/// An exception that was caught here, to be ended.
 #[must_use]
-pub struct Landed(*mut Exception);
+pub struct Caught(*mut Exception);
 
-impl Landed {
+impl Caught {
     /// Ends it: INTERNAL with what it says of itself.
     #[cold]
     pub fn end(self) -> Error {
@@ -285,11 +288,11 @@ impl Landed {
 /// # Safety
 /// `args` must be the struct that `function` takes, its contract satisfied.
 #[inline]
-pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJRT_Error, Landed> {
+pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJRT_Error, Caught> {
     let mut thrown = std::ptr::null_mut();
     // SAFETY: the caller's promise; there is a place for an exception.
     let error = unsafe { pjrt_arena_call(function, args, &raw mut thrown) };
-    if thrown.is_null() { Ok(error) } else { Err(Landed(thrown)) }
+    if thrown.is_null() { Ok(error) } else { Err(Caught(thrown)) }
 }
 
 /// Calls a handler of a custom call.
@@ -302,7 +305,7 @@ pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJ
 pub unsafe fn call_handler(
     handler: Handler,
     frame: *mut sys::XLA_FFI_CallFrame,
-) -> Result<*mut sys::XLA_FFI_Error, Landed> {
+) -> Result<*mut sys::XLA_FFI_Error, Caught> {
     // SAFETY: one pointer in, one pointer out, whatever they point to.
     let function = unsafe { std::mem::transmute::<Handler, Function>(handler) };
     // SAFETY: the caller's promise.

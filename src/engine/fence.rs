@@ -6,12 +6,12 @@
 //!  transfers                                               '--> [ one byte ] --> the tail's event
 //! ```
 //!
-//! A run that fails to start says so at once: while the device still does those before it, and the kernels of its own that were
-//! launched before the one that was not. XLA:GPU's allocators need not know when that ends, because memory that comes back
-//! is the next run's, behind it in the same stream. What a transfer is to write, they give in the same order: the transfer
-//! begins when the compute stream has come to where the memory was asked for (XLA `local_device_state.h`,
-//! `kComputeSynchronized`; `pjrt_stream_executor_client.cc`, `WaitForAllocation`). So a byte that the engine puts into
-//! memory of its own is there when all before it is over.
+//! A run that fails to start says so at once: while the device still does those before it, and the kernels of its own
+//! that were launched before the one that was not. XLA:GPU's allocators need not know when that ends, because memory
+//! that comes back is the next run's, behind it in the same stream. What a transfer is to write, they give in the same
+//! order: the transfer begins when the compute stream has come to where the memory was asked for (XLA
+//! `local_device_state.h`, `kComputeSynchronized`; `pjrt_stream_executor_client.cc`, `WaitForAllocation`). So a byte
+//! that the engine puts into memory of its own is there when all before it is over.
 
 use crate::{
     engine::{Engine, EngineError, EngineEvent, Raw, views},

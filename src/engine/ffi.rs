@@ -1,7 +1,7 @@
 //! The engine's XLA FFI: the table of functions that it gives to handlers, which no PJRT function hands out.
 //!
-//! PJRT's own way to register a handler (FFI extension, `register_handler`) takes the execute stage alone, and in engines
-//! of today it drops the error when the handler is refused. The table can do more, and reports:
+//! PJRT's own way to register a handler (FFI extension, `register_handler`) takes the execute stage alone, and in
+//! engines of today it drops the error when the handler is refused. The table can do more, and reports:
 //!
 //! ```text
 //!  register_handler(a probe) --> the engine asks the probe for its version at once --> frame.api: the table
@@ -245,7 +245,7 @@ impl Table {
         Ok(type_id.type_id)
     }
 
-    /// An error of the engine's, for whoever asked for it through XLA FFI; NULL in an engine that cannot make one.
+    /// An error of the engine's, for the handler that asks through XLA FFI; NULL in an engine that cannot make one.
     pub fn error(&self, code: sys::XLA_FFI_Error_Code, message: &str) -> *mut sys::XLA_FFI_Error {
         let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
         let mut args = sys::XLA_FFI_Error_Create_Args {

@@ -17,8 +17,9 @@ pub trait Completion: Send + Sync + 'static {
     /// The engine whose event it is.
     fn engine(&self) -> &'static Engine;
 
-    /// The event has happened, and without an error if it `succeeded`. Called once, on any thread: it must not block, nor destroy
-    /// buffers of the engine (engine behaviour T3: an engine calls back while it still holds what the destruction waits for).
+    /// The event has happened, and without an error if it `succeeded`. Called once, on any thread: it must not block,
+    /// nor destroy buffers of the engine (engine behaviour T3: an engine calls back while it still holds what the
+    /// destruction waits for).
     fn complete(&self, succeeded: bool);
 }
 
@@ -82,8 +83,8 @@ impl EngineEvent {
         unsafe { self.engine.call(sys::PJRT_Event_Await_Args { event: self.event, ..Default::default() }) }.map(drop)
     }
 
-    /// Tells `completion` once the event has happened: now, on this thread, if it has, else later on a thread of the engine.
-    /// The event itself may be destroyed before that.
+    /// Tells `completion` once the event has happened: now, on this thread, if it has, else later on a thread of the
+    /// engine. The event itself may be destroyed before that.
     pub fn notify<T: Completion>(&self, completion: Arc<T>) {
         let share = Arc::into_raw(completion).cast_mut().cast::<c_void>();
         // SAFETY: the event is alive. The engine calls back once, with the share that is given here.
@@ -103,7 +104,7 @@ impl EngineEvent {
         }
     }
 
-    /// Hands the event over to whoever will destroy it.
+    /// Hands the event over to the caller, who destroys it.
     pub fn into_raw(self) -> *mut sys::PJRT_Event {
         std::mem::ManuallyDrop::new(self).event
     }

@@ -63,8 +63,8 @@ pub type Replacement<'a> = (&'a CStr, *const c_void);
 /// Lets the library that `inside` belongs to call other functions than those it imports.
 ///
 /// # Errors
-/// `NOT_FOUND`, with nothing changed, where it does not import one of them; `INTERNAL` where its table cannot be written,
-/// and the functions before it are replaced then.
+/// `NOT_FOUND`, with nothing changed, where it does not import one of them; `INTERNAL` where its table cannot be
+/// written, and the functions before it are replaced then.
 ///
 /// # Safety
 /// `inside` must lie in a library that is never unloaded and whose imports no other thread is resolving. The functions

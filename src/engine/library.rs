@@ -13,7 +13,7 @@ use std::{
 use crate::{
     engine::{
         abi::{Args, Function, fitted, oversize, set_struct_size},
-        exceptions::{self, Landed},
+        exceptions::{self, Caught},
     },
     error::{Code, Error, Result},
     sys::{self, CStruct},
@@ -170,16 +170,16 @@ impl Engine {
         Ok(args)
     }
 
-    /// Calls one of the engine's functions with a struct as long as the engine asks for: of the size that we declare, or
-    /// longer by more than structs grow by when the engine is newer than our declarations (engine behaviour T30). A struct that is
-    /// long enough is not touched.
+    /// Calls one of the engine's functions with a struct as long as the engine asks for: of the size that we declare,
+    /// or longer by more than structs grow by when the engine is newer than our declarations (engine behaviour T30). A
+    /// struct that is long enough is not touched.
     ///
     /// # Errors
     /// The engine's error, or INTERNAL with the C++ exception that it threw.
     ///
     /// # Safety
-    /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs; the fields must
-    /// satisfy its contract.
+    /// `args` must point to a struct of `struct_size` bytes, and `function` be one that takes such structs; the fields
+    /// must satisfy its contract.
     #[inline(always)]
     pub unsafe fn invoke<A: CStruct>(&'static self, args: *mut A, function: Function) -> Result<(), EngineError> {
         let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
@@ -193,10 +193,10 @@ impl Engine {
 
     /// Owns the error that a function returned, or ends the exception that it threw.
     #[cold]
-    fn refused(&'static self, outcome: Result<*mut sys::PJRT_Error, Landed>) -> EngineError {
+    fn refused(&'static self, outcome: Result<*mut sys::PJRT_Error, Caught>) -> EngineError {
         match outcome {
             Ok(error) => EngineError::Engine { engine: self, error },
-            Err(landed) => EngineError::Own(landed.end()),
+            Err(caught) => EngineError::Own(caught.end()),
         }
     }
 }
@@ -271,7 +271,7 @@ impl EngineError {
         }
     }
 
-    /// Hands the error object over to whoever will destroy it.
+    /// Hands the error object over to the caller, who destroys it.
     ///
     /// # Errors
     /// Our own error.

@@ -19,8 +19,8 @@ use crate::{
 
 /// A client of the engine.
 ///
-/// A session is never freed (it has some 50 bytes), because buffers may outlive the client (engine behaviour T22) and each of them asks
-/// whether it is still there.
+/// A session is never freed (it has some 50 bytes), because buffers may outlive the client (engine behaviour T22) and
+/// each of them asks whether it is still there.
 pub struct Session {
     /// The engine behind it.
     pub engine: &'static Engine,
@@ -63,8 +63,9 @@ impl Session {
         self.open.store(false, Ordering::Release);
     }
 
-    /// The engine's client, for one call of the C API. Its callers promise that no client is destroyed while a call with it,
-    /// or with anything that belongs to it, is under way; so what was open when the call began stays so until it returns.
+    /// The engine's client, for one call of the C API. Its callers promise that no client is destroyed while a call
+    /// with it, or with anything that belongs to it, is under way; so what was open when the call began stays so until
+    /// it returns.
     ///
     /// # Errors
     /// FAILED_PRECONDITION once the client is destroyed.
@@ -101,8 +102,8 @@ impl Session {
     /// The engine's.
     ///
     /// # Safety
-    /// The client and the memory must be alive. The block is aligned, holds the array, and is freed only after the view, every
-    /// output that a program wrote into it, and the programs that use them.
+    /// The client and the memory must be alive. The block is aligned, holds the array, and is freed only after the
+    /// view, every output that a program wrote into it, and the programs that use them.
     pub unsafe fn view(
         &self,
         memory: Raw<sys::PJRT_Memory>,
@@ -119,8 +120,8 @@ impl Session {
         }
     }
 
-    /// As [`Self::view`], of a block in `memory` of the GPU `device` that `carrier` was told to bring bytes to: the view is ready
-    /// when they are there.
+    /// As [`Self::view`], of a block in `memory` of the GPU `device` that `carrier` was told to bring bytes to: the
+    /// view is ready when they are there.
     ///
     /// # Errors
     /// The engine's, or the device's.
@@ -136,7 +137,8 @@ impl Session {
     ) -> Outcome<*mut sys::PJRT_Buffer> {
         let place = (self.handle.0, memory.0);
         // Threads that do this at once make each other's views wait for more than they need, and never for less.
-        // SAFETY: the stream is one of the device's own; device, memory and block are as this function asks of its caller.
+        // SAFETY: the stream is one of the device's own; device, memory and block are as this function asks of its
+        // caller.
         unsafe {
             let stream = stream_of(device.0)?;
             carrier.order(stream)?;
@@ -144,8 +146,8 @@ impl Session {
         }
     }
 
-    /// Destroys a view, or another buffer of the engine's; nothing is done once the client is gone. Blocks while a program that
-    /// was donated the buffer still runs (engine behaviour T3).
+    /// Destroys a view, or another buffer of the engine's; nothing is done once the client is gone. Blocks while a
+    /// program that was donated the buffer still runs (engine behaviour T3).
     ///
     /// # Safety
     /// `buffer` must be NULL, or a buffer of this client that nobody uses again.

@@ -50,7 +50,7 @@ pub enum Trial {
 }
 
 /// How long a trial may take; it takes some 25 ms, and longer where the library is read from a slow disk.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The outcome for each file that was tried: engines are looked for more than once while a process starts.
 static TRIED: Mutex<Vec<(Stamp, Trial)>> = Mutex::new(Vec::new());
@@ -90,7 +90,7 @@ fn attempt(path: &Path, body: fn(&Path) -> Result<Spoken>) -> Trial {
     };
     // SAFETY: the child runs `speak` and nothing else. Of other threads it has none; glibc keeps malloc and the loader
     // usable in it, whatever those threads held, and a lock of anybody else's that was held costs no more than
-    // `PATIENCE`.
+    // `TIME_LIMIT`.
     match unsafe { libc::fork() } {
         -1 => Trial::Unknown(format!("no process for a trial: {}", io::Error::last_os_error())),
         0 => speak(&writer, path, body),
@@ -151,7 +151,7 @@ enum Ended {
     Quietly,
     /// By this signal.
     Signal(i32),
-    /// It was still at it after [`PATIENCE`], and was ended.
+    /// It was still at it after [`TIME_LIMIT`], and was ended.
     Late,
 }
 
@@ -175,7 +175,7 @@ fn listen(reader: &OwnedFd, child: libc::pid_t) -> (String, Ended) {
             }
         };
         said.extend_from_slice(&bytes[..usize::try_from(read).unwrap_or(0)]);
-        if ended.is_none() && begun.elapsed() > PATIENCE {
+        if ended.is_none() && begun.elapsed() > TIME_LIMIT {
             // SAFETY: a child of ours that was not reaped yet, so the number is nobody else's.
             unsafe { libc::kill(child, libc::SIGKILL) };
             reaped(child, 0);
@@ -229,7 +229,7 @@ fn outcome(path: &Path, said: &str, ended: Ended) -> Trial {
                 format!("the engine {shown} cannot be used: a trial of it in a process of its own ended {why}");
             Trial::Fails(Error::failed_precondition(message))
         }
-        (_, Ended::Late) => Trial::Unknown(format!("its trial had no end within {} s", PATIENCE.as_secs())),
+        (_, Ended::Late) => Trial::Unknown(format!("its trial had no end within {} s", TIME_LIMIT.as_secs())),
         (_, Ended::Quietly) => Trial::Unknown("its trial ended without a word".to_owned()),
     }
 }

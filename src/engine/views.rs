@@ -11,8 +11,9 @@
 //! silently where it cannot alias: an address not aligned to 64 bytes, a sub-byte element type. So what can be viewed
 //! is found by asking the engine once per client ([`probe`]), not by a list of ours.
 //!
-//! On a GPU, XLA takes an address as it is. It writes a donated view's result in place as well, by its implementation and
-//! not by its contract (XLA `se_gpu_pjrt_client.cc`, PJRT C API 0.112 and 0.114), which is why Execute compares addresses.
+//! On a GPU, XLA takes an address as it is. It writes a donated view's result in place as well, by its implementation
+//! and not by its contract (XLA `se_gpu_pjrt_client.cc`, PJRT C API 0.112 and 0.114), which is why Execute compares
+//! addresses.
 
 use std::{ffi::c_void, ptr};
 
@@ -59,8 +60,8 @@ pub enum ViewKind {
     Device,
 }
 
-/// Told of the end of a view. It says nothing about the programs that use the memory (engine behaviour T4), so nobody listens; but an
-/// engine calls the callback without looking whether there is one.
+/// Told of the end of a view. It says nothing about the programs that use the memory (engine behaviour T4), so nobody
+/// listens; but an engine calls the callback without looking whether there is one.
 unsafe extern "C" fn nobody_listens(_: *mut c_void, _: *mut c_void) {}
 
 /// What an array that is viewed is.
@@ -115,9 +116,9 @@ pub fn with_layout<T>(
     body(if given.is_null() { &raw mut default } else { given })
 }
 
-/// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for this
-/// purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were started
-/// before.
+/// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for
+/// this purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were
+/// started before.
 ///
 /// # Errors
 /// The engine's: NOT_FOUND for a stream that is not one of its own.
@@ -152,7 +153,8 @@ pub unsafe fn view_on_device(
     Ok(args.buffer)
 }
 
-/// Whether the engine looks at memory of the kind of `memory` where it lies, by its address: asked with a view that nothing uses.
+/// Whether the engine looks at memory of the kind of `memory` where it lies, by its address: asked with a view that
+/// nothing uses.
 ///
 /// # Safety
 /// `client` and `memory` must be alive, and `memory` of the host.
@@ -295,7 +297,8 @@ unsafe fn from_host(
     }
 }
 
-/// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (engine behaviour T3).
+/// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (engine behaviour
+/// T3).
 ///
 /// # Safety
 /// `buffer` must be a live buffer of `engine`, and not be used again.
@@ -306,8 +309,8 @@ pub unsafe fn destroy(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
     }
 }
 
-/// Deletes a buffer that a program was donated and that others still have the handle of. Blocks as [`destroy`] does: deleting takes the
-/// memory from whoever has it, and waits for a donation (XLA, `CommonPjRtBuffer::ReleaseBuffer`).
+/// Deletes a buffer that a program was donated and that others still have the handle of. Blocks as [`destroy`] does:
+/// deleting takes the memory from whoever has it, and waits for a donation (XLA, `CommonPjRtBuffer::ReleaseBuffer`).
 ///
 /// # Safety
 /// `buffer` must be a live buffer of `engine`.

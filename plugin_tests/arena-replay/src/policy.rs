@@ -61,15 +61,15 @@ pub(crate) trait Policy {
     /// What it knows a block by.
     type Block: Copy;
 
-    /// Takes `size` bytes, by moving other blocks if need be, which `moved` is told one by one and in order; `None` when
-    /// there is no room.
+    /// Takes `size` bytes, by moving other blocks if need be, which `moved` is told one by one and in order; `None`
+    /// when there is no room.
     fn allocate(&mut self, size: Bytes, moved: &mut impl FnMut(Move)) -> Option<(Self::Block, Address)>;
 
     /// Frees a block that it gave.
     fn free(&mut self, block: Self::Block);
 
-    /// Notes that an outsider holds the block's address until it is freed. Before, it and others may move. Says nothing to
-    /// a policy that never moves.
+    /// Notes that an outsider holds the block's address until it is freed. Before, it and others may move. Says nothing
+    /// to a policy that never moves.
     fn pin(&mut self, _block: Self::Block, _moved: &mut impl FnMut(Move)) {}
 
     /// What it did so far.
@@ -97,7 +97,8 @@ pub(crate) struct ArenaPolicy {
 }
 
 impl ArenaPolicy {
-    /// An arena of `capacity` bytes, rounded down to 256; above 1 TiB to 512, and so on, as the arena's granule doubles.
+    /// An arena of `capacity` bytes, rounded down to 256; above 1 TiB to 512, and so on, as the arena's granule
+    /// doubles.
     ///
     /// # Errors
     /// The arena's, for a capacity that it cannot have.

@@ -98,8 +98,8 @@ pub(crate) fn min_capacity<P: Policy>(
 
 /// Nanoseconds per operation (taking or freeing one block), the median of several rounds; `None` for an empty trace.
 ///
-/// Blocks are not pinned, nothing is checked, and no clock is read between operations. The trace's own steps, which find
-/// the next event and remember the block, are part of the time.
+/// Blocks are not pinned, nothing is checked, and no clock is read between operations. The trace's own steps, which
+/// find the next event and remember the block, are part of the time.
 pub(crate) fn ns_per_op<P: Policy>(trace: &Trace, policy: &mut P) -> Option<f64> {
     let mut held = vec![None; trace.blocks];
     let operations = pass(trace, policy, &mut held);

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 /// The number by which a stream, or the host, is known to clocks. Never used twice.
 pub type Line = u64;
 
-/// All host threads. What one of them has seen, another one may have been told: the driver cannot know, so they count as
-/// one, and no order that the program made by locks or channels is missed.
+/// All host threads. What one of them has seen, another one may have been told: the driver cannot know, so they count
+/// as one, and no order that the program made by locks or channels is missed.
 pub const HOST: Line = 0;
 
 /// One operation: the `number`th of its line, from 1.
@@ -63,8 +63,8 @@ impl Clock {
     }
 }
 
-/// What came before points that clocks have seen too early to know it: a collective that one rank has called comes after
-/// operations of ranks that have yet to call.
+/// What came before points that clocks have seen too early to know it: a collective that one rank has called comes
+/// after operations of ranks that have yet to call.
 ///
 /// ```text
 ///  rank 0's stream   collective{9: 1} --- copy{9: 1}                the copy comes after rank 1's kernel: this is known when
@@ -73,8 +73,8 @@ impl Clock {
 #[derive(Debug, Default)]
 pub struct DeferredClocks(BTreeMap<Line, BTreeMap<u64, Clock>>);
 
-/// How many clocks a line keeps. What has seen an older point counts as having seen the oldest of them, which hides a race
-/// at most.
+/// How many clocks a line keeps. What has seen an older point counts as having seen the oldest of them, which hides a
+/// race at most.
 const KEPT: usize = 64;
 
 impl DeferredClocks {

@@ -213,7 +213,8 @@ fn exit_by_violations() {
         };
         if violations > 0 {
             eprintln!("fake_cuda: {violations} violations");
-            // SAFETY: these may be called in a handler of `atexit`; `_exit` is the way to end with another status there.
+            // SAFETY: these may be called in a handler of `atexit`; `_exit` is the way to end with another status
+            // there.
             unsafe {
                 libc::fflush(std::ptr::null_mut());
                 libc::_exit(EXIT);

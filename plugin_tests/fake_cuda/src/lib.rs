@@ -1,5 +1,5 @@
-//! Simulates NVIDIA's driver on a machine without a GPU: the functions of `libcuda.so.1` over host memory and threads; and, on
-//! the same GPUs, AMD's: `libamdhip64.so`.
+//! Simulates NVIDIA's driver on a machine without a GPU: the functions of `libcuda.so.1` over host memory and threads;
+//! and, on the same GPUs, AMD's: `libamdhip64.so`.
 //!
 //! ```text
 //!   pjrt-arena              the simulated engine          the test itself
@@ -20,13 +20,15 @@
 //! ```
 //!
 //! A program that opens this library in place of the driver and uses it wrongly gets the error that CUDA documents, and
-//! what it did is counted as a violation and told in a sentence. What CUDA would let pass, and what goes wrong there only
-//! sometimes, is found as well: operations on the same bytes that nothing orders, memory that is taken away in use.
+//! what it did is counted as a violation and told in a sentence. What CUDA would let pass, and what goes wrong there
+//! only sometimes, is found as well: operations on the same bytes that nothing orders, memory that is taken away in
+//! use.
 //!
 //! What differs from a GPU:
 //! - Physical memory is as large as it is told to be and zero at first.
 //! - A kernel is a function of the program, which says what it uses.
-//! - The nodes of a graph run one after another. Nodes with conditions, for memory and for functions of the host are not known.
+//! - The nodes of a graph run one after another. Nodes with conditions, for memory and for functions of the host are
+//!   not known.
 //! - There are no arrays, textures, managed memory, contexts but the primary ones, or handles for other processes.
 
 pub mod clock;

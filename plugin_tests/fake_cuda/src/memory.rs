@@ -224,7 +224,8 @@ impl State {
         }
     }
 
-    /// Whether what runs now uses addresses of a range. Their pages must stay: what a GPU would survive, a host does not.
+    /// Whether what runs now uses addresses of a range. Their pages must stay: what a GPU would survive, a host does
+    /// not.
     pub fn is_in_use(&self, range: &Range<u64>) -> bool {
         self.streams.values().any(|stream| stream.running.iter().any(|other| overlap(other, range)))
     }
@@ -304,8 +305,8 @@ pub fn allocate(driver: &mut Driver, bytes: u64) -> Answer<u64> {
     Ok(start)
 }
 
-/// `cuMemFree`: waits for all work of the GPU first, as the driver is known to. A pool's memory it frees without waiting, as
-/// CUDA documents.
+/// `cuMemFree`: waits for all work of the GPU first, as the driver is known to. A pool's memory it frees without
+/// waiting, as CUDA documents.
 pub fn free(driver: &mut Driver, address: u64) -> Answer {
     driver.working()?;
     let unknown = || misuse(status::INVALID_VALUE, format!("{address:#x} is no allocation, or was freed before"));

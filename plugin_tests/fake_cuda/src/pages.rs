@@ -6,8 +6,8 @@
 //!  file        ...........| 2 MiB |.......v.........   one a GPU, sparse: an allocation is a range of it
 //! ```
 //!
-//! A physical allocation of the VMM functions is a range of a file in memory, so that its contents are there wherever it
-//! is mapped, also twice. Fresh memory is zero and takes no pages before it is touched.
+//! A physical allocation of the VMM functions is a range of a file in memory, so that its contents are there wherever
+//! it is mapped, also twice. Fresh memory is zero and takes no pages before it is touched.
 
 use std::{ffi::c_void, io, os::fd::OwnedFd, ptr};
 

@@ -56,8 +56,9 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
 fn compute(work: Work, before: Clock) {
     match work {
         Work::Nothing | Work::Record(_) | Work::Part(_) => {}
-        // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their pages
-        // until this returns. What the program itself owns it promised to keep. They do not overlap, or it was refused.
+        // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their
+        // pages until this returns. What the program itself owns it promised to keep. They do not overlap, or it was
+        // refused.
         Work::Copy { to, from, bytes } => unsafe { ptr::copy(pointer(from).cast_const(), pointer(to), bytes as usize) },
         // SAFETY: as above; the source is ours.
         Work::Staged { to, from } => unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) },
@@ -88,13 +89,15 @@ fn pointer(address: u64) -> *mut u8 {
 /// Copies the program's memory at a call, or a GPU's for an operation that reads it.
 pub fn stage(from: u64, bytes: u64) -> Vec<u8> {
     let mut staged = vec![0; bytes as usize];
-    // SAFETY: the caller of the copy promised that so many bytes lie there, or the operation that reads them uses the range.
+    // SAFETY: the caller of the copy promised that so many bytes lie there, or the operation that reads them uses the
+    // range.
     unsafe { ptr::copy_nonoverlapping(pointer(from).cast_const(), staged.as_mut_ptr(), staged.len()) };
     staged
 }
 
 /// Writes the result of an operation.
 pub fn put(to: u64, bytes: &[u8]) {
-    // SAFETY: the operation that writes it uses the range: it is there, and `running` keeps its pages. The source is ours.
+    // SAFETY: the operation that writes it uses the range: it is there, and `running` keeps its pages. The source is
+    // ours.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(to), bytes.len()) };
 }

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! What is wholly free goes back to the GPU when the host waits for something and more than the release threshold is
-//! reserved, and by a trim: but only what was freed in a stream that the host has synchronised since. A function of the host in the
-//! stream, or a stream that came after it, says nothing to a pool: NVIDIA promises no more for `cuMemPoolTrimTo` ("completion ...
-//! observed on the host, e.g. by a synchronize", and it was measured for pytorch/executorch pull request 22312). The driver may know earlier, by luck;
-//! this one depends on the order of calls alone. Its segments are larger.
+//! reserved, and by a trim: but only what was freed in a stream that the host has synchronised since. A function of the
+//! host in the stream, or a stream that came after it, says nothing to a pool: NVIDIA promises no more for
+//! `cuMemPoolTrimTo` ("completion ... observed on the host, e.g. by a synchronize", and it was measured for
+//! pytorch/executorch pull request 22312). The driver may know earlier, by luck; this one depends on the order of calls
+//! alone. Its segments are larger.
 
 use std::collections::BTreeMap;
 

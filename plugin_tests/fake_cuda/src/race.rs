@@ -6,13 +6,14 @@
 //! ```
 //!
 //! Bytes are known by the physical memory that they lie in, so that two addresses of the same memory are seen to be the
-//! same. Whether one operation comes after another one is a question to vector clocks, answered when the later one is put
-//! into its stream. So a finding depends on the order of the calls alone: what is not ordered is found also where it went
-//! well, and each time. Two things may hide one, and none invents one: the host is one line (see [`crate::clock::HOST`]), and
-//! a query that says that all is done orders what comes next, as does a function of `cuLaunchHostFunc` when it begins.
+//! same. Whether one operation comes after another one is a question to vector clocks, answered when the later one is
+//! put into its stream. So a finding depends on the order of the calls alone: what is not ordered is found also where
+//! it went well, and each time. Two things may hide one, and none invents one: the host is one line (see
+//! [`crate::clock::HOST`]), and a query that says that all is done orders what comes next, as does a function of
+//! `cuLaunchHostFunc` when it begins.
 //!
-//! Of kernels that are interpreted this is not wholly so. They are noted when they have run, because nobody knows before what
-//! they use, and by lines of 64 bytes (`simulator/gpu`, where kernels run):
+//! Of kernels that are interpreted this is not wholly so. They are noted when they have run, because nobody knows
+//! before what they use, and by lines of 64 bytes (`simulator/gpu`, where kernels run):
 //!
 //! ```text
 //!  calls    kernel on 1 ----- fill on 2, which waits for it ---- copy on 3, which waits for nothing ---- (the kernel has run)
@@ -21,10 +22,11 @@
 //!                                                                                                        with the copy
 //! ```
 //!
-//! Their clocks are those of their launches, and two operations are ordered if either has seen the other; so what streams and
-//! events order is never found, whenever the kernel ran. But that matters in two ways. What was noted before it and then
-//! written over by an operation that comes after it is not compared with it: a race of the two is hidden. And memory that is
-//! taken away before its use is noted is told otherwise: the kernel finds nothing there, or ends and its memory is gone.
+//! Their clocks are those of their launches, and two operations are ordered if either has seen the other; so what
+//! streams and events order is never found, whenever the kernel ran. But that matters in two ways. What was noted
+//! before it and then written over by an operation that comes after it is not compared with it: a race of the two is
+//! hidden. And memory that is taken away before its use is noted is told otherwise: the kernel finds nothing there, or
+//! ends and its memory is gone.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -62,8 +64,8 @@ struct Use {
 }
 
 impl Use {
-    /// Whether one of the two comes after the other. A kernel is noted when it runs: what was put into streams after it may
-    /// be here before.
+    /// Whether one of the two comes after the other. A kernel is noted when it runs: what was put into streams after it
+    /// may be here before.
     fn is_ordered(&self, point: Point, clock: &Clock, deferred: &DeferredClocks) -> bool {
         deferred.has_seen(clock, self.point) || deferred.has_seen(&self.clock, point)
     }
@@ -124,8 +126,9 @@ impl Races {
                 if let Some(other) = part.write.as_ref().filter(|other| !other.is_ordered(point, clock, deferred)) {
                     note(&mut found, other.clone(), true, range.clone());
                 }
-                // The later write stays, with what has read it since. Who comes after that write comes after this operation
-                // too; who comes after this operation alone may still race with that write, which must not be forgotten.
+                // The later write stays, with what has read it since. Who comes after that write comes after this
+                // operation too; who comes after this operation alone may still race with that write, which must not be
+                // forgotten.
                 let late = part.write.as_ref().is_some_and(|other| other.is_after(point, clock, deferred));
                 if write {
                     for other in part.reads.iter().filter(|other| !other.is_ordered(point, clock, deferred)) {
@@ -170,7 +173,8 @@ impl Races {
         found.into_values().map(sentence).collect()
     }
 
-    /// A sentence for each operation that uses memory by addresses that go away, and that `host` has not seen the end of.
+    /// A sentence for each operation that uses memory by addresses that go away, and that `host` has not seen the end
+    /// of.
     pub fn retire(&self, host: &Clock, space: u64, gone: &Range<u64>, how: &str) -> Vec<String> {
         let mut found = BTreeMap::new();
         for (&at, part) in self.spaces.get(&space).into_iter().flatten() {

@@ -104,8 +104,8 @@ thread_local! {
     static BEFORE_KERNEL: Cell<Option<Clock>> = const { Cell::new(None) };
 }
 
-/// Runs `function` as a kernel that comes after what `before` has seen. If it calls the driver, the host has seen that too:
-/// such a kernel stands for a program that works on the host as well.
+/// Runs `function` as a kernel that comes after what `before` has seen. If it calls the driver, the host has seen that
+/// too: such a kernel stands for a program that works on the host as well.
 pub fn as_kernel(before: Clock, function: impl FnOnce()) {
     BEFORE_KERNEL.with(|cell| cell.set(Some(before)));
     function();

@@ -75,7 +75,8 @@ fn no_flags(flags: u64) -> Answer {
     if flags == 0 { Ok(()) } else { Err(misuse(status::INVALID_VALUE, format!("flags are {flags:#x}, not 0"))) }
 }
 
-/// The GPU on which an allocation of these properties lies. Handles for a fabric are refused, as on machines without one.
+/// The GPU on which an allocation of these properties lies. Handles for a fabric are refused, as on machines without
+/// one.
 ///
 /// # Errors
 /// INVALID_VALUE, INVALID_DEVICE or NOT_SUPPORTED.

@@ -1,5 +1,6 @@
-//! What XLA's autotuner does while it compiles: kernels are tried out on arrays of its own, from the pool that programs' scratch comes
-//! from. Where there is no memory for these, the program does not compile (`config_runner.cc`, `ProfileAll`).
+//! What XLA's autotuner does while it compiles: kernels are tried out on arrays of its own, from the pool that
+//! programs' scratch comes from. Where there is no memory for these, the program does not compile (`config_runner.cc`,
+//! `ProfileAll`).
 
 use std::env;
 

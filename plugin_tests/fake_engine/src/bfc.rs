@@ -1,7 +1,7 @@
 //! XLA's `bfc` allocator: one region of the GPU's memory that nothing leaves, divided by best fit.
 //!
-//! What is freed may be given out again at once: users take and free in the order of the compute stream, and whoever used memory
-//! on another stream lets the compute stream wait for that first.
+//! What is freed may be given out again at once: users take and free in the order of the compute stream, and whoever
+//! used memory on another stream lets the compute stream wait for that first.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -164,7 +164,8 @@ impl Client {
         self.devices.iter().position(|device| device.handle.0 == handle)
     }
 
-    /// `all` are all processes' devices with their descriptions and processes, in the order of their numbers in the job.
+    /// `all` are all processes' devices with their descriptions and processes, in the order of their numbers in the
+    /// job.
     fn register(self: Arc<Self>, all: &[Everywhere]) {
         let mut registry = REGISTRY.write();
         let client = key(self.handle.0);

@@ -333,8 +333,8 @@ impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
             launches.push(unsafe { Launch::prepare(&loaded, device, replica, list(arguments, self.num_args), &kept)? });
         }
 
-        // 2. From here on nothing fails but results. Kernels of several devices wait for each other, so such launches are
-        // in one order on all devices.
+        // 2. From here on nothing fails but results. Kernels of several devices wait for each other, so such launches
+        // are in one order on all devices.
         let guard: Option<MutexGuard<'_, ()>> = (devices.len() > 1).then(|| client.launches.lock());
         let (mut started, mut lanes, mut failure) = (Vec::new(), Vec::new(), Ok(()));
         for launch in launches {

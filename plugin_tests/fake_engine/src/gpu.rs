@@ -53,7 +53,8 @@ pub enum Message {
     Watch(Weak<Gpu>),
 }
 
-/// How long an allocation of `bfc` waits for what another one frees, as in XLA (`bfc_allocator.cc`, `kMaxMillisToWait`).
+/// How long an allocation of `bfc` waits for what another one frees, as in XLA (`bfc_allocator.cc`,
+/// `kMaxMillisToWait`).
 const RETRY: Duration = Duration::from_secs(10);
 
 /// How long nothing may happen before the GPUs are looked after.
@@ -295,7 +296,8 @@ impl Gpu {
         if let Store::Region(region) = &self.store {
             region.free(address);
         } else if address != 0 {
-            // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said why.
+            // SAFETY: the memory is the pool's, and nothing of ours names it any more. A driver that refuses has said
+            // why.
             unsafe { (self.driver.cuMemFreeAsync)(address, self.compute) };
         }
     }
@@ -472,8 +474,8 @@ impl Gpu {
 
     /// Has an errand run once the callback stream has come to here.
     ///
-    /// By a kernel that uses nothing: a function of `cuLaunchHostFunc` counts for the driver as the host seeing all that
-    /// came before, and would hide what a caller forgets to wait for.
+    /// By a kernel that uses nothing: a function of `cuLaunchHostFunc` counts for the driver as the host seeing all
+    /// that came before, and would hide what a caller forgets to wait for.
     fn after_callback(&self, errand: Errand) -> Result {
         let errands = self.errands.clone();
         self.kernel(self.callback, &[], &[], move || {

@@ -1,4 +1,5 @@
-//! A CUDA engine without a GPU: a PJRT plugin that plays XLA's CUDA plugin, or its ROCm plugin, for tests of what lies on top of it.
+//! A CUDA engine without a GPU: a PJRT plugin that plays XLA's CUDA plugin, or its ROCm plugin, for tests of what lies
+//! on top of it.
 //!
 //! ```text
 //!  the library under test, or JAX itself
@@ -18,9 +19,9 @@
 //!  compiles and computes              device memory (of the host), streams (threads), a race detector
 //! ```
 //!
-//! Everything happens in streams of the driver, as on a GPU: Execute returns before the program runs, memory is freed in
-//! the order of the compute stream, and whoever forgets to wait reads bytes that are not there yet, which the driver's
-//! race detector sees.
+//! Everything happens in streams of the driver, as on a GPU: Execute returns before the program runs, memory is freed
+//! in the order of the compute stream, and whoever forgets to wait reads bytes that are not there yet, which the
+//! driver's race detector sees.
 //!
 //! | variable | what it says |
 //! |---|---|
@@ -33,21 +34,23 @@
 //! | `FAKE_ENGINE_SILENT` | set, no array's dimensions are told |
 //! | `FAKE_ENGINE_ERA` | whose ways are played: `114` (XLA of PJRT C API 0.114, the default) or `112` |
 //!
-//! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to do,
-//! in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still runs.
+//! The two differ in views: in the old version one without a stream is ready after all that the compute stream has to
+//! do, in the new one at once; and in the old one an outsider is told at once when the last handle goes, whatever still
+//! runs.
 //!
-//! Memory of the kind `pinned_host` is the host's in both: views of it are taken as they are, and a program that was donated one
-//! writes into it. XLA:CPU knows no kinds of memory in programs, so a variable says which results lie there; that an argument lies
-//! where the program expects it is not checked.
+//! Memory of the kind `pinned_host` is the host's in both: views of it are taken as they are, and a program that was
+//! donated one writes into it. XLA:CPU knows no kinds of memory in programs, so a variable says which results lie
+//! there; that an argument lies where the program expects it is not checked.
 //!
-//! As ROCm's plugin it drives the same GPUs by the same functions of the driver's: what a caller sees of them, handles of streams and
-//! addresses, is one thing under both vendors' names.
+//! As ROCm's plugin it drives the same GPUs by the same functions of the driver's: what a caller sees of them, handles
+//! of streams and addresses, is one thing under both vendors' names.
 //!
-//! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the driver's pool.
+//! The option `allocator=bfc` gives arrays and scratch a region of fixed size; with every other one they come from the
+//! driver's pool.
 //!
-//! In a job of several processes each one learns of the others' GPUs through the caller's store of keys and values. They are
-//! there to be seen, with their numbers and processes; programs that run on them too, and so all collectives between processes, are
-//! refused.
+//! In a job of several processes each one learns of the others' GPUs through the caller's store of keys and values.
+//! They are there to be seen, with their numbers and processes; programs that run on them too, and so all collectives
+//! between processes, are refused.
 //!
 //! What is not played: send and receive callbacks, layouts with tiles.
 

@@ -110,8 +110,8 @@ impl Milestone {
         milestone
     }
 
-    /// Says how the work turned out; called by the work itself, before it counts as finished. Where it was given up before,
-    /// that is how it ended.
+    /// Says how the work turned out; called by the work itself, before it counts as finished. Where it was given up
+    /// before, that is how it ended.
     pub fn ran(&self, outcome: Result) {
         let mut state = self.state.lock();
         if !state.finished {

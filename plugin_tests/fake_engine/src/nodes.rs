@@ -1,5 +1,5 @@
-//! Jobs of several processes: who has how many GPUs, told and asked through the caller's store of keys and values, as XLA does
-//! (`ExchangeTopologies` in `topology_util.cc`).
+//! Jobs of several processes: who has how many GPUs, told and asked through the caller's store of keys and values, as
+//! XLA does (`ExchangeTopologies` in `topology_util.cc`).
 //!
 //! ```text
 //!  node 0     put local/0    get local/0 .. local/n-1    put global    get global
@@ -17,7 +17,8 @@ use crate::{
     sys::{self, CStruct},
 };
 
-/// How long a node waits for the others' GPUs, and for what the first makes of them, as in XLA (`se_gpu_pjrt_client.h`).
+/// How long a node waits for the others' GPUs, and for what the first makes of them, as in XLA
+/// (`se_gpu_pjrt_client.h`).
 const LOCAL_TIMEOUT_MS: c_int = 120_000;
 const GLOBAL_TIMEOUT_MS: c_int = 300_000;
 

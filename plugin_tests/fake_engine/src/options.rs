@@ -88,8 +88,8 @@ impl Options {
     /// Reads the caller's.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for an option that is unknown or of another type, in XLA's words; UNIMPLEMENTED for an allocator
-    /// that is unknown.
+    /// INVALID_ARGUMENT for an option that is unknown or of another type, in XLA's words; UNIMPLEMENTED for an
+    /// allocator that is unknown.
     ///
     /// # Safety
     /// The list and what it names must be valid.
@@ -145,8 +145,9 @@ impl Options {
         if self.preallocate { self.share(memory) } else { 0 }
     }
 
-    /// Bytes of a GPU that `bfc` divides, which stands for every allocator of ROCm's, rounded up to 2 MiB as XLA does (`gpu_helpers.cc`); `None` with another allocator. They
-    /// are taken at once even without `preallocate`, where XLA would take them as they are needed.
+    /// Bytes of a GPU that `bfc` divides, which stands for every allocator of ROCm's, rounded up to 2 MiB as XLA does
+    /// (`gpu_helpers.cc`); `None` with another allocator. They are taken at once even without `preallocate`, where XLA
+    /// would take them as they are needed.
     pub fn region(&self, memory: u64) -> Option<u64> {
         (self.allocator == "bfc" || !platform().pools).then(|| self.share(memory).next_multiple_of(2 << 20))
     }

@@ -243,8 +243,8 @@ impl Loaded {
 /// Names the results that lie in `pinned_host`.
 const PINNED_RESULTS: &str = "FAKE_ENGINE_PINNED_RESULTS";
 
-/// The results of a program that the environment says lie in `pinned_host`: `NAME:NUMBER`, with commas between. XLA:GPU has that
-/// from `mhlo.memory_kind`, which XLA:CPU leaves out when it compiles.
+/// The results of a program that the environment says lie in `pinned_host`: `NAME:NUMBER`, with commas between. XLA:GPU
+/// has that from `mhlo.memory_kind`, which XLA:CPU leaves out when it compiles.
 fn pinned_results(program: &str) -> Vec<usize> {
     let said = env::var(PINNED_RESULTS).unwrap_or_default();
     let those = said.split(',').filter_map(|result| result.split_once(':')).filter(|(name, _)| *name == program);

@@ -111,8 +111,8 @@ impl Shape {
         (!self.is_row_major()).then(|| self.reordered(host, None, Some(&self.minor_to_major)))
     }
 
-    /// The dense array of the host, with its dimensions in `order` if one is given, of bytes on the device; `None` if they
-    /// are the same.
+    /// The dense array of the host, with its dimensions in `order` if one is given, of bytes on the device; `None` if
+    /// they are the same.
     pub fn to_host(&self, device: &[u8], order: Option<&[i64]>) -> Option<Vec<u8>> {
         if self.is_packed() {
             let host = self.unpack(device);

@@ -17,8 +17,8 @@ impl Tree {
     /// What `path`, written in `module`, stands for. Nothing for a path into another crate and for a local name. A name
     /// can stand for two things, a module and a function, so that there can be more than one answer.
     ///
-    /// A re-export is followed to the module that defines the name. A path that goes on behind an item, `Enum::Variant`,
-    /// stands for that item.
+    /// A re-export is followed to the module that defines the name. A path that goes on behind an item,
+    /// `Enum::Variant`, stands for that item.
     #[must_use]
     pub fn resolve(&self, module: usize, path: &[String]) -> Vec<Target> {
         self.walk(module, path, &mut BTreeSet::new())
@@ -111,8 +111,8 @@ impl Tree {
         (!found.is_empty()).then_some(found)
     }
 
-    /// The module that defines the macro `name`, seen from `module`: a macro that is called by its name alone is defined
-    /// there or in a module around, or else it is imported, which is an arrow already.
+    /// The module that defines the macro `name`, seen from `module`: a macro that is called by its name alone is
+    /// defined there or in a module around, or else it is imported, which is an arrow already.
     #[must_use]
     pub fn resolve_macro(&self, module: usize, name: &str) -> Option<Target> {
         let mut at = Some(module);

@@ -1,5 +1,5 @@
-//! Forced compactions under load: threads that make, check, run, lend and destroy arrays in a device memory that is nearly
-//! full, so that most allocations have to move somebody else's arrays first.
+//! Forced compactions under load: threads that make, check, run, lend and destroy arrays in a device memory that is
+//! nearly full, so that most allocations have to move somebody else's arrays first.
 //!
 //! ```text
 //!  thread 0 .. n   own arrays: each filled by its seed, each checked element by element whenever it is read
@@ -95,8 +95,8 @@ impl Outcome {
 /// Does `load`, and asserts that every byte was right and nothing is left at the end.
 ///
 /// # Panics
-/// On a wrong byte, an unexpected error, a leak, or when nothing happens for [`HANG`] (it ends the process then, because
-/// its threads cannot be ended).
+/// On a wrong byte, an unexpected error, a leak, or when nothing happens for [`HANG`] (it ends the process then,
+/// because its threads cannot be ended).
 pub fn run(load: Load) -> Outcome {
     let start = Instant::now();
     let site = Arc::new(Site::new(load));

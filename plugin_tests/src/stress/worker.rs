@@ -93,7 +93,8 @@ impl<'a> Worker<'a> {
         (!self.items.is_empty()).then(|| self.random.usize(0..self.items.len()))
     }
 
-    /// What was allocated; `None` if that was refused. Then an array of our own goes, so that the next does not fail too.
+    /// What was allocated; `None` if that was refused. Then an array of our own goes, so that the next does not fail
+    /// too.
     fn granted<T>(&mut self, outcome: Result<T>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),

@@ -1,4 +1,5 @@
-//! Arguments for programs whose meaning is not known here: seeded values that are finite, small, and in range as indices.
+//! Arguments for programs whose meaning is not known here: seeded values that are finite, small, and in range as
+//! indices.
 //!
 //! ```text
 //!   pred           0 or 1
@@ -7,8 +8,8 @@
 //!   complex        two floats
 //! ```
 //!
-//! Floats are put together from their fields, so that all the small formats come from one rule, without rounding. Few are
-//! negative, because a square root or a logarithm of one gives a NaN, and NaNs hide what went into them.
+//! Floats are put together from their fields, so that all the small formats come from one rule, without rounding. Few
+//! are negative, because a square root or a logarithm of one gives a NaN, and NaNs hide what went into them.
 
 use fastrand::Rng;
 use pjrt_arena::program::ElementType as Artifact;

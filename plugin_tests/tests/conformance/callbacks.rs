@@ -1,7 +1,7 @@
 //! Programs that call back into Python are done when Execute returns, and their error is Execute's.
 //!
-//! The gate stands in for Python. What makes a program one of these is the name of a custom call, which here is the name
-//! of the module; a large argument has the engine run it on a thread of its own.
+//! The gate stands in for Python. What makes a program one of these is the name of a custom call, which here is the
+//! name of the module; a large argument has the engine run it on a thread of its own.
 
 use std::{sync::Arc, thread, time::Duration};
 

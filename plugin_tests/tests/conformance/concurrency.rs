@@ -85,7 +85,8 @@ fn c23_programs_compile_while_others_run() {
 
 #[test]
 fn t08_a_handler_may_use_the_client_that_runs_it() {
-    // Python callbacks put arrays, read them and run other programs from inside of a run, on the caller's thread or another.
+    // Python callbacks put arrays, read them and run other programs from inside of a run, on the caller's thread or
+    // another.
     let client = Arc::new(Client::one());
     let add_one = Arc::new(client.compile(&Program::add_one()).unwrap());
     for program in [Program::gate(), Program::gate_inline()] {

@@ -1,4 +1,5 @@
-//! The thread that gives idle memory back: when there is one. What it does is tested beside it, with a clock of its own.
+//! The thread that gives idle memory back: when there is one. What it does is tested beside it, with a clock of its
+//! own.
 
 use std::fs;
 

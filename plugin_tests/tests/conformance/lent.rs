@@ -1,5 +1,5 @@
-//! Arrays that a program from a callback reads, while others donate or delete them: it runs on a client of the engine of its own,
-//! so that the user's does not know.
+//! Arrays that a program from a callback reads, while others donate or delete them: it runs on a client of the engine
+//! of its own, so that the user's does not know.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -9,8 +9,8 @@ use plugin_tests::{
 
 use crate::{DIMS, MIB, N, limited, ramp, settles_at, ticket};
 
-/// `f32[1024]`: `x` behind a gate whose action is a callback to the library; light enough that the calling thread runs it inside of
-/// Execute, so that what others run at the same time is not queued behind it.
+/// `f32[1024]`: `x` behind a gate whose action is a callback to the library; light enough that the calling thread runs
+/// it inside of Execute, so that what others run at the same time is not queued behind it.
 fn calling_back() -> Program {
     gate::prepare_callback();
     Program::text(

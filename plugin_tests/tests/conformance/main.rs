@@ -1,9 +1,9 @@
 //! The conformance checklist, asserted through the exported C API.
 //!
-//! Tests are named by their point: `c07_...` asserts point 7 of the checklist, `t03_...` pins trap 3. A name with `arena`
-//! in it asserts what only this library promises; all the others also hold for a bare engine, and running them on one
-//! (`PJRT_ARENA_TEST_LIBRARY=<engine> cargo test -p plugin_tests --test conformance -- --skip arena`) tests the test client.
-//! All modules are one binary because each process that loads the engine pays for it.
+//! Tests are named by their point: `c07_...` asserts point 7 of the checklist, `t03_...` pins trap 3. A name with
+//! `arena` in it asserts what only this library promises; all the others also hold for a bare engine, and running them
+//! on one (`PJRT_ARENA_TEST_LIBRARY=<engine> cargo test -p plugin_tests --test conformance -- --skip arena`) tests the
+//! test client. All modules are one binary because each process that loads the engine pays for it.
 
 mod async_transfer;
 mod buffer;

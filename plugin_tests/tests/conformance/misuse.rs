@@ -1,4 +1,5 @@
-//! Callers that get the C API wrong: an error, never a crash. Each loop runs in a child, so that a crash is one failure.
+//! Callers that get the C API wrong: an error, never a crash. Each loop runs in a child, so that a crash is one
+//! failure.
 
 use std::ffi::c_void;
 

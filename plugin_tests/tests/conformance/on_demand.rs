@@ -1,5 +1,5 @@
-//! Compaction on demand, through the library's own C functions, and under load. All clients of the process take part, so each
-//! test has a process of its own.
+//! Compaction on demand, through the library's own C functions, and under load. All clients of the process take part,
+//! so each test has a process of its own.
 
 use std::sync::{
     Arc,

@@ -1,5 +1,5 @@
-//! The profiler extension: what the arena did while a profiler recorded. One profiler records at a time in a process, so each
-//! test has a process of its own.
+//! The profiler extension: what the arena did while a profiler recorded. One profiler records at a time in a process,
+//! so each test has a process of its own.
 
 use std::{mem::zeroed, ptr, slice};
 

@@ -27,7 +27,8 @@ static STOPPED: AtomicI32 = AtomicI32::new(0);
 static REACHED: AtomicBool = AtomicBool::new(false);
 static OPEN: AtomicBool = AtomicBool::new(false);
 
-/// One page of floats. The thread that was named stands still at the first read of it until the page is opened; all others go on.
+/// One page of floats. The thread that was named stands still at the first read of it until the page is opened; all
+/// others go on.
 struct StandStill;
 
 impl StandStill {
@@ -45,7 +46,8 @@ impl StandStill {
     }
 
     fn close(page: usize) {
-        // SAFETY: the handler touches nothing but atomics and the page; all other faults end the process, as they would have.
+        // SAFETY: the handler touches nothing but atomics and the page; all other faults end the process, as they would
+        // have.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = (Self::fault as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)) as usize;
@@ -81,8 +83,8 @@ impl StandStill {
     }
 }
 
-/// A copy that the library makes stands still, and another thread does `what` with the array; then the copy goes on. Gives the copy,
-/// and what the other thread got.
+/// A copy that the library makes stands still, and another thread does `what` with the array; then the copy goes on.
+/// Gives the copy, and what the other thread got.
 fn while_copied<T: Clone + Send + 'static>(
     client: &Client,
     what: impl FnOnce(&Buffer) -> T + Send + 'static,

@@ -1,5 +1,5 @@
-//! Where blocks come from, and the reports that say so: through the library's own C functions. They speak of all clients of
-//! the process, so each test has one of its own.
+//! Where blocks come from, and the reports that say so: through the library's own C functions. They speak of all
+//! clients of the process, so each test has one of its own.
 
 use std::{
     ffi::{CString, c_char},

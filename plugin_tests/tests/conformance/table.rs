@@ -184,7 +184,8 @@ pub fn extensions_are_copies(ours: &Plugin, engine: &Plugin) {
 
 #[test]
 fn c34_layouts_extension_describes_a_buffer() {
-    // PJRT_Layouts_Extension: base, MemoryLayout_Destroy, MemoryLayout_Serialize, Client_GetDefaultLayout, Buffer_MemoryLayout.
+    // PJRT_Layouts_Extension: base, MemoryLayout_Destroy, MemoryLayout_Serialize, Client_GetDefaultLayout,
+    // Buffer_MemoryLayout.
     #[repr(C)]
     struct Destroy {
         size: usize,

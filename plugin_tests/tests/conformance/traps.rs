@@ -141,7 +141,8 @@ fn t39_arena_a_result_that_was_donated_away_frees_nothing_twice() {
 
 #[test]
 fn t36_compiling_ahead_of_time_answers() {
-    // PJRT_Compile without a client is the engine's business; through us it must give an executable or the engine's error.
+    // PJRT_Compile without a client is the engine's business; through us it must give an executable or the engine's
+    // error.
     let topology = call!(plugin(), PJRT_Client_TopologyDescription { client: shared().raw() }).unwrap().topology;
     let add_one = Program::add_one();
     let c = add_one.raw();

@@ -64,8 +64,8 @@ impl World {
         true
     }
 
-    /// What a launch does that is given the bytes: it writes to them at once where it `consumes` them. Whether it was launched, and
-    /// not given something else.
+    /// What a launch does that is given the bytes: it writes to them at once where it `consumes` them. Whether it was
+    /// launched, and not given something else.
     fn launch(&self, consumes: bool) -> bool {
         let place = {
             let Some(mut state) = self.usage.lock_for_donation() else { return false };

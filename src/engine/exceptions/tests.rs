@@ -126,7 +126,7 @@ fn others_exceptions_are_ended() {
     }
     let before = DROPPED.load(Ordering::Relaxed);
     // SAFETY: the function looks at nothing.
-    let landed = unsafe { call(function(raise), ptr::null_mut()) }.expect_err("it throws");
-    assert_eq!(landed.end().message, "the engine threw an exception that is not libstdc++'s");
+    let caught = unsafe { call(function(raise), ptr::null_mut()) }.expect_err("it throws");
+    assert_eq!(caught.end().message, "the engine threw an exception that is not libstdc++'s");
     assert!(DROPPED.load(Ordering::Relaxed) >= before + 1000, "it was freed");
 }

@@ -9,10 +9,11 @@
 //!              one region, best fit; pages that were touched stay
 //! ```
 //!
-//! XLA:CPU takes a program's scratch from malloc for each run, and gives it back after it. From 32 MiB on glibc maps and
-//! unmaps each allocation (`DEFAULT_MMAP_THRESHOLD_MAX`), so that every run touches all of it anew: a quarter of the
-//! time of a small transformer's training step. No option of the engine takes another allocator, and PJRT has no argument
-//! for one. What is left is the place where the engine's library meets malloc: the entries of its import table (`imports`).
+//! XLA:CPU takes a program's scratch from malloc for each run, and gives it back after it. From 32 MiB on glibc maps
+//! and unmaps each allocation (`DEFAULT_MMAP_THRESHOLD_MAX`), so that every run touches all of it anew: a quarter of
+//! the time of a small transformer's training step. No option of the engine takes another allocator, and PJRT has no
+//! argument for one. What is left is the place where the engine's library meets malloc: the entries of its import table
+//! (`imports`).
 //!
 //! Why it is sound:
 //! - Only the engine's own imports change, in this process's copy; malloc, and who else calls it, stay as they are.
@@ -100,8 +101,8 @@ pub fn discard_holes() -> Bytes {
     POOL.get().map_or(Bytes::ZERO, Pool::discard_holes)
 }
 
-/// Calls `watcher` whenever the pool touches new memory `beyond` so many bytes: in the engine's allocation, so it must be
-/// short and call nothing of the engine. Only the first one counts.
+/// Calls `watcher` whenever the pool touches new memory `beyond` so many bytes: in the engine's allocation, so it must
+/// be short and call nothing of the engine. Only the first one counts.
 pub fn watch(beyond: Bytes, watcher: fn()) {
     if let Some(pool) = POOL.get() {
         pool.watch(beyond, watcher);

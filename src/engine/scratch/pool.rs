@@ -5,9 +5,9 @@
 //!  | head: 64 bytes: id, size | what the engine sees, aligned to 64 bytes ... |
 //! ```
 //!
-//! Pages stay when an allocation is freed, and the lowest hole that fits best is used again. Who needed much once does not
-//! keep it for ever: each [`EPOCH`] of frees, the pages above all that was used in it go back to the system. A pool that
-//! nobody uses has no epochs; somebody with a clock looks after it ([`Pool::memory`]).
+//! Pages stay when an allocation is freed, and the lowest hole that fits best is used again. Who needed much once does
+//! not keep it for ever: each [`EPOCH`] of frees, the pages above all that was used in it go back to the system. A pool
+//! that nobody uses has no epochs; somebody with a clock looks after it ([`Pool::memory`]).
 
 use std::{
     ffi::c_void,
@@ -111,9 +111,9 @@ impl Pool {
 
     /// `size` bytes, aligned to 64, if there is room.
     ///
-    /// The engine says that a program is done before it frees the program's scratch, some microseconds later, or more where
-    /// threads are short of processors. So the next program's scratch would lie beside it, in memory that is touched for
-    /// the first time. Where that is about to happen, a free is waited for, at most [`MOMENT`].
+    /// The engine says that a program is done before it frees the program's scratch, some microseconds later, or more
+    /// where threads are short of processors. So the next program's scratch would lie beside it, in memory that is
+    /// touched for the first time. Where that is about to happen, a free is waited for, at most [`MOMENT`].
     pub(super) fn allocate(&self, size: usize) -> Option<*mut c_void> {
         let whole = size.checked_add(HEAD)?;
         let frees = self.frees.load(Ordering::Relaxed);
@@ -184,8 +184,8 @@ impl Pool {
         }
     }
 
-    /// Calls `watcher` whenever new memory is touched `beyond` so many bytes. It runs in the engine's allocation. Only the
-    /// first one counts.
+    /// Calls `watcher` whenever new memory is touched `beyond` so many bytes. It runs in the engine's allocation. Only
+    /// the first one counts.
     pub(super) fn watch(&self, beyond: Bytes, watcher: fn()) {
         let _ = self.watcher.set((beyond, watcher));
     }
@@ -208,8 +208,8 @@ impl Pool {
     pub(super) fn cooled(&self, keep: Bytes) {
         let touched = self.touched.load(Ordering::Relaxed);
         let warm = self.start.saturating_add(keep.get() as usize);
-        // Where something is in use, the numbers stay as they are until the next look. So they do where something has been
-        // allocated since, and an epoch that finds too little touched leaves pages for the next.
+        // Where something is in use, the numbers stay as they are until the next look. So they do where something has
+        // been allocated since, and an epoch that finds too little touched leaves pages for the next.
         if touched > warm && self.held.load(Ordering::Relaxed) == 0 {
             let _ = self.touched.compare_exchange(touched, warm, Ordering::Relaxed, Ordering::Relaxed);
         }

@@ -375,8 +375,8 @@ impl CachedOutput {
 
 /// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
-    /// Keeps `output` for the next execution of the program, as its `destination`, or discards it if there are enough, if there is
-    /// no next execution, or if a thread waits for memory.
+    /// Keeps `output` for the next execution of the program, as its `destination`, or discards it if there are enough,
+    /// if there is no next execution, or if a thread waits for memory.
     fn put(&self, destination: usize, output: CachedOutput);
 
     /// Notes a buffer whose last use has yet to end, and whose block the next execution may have before that.

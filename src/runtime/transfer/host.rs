@@ -170,6 +170,9 @@ unsafe fn end_use_after(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
             } else if let Some(client) = client::of_session(buffer.session) {
                 let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
                 client.allocator.in_flight.track(&event, None, resources);
+            } else {
+                // A client that is gone has no operations under way.
+                buffer.end_use();
             }
             let _caller = event.into_raw();
         }

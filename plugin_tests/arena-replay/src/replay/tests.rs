@@ -98,7 +98,8 @@ fn the_least_capacity_is_the_peak_where_nothing_fragments() {
 
 #[test]
 fn the_least_capacity_is_found_where_something_fragments() {
-    // The third block stays between the holes of the first and the second, so the last one needs two units beyond the peak.
+    // The third block stays between the holes of the first and the second, so the last one needs two units beyond the
+    // peak.
     let trace = parse("a 1 512\na 3 256\na 2 512\nf 1\nf 2\na 4 1024");
     assert_eq!(trace.peak, Bytes::new(1280));
     let least = min_capacity(&trace, bfc, None).expect("a policy").expect("enough");

@@ -31,7 +31,8 @@ pub unsafe extern "C" fn fake_cuda_kernel(
     })
 }
 
-/// Writes the violations so far, a sentence a line, as far as `capacity` goes with the NUL at the end; gives their number.
+/// Writes the violations so far, a sentence a line, as far as `capacity` goes with the NUL at the end; gives their
+/// number.
 ///
 /// # Safety
 /// `out` is null, or `capacity` bytes can be written there.
@@ -52,11 +53,11 @@ pub extern "C" fn fake_cuda_reset_violations() {
     control::reset_violations();
 }
 
-/// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0 or 1),
-/// `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out of memory; 1 is the next one),
-/// `strict` (1: a violation is said on stderr, and the process ends with status 70) or `trace` (1: each call is said on stderr
-/// with its status, and each name that is looked up and not found). A value that is not allowed is said on stderr and gives
-/// CUDA_ERROR_INVALID_VALUE.
+/// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0
+/// or 1), `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out
+/// of memory; 1 is the next one), `strict` (1: a violation is said on stderr, and the process ends with status 70) or
+/// `trace` (1: each call is said on stderr with its status, and each name that is looked up and not found). A value
+/// that is not allowed is said on stderr and gives CUDA_ERROR_INVALID_VALUE.
 ///
 /// # Safety
 /// Both are null or C strings.

@@ -187,8 +187,8 @@ impl CopyParameters {
 pub struct Count(*mut usize);
 
 impl Count {
-    /// Writes handles to `list` as far as there is room, zeros where there are fewer, and how many there are. Without a list
-    /// it only says that.
+    /// Writes handles to `list` as far as there is room, zeros where there are fewer, and how many there are. Without a
+    /// list it only says that.
     ///
     /// # Errors
     /// It is null.
@@ -426,8 +426,8 @@ younger! {
         let task = parameters.get()?.task(driver)?;
         executable::set_task(driver, executable as u64, node as u64, task)
     };
-    // XLA asks for it where a program with a condition has become a graph, which `--xla_gpu_enable_command_buffer` without
-    // CONDITIONAL turns off.
+    // XLA asks for it where a program with a condition has become a graph, which `--xla_gpu_enable_command_buffer`
+    // without CONDITIONAL turns off.
     cuGraphConditionalHandleCreate(_handle: Out<u64>, _graph: usize, _context: usize, _unset: c_uint, _flags: c_uint)
         |_driver| Err(misuse(status::NOT_SUPPORTED, "conditional nodes are not known to this driver"));
     // Older than that, but with values that have grown since.

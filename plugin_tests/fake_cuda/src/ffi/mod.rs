@@ -27,7 +27,8 @@ pub use memory::*;
 pub use streams::*;
 
 /// A place of the caller's for a result. Only a caller of the driver's functions, which are unsafe, makes one: it has
-/// promised that the pointer is null or fit for writing a `T`, and for reading one where the function changes what is there.
+/// promised that the pointer is null or fit for writing a `T`, and for reading one where the function changes what is
+/// there.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Out<T>(*mut T);
@@ -165,8 +166,9 @@ impl In<c_char> {
     }
 }
 
-/// Declares functions of the driver in their frame, with the parameters that cudarc declares; `as` says what cudarc calls
-/// a parameter that is of another type here. Does not compile where the rest differs. Makes a table of them by name.
+/// Declares functions of the driver in their frame, with the parameters that cudarc declares; `as` says what cudarc
+/// calls a parameter that is of another type here. Does not compile where the rest differs. Makes a table of them by
+/// name.
 #[macro_export]
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };

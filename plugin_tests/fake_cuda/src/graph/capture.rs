@@ -1,7 +1,7 @@
 //! Streams that are captured: what a program puts into such a stream is not done, but becomes nodes of a graph.
 //!
-//! XLA captures calls of libraries, which put their work into a stream and know nothing of graphs. One stream is captured
-//! by itself here: events that would carry the capture to other streams are refused.
+//! XLA captures calls of libraries, which put their work into a stream and know nothing of graphs. One stream is
+//! captured by itself here: events that would carry the capture to other streams are refused.
 //!
 //! While a thread captures, it may not call what could wait for the stream that is captured, or change what its graph
 //! means; by the capture's mode neither may other threads, unless they have said that they know what they do
@@ -46,8 +46,8 @@ thread_local! {
     static THREAD: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// What CUDA keeps from a thread then. It calls them potentially unsafe and lists none: these are those of which its guide says
-/// that they cannot be captured because they wait, and allocations, which may.
+/// What CUDA keeps from a thread then. It calls them potentially unsafe and lists none: these are those of which its
+/// guide says that they cannot be captured because they wait, and allocations, which may.
 const UNSAFE: [&str; 26] = [
     "cuCtxSynchronize",
     "cuEventQuery",
@@ -160,8 +160,8 @@ pub fn exchange_mode(number: u32) -> Answer<u32> {
     Ok(THREAD.replace(Mode::of(number)?) as u32)
 }
 
-/// `cuStreamBeginCapture` where `graph` is none, and `cuStreamBeginCaptureToGraph`: what comes next in the stream comes after
-/// the nodes `after`.
+/// `cuStreamBeginCapture` where `graph` is none, and `cuStreamBeginCaptureToGraph`: what comes next in the stream comes
+/// after the nodes `after`.
 pub fn begin(driver: &mut Driver, stream: usize, graph: Option<u64>, after: Vec<u64>, mode: u32) -> Answer {
     let mode = Mode::of(mode)?;
     let (line, gpu) = driver.line_to_use(stream)?;

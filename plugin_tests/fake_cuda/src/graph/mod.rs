@@ -12,8 +12,8 @@
 //!                                                  stream   [ node ] [ node ] [ node ]     operations like any other
 //! ```
 //!
-//! A GPU may run nodes at once that do not depend on each other. Here they come one after another in the launch's stream,
-//! which is one of the orders that CUDA allows; so what such nodes do to each other's memory is not looked for.
+//! A GPU may run nodes at once that do not depend on each other. Here they come one after another in the launch's
+//! stream, which is one of the orders that CUDA allows; so what such nodes do to each other's memory is not looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 

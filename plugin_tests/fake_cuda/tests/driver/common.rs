@@ -1,4 +1,5 @@
-//! The driver as a program has it: functions found by name, here with panics in place of statuses where none is looked for.
+//! The driver as a program has it: functions found by name, here with panics in place of statuses where none is looked
+//! for.
 #![allow(missing_docs, dead_code, unused_imports)]
 
 use std::{

@@ -17,8 +17,8 @@ const THREE: [i64; 1] = [3 * MIB];
 const ONE: [i64; 1] = [MIB];
 const DATA_LOSS: Code = Code(15);
 
-/// Runs the rest of the test in a process of its own with the arena on the fake engine, with these variables, and asserts that
-/// nothing in it raced.
+/// Runs the rest of the test in a process of its own with the arena on the fake engine, with these variables, and
+/// asserts that nothing in it raced.
 macro_rules! on_the_arena {
     ([$($variable:expr),* $(,)?], $body:expr) => {{
         let [arena, engine, driver] =
@@ -259,7 +259,8 @@ fn an_exception_of_the_engine_is_an_error_and_nothing_is_lost() {
     });
 }
 
-/// A GPU's memory comes in pieces of 2 MiB, and what the engine has of it may leave none for a hole that is large enough.
+/// A GPU's memory comes in pieces of 2 MiB, and what the engine has of it may leave none for a hole that is large
+/// enough.
 #[test]
 fn arrays_are_packed_where_a_hole_has_no_memory() {
     on_the_arena!([("PJRT_ARENA_LIMIT", "12MiB"), ("PJRT_ARENA_STRATEGY", "tpu")], || {

@@ -134,7 +134,8 @@ impl Mapped {
 
     /// Maps it.
     pub fn new() -> Self {
-        // CUmemAllocationProp: pinned memory of device 0, without handles for others. CUmemAccessDesc: it reads and writes.
+        // CUmemAllocationProp: pinned memory of device 0, without handles for others. CUmemAccessDesc: it reads and
+        // writes.
         let properties: [u32; 8] = [1, 0, 1, 0, 0, 0, 0, 0];
         let access: [u32; 3] = [1, 0, 3];
         let (mut handle, mut address) = (0, 0);

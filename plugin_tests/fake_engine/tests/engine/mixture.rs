@@ -1,4 +1,5 @@
-//! pjrt-arena on the fake engine while the GPU is behind: any mixture of runs, runs that fail, donations, copies and drops.
+//! pjrt-arena on the fake engine while the GPU is behind: any mixture of runs, runs that fail, donations, copies and
+//! drops.
 
 use plugin_tests::{Buffer, Client, Code, Loaded, Program};
 
@@ -35,8 +36,9 @@ struct Programs {
     donate: Option<Loaded>,
 }
 
-/// One mixture; how many copies there were. `packs` says that arrays move: where they do not, they may be spread over all memory so that none
-/// of it can go to the engine, which a copy of what is still written needs. It is told so, then.
+/// One mixture; how many copies there were. `packs` says that arrays move: where they do not, they may be spread over
+/// all memory so that none of it can go to the engine, which a copy of what is still written needs. It is told so,
+/// then.
 fn mix(seed: u64, packs: bool) -> usize {
     let mut copies = 0;
     let client = client();
@@ -97,7 +99,8 @@ fn mix(seed: u64, packs: bool) -> usize {
     }
     arrays.iter().for_each(|array| array.check(STEPS));
     drop(arrays);
-    // The engine's copies were in its pool, which gives back what the host has seen to be free: a run that it waits for shows it.
+    // The engine's copies were in its pool, which gives back what the host has seen to be free: a run that it waits for
+    // shows it.
     let one = Array::put(&client, 1.0, 1 << 10);
     assert_eq!(programs[1].add.run1(&[&one.buffer]).unwrap().read::<f32>().unwrap()[0], 2.0);
     drop(one);

@@ -1,5 +1,5 @@
-//! pjrt-arena on the fake engine, where the caller runs ahead of the GPU: what runs still use, the next run of the program may
-//! write, and nobody else.
+//! pjrt-arena on the fake engine, where the caller runs ahead of the GPU: what runs still use, the next run of the
+//! program may write, and nobody else.
 
 use std::{thread, time::Duration};
 
@@ -29,7 +29,8 @@ fn busy() -> (Client, Loaded, Buffer) {
     (client, add, x)
 }
 
-/// What comes from the host now lies neither where `result` is yet to hold `value`, nor where what came before it still writes.
+/// What comes from the host now lies neither where `result` is yet to hold `value`, nor where what came before it still
+/// writes.
 fn others_are_elsewhere(client: &Client, result: &Buffer, value: f32, round: usize) {
     let others = [put(client, 7.0), put(client, 8.0)];
     assert_eq!(result.read::<f32>().unwrap(), filled(value), "round {round}");

@@ -1,5 +1,5 @@
-//! AMD's code objects, which `hipModuleLoadData` takes: ELF files of machine code. What they contain is known by name, and their
-//! variables get memory with what is in them at first; nothing runs the code.
+//! AMD's code objects, which `hipModuleLoadData` takes: ELF files of machine code. What they contain is known by name,
+//! and their variables get memory with what is in them at first; nothing runs the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -196,7 +196,8 @@ pub fn name(driver: &State, function: u64) -> Answer<&str> {
     Ok(&driver.parts.known().machine_kernels.get(&function).ok_or_else(unknown)?.name)
 }
 
-/// Says that a kernel cannot be run. It is no mistake of the caller's, who gets an error: so it is told, and not counted.
+/// Says that a kernel cannot be run. It is no mistake of the caller's, who gets an error: so it is told, and not
+/// counted.
 pub fn refuse(driver: &State, function: u64) -> Answer {
     let name = name(driver, function)?;
     eprintln!("fake_cuda: the kernel {name} is machine code of AMD's GPUs, which is not known here, and does not run");

@@ -1,4 +1,5 @@
-//! Modules, their kernels, and launches: what a GPU would compute, the interpreter of `ptx` does on the thread of the stream.
+//! Modules, their kernels, and launches: what a GPU would compute, the interpreter of `ptx` does on the thread of the
+//! stream.
 //!
 //! ```text
 //!  cuModuleLoadData   text -> ptx::Module; its variables are allocated on the context's GPU
@@ -7,9 +8,9 @@
 //!  its end            `perform` tells `race` what was read and written
 //! ```
 //!
-//! Nobody knows what a kernel uses before it runs, so the detector hears of it at its end, with the clock of its launch. What
-//! was put into streams meanwhile, it compares by their clocks: see [`crate::race`]. Kernels that are functions of the program
-//! say what they use at the call; those are in [`crate::host_kernel`].
+//! Nobody knows what a kernel uses before it runs, so the detector hears of it at its end, with the clock of its
+//! launch. What was put into streams meanwhile, it compares by their clocks: see [`crate::race`]. Kernels that are
+//! functions of the program say what they use at the call; those are in [`crate::host_kernel`].
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -109,7 +110,8 @@ pub fn unload(driver: &mut Driver, handle: u64) -> Answer {
 
 /// What becomes of modules.
 pub trait ModulesOfGpus {
-    /// Forgets the modules of a GPU whose context is destroyed. Their variables go with all else that was allocated in it.
+    /// Forgets the modules of a GPU whose context is destroyed. Their variables go with all else that was allocated in
+    /// it.
     fn forget_modules_of(&mut self, gpu: usize);
 }
 

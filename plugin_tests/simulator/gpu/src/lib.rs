@@ -15,12 +15,12 @@
 //! ```
 //!
 //! What differs from a GPU, besides what the driver's crate says:
-//! - A kernel is PTX that is interpreted; machine code is not known, so neither are kernels that come in NVIDIA's libraries.
-//!   Its blocks run one after another on the thread of the stream, and kernels of different streams at the same time.
+//! - A kernel is PTX that is interpreted; machine code is not known, so neither are kernels that come in NVIDIA's
+//!   libraries. Its blocks run one after another on the thread of the stream, and kernels of different streams at the same time.
 //! - On AMD's GPUs all kernels are machine code: it is loaded, and a launch is an error.
 //! - A launch whose pointer arguments point to no memory is refused, where a GPU would wait for the kernel to use them.
-//! - Of cuBLAS there are cublasLt's products, a plain loop without scales. NCCL has the GPUs of one machine, whose processes
-//!   meet by TCP. The CUDA runtime and cuDNN have versions, copies and errors, but nothing that runs a kernel of theirs; NVML
+//! - Of cuBLAS there are cublasLt's products, a plain loop without scales. NCCL has the GPUs of one machine, whose
+//!   processes meet by TCP. The CUDA runtime and cuDNN have versions, copies and errors, but nothing that runs a kernel of theirs; NVML
 //!   knows no device.
 //!
 //! This crate is frozen: it gets no new features.

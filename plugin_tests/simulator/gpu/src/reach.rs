@@ -8,8 +8,9 @@
 //!  the end            runs of marks are the ranges that the race detector hears of; what was taken away meanwhile is told
 //! ```
 //!
-//! Marks are coarser than bytes: two operations that nothing orders and that use different bytes of one line, one of them a
-//! kernel, count as a race. XLA and the arena place arrays at multiples of 64 bytes and more, so no two of them share a line.
+//! Marks are coarser than bytes: two operations that nothing orders and that use different bytes of one line, one of
+//! them a kernel, count as a race. XLA and the arena place arrays at multiples of 64 bytes and more, so no two of them
+//! share a line.
 
 use std::{ops::Range, ptr};
 
@@ -187,8 +188,8 @@ impl Reach {
         Ok(self.used.len() - 1)
     }
 
-    /// A sentence for each extent that was taken away while the kernel used it, or made another's. Who did that could not be
-    /// told: until now nobody knew of the use.
+    /// A sentence for each extent that was taken away while the kernel used it, or made another's. Who did that could
+    /// not be told: until now nobody knew of the use.
     pub fn lost(&self, driver: &State) -> Vec<String> {
         let is_lost = |used: &&Used| {
             let Extent { range, write, space, .. } = &used.extent;

@@ -1,4 +1,5 @@
-//! The library as a file: it exports the driver's functions, those of this crate, and the stand-ins for other libraries.
+//! The library as a file: it exports the driver's functions, those of this crate, and the stand-ins for other
+//! libraries.
 
 use std::{
     env,

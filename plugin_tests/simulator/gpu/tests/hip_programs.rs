@@ -1,4 +1,5 @@
-//! What programs for AMD's GPUs are made of: graphs of copies and fills, and code objects, whose machine code is not run.
+//! What programs for AMD's GPUs are made of: graphs of copies and fills, and code objects, whose machine code is not
+//! run.
 
 #[macro_use]
 #[path = "../../../fake_cuda/tests/driver/common.rs"]

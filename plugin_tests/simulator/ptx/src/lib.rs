@@ -8,10 +8,10 @@
 //!   Memory: checked and noted by the driver  <----------------'
 //! ```
 //!
-//! What is computed is what the PTX ISA says. Where that leaves a choice (approximations, subnormal numbers in atomic sums,
-//! division of whole numbers by zero) the nearest number is given, or what GPUs are known to give. Tensor cores,
-//! asynchronous copies, textures and calls are not known: a kernel that has them says so when it is run, with the line, and
-//! the others of its module run.
+//! What is computed is what the PTX ISA says. Where that leaves a choice (approximations, subnormal numbers in atomic
+//! sums, division of whole numbers by zero) the nearest number is given, or what GPUs are known to give. Tensor cores,
+//! asynchronous copies, textures and calls are not known: a kernel that has them says so when it is run, with the line,
+//! and the others of its module run.
 
 #![forbid(unsafe_code)]
 

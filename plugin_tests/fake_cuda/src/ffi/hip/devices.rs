@@ -50,7 +50,8 @@ const ATTRIBUTES: [(c_uint, c_int); 24] = [
 /// Bytes of memory that the threads of a block share.
 const SHARED: c_int = 65_536;
 
-/// The first number that is no attribute with CUDA's meaning, and the numbers that have a meaning of AMD's own in ROCm 6.3.
+/// The first number that is no attribute with CUDA's meaning, and the numbers that have a meaning of AMD's own in ROCm
+/// 6.3.
 const NO_ATTRIBUTE: c_uint = 92;
 const AMDS_OWN: std::ops::RangeInclusive<c_uint> = 10_000..=10_017;
 
@@ -62,8 +63,8 @@ fn attribute(which: c_uint) -> Answer<c_int> {
     Ok(ATTRIBUTES.iter().find(|(known, _)| *known == which).map_or(0, |&(_, value)| value))
 }
 
-/// `hipDeviceProp_tR0600` in bytes, with the offsets that its fields have in `hip_runtime_api.h` of ROCm 6.3, compiled. Its name says
-/// that it is frozen since ROCm 6.0.
+/// `hipDeviceProp_tR0600` in bytes, with the offsets that its fields have in `hip_runtime_api.h` of ROCm 6.3, compiled.
+/// Its name says that it is frozen since ROCm 6.0.
 const PROPERTIES: usize = 1472;
 
 /// The fields that are numbers of 4 bytes, and the attribute that says the same.

@@ -1,5 +1,6 @@
-//! AMD's driver: HIP's functions that programs call in place of NVIDIA's, on the same GPUs. Prototypes and numbers are those of
-//! `hip_runtime_api.h` and `driver_types.h` of ROCm 6.3 and 7; what they do otherwise than CUDA's is from the sources of `clr/hipamd`:
+//! AMD's driver: HIP's functions that programs call in place of NVIDIA's, on the same GPUs. Prototypes and numbers are
+//! those of `hip_runtime_api.h` and `driver_types.h` of ROCm 6.3 and 7; what they do otherwise than CUDA's is from the
+//! sources of `clr/hipamd`:
 //!
 //! - A thread has a device, 0 at first, and no stack of contexts.
 //! - Devices have other numbers for their attributes, and know none but their own.

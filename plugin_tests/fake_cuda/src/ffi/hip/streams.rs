@@ -12,8 +12,8 @@ use crate::{
     stream,
 };
 
-/// `hipEventReleaseToDevice`, `hipEventReleaseToSystem` and `hipEventDisableSystemFence`: who sees what was written when an event is
-/// recorded. Memory here has no caches.
+/// `hipEventReleaseToDevice`, `hipEventReleaseToSystem` and `hipEventDisableSystemFence`: who sees what was written
+/// when an event is recorded. Memory here has no caches.
 const FENCES: c_uint = 0x4000_0000 | 0x8000_0000 | 0x2000_0000;
 
 functions! {

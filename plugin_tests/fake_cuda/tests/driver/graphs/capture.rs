@@ -88,7 +88,8 @@ fn what_cannot_be_captured_spoils_the_capture() {
 fn a_capture_keeps_threads_from_unsafe_calls_by_both_modes() {
     let _session = start(&[]);
     let (one, event) = (stream(), event());
-    // The thread that captures is kept from them by any mode but the relaxed; others by the global one, if theirs is global too.
+    // The thread that captures is kept from them by any mode but the relaxed; others by the global one, if theirs is
+    // global too.
     for (own, capture, expected) in [
         (true, 0, [false, false, true]),
         (true, 1, [false, false, true]),

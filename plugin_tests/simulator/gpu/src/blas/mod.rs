@@ -1,4 +1,5 @@
-//! cuBLAS, as far as XLA uses it: products of matrices by cublasLt, which the host computes when the stream comes to them.
+//! cuBLAS, as far as XLA uses it: products of matrices by cublasLt, which the host computes when the stream comes to
+//! them.
 //!
 //! ```text
 //!  cublasLtMatmulDescCreate, cublasLtMatrixLayoutCreate ...    objects with attributes, here

@@ -1,7 +1,7 @@
 //! The formats of numbers that matrices are of.
 //!
-//! All of them are computed with in double precision: the sums then differ from those of a GPU by less than the order does
-//! in which that adds.
+//! All of them are computed with in double precision: the sums then differ from those of a GPU by less than the order
+//! does in which that adds.
 
 /// What an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

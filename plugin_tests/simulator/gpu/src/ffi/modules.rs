@@ -107,8 +107,8 @@ functions! {
     };
 }
 
-/// CUDA's `cuLaunchKernelEx`, which is younger than the CUDA that cudarc's declarations here are of. Attributes of a launch
-/// (clusters, programmatic order) change nothing here.
+/// CUDA's `cuLaunchKernelEx`, which is younger than the CUDA that cudarc's declarations here are of. Attributes of a
+/// launch (clusters, programmatic order) change nothing here.
 ///
 /// # Safety
 /// As CUDA documents: each pointer is null or fit for what the function reads or writes there.

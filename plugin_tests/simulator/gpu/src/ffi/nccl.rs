@@ -1,5 +1,5 @@
-//! NCCL (`libnccl.so.2`) for GPUs of one process or of several: the functions that XLA calls, but for those of one-sided operations and
-//! of kernels that communicate themselves.
+//! NCCL (`libnccl.so.2`) for GPUs of one process or of several: the functions that XLA calls, but for those of
+//! one-sided operations and of kernels that communicate themselves.
 
 use std::ffi::{c_char, c_int};
 

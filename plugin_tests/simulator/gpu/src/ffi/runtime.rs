@@ -1,6 +1,6 @@
-//! What XLA and JAX's handlers ask CUDA's runtime (`libcudart.so.13`) and cuDNN (`libcudnn.so.9`) for, as far as it needs no
-//! kernel of theirs: versions, copies, and whether there was an error. Kernels that NVIDIA's compiler has put into a library
-//! are registered and cannot be launched.
+//! What XLA and JAX's handlers ask CUDA's runtime (`libcudart.so.13`) and cuDNN (`libcudnn.so.9`) for, as far as it
+//! needs no kernel of theirs: versions, copies, and whether there was an error. Kernels that NVIDIA's compiler has put
+//! into a library are registered and cannot be launched.
 //!
 //! The runtime's codes are the driver's, for all that this driver answers with.
 

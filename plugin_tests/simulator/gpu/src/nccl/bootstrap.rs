@@ -5,8 +5,8 @@
 //!  ncclCommSplit(color, key)     until all ranks of the old    ->   a clique for each color
 //! ```
 //!
-//! Each rank notes that it has come, and tells the hub of the id. Ranks of one process need no hub: the last to come finds all others
-//! noted. Where ranks are of several processes, the hub's answer adds those that are not of this one.
+//! Each rank notes that it has come, and tells the hub of the id. Ranks of one process need no hub: the last to come
+//! finds all others noted. Where ranks are of several processes, the hub's answer adds those that are not of this one.
 
 use std::{
     collections::BTreeMap,

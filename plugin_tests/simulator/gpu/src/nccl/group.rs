@@ -1,5 +1,5 @@
-//! Groups: what a thread asks for between `ncclGroupStart` and `ncclGroupEnd`, as one operation for each communicator. A call
-//! outside of a group is one of its own.
+//! Groups: what a thread asks for between `ncclGroupStart` and `ncclGroupEnd`, as one operation for each communicator.
+//! A call outside of a group is one of its own.
 
 use std::{
     cell::RefCell,

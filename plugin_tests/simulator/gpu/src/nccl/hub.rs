@@ -1,4 +1,5 @@
-//! Where ranks of several processes meet: a thread of the process that made the unique id, which the others reach by TCP.
+//! Where ranks of several processes meet: a thread of the process that made the unique id, which the others reach by
+//! TCP.
 //!
 //! ```text
 //!  process 0, rank 0   "all-reduce 3 of clique X, of 4 ranks": bytes of rank 0 ---->  hub    gathers, until all four
@@ -7,8 +8,8 @@
 //!  process 1, rank 3        ...                                                              what all have brought
 //! ```
 //!
-//! The hub knows nothing of NCCL. A meeting has a name, that nobody uses twice, and a number of ranks. It fails where a rank says so or
-//! its process ends: then nobody is told anything, and who comes later is not either.
+//! The hub knows nothing of NCCL. A meeting has a name, that nobody uses twice, and a number of ranks. It fails where a
+//! rank says so or its process ends: then nobody is told anything, and who comes later is not either.
 
 use std::{
     collections::BTreeMap,
@@ -111,7 +112,8 @@ fn serve(meetings: &Meetings, stream: TcpStream) {
             }
         }
         Ok(None) => {
-            // A rank says no more. This ends when it has heard what it wanted or its process has gone; then nobody must wait for it.
+            // A rank says no more. This ends when it has heard what it wanted or its process has gone; then nobody must
+            // wait for it.
             let _ = stream.as_ref().read(&mut [0]);
             fail(&mut meetings.lock(), &name);
         }

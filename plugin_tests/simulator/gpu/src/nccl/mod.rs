@@ -14,9 +14,9 @@
 //!  others, hub    ranks of other processes on this machine, met by TCP
 //! ```
 //!
-//! For the race detector a collective comes after what was in the streams of all ranks before it, and a receive after what was
-//! in the sender's. Ranks that call in different order, kinds, counts or types are a violation; their operations then
-//! end without moving anything, where NCCL would hang or mix up data.
+//! For the race detector a collective comes after what was in the streams of all ranks before it, and a receive after
+//! what was in the sender's. Ranks that call in different order, kinds, counts or types are a violation; their
+//! operations then end without moving anything, where NCCL would hang or mix up data.
 //!
 //! What differs from NCCL: no other machines, no kernels that communicate themselves, no one-sided operations. A rank's
 //! operation always waits for the others, also where NCCL could let it go on, as the root of a broadcast.

@@ -1,7 +1,7 @@
 //! Types of elements, and reductions of them.
 //!
-//! One rank after another is folded in, in their order, and what is no `f32`, `f64` or integer is rounded each time, as by
-//! NCCL's rings. So sums are the same on all ranks and in each run; NCCL's may differ in the last bits.
+//! One rank after another is folded in, in their order, and what is no `f32`, `f64` or integer is rounded each time, as
+//! by NCCL's rings. So sums are the same on all ranks and in each run; NCCL's may differ in the last bits.
 
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Buffers that are registered with a communicator: NCCL keeps what it finds behind them then, so they must stay mapped.
+//! Buffers that are registered with a communicator: NCCL keeps what it finds behind them then, so they must stay
+//! mapped.
 
 use std::ops::Range;
 

@@ -6,7 +6,8 @@
 //!  arrived                                                   1, and waits             2 -> moves the bytes; both end
 //! ```
 //!
-//! Each process has a rendezvous of its own ranks. Where others take part, the last one to come brings what its process has to the hub.
+//! Each process has a rendezvous of its own ranks. Where others take part, the last one to come brings what its process
+//! has to the hub.
 
 use std::{
     fmt,
@@ -231,7 +232,8 @@ impl Part for Launch {
         let mut begun = Vec::new();
         for step in &self.steps {
             let Some(transfer) = driver.arrive(self.clique, step) else { continue };
-            // What is brought to other processes is brought for all steps before any is waited for: theirs may be in another order.
+            // What is brought to other processes is brought for all steps before any is waited for: theirs may be in
+            // another order.
             let visit = MutexGuard::unlocked(driver, || transfer.begin());
             begun.push((step, transfer, visit));
         }

@@ -43,8 +43,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// How many bytes a rank of `ranks` sends and receives; nothing where they do not fit into a number. A message has a
-    /// side for each, and both count as both here.
+    /// How many bytes a rank of `ranks` sends and receives; nothing where they do not fit into a number. A message has
+    /// a side for each, and both count as both here.
     pub fn bytes(&self, rank: usize, ranks: usize) -> Option<(u64, u64)> {
         let one = self.count.checked_mul(self.element.bytes())?;
         let all = one.checked_mul(ranks as u64)?;
@@ -59,8 +59,8 @@ impl Task {
         })
     }
 
-    /// Where in the receive buffer NCCL lets the send buffer of a rank lie, if they overlap: how far behind its begin, or
-    /// with a minus before it.
+    /// Where in the receive buffer NCCL lets the send buffer of a rank lie, if they overlap: how far behind its begin,
+    /// or with a minus before it.
     pub fn in_place(&self, rank: usize) -> Option<i64> {
         let part = i64::try_from(self.count * self.element.bytes() * rank as u64).ok();
         match self.kind {

@@ -141,8 +141,8 @@ impl Warp {
         Ok(())
     }
 
-    /// `ldmatrix` and `stmatrix`: lane 8 i + j names row j of matrix i, and lane 4 j + k has columns 2 k and 2 k + 1 of row
-    /// j, or of column j where the matrix is transposed.
+    /// `ldmatrix` and `stmatrix`: lane 8 i + j names row j of matrix i, and lane 4 j + k has columns 2 k and 2 k + 1 of
+    /// row j, or of column j where the matrix is transposed.
     ///
     /// # Errors
     /// An address that may not be used so, or lanes that are not here.

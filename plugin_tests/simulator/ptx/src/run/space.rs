@@ -5,8 +5,8 @@
 //!   0x01..  the block's shared memory                 0x03..  the kernel's arguments
 //! ```
 //!
-//! An address of the host begins with 16 bits that are all the same, so the windows meet none. Within its space an address
-//! is counted from 0.
+//! An address of the host begins with 16 bits that are all the same, so the windows meet none. Within its space an
+//! address is counted from 0.
 
 /// A space that addresses tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

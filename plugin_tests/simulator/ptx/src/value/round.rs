@@ -4,9 +4,9 @@
 //!   a, b  ->  nearest f64, and the sign of what it lacks  ->  rounded to odd  ->  rounded to the format
 //! ```
 //!
-//! A double whose last bit is set where it is not exact ("rounded to odd") keeps all that a second rounding to at most 51
-//! bits has to know, in any direction. So one set of functions serves every format; double precision itself takes the
-//! nearest double or its neighbour.
+//! A double whose last bit is set where it is not exact ("rounded to odd") keeps all that a second rounding to at most
+//! 51 bits has to know, in any direction. So one set of functions serves every format; double precision itself takes
+//! the nearest double or its neighbour.
 
 /// Where to round to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

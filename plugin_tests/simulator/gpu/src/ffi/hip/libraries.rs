@@ -1,6 +1,6 @@
-//! What XLA asks of AMD's other libraries, as far as it needs no kernel of theirs: rocBLAS, hipBLASLt, MIOpen, rocprofiler-sdk,
-//! ROCm SMI and AMD SMI. There are handles; what computes is not there, and says so with the library's own code.
-//! RCCL has NCCL's names, and is simulated by the same functions.
+//! What XLA asks of AMD's other libraries, as far as it needs no kernel of theirs: rocBLAS, hipBLASLt, MIOpen,
+//! rocprofiler-sdk, ROCm SMI and AMD SMI. There are handles; what computes is not there, and says so with the library's
+//! own code. RCCL has NCCL's names, and is simulated by the same functions.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 

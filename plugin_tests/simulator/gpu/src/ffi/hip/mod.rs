@@ -1,5 +1,5 @@
-//! Of AMD's driver what concerns programs, and AMD's other libraries. Kernels are machine code, which cannot be run here:
-//! modules are loaded, and a launch is an error.
+//! Of AMD's driver what concerns programs, and AMD's other libraries. Kernels are machine code, which cannot be run
+//! here: modules are loaded, and a launch is an error.
 
 use super::{In, Out};
 use fake_cuda::{

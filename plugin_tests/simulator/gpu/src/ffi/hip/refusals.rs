@@ -1,5 +1,5 @@
-//! Functions of AMD's libraries that XLA is linked with, and that are not simulated: each gives its library's code for that. Without them
-//! the first call would end the process, since the engine finds functions when it calls them first.
+//! Functions of AMD's libraries that XLA is linked with, and that are not simulated: each gives its library's code for
+//! that. Without them the first call would end the process, since the engine finds functions when it calls them first.
 
 use crate::status::Status;
 
