@@ -346,6 +346,7 @@ pub struct CachedOutput {
 impl CachedOutput {
     /// Keeps it in the cache for the next execution, if there may be one; otherwise discards it. Only in calls of the
     /// C API.
+    #[inline]
     pub fn keep(self) {
         let Some((cache, destination)) =
             self.buffer.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))

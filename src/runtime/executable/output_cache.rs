@@ -86,6 +86,7 @@ impl OutputCache {
     }
 
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
+    #[inline]
     pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
         let mut output = self.places.get(destination)?.lock().pop()?;
         match output.renew(provenance) {

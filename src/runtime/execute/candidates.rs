@@ -21,9 +21,10 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A block of an arena.
-    pub fn new(origin: Origin, allocation: Allocation) -> Self {
-        Self { origin, address: allocation.address(), allocation: Some(allocation), reused: None }
+    /// A block of an arena, and the buffer that had it in the execution before, if it comes from the output cache.
+    #[inline]
+    pub fn new(origin: Origin, allocation: Allocation, reused: Option<Arc<Buffer>>) -> Self {
+        Self { origin, address: allocation.address(), allocation: Some(allocation), reused }
     }
 
     /// An argument that the engine consumed. If its memory is the engine's own, the engine passes it on to the
@@ -31,7 +32,7 @@ impl Candidate {
     pub fn consumed(argument: usize, storage: Storage) -> Self {
         let origin = Origin::Argument(argument);
         match storage.into_allocation() {
-            Some(allocation) => Self::new(origin, allocation),
+            Some(allocation) => Self::new(origin, allocation, None),
             None => Self { origin, address: 0, allocation: None, reused: None },
         }
     }

@@ -88,7 +88,7 @@ fn finish_copies(
             leftovers.push(allocation);
             continue;
         }
-        candidates.push(Candidate::new(Origin::Argument(copy.argument), allocation));
+        candidates.push(Candidate::new(Origin::Argument(copy.argument), allocation, None));
         // The caller donated the array, whatever memory the program took for it.
         if let Some(argument) = device.arguments.get(copy.argument)
             && argument.buffer().delete().is_err()
@@ -120,8 +120,7 @@ pub unsafe fn collect(launch: &mut Launch<'_>, index: usize, event: Option<Engin
     for (number, destination) in device.destinations.drain(..).enumerate() {
         consumed.push(destination.view.release());
         if let Some(allocation) = destination.block.take() {
-            let candidate = Candidate::new(Origin::Destination(number), allocation);
-            candidates.push(Candidate { reused: destination.reused, ..candidate });
+            candidates.push(Candidate::new(Origin::Destination(number), allocation, destination.reused));
         }
     }
     if call.donated().is_none_or(|donated| !donated.is_empty()) {

@@ -38,6 +38,7 @@ pub struct DestinationBlock {
 
 impl DestinationBlock {
     /// A block that `previous` had, if executions of that one still use it.
+    #[inline]
     pub fn new(allocation: Allocation, previous: Option<Arc<Buffer>>) -> Self {
         Self { allocation: Some(allocation), previous }
     }

@@ -240,12 +240,6 @@ impl<'a> DeviceLaunch<'a> {
         Ok(None)
     }
 
-    /// The handles that the engine is passed: the arguments, then the destinations.
-    pub fn handles(&self) -> impl Iterator<Item = *mut sys::PJRT_Buffer> {
-        let arguments = self.arguments.iter().map(|argument| argument.handle);
-        arguments.chain(self.destinations.iter().map(|destination| destination.view.raw()))
-    }
-
     /// The device's queue, if the engine orders its executions.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
         client.session.queue(self.device?.handle)
@@ -279,7 +273,8 @@ impl<'a> DeviceLaunch<'a> {
             if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
                 // SAFETY: the view was the cache's, which gave it up; the client is alive while its executable is.
                 let view = unsafe { EngineBuffer::own(client.session, view.0) };
-                self.destinations.push(Destination { reused: Some(buffer), ..Destination::new(view, allocation) });
+                let block = DestinationBlock::new(allocation, None);
+                self.destinations.push(Destination { view, block, reused: Some(buffer) });
                 continue;
             }
             let shape = &loaded.program.results[result];

@@ -108,7 +108,10 @@ impl<'a> Launch<'a> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
-        self.devices.iter().for_each(|device| handles.extend(device.handles()));
+        for device in &self.devices {
+            handles.extend(device.arguments.iter().map(|argument| argument.handle));
+            handles.extend(device.destinations.iter().map(|destination| destination.view.raw()));
+        }
         let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
         let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::new();
         for index in 0..args.num_devices {

@@ -69,25 +69,24 @@ pub unsafe fn results(
         if known.is_none() {
             learned.push(at);
         }
-        let allocation = at.and_then(|at| candidates[at].allocation.take());
-        if allocation.is_none() && has_memory {
-            count_miss(program, index, candidates);
-        }
         let bound = launch.device.and_then(|device| program.bound(index, device));
-        let result = match (allocation, launch.device) {
-            (Some(allocation), Some(device)) => {
-                let candidate = &mut candidates[at.unwrap_or(0)];
+        // The block is taken where it is used: it is as long as a cache line, and each move of it costs.
+        wrapped.push(
+            if let (Some(at), Some(device)) = (at, launch.device)
+                && let Some(allocation) = candidates[at].allocation.take()
+            {
                 let launched = Launched { loaded, device_index: launch.device_index, device, run: launch.run };
-                in_block(&launched, index, output, candidate, allocation, bound, writing)
-            }
-            _ => {
+                in_block(&launched, index, output, &mut candidates[at], allocation, bound, writing)
+            } else {
+                if has_memory {
+                    count_miss(program, index, candidates);
+                }
                 let expected = (&program.results[index], place(loaded, launch));
                 let result = loaded.client.adopt_result(output, expected, bound, has_memory);
                 result.define_by(writing);
                 result
-            }
-        };
-        wrapped.push(result);
+            },
+        );
     }
     if known.is_none() && all_ours && process::kind() == Some(EngineKind::Cpu) {
         learn(program, candidates, learned);

@@ -51,6 +51,7 @@ impl Buffer {
     /// `PJRT_Buffer_Destroy`: ends the caller's handle. Returns a buffer whose engine handle may only be destroyed
     /// once the program that consumed it is done: the operations under way keep it until then.
     #[must_use]
+    #[inline]
     pub fn destroy(self: Arc<Self>) -> Option<Arc<Self>> {
         let mut state = self.state();
         let referenced = state.forget_references();
