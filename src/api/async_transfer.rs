@@ -32,7 +32,7 @@ use crate::{
         device_memory::origins::ORIGINS,
         shape::{Shape, dense_size, element_bytes},
         transfer::{
-            async_slot::{Reason, Slot, WriteTarget},
+            async_slot::{EngineManager, Reason, Slot, WriteTarget},
             host::{destination, is_default_layout},
             specs::{Spec, literal_strides, specs},
         },
@@ -122,18 +122,6 @@ impl Manager {
     }
 }
 
-impl Drop for Manager {
-    fn drop(&mut self) {
-        if !self.client.session.is_open() {
-            return;
-        }
-        for slot in &self.slots {
-            // SAFETY: the client is open, and the slots are not used again.
-            unsafe { slot.destroy(&self.client) };
-        }
-    }
-}
-
 /// The device of `memory`, the first if there are several (as XLA has it).
 ///
 /// # Errors
@@ -145,7 +133,7 @@ unsafe fn device_of(client: &Client, memory: *mut sys::PJRT_Memory) -> Outcome<R
     const NAME: &str = "PJRT_Client_CreateBuffersForAsyncHostToDevice";
     required(memory, NAME, "memory")?;
     if let Some(device) = client.device_of_memory(memory) {
-        return Ok(device.handle);
+        return Ok(device.handle());
     }
     // SAFETY: the client is alive, as this function asks, and with it the lists, whose lengths the engine gives; the
     // memory is only used once it is found to be one of the client's.
@@ -202,7 +190,7 @@ unsafe fn by_engine(
     let admitted = client.admit_shape((device, memory), spec.raw.element_type, spec.dims)?;
     let (mut raw, mut layout) = (spec.raw, spec.layout);
     // SAFETY: client and memory are alive, as this function asks; shape and layout live for the call. The manager is
-    // alive until the slot that is made of it is destroyed.
+    // new, with no other owner.
     unsafe {
         let args = client.session.engine.call(sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             client: client.session.handle.0,
@@ -221,11 +209,8 @@ unsafe fn by_engine(
         });
         let bytes = size.as_ref().map_or(0, |args| args.buffer_size);
         let counted = admitted.count(client.engine_bytes(device, memory), bytes);
-        let slot = Slot::in_engine(index, bytes, Raw(manager), counted);
-        if let Err(error) = size {
-            slot.destroy(client);
-            return Err(error.into());
-        }
+        let slot = Slot::in_engine(index, bytes, EngineManager::own(client.session, manager), counted);
+        size?;
         Ok(slot)
     }
 }
@@ -233,7 +218,7 @@ unsafe fn by_engine(
 impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
     unsafe fn run(&mut self) -> Outcome {
         let client = client::find(self.client)?;
-        client.allocator.in_flight.reap_in_order(client.session.engine);
+        client.allocator.in_flight.reap_in_order();
         // SAFETY: the client is alive during the call.
         let device = unsafe { device_of(&client, self.memory)? };
         // SAFETY: the lists are as long as the caller's struct says, its layouts NULL or valid, as `run` asks.
@@ -251,25 +236,22 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
             if manager.ready.is_none() {
                 let address = SCALAR.0.as_ptr().expose_provenance();
                 let kind = spec.raw.element_type;
-                let place = (client.session.handle.0, space.memory.0);
                 // SAFETY: client and memory are alive during the call. The scalar is aligned, as large as any element,
                 // and lives for ever; nothing writes to it, because the view is never passed to a program. The view is
                 // new, with no other owner.
-                let view = unsafe {
-                    let view = views::view(client.session.engine, place, address, Array::new(kind, &[]))?;
-                    EngineBuffer::own(client.session, view)
-                };
+                let view =
+                    unsafe { EngineBuffer::view(client.session, space.memory(), address, Array::new(kind, &[]))? };
                 manager.ready = Some(view);
             }
             let shape = Arc::new(Shape::new(spec.raw.element_type, spec.dims, size.get() as usize));
             let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
             let block = allocate_or_explain(
                 &client.allocator,
-                space.arena,
+                space.arena(),
                 &shape,
                 Provenance { origin, ..Provenance::default() },
             )?;
-            manager.slots.push(Slot::in_arena(index, shape, space.device.handle, space.memory, block));
+            manager.slots.push(Slot::in_arena(index, shape, space, block));
         }
         self.transfer_manager = Arc::into_raw(Arc::new(manager)).cast_mut().cast();
         Ok(())

@@ -6,7 +6,7 @@ use crate::{
     api::entry::Entry,
     config::{Environment, OptionValue, Scratch, Settings},
     engine::{
-        Outcome, Raw,
+        Live, Outcome,
         failure::{discard, required},
         named_values::named_values,
         process, scratch,
@@ -94,8 +94,8 @@ impl Entry for sys::PJRT_Client_Create_Args {
         let created =
             unsafe { engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*self })? };
         // SAFETY: the client was just created, and is alive.
-        match unsafe { open_devices::open_devices(engine, Raw(created.client), settings, share, report::on_exhausted) }
-        {
+        let new = unsafe { Live::new(engine, created.client) };
+        match open_devices::open_devices(new, settings, share, report::on_exhausted) {
             Ok(client) => {
                 client::watch_scratch(&client);
                 client::register(client);
@@ -124,7 +124,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         client.allocator.trimmer.end();
         client::with_any(client::watch_scratch);
         // The views first, then the engine's client; an arena is dropped with its last buffer.
-        client.allocator.in_flight.end(client.session.engine);
+        client.allocator.in_flight.end();
         client.allocator.clear_caches();
         for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
             loaded.nested_executables.end(client.session.engine);

@@ -4,7 +4,7 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     api::entry::Entry,
-    engine::{Outcome, failure::required, process},
+    engine::{Live, Outcome, failure::required, process},
     error::Error,
     program,
     runtime::{
@@ -74,7 +74,7 @@ impl Entry for sys::PJRT_Compile_Args {
                 let host_callbacks = program::has_host_callbacks(&code.bytes);
                 let plan = Plan { host_callbacks, ..Plan::unmodified("compiled without a client") };
                 let plan = Plan { bound: code.results, ..plan };
-                let program = Program::new(engine, None, args.executable, plan)?;
+                let program = Program::new(None, Live::new(engine, args.executable), plan)?;
                 registry::EXECUTABLES.insert(args.executable, Arc::new(program));
                 self.executable = args.executable;
             }
@@ -97,7 +97,7 @@ impl Entry for sys::PJRT_Compile_Args {
                     Ok(args.executable)
                 },
                 |executable, plan| {
-                    let program = Program::new(engine, Some(Arc::clone(&client)), executable, plan)?;
+                    let program = Program::new(Some(Arc::clone(&client)), Live::new(engine, executable), plan)?;
                     if let Some(problem) = program.problem(&client) {
                         engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
                         return Ok(Err(problem));
@@ -119,7 +119,7 @@ impl Entry for sys::PJRT_Client_Load_Args {
             || {
                 // SAFETY: the executable is alive, as `run` asks. An engine that does not show the program is taken
                 // to have no host callbacks in it.
-                let optimized_program = unsafe { optimized(client.session.engine, executable) };
+                let optimized_program = optimized(unsafe { Live::new(client.session.engine, executable) });
                 let host_callbacks = optimized_program.is_ok_and(|(_, code)| program::has_host_callbacks(&code));
                 Plan { host_callbacks, ..Plan::unmodified("of unknown origin") }
             },

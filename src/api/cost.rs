@@ -2,7 +2,7 @@
 
 use crate::{
     api::entry::Entry,
-    engine::{Engine, Outcome, failure::required, process},
+    engine::{Engine, Live, Outcome, failure::required, process},
     error::Code,
     runtime::executable::{
         cost::{ANALYZE, Analyze, Cost},
@@ -51,7 +51,9 @@ unsafe fn answer(
         // Several threads may ask at once. With this cell none waits for another, which could wait for a lock of
         // Python's that the first one has.
         // SAFETY: the executable is alive, as this function asks, and of this program.
-        let Ok((format, code)) = (unsafe { without_destinations(engine, executable, &program) }) else { return false };
+        let Ok((format, code)) = without_destinations(unsafe { Live::new(engine, executable) }, &program) else {
+            return false;
+        };
         let Some(cost) = Cost::ask(&format, &code) else { return false };
         let _ = program.cost.set(cost);
     }

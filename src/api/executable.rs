@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     api::entry::Entry,
-    engine::{Outcome, failure::required, process},
+    engine::{Live, Outcome, failure::required, process},
     error::Error,
     runtime::{
         client::{self},
@@ -102,8 +102,9 @@ impl Entry for sys::PJRT_Executable_OptimizedProgram_Args {
             return Ok(());
         };
         // SAFETY: the executable is alive, as `run` asks, and of this program.
-        let (format, code) =
-            program.optimized.get_or_try_init(|| unsafe { without_destinations(engine, executable, &program) })?;
+        let (format, code) = program
+            .optimized
+            .get_or_try_init(|| without_destinations(unsafe { Live::new(engine, executable) }, &program))?;
         // SAFETY: `program` is not NULL, so it is the caller's struct, as `run` asks; its `code` is NULL to ask for
         // the size, or has `code_size` bytes.
         unsafe {

@@ -23,7 +23,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
     unsafe fn run(&mut self) -> Outcome {
         const NAME: &str = "PJRT_Client_BufferFromHostBuffer";
         let client = client::find(self.client)?;
-        client.allocator.in_flight.reap_in_order(client.session.engine);
+        client.allocator.in_flight.reap_in_order();
         // SAFETY: dimensions and strides are as many as the caller's struct says, as `run` asks.
         let (dims, strides) =
             unsafe { (slice(self.dims, self.num_dims), slice(self.byte_strides, self.num_byte_strides)) };

@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr};
 use once_cell::sync::OnceCell;
 
 use crate::{
-    engine::{Engine, Outcome, abi::Function, process, set_struct_size},
+    engine::{Engine, Live, Outcome, abi::Function, process, set_struct_size},
     error::Error,
     sys::{self, CStruct},
 };
@@ -76,7 +76,8 @@ pub unsafe fn call<A: CStruct>(
     let function =
         function.ok_or_else(|| Error::unimplemented(format!("the engine has no function for {}", A::NAME)))?;
     set_struct_size(&mut args, A::STRUCT_SIZE);
-    // SAFETY: the caller's promise; functions of a table differ only in the struct that their one pointer is to.
+    // SAFETY: the struct is as this function asks, and has its size; functions of a table differ only in the struct
+    // that their one pointer is to.
     unsafe {
         let function: Function = std::mem::transmute(function);
         engine.invoke(&raw mut args, function)?;
@@ -88,15 +89,11 @@ pub unsafe fn call<A: CStruct>(
 ///
 /// # Errors
 /// The engine's; UNIMPLEMENTED for one without streams.
-///
-/// # Safety
-/// The device must be alive.
-pub unsafe fn stream_of(device: *mut sys::PJRT_Device) -> Outcome<isize> {
-    let engine = process::engine()?;
-    let originals = Extensions::of(engine);
-    let args = sys::PJRT_Get_Stream_For_External_Ready_Events_Args { device, ..Default::default() };
-    // SAFETY: the caller's promise.
-    Ok(unsafe { call(engine, originals.stream.get_stream, args)? }.stream)
+pub fn stream_of(device: Live<'_, sys::PJRT_Device>) -> Outcome<isize> {
+    let originals = Extensions::of(device.engine());
+    let args = sys::PJRT_Get_Stream_For_External_Ready_Events_Args { device: device.raw(), ..Default::default() };
+    // SAFETY: the device is alive, and the function asks for nothing else.
+    Ok(unsafe { call(device.engine(), originals.stream.get_stream, args)? }.stream)
 }
 
 /// Registers a type of user data with the engine, through its own function.
@@ -109,7 +106,7 @@ pub unsafe fn stream_of(device: *mut sys::PJRT_Device) -> Outcome<isize> {
 pub unsafe fn register_type(args: sys::PJRT_FFI_Type_Register_Args) -> Outcome<sys::PJRT_FFI_Type_Register_Args> {
     let engine = process::engine()?;
     let originals = Extensions::of(engine);
-    // SAFETY: the caller's promise.
+    // SAFETY: the struct satisfies the function's contract, as this function asks.
     unsafe { call(engine, originals.ffi.type_register, args) }
 }
 
@@ -125,6 +122,6 @@ pub unsafe fn add_user_data(context: *mut sys::PJRT_ExecuteContext, kind: i64, d
     let originals = Extensions::of(engine);
     let user_data = sys::PJRT_FFI_UserData { type_id: kind, data };
     let args = sys::PJRT_FFI_UserData_Add_Args { context, user_data, ..Default::default() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the context is alive, as this function asks; of the data the engine only keeps the pointer.
     unsafe { call(engine, originals.ffi.user_data_add, args) }.map(drop)
 }

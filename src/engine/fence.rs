@@ -14,59 +14,57 @@
 //! that the engine puts into memory of its own is there when all before it is over.
 
 use crate::{
-    engine::{Engine, EngineError, EngineEvent, Raw, views},
-    error::Error,
+    engine::{EngineBuffer, EngineError, EngineEvent, Raw, Session},
     sys,
 };
 
 /// A device on which the engine does one run after another.
 #[derive(Clone, Copy)]
 pub struct ExecutionQueue {
-    /// The engine's client.
-    pub client: Raw<sys::PJRT_Client>,
-    /// The device.
-    pub device: Raw<sys::PJRT_Device>,
+    session: &'static Session,
+    device: Raw<sys::PJRT_Device>,
+}
+
+impl ExecutionQueue {
+    /// The queue of `device`, if the engine does its executions one after another.
+    ///
+    /// # Safety
+    /// `device` must be one of the session's client.
+    pub unsafe fn of(session: &'static Session, device: Raw<sys::PJRT_Device>) -> Option<Self> {
+        session.orders_executions.then_some(Self { session, device })
+    }
 }
 
 /// See the module's documentation.
 pub struct Fence {
     /// Ready when all is over that the device was given before; with an error if that cannot be known.
     pub event: EngineEvent,
-    /// The byte, to be destroyed.
-    pub buffer: Raw<sys::PJRT_Buffer>,
+    /// The byte, to be destroyed after that.
+    pub buffer: EngineBuffer,
 }
 
 impl Fence {
     /// Asks for the end of what the device was given so far. A few microseconds; nobody waits.
     ///
     /// # Errors
-    /// The engine's, which has no memory for a byte, or no device any more.
-    ///
-    /// # Safety
-    /// The engine's client must be alive.
-    pub unsafe fn of(queue: ExecutionQueue, engine: &'static Engine) -> Result<Self, EngineError> {
+    /// The engine's, which has no memory for a byte, or no device any more; or that the client is gone.
+    pub fn of(ExecutionQueue { session, device }: ExecutionQueue) -> Result<Self, EngineError> {
+        let open = session.open().map_err(EngineError::Own)?;
         let byte = 0u8;
-        // SAFETY: the byte outlives the call, which is all that the engine relies on.
-        let made = unsafe {
-            engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
-                client: queue.client.0,
+        // SAFETY: the client is open, the device is its own, and the byte outlives the call, which is all that the
+        // engine relies on. Buffer and event are new.
+        let buffer = unsafe {
+            let made = open.engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
+                client: open.handle.0,
                 data: (&raw const byte).cast(),
                 type_: sys::PJRT_Buffer_Type_U8,
                 host_buffer_semantics: sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
-                device: queue.device.0,
+                device: device.0,
                 ..Default::default()
-            })?
+            })?;
+            drop(EngineEvent::own(open.engine, made.done_with_host_buffer));
+            EngineBuffer::own(session, made.buffer)
         };
-        // SAFETY: both are ours from here on.
-        let event = unsafe {
-            drop(EngineEvent::own(engine, made.done_with_host_buffer));
-            engine
-                .call(sys::PJRT_Buffer_ReadyEvent_Args { buffer: made.buffer, ..Default::default() })
-                .map(|ready| EngineEvent::own(engine, ready.event))
-                .and_then(|event| event.ok_or_else(|| EngineError::Own(Error::internal("a buffer without an event"))))
-        };
-        // SAFETY: nobody else knows the buffer.
-        let event = event.inspect_err(|_| unsafe { views::destroy(engine, made.buffer) })?;
-        Ok(Self { event, buffer: Raw(made.buffer) })
+        Ok(Self { event: buffer.ready_event()?, buffer })
     }
 }

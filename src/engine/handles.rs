@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    engine::{Engine, EngineError},
+    engine::{Engine, EngineError, live::Live},
     sys,
 };
 
@@ -41,14 +41,9 @@ unsafe extern "C" fn completed<T: Completion>(error: *mut sys::PJRT_Error, share
 
 /// An event of the engine that we own.
 pub struct EngineEvent {
-    engine: &'static Engine,
-    event: *mut sys::PJRT_Event,
+    /// Alive until this is dropped, however long that takes; so it does not leave this file.
+    event: Live<'static, sys::PJRT_Event>,
 }
-
-// SAFETY: events may be used and destroyed on any thread.
-unsafe impl Send for EngineEvent {}
-// SAFETY: as above, by several threads at once too.
-unsafe impl Sync for EngineEvent {}
 
 impl EngineEvent {
     /// Owns an event that the engine handed to us; `None` for NULL.
@@ -56,22 +51,18 @@ impl EngineEvent {
     /// # Safety
     /// `event` must be NULL, or a live event of `engine` that nobody else destroys.
     pub unsafe fn own(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Option<Self> {
-        (!event.is_null()).then_some(Self { engine, event })
+        // SAFETY: an event that is not NULL is alive, and nobody else destroys it, as this function asks.
+        (!event.is_null()).then(|| Self { event: unsafe { Live::new(engine, event) } })
     }
 
     /// The engine whose event it is.
     pub fn engine(&self) -> &'static Engine {
-        self.engine
+        self.event.engine()
     }
 
     /// Whether the event has happened, with or without an error.
     pub fn is_ready(&self) -> bool {
-        // SAFETY: the event is alive.
-        unsafe {
-            self.engine
-                .call(sys::PJRT_Event_IsReady_Args { event: self.event, ..Default::default() })
-                .is_ok_and(|a| a.is_ready)
-        }
+        self.event.ask::<sys::PJRT_Event_IsReady_Args>().is_ok_and(|answer| answer.is_ready)
     }
 
     /// Blocks until the event has happened.
@@ -79,8 +70,7 @@ impl EngineEvent {
     /// # Errors
     /// The error that the event carries.
     pub fn wait(&self) -> Result<(), EngineError> {
-        // SAFETY: the event is alive.
-        unsafe { self.engine.call(sys::PJRT_Event_Await_Args { event: self.event, ..Default::default() }) }.map(drop)
+        self.event.ask::<sys::PJRT_Event_Await_Args>().map(drop)
     }
 
     /// Tells `completion` once the event has happened: now, on this thread, if it has, else later on a thread of the
@@ -89,8 +79,8 @@ impl EngineEvent {
         let share = Arc::into_raw(completion).cast_mut().cast::<c_void>();
         // SAFETY: the event is alive. The engine calls back once, with the share that is given here.
         let registered = unsafe {
-            self.engine.call(sys::PJRT_Event_OnReady_Args {
-                event: self.event,
+            self.engine().call(sys::PJRT_Event_OnReady_Args {
+                event: self.event.raw(),
                 callback: Some(completed::<T>),
                 user_arg: share,
                 ..Default::default()
@@ -106,41 +96,15 @@ impl EngineEvent {
 
     /// Hands the event over to the caller, who destroys it.
     pub fn into_raw(self) -> *mut sys::PJRT_Event {
-        std::mem::ManuallyDrop::new(self).event
+        std::mem::ManuallyDrop::new(self).event.raw()
     }
 }
 
 impl Drop for EngineEvent {
     fn drop(&mut self) {
         // SAFETY: we own the event, and this is the only time that it is destroyed.
-        drop(unsafe { self.engine.call(sys::PJRT_Event_Destroy_Args { event: self.event, ..Default::default() }) });
-    }
-}
-
-/// A handle of the engine with nothing of ours around it, that may travel between threads.
-#[repr(transparent)]
-pub struct Raw<T>(pub *mut T);
-
-// Not derived: the derive would ask the same of `T`, which is only a name.
-impl<T> Clone for Raw<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Raw<T> {}
-
-// SAFETY: PJRT handles may be used from any thread; `Raw` never dereferences one.
-unsafe impl<T> Send for Raw<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Raw<T> {}
-
-impl<T> Raw<T> {
-    /// The absent handle.
-    pub const NULL: Self = Self(ptr::null_mut());
-
-    /// Whether there is no handle.
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
+        drop(unsafe {
+            self.engine().call(sys::PJRT_Event_Destroy_Args { event: self.event.raw(), ..Default::default() })
+        });
     }
 }

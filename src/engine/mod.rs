@@ -10,8 +10,12 @@
 //!  library.rs   dlopen, GetPjrtApi, version check, calls as `Result`
 //!  exceptions.rs C++ exceptions, which end as errors
 //!  ffi.rs       the engine's XLA FFI: handlers for custom calls
+//!  live.rs      handles that are alive, and what they can be asked
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
+//!  session.rs   a client of the engine, and whether it is still there
+//!  buffers.rs   buffers of the engine that we own
+//!  executables.rs the description of a loaded program
 //!  fence.rs     the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself
 //!  atexit.rs    what the engine's library builds once stays to the end
@@ -24,6 +28,7 @@ pub mod buffers;
 pub mod choice;
 pub mod discover;
 pub mod exceptions;
+pub mod executables;
 pub mod extensions;
 pub mod failure;
 pub mod fence;
@@ -31,6 +36,7 @@ pub mod ffi;
 pub mod handles;
 mod imports;
 pub mod library;
+pub mod live;
 pub mod named_values;
 pub mod process;
 pub mod scratch;
@@ -41,6 +47,7 @@ pub mod views;
 pub use abi::{Args, fitted, set_struct_size};
 pub use buffers::EngineBuffer;
 pub use failure::{Failure, Outcome};
-pub use handles::{Completion, EngineEvent, Raw};
+pub use handles::{Completion, EngineEvent};
 pub use library::{Engine, EngineError};
+pub use live::{Live, Raw};
 pub use session::{Open, Session};

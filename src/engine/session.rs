@@ -1,17 +1,15 @@
-//! A client of the engine, and how it is shown memory of ours.
+//! A client of the engine, and whether it is still there.
 
 use std::{
     fmt,
+    marker::PhantomData,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
-    device::Carrier,
     engine::{
-        Engine, EngineError, Outcome, Raw,
-        extensions::stream_of,
-        fence::ExecutionQueue,
-        views::{self, AliasableTypes, Array, ViewKind},
+        Engine, Live, Raw,
+        views::{AliasableTypes, ViewKind},
     },
     error::{Error, Result},
     sys,
@@ -71,21 +69,17 @@ impl Session {
     /// FAILED_PRECONDITION once the client is destroyed.
     pub fn open(&'static self) -> Result<Open> {
         if self.is_open() {
-            Ok(Open(self))
+            Ok(Open(self, PhantomData))
         } else {
             Err(Error::failed_precondition("the buffer's client has been destroyed"))
         }
     }
-
-    /// The queue of `device`, if the engine does its executions one after another.
-    pub fn queue(&self, device: Raw<sys::PJRT_Device>) -> Option<ExecutionQueue> {
-        self.orders_executions.then_some(ExecutionQueue { client: self.handle, device })
-    }
 }
 
-/// A client of the engine that is not destroyed before the present call of the C API returns. See [`Session::open`].
+/// A client of the engine that is not destroyed before the present call of the C API returns. See [`Session::open`]. A
+/// call is one thread's, so this does not leave the thread; nor is it kept for another call.
 #[derive(Clone, Copy)]
-pub struct Open(&'static Session);
+pub struct Open(&'static Session, PhantomData<*const ()>);
 
 impl std::ops::Deref for Open {
     type Target = Session;
@@ -95,66 +89,12 @@ impl std::ops::Deref for Open {
     }
 }
 
-impl Session {
-    /// A view of a block whose bytes are there, or are written by nobody but programs that are donated the view.
-    ///
-    /// # Errors
-    /// The engine's.
-    ///
-    /// # Safety
-    /// The client and the memory must be alive. The block is aligned, holds the array, and is freed only after the
-    /// view, every output that a program wrote into it, and the programs that use them.
-    pub unsafe fn view(
-        &self,
-        memory: Raw<sys::PJRT_Memory>,
-        address: usize,
-        array: Array<'_>,
-    ) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-        let place = (self.handle.0, memory.0);
-        // SAFETY: client, memory and block are as this function asks of its caller.
-        unsafe {
-            match self.view_kind {
-                ViewKind::Host => views::view(self.engine, place, address, array),
-                ViewKind::Device => views::view_on_device(self.engine, place, address, array, 0),
-            }
-        }
-    }
-
-    /// As [`Self::view`], of a block in `memory` of the GPU `device` that `carrier` was told to bring bytes to: the
-    /// view is ready when they are there.
-    ///
-    /// # Errors
-    /// The engine's, or the device's.
-    ///
-    /// # Safety
-    /// As [`Self::view`]; but the bytes need not be there. The device must be alive.
-    pub unsafe fn view_behind(
-        &self,
-        (device, memory): (Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>),
-        carrier: &dyn Carrier,
-        address: usize,
-        array: Array<'_>,
-    ) -> Outcome<*mut sys::PJRT_Buffer> {
-        let place = (self.handle.0, memory.0);
-        // Threads that do this at once make each other's views wait for more than they need, and never for less.
-        // SAFETY: the stream is one of the device's own; device, memory and block are as this function asks of its
-        // caller.
-        unsafe {
-            let stream = stream_of(device.0)?;
-            carrier.order(stream)?;
-            Ok(views::view_on_device(self.engine, place, address, array, stream)?)
-        }
-    }
-
-    /// Destroys a view, or another buffer of the engine's; nothing is done once the client is gone. Blocks while a
-    /// program that was donated the buffer still runs (engine behaviour T3).
-    ///
-    /// # Safety
-    /// `buffer` must be NULL, or a buffer of this client that nobody uses again.
-    pub unsafe fn destroy(&self, buffer: Raw<sys::PJRT_Buffer>) {
-        if !buffer.is_null() && self.is_open() {
-            // SAFETY: the client is there, so the buffer is alive; nobody uses it again, as this function asks.
-            unsafe { views::destroy(self.engine, buffer.0) };
-        }
+impl Open {
+    /// The client.
+    #[inline]
+    pub fn client(&self) -> Live<'_, sys::PJRT_Client> {
+        // SAFETY: the client is not destroyed before the present call of the C API returns, and this borrows from a
+        // value of that call.
+        unsafe { Live::new(self.engine, self.handle.0) }
     }
 }

@@ -15,16 +15,17 @@
 //! and not by its contract (XLA `se_gpu_pjrt_client.cc`, PJRT C API 0.112 and 0.114), which is why Execute compares
 //! addresses.
 
-use std::{ffi::c_void, ptr};
+use std::{ffi::c_void, mem, ptr};
 
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Args, Engine, EngineError, EngineEvent, handles::Raw},
+    engine::{Args, EngineError, EngineEvent, Live, failure::discard},
+    error::Error,
     sys,
 };
 
-/// Alignment in bytes that every address given to [`view`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
+/// Alignment in bytes that every address given to [`from_host`] must have (XLA: `EIGEN_MAX_ALIGN_BYTES`).
 pub const ALIGNMENT: usize = 64;
 
 /// The newest element type that every supported version knows (0.63). An engine aborts on a number that it does not
@@ -116,29 +117,73 @@ pub fn with_layout<T>(
     body(if given.is_null() { &raw mut default } else { given })
 }
 
-/// As [`view`], of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for
-/// this purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were
+/// A memory of the engine, and its client.
+#[derive(Clone, Copy)]
+pub struct ClientMemory<'a> {
+    /// The client.
+    pub client: Live<'a, sys::PJRT_Client>,
+    /// The memory.
+    pub memory: Live<'a, sys::PJRT_Memory>,
+}
+
+/// A buffer of a client that is alive for `'a`, with one owner. Dropped, it is destroyed; that blocks while a program
+/// that was donated the buffer still runs (engine behaviour T3).
+pub struct OwnedBuffer<'a>(Live<'a, sys::PJRT_Buffer>);
+
+impl<'a> OwnedBuffer<'a> {
+    /// Owns a buffer.
+    ///
+    /// # Safety
+    /// `buffer` must be a live one of the client's, and nobody else may destroy it.
+    pub unsafe fn own(client: Live<'a, sys::PJRT_Client>, buffer: *mut sys::PJRT_Buffer) -> Self {
+        // SAFETY: the buffer is alive, as this function asks, until its owner destroys it, or the client ends.
+        Self(unsafe { Live::new(client.engine(), buffer) })
+    }
+
+    /// The buffer.
+    pub fn live(&self) -> Live<'_, sys::PJRT_Buffer> {
+        self.0
+    }
+
+    /// Hands the buffer over to the caller, who destroys it.
+    pub fn into_raw(self) -> *mut sys::PJRT_Buffer {
+        mem::ManuallyDrop::new(self).0.raw()
+    }
+}
+
+impl Drop for OwnedBuffer<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let args = sys::PJRT_Buffer_Destroy_Args { buffer: self.0.raw(), ..Default::default() };
+        // SAFETY: the buffer is owned here, and this is its end.
+        discard(unsafe { self.0.engine().call(args) }, "destroy a buffer");
+    }
+}
+
+/// A view of memory of a device. It is ready once all is done that was put on `stream`, one of the engine's for this
+/// purpose, before this call; with none (zero) at once, or, before PJRT C API 0.114, after the programs that were
 /// started before.
 ///
 /// # Errors
 /// The engine's: NOT_FOUND for a stream that is not one of its own.
 ///
 /// # Safety
-/// As for [`view`]; `address` must be one of the device's that `memory` belongs to.
-pub unsafe fn view_on_device(
-    engine: &'static Engine,
-    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+/// `address` must be one of the device's that the memory belongs to, aligned to [`ALIGNMENT`], and hold the array until
+/// the buffer, and every output that a program wrote into it, is destroyed and the programs that use them are done.
+pub unsafe fn on_device<'a>(
+    place: ClientMemory<'a>,
     address: usize,
     array: Array<'_>,
     stream: isize,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+) -> Result<OwnedBuffer<'a>, EngineError> {
     // Without a layout an engine before 0.114 makes a shape that has none, and fails later.
     let default = default_order(array.dims.len());
     let mut layout = untiled(array.minor_to_major.unwrap_or(&default));
-    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
-    let args = unsafe {
-        engine.call(sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
-            client,
+    // SAFETY: client and memory are alive, and dimensions and layout outlive the call; the address is as this function
+    // asks. The buffer is new.
+    unsafe {
+        let args = place.client.engine().call(sys::PJRT_Client_CreateViewOfDeviceBuffer_Args {
+            client: place.client.raw(),
             device_buffer_ptr: ptr::with_exposed_provenance_mut(address),
             dims: array.dims.as_ptr(),
             num_dims: array.dims.len(),
@@ -146,96 +191,25 @@ pub unsafe fn view_on_device(
             layout: &raw mut layout,
             on_delete_callback: Some(nobody_listens),
             stream,
-            memory,
+            memory: place.memory.raw(),
             ..Default::default()
-        })?
-    };
-    Ok(args.buffer)
+        })?;
+        Ok(OwnedBuffer::own(place.client, args.buffer))
+    }
 }
 
-/// Whether the engine looks at memory of the kind of `memory` where it lies, by its address: asked with a view that
-/// nothing uses.
-///
-/// # Safety
-/// `client` and `memory` must be alive, and `memory` of the host.
-pub unsafe fn takes_views_as_they_are(
-    engine: &'static Engine,
-    client: *mut sys::PJRT_Client,
-    memory: *mut sys::PJRT_Memory,
-) -> bool {
-    /// For ever, because an engine before 0.114 has something to do on a stream before it lets go.
-    static SOMETHING: [u64; 32] = [0; 32];
-    let here = SOMETHING.as_ptr().expose_provenance();
-    // SAFETY: the memory is there for ever, the view holds one element of it, and nobody is shown the view.
-    let view = unsafe { view_on_device(engine, (client, memory), here, Array::new(sys::PJRT_Buffer_Type_U8, &[1]), 0) };
-    let view = match view {
-        Ok(view) => view,
-        Err(error) => {
-            log::info!("memory of the host stays with the engine, which takes no view of it: {}", error.message());
-            return false;
-        }
-    };
-    // SAFETY: the view was just made.
-    let there = unsafe { address(engine, view) };
-    // SAFETY: nothing uses it, and this is its end.
-    unsafe { destroy(engine, view) };
-    there.is_ok_and(|there| there == here)
+/// How a buffer uses bytes of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostBytes {
+    /// In place: programs read them, and one that is donated the buffer writes its result there.
+    Writable,
+    /// In place, but a program that is donated the buffer copies them.
+    Constant,
+    /// They are copied into memory of the engine, before the call returns.
+    Copied,
 }
 
-/// Creates a buffer of the engine over `address`, ready at once: the caller vouches for the contents.
-///
-/// # Errors
-/// The engine's, for instance for a shape it refuses.
-///
-/// # Safety
-/// `address` must be aligned to [`ALIGNMENT`] and hold the array until the buffer, and every output that a program
-/// wrote into it, is destroyed and the programs that use them are done. The handles must be alive.
-pub unsafe fn view(
-    engine: &'static Engine,
-    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-    address: usize,
-    array: Array<'_>,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    // SAFETY: the caller's promise.
-    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kMutableZeroCopy) }
-}
-
-/// As [`view`], for programs that only read: one that is donated the buffer copies it.
-///
-/// # Errors
-/// As [`view`].
-///
-/// # Safety
-/// As [`view`].
-pub unsafe fn constant(
-    engine: &'static Engine,
-    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-    address: usize,
-    array: Array<'_>,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    // SAFETY: the caller's promise.
-    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableZeroCopy) }
-}
-
-/// Creates a buffer of the engine, in memory of its own, with the bytes of the array at `address`, which is free when
-/// this returns.
-///
-/// # Errors
-/// The engine's, for instance for a shape it refuses.
-///
-/// # Safety
-/// `address` must hold the array, and the handles be alive.
-pub unsafe fn copy(
-    engine: &'static Engine,
-    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-    address: usize,
-    array: Array<'_>,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    // SAFETY: the caller's promise.
-    unsafe { from_host(engine, place, address, array, sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall) }
-}
-
-/// A buffer of bytes of the host, which lie as the array says.
+/// A buffer of bytes of the host, which lie as the array says, ready at once: the caller vouches for the contents.
 ///
 /// By the C API, bytes without strides lie in the order of the dimensions, whatever layout the device is to have.
 /// XLA:CPU goes by that since some version between 0.106 and 0.115, and before it took the bytes as they were. What all
@@ -244,17 +218,19 @@ pub unsafe fn copy(
 /// 0.115 copies.
 ///
 /// # Errors
-/// The engine's.
+/// The engine's, for instance for a shape it refuses.
 ///
 /// # Safety
-/// The handles must be alive, and `address` hold the array for as long as the semantics say.
-unsafe fn from_host(
-    engine: &'static Engine,
-    (client, memory): (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
+/// `address` must hold the array. Unless it is [`HostBytes::Copied`], it must be aligned to [`ALIGNMENT`], and hold the
+/// array until the buffer, and every output that a program wrote into it, is destroyed and the programs that use them
+/// are done; of [`HostBytes::Constant`] nothing may write to it meanwhile.
+pub unsafe fn from_host<'a>(
+    ClientMemory { client, memory }: ClientMemory<'a>,
     address: usize,
     array: Array<'_>,
-    semantics: sys::PJRT_HostBufferSemantics,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
+    bytes: HostBytes,
+) -> Result<OwnedBuffer<'a>, EngineError> {
+    let engine = client.engine();
     let order = array.minor_to_major;
     let has_bitcast = || engine.slot(sys::PJRT_Buffer_Bitcast_Args::SLOT).is_some();
     let as_they_lie: Option<SmallVec<[i64; 6]>> =
@@ -262,107 +238,107 @@ unsafe fn from_host(
     let dims = as_they_lie.as_deref().unwrap_or(array.dims);
     let mut layout = order.map(untiled);
     let wanted = layout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: dimensions and layout outlive the call; the rest is the caller's promise.
-    let args = unsafe {
-        engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
-            client,
+    // SAFETY: client and memory are alive, and dimensions and layout outlive the call; the address holds the array for
+    // as long as the semantics say, as this function asks. Buffer and event are new. Nobody waits for the event: a copy
+    // is made when the call returns, and of a view the completion of the programs says when memory is free again.
+    let made = unsafe {
+        let args = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
+            client: client.raw(),
             data: ptr::with_exposed_provenance(address),
             type_: array.element_type,
             dims: dims.as_ptr(),
             num_dims: dims.len(),
-            host_buffer_semantics: semantics,
-            memory,
+            host_buffer_semantics: match bytes {
+                HostBytes::Writable => sys::PJRT_HostBufferSemantics_kMutableZeroCopy,
+                HostBytes::Constant => sys::PJRT_HostBufferSemantics_kImmutableZeroCopy,
+                HostBytes::Copied => sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
+            },
+            memory: memory.raw(),
             device_layout: if as_they_lie.is_some() { ptr::null_mut() } else { wanted },
             ..Default::default()
-        })?
+        })?;
+        drop(EngineEvent::own(engine, args.done_with_host_buffer));
+        OwnedBuffer::own(client, args.buffer)
     };
-    // SAFETY: the event is ours. Nobody waits for it: a copy is made when the call returns, and of a view the
-    // completion of the programs says when memory is free again.
-    drop(unsafe { EngineEvent::own(engine, args.done_with_host_buffer) });
     if as_they_lie.is_none() {
-        return Ok(args.buffer);
+        return Ok(made);
     }
-    // SAFETY: the buffer was just made, and this is its end; dimensions and layout outlive the call.
+    // SAFETY: the buffer is alive, and dimensions and layout outlive the call. The other buffer is new.
     unsafe {
         let named = engine.call(sys::PJRT_Buffer_Bitcast_Args {
-            buffer: args.buffer,
+            buffer: made.live().raw(),
             element_type: array.element_type,
             dims: array.dims.as_ptr(),
             num_dims: array.dims.len(),
             device_layout: wanted,
             ..Default::default()
-        });
-        destroy(engine, args.buffer);
-        Ok(named?.out_buffer)
+        })?;
+        Ok(OwnedBuffer::own(client, named.out_buffer))
     }
 }
 
-/// Destroys a buffer of the engine. Blocks while a program that was donated the buffer still runs (engine behaviour
-/// T3).
-///
-/// # Safety
-/// `buffer` must be a live buffer of `engine`, and not be used again.
-pub unsafe fn destroy(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
-    // SAFETY: the caller's promise.
-    if let Err(error) = unsafe { engine.call(sys::PJRT_Buffer_Destroy_Args { buffer, ..Default::default() }) } {
-        log::warn!("the engine could not destroy a buffer: {}", error.message());
-    }
-}
-
-/// Deletes a buffer that a program was donated and that others still have the handle of. Blocks as [`destroy`] does:
+/// Deletes a buffer that a program was donated and that others still have the handle of. Blocks as destroying it does:
 /// deleting takes the memory from whoever has it, and waits for a donation (XLA, `CommonPjRtBuffer::ReleaseBuffer`).
-///
-/// # Safety
-/// `buffer` must be a live buffer of `engine`.
-pub unsafe fn end(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) {
-    // SAFETY: the caller's promise.
-    if let Err(error) = unsafe { engine.call(sys::PJRT_Buffer_Delete_Args { buffer, ..Default::default() }) } {
-        log::warn!("the engine could not delete a buffer: {}", error.message());
-    }
+pub fn end(buffer: Live<'_, sys::PJRT_Buffer>) {
+    discard(buffer.ask::<sys::PJRT_Buffer_Delete_Args>(), "delete a buffer");
 }
 
-/// The address of a live buffer's memory; NULL for one without memory.
+/// The address of a buffer's memory; 0 for one without memory.
 ///
 /// # Errors
 /// The engine's: a deleted buffer, a device without addresses.
+pub fn address(buffer: Live<'_, sys::PJRT_Buffer>) -> Result<usize, EngineError> {
+    let answer = buffer.ask::<sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args>()?;
+    Ok(answer.device_memory_ptr.expose_provenance())
+}
+
+/// The event that happens when the bytes of a buffer are there.
 ///
-/// # Safety
-/// `buffer` must be a live buffer of `engine`.
-pub unsafe fn address(engine: &'static Engine, buffer: *mut sys::PJRT_Buffer) -> Result<usize, EngineError> {
-    // SAFETY: the caller's promise.
-    let args =
-        unsafe { engine.call(sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args { buffer, ..Default::default() })? };
-    Ok(args.device_memory_ptr.expose_provenance())
+/// # Errors
+/// The engine's.
+pub fn ready_event(buffer: Live<'_, sys::PJRT_Buffer>) -> Result<EngineEvent, EngineError> {
+    let args = sys::PJRT_Buffer_ReadyEvent_Args { buffer: buffer.raw(), ..Default::default() };
+    // SAFETY: the buffer is alive, and the function asks for nothing else; the event is new.
+    let event = unsafe { EngineEvent::own(buffer.engine(), buffer.engine().call(args)?.event) };
+    event.ok_or_else(|| EngineError::Own(Error::internal("a buffer without an event")))
+}
+
+/// Whether a program has consumed a buffer. Asking does not block, even while the program runs.
+#[inline]
+pub fn is_consumed(buffer: Live<'_, sys::PJRT_Buffer>) -> bool {
+    buffer.ask::<sys::PJRT_Buffer_IsDeleted_Args>().is_ok_and(|answer| answer.is_deleted)
+}
+
+/// Bytes for views that nothing uses: larger than any element.
+#[repr(align(64))]
+struct Scalars([u8; ALIGNMENT]);
+
+const _: () = assert!(align_of::<Scalars>() == ALIGNMENT);
+
+/// Whether the engine looks at memory of the host, of the kind of `place`, where it lies, by its address: asked with a
+/// view that nothing uses.
+pub fn takes_views_as_they_are(place: ClientMemory<'_>) -> bool {
+    /// For ever, because an engine before 0.114 has something to do on a stream before it lets go.
+    static SOMETHING: Scalars = Scalars([0; ALIGNMENT]);
+    let here = SOMETHING.0.as_ptr().expose_provenance();
+    // SAFETY: the address is there for ever, aligned, and holds the one element of the view. Of a view that no
+    // program is passed an engine only notes the address, so it need not be one of the device's.
+    match unsafe { on_device(place, here, Array::new(sys::PJRT_Buffer_Type_U8, &[1]), 0) } {
+        Ok(view) => address(view.live()).is_ok_and(|there| there == here),
+        Err(error) => {
+            log::info!("memory of the host stays with the engine, which takes no view of it: {}", error.message());
+            false
+        }
+    }
 }
 
 /// Asks the engine, type by type, whether a view aliases memory or copies it.
-///
-/// # Safety
-/// `client` and `memory` must be alive.
-pub unsafe fn probe(
-    engine: &'static Engine,
-    client: Raw<sys::PJRT_Client>,
-    memory: *mut sys::PJRT_Memory,
-) -> AliasableTypes {
-    #[repr(align(64))]
-    struct Scratch([u8; 64]);
-    let mut scratch = Scratch([0; 64]);
+pub fn probe(place: ClientMemory<'_>) -> AliasableTypes {
+    let mut scratch = Scalars([0; ALIGNMENT]);
     let here = scratch.0.as_mut_ptr().expose_provenance();
-    let mut viewable = 0;
-    for number in 1..=NEWEST {
-        let element_type = sys::PJRT_Buffer_Type(number);
-        if element_type == sys::PJRT_Buffer_Type_TOKEN {
-            continue;
-        }
-        // SAFETY: the scratch is aligned, larger than any element, and outlives the view.
-        let Ok(buffer) = (unsafe { view(engine, (client.0, memory), here, Array::new(element_type, &[1])) }) else {
-            continue;
-        };
-        // SAFETY: the buffer was just made, nothing uses it, and this is its end.
-        let aliased = unsafe { address(engine, buffer) }.is_ok_and(|there| there == here);
-        // SAFETY: as above.
-        unsafe { destroy(engine, buffer) };
-        viewable |= u32::from(aliased) << number;
-    }
-    AliasableTypes(viewable)
+    AliasableTypes::those(|element_type| {
+        // SAFETY: the scratch is aligned, larger than any element, and outlives the view, which no program is passed.
+        let view = unsafe { from_host(place, here, Array::new(element_type, &[1]), HostBytes::Writable) };
+        view.is_ok_and(|view| address(view.live()).is_ok_and(|there| there == here))
+    })
 }

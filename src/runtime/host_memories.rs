@@ -1,9 +1,9 @@
 //! The engine's memories of the host.
 
 use crate::{
-    engine::{Engine, Raw},
+    engine::{Live, Raw},
     program::HostMemory,
-    sys::{self, slice, text},
+    sys,
 };
 
 /// The engine's memories of the host, for one device.
@@ -14,29 +14,18 @@ pub struct HostMemories {
 }
 
 impl HostMemories {
-    /// Those of `device`; none, where the engine does not say.
-    ///
-    /// # Safety
-    /// The device must be alive.
-    pub unsafe fn find(engine: &'static Engine, device: *mut sys::PJRT_Device) -> Self {
-        let mut found = Self::default();
-        // SAFETY: the device is alive, as this function asks, and so long live its memories and their names, whose
-        // numbers the engine gives.
-        unsafe {
-            let args = engine.call(sys::PJRT_Device_AddressableMemories_Args { device, ..Default::default() });
-            let memories = args.map_or(&[][..], |args| slice(args.memories, args.num_memories));
-            for &memory in memories {
-                let Ok(kind) = engine.call(sys::PJRT_Memory_Kind_Args { memory, ..Default::default() }) else {
-                    continue;
-                };
-                match text(kind.kind, kind.kind_size) {
-                    kind if kind == HostMemory::Pinned.name() => found.pinned = Some(Raw(memory)),
-                    kind if kind == HostMemory::Unpinned.name() => found.unpinned = Some(Raw(memory)),
-                    _ => {}
-                }
+    /// Those of `device`, and again the `pinned_host` one; none, where the engine does not say.
+    pub fn find<'a>(device: Live<'a, sys::PJRT_Device>) -> (Self, Option<Live<'a, sys::PJRT_Memory>>) {
+        let (mut found, mut pinned) = (Self::default(), None);
+        for memory in device.handles::<sys::PJRT_Device_AddressableMemories_Args, _>().unwrap_or_default() {
+            match memory.text::<sys::PJRT_Memory_Kind_Args>() {
+                Ok(kind) if kind == HostMemory::Pinned.name() => pinned = Some(memory),
+                Ok(kind) if kind == HostMemory::Unpinned.name() => found.unpinned = Some(Raw(memory.raw())),
+                _ => {}
             }
         }
-        found
+        found.pinned = pinned.map(|memory| Raw(memory.raw()));
+        (found, pinned)
     }
 
     /// The one that a result is bound to.

@@ -27,7 +27,7 @@ fn relocate_for_pin(buffer: &Arc<Buffer>) {
     let Some(client) = client::of_session(buffer.session).filter(|client| client.allocator.compacts()) else { return };
     if buffer.usage().move_barrier() == Some(MoveBarrier::InUse) {
         // Perhaps only operations that are done use it.
-        client.allocator.in_flight.reap_all(client.session.engine);
+        client.allocator.in_flight.reap_all();
     }
     let memory = buffer.usage().peek(|body| body.allocation().map(|allocation| Arc::clone(allocation.memory())));
     if let Some(memory) = memory {

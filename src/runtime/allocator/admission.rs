@@ -142,7 +142,7 @@ fn grant_memory<'a>(
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
     let mut first = true;
-    allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round| {
+    allocator.in_flight.wait_until(&deadline, |round| {
         // The pool may not be able to join its pieces: with more than the last program needed, it would keep both.
         if std::mem::take(&mut first) && matches!(demand, Demand::Program(_)) && observe(allocator, shared) {
             shared.trim_to(Bytes::ZERO);
@@ -191,7 +191,7 @@ fn wait_for_share<'a>(
     share: Bytes,
 ) -> Result<Entered<'a>> {
     let deadline = allocator.deadline();
-    allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round| {
+    allocator.in_flight.wait_until(&deadline, |round| {
         allocator.drain();
         let wanted = demand.wants(engine_bytes);
         if let Some(entered) = shared.budget.enter(wanted) {

@@ -100,15 +100,14 @@ pub fn allocate_or_explain(
 /// its program begins.
 #[cold]
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
-    let engine = allocator.session.engine;
-    allocator.in_flight.drain_ready(engine);
+    allocator.in_flight.drain_ready();
     let ahead = || memory.pending().get() >= RUN_AHEAD * size.get();
     if ahead() {
         // Blocks in the caches are pending too, but no program uses them.
         allocator.clear_caches();
     }
     if ahead() && !allocator.runs_callbacks() {
-        allocator.in_flight.throttle(engine, THROTTLE, || !ahead());
+        allocator.in_flight.throttle(THROTTLE, || !ahead());
     }
 }
 

@@ -103,7 +103,7 @@ impl Allocator {
 
     /// Reaps every operation that is done and clears the caches, so that free memory counts as free.
     pub fn drain(&self) {
-        self.in_flight.reap_all(self.session.engine);
+        self.in_flight.reap_all();
         self.clear_caches();
     }
 

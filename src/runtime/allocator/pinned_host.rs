@@ -48,7 +48,7 @@ use std::{
 
 use crate::{
     config::Compact,
-    engine::{Engine, Raw, views},
+    engine::{Live, Raw},
     error::{Code, Error, Result},
     memory::{
         Arena, Strategy,
@@ -58,7 +58,6 @@ use crate::{
     runtime::{
         allocator::{core::Allocator, reclaim::ROUNDS},
         device_memory::DeviceMemory,
-        host_memories::HostMemories,
     },
     sys,
     units::Bytes,
@@ -85,7 +84,7 @@ impl PinnedHost {
     /// # Errors
     /// The arena's.
     pub fn new(
-        memory: Raw<sys::PJRT_Memory>,
+        memory: Live<'_, sys::PJRT_Memory>,
         name: String,
         client: (&crate::config::Settings, &Arc<Budget>),
         backing: crate::device::cuda::PinnedBacking,
@@ -104,7 +103,7 @@ impl PinnedHost {
             arena.use_no_slots();
         }
         Ok(Self {
-            memory,
+            memory: Raw(memory.raw()),
             arena: DeviceMemory::new(arena, Box::new(backing)),
             engine_bytes: Arc::default(),
             budget: Arc::clone(budget),
@@ -139,7 +138,7 @@ pub fn admit_pinned(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) ->
 fn make_room(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
     let deadline = allocator.deadline();
     let mut rounds = 0..ROUNDS;
-    allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round| {
+    allocator.in_flight.wait_until(&deadline, |round| {
         allocator.drain();
         pinned.arena.trim();
         let over = match pinned.budget.take(bytes) {
@@ -166,18 +165,4 @@ fn make_room(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result
             ),
         )))
     })
-}
-
-/// The `pinned_host` memory among a device's, if the engine takes views of it as they are.
-///
-/// # Safety
-/// The client must be alive.
-pub unsafe fn viewable(
-    engine: &'static Engine,
-    client: Raw<sys::PJRT_Client>,
-    memories: &HostMemories,
-) -> Option<Raw<sys::PJRT_Memory>> {
-    let memory = memories.of(HostMemory::Pinned)?;
-    // SAFETY: the client is alive, as this function asks, and the memory as long as it.
-    unsafe { views::takes_views_as_they_are(engine, client.0, memory.0) }.then_some(memory)
 }

@@ -158,7 +158,7 @@ fn reclaim<T, E>(
     let deadline = allocator.deadline();
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
-    allocator.in_flight.wait_until(allocator.session.engine, &deadline, |round: &Round<'_>| {
+    allocator.in_flight.wait_until(&deadline, |round: &Round<'_>| {
         // Other threads may have filled the caches since.
         allocator.clear_caches();
         let (since, at_most) = (Instant::now(), deadline.left());

@@ -1,7 +1,7 @@
 //! The engine's buffer and the memory behind it, and how both are taken out to be reused.
 
 use crate::{
-    engine::Raw,
+    engine::EngineBuffer,
     memory::MoveBarrier,
     runtime::{
         buffer::{
@@ -10,14 +10,13 @@ use crate::{
         },
         device_memory::Allocation,
     },
-    sys,
     units::Address,
 };
 
 /// The engine's buffer and the memory behind it.
 pub struct Body {
-    /// The engine's buffer; NULL once destroyed.
-    handle: Raw<sys::PJRT_Buffer>,
+    /// The engine's buffer, until it is taken out to be destroyed or reused. It goes before the memory does.
+    view: Option<EngineBuffer>,
     /// Where the bytes are.
     pub storage: Storage,
     /// The owner destroyed the buffer while it was in use: block and handle are reused after its last use.
@@ -29,31 +28,35 @@ pub struct Body {
 
 impl Body {
     /// The body of a live buffer.
-    pub fn new(handle: *mut sys::PJRT_Buffer, storage: Storage) -> Self {
-        Self { handle: Raw(handle), storage, recycling: false, queued: false }
+    pub fn new(view: EngineBuffer, storage: Storage) -> Self {
+        Self { view: Some(view), storage, recycling: false, queued: false }
     }
 
     /// The engine's buffer.
-    pub fn handle(&self) -> Raw<sys::PJRT_Buffer> {
-        self.handle
+    #[inline]
+    pub fn view(&self) -> Option<&EngineBuffer> {
+        self.view.as_ref()
     }
 
-    /// Takes the engine's buffer out; NULL if it was taken before.
-    pub fn take_handle(&mut self) -> Raw<sys::PJRT_Buffer> {
-        std::mem::replace(&mut self.handle, Raw::NULL)
+    /// Takes the engine's buffer out. It is dropped without a lock.
+    #[must_use]
+    pub fn take_view(&mut self) -> Option<EngineBuffer> {
+        self.view.take()
     }
 
-    /// Records the buffer's new address, and its view there.
-    pub fn move_to(&mut self, view: Raw<sys::PJRT_Buffer>, address: Address) {
-        self.handle = view;
+    /// Replaces the engine's buffer. The previous one is dropped without a lock.
+    #[must_use]
+    pub fn replace_view(&mut self, view: EngineBuffer) -> Option<EngineBuffer> {
+        self.view.replace(view)
+    }
+
+    /// Records the buffer's new address, and its view there. The previous view is dropped without a lock.
+    #[must_use]
+    pub fn move_to(&mut self, view: EngineBuffer, address: Address) -> Option<EngineBuffer> {
         if let Storage::Arena(allocation) = &mut self.storage {
             allocation.moved_to(address);
         }
-    }
-
-    /// Replaces the engine's buffer, without destroying the previous one.
-    pub fn set_handle(&mut self, handle: Raw<sys::PJRT_Buffer>) {
-        self.handle = handle;
+        self.replace_view(view)
     }
 
     /// The block, if the bytes are in an arena.
@@ -71,17 +74,18 @@ impl State<Body> {
 
     /// Takes block and handle of a buffer that its owner destroys, if they can be written again: nothing uses the
     /// bytes, no outsider knows their address, and the handle holds no error.
-    pub fn take_for_reuse(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        if self.move_barrier().is_some() || self.handle().is_null() || self.allocation().is_none() {
+    pub fn take_for_reuse(&mut self) -> Option<(EngineBuffer, Allocation)> {
+        if self.move_barrier().is_some() || self.allocation().is_none() {
             return None;
         }
+        let view = self.take_view()?;
         self.end(Life::Deleted);
-        self.take_out()
+        Some((view, self.take_block()?))
     }
 
     /// Takes the block of a buffer that is recycling while executions on its device, and nothing else, still use it;
-    /// and the handle, which the caller must destroy.
-    pub fn take_while_executing(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
+    /// and the engine's buffer, if there still is one. That is dropped without a lock.
+    pub fn take_while_executing(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
         if !self.recycling || !self.is_used_by_executions_alone() {
             return None;
         }
@@ -93,7 +97,7 @@ impl State<Body> {
     /// As [`Self::take_for_reuse`], of a buffer that programs still use: retires the block, and leaves block and
     /// handle to the end of the last use. Whether it did.
     pub fn begin_recycling(&mut self) -> bool {
-        if self.move_barrier() != Some(MoveBarrier::InUse) || self.is_copied() || self.handle().is_null() {
+        if self.move_barrier() != Some(MoveBarrier::InUse) || self.is_copied() || self.view.is_none() {
             return false;
         }
         let Some(allocation) = self.allocation() else { return false };
@@ -103,19 +107,18 @@ impl State<Body> {
         true
     }
 
-    /// Takes the handle of a buffer that is recycling, because the client ends first.
-    pub fn take_handle_of_recycling(&mut self) -> Option<Raw<sys::PJRT_Buffer>> {
-        let handle = self.handle();
-        (self.recycling && !handle.is_null()).then(|| {
-            self.set_handle(Raw::NULL);
-            handle
-        })
+    /// Takes the engine's buffer of one that is recycling, because the client ends first.
+    pub fn take_view_of_recycling(&mut self) -> Option<EngineBuffer> {
+        if self.recycling { self.take_view() } else { None }
     }
 
-    /// Takes block and handle out; `None` if there is no block.
-    pub fn take_out(&mut self) -> Option<(Allocation, Raw<sys::PJRT_Buffer>)> {
-        let view = self.handle();
-        self.set_handle(Raw::NULL);
-        std::mem::replace(&mut self.storage, Storage::Gone).into_allocation().map(|allocation| (allocation, view))
+    /// Takes block and engine's buffer out; `None` if there is no block. That buffer is dropped without a lock.
+    pub fn take_out(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
+        let allocation = self.take_block()?;
+        Some((self.take_view(), allocation))
+    }
+
+    fn take_block(&mut self) -> Option<Allocation> {
+        std::mem::replace(&mut self.storage, Storage::Gone).into_allocation()
     }
 }

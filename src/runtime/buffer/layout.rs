@@ -1,7 +1,7 @@
 //! How arrays are laid out: the engine is asked once for each shape.
 
 use crate::{
-    engine::{Engine, EngineError, Outcome},
+    engine::{EngineBuffer, EngineError, Live, Outcome},
     runtime::{
         buffer::Buffer,
         shape::{Layout, Shape},
@@ -20,23 +20,19 @@ pub fn layout(buffer: &Buffer) -> Outcome<&Layout> {
 /// Asks the engine how the array is laid out.
 fn ask(buffer: &Buffer) -> Outcome<Layout> {
     let hold = buffer.hold()?;
-    // SAFETY: the hold keeps client and handle alive.
-    Ok(unsafe { layout_of(buffer.session.engine, hold.handle())? })
+    Ok(layout_of(hold.live())?)
 }
 
 /// How the array in a buffer of the engine is laid out.
 ///
 /// # Errors
 /// The engine's.
-///
-/// # Safety
-/// `handle` must be alive.
-pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) -> Result<Layout, EngineError> {
-    // SAFETY: the handle is alive, as this function asks; the arrays of the answer live as long as it, and their
-    // lengths are as the engine says.
+pub fn layout_of(buffer: Live<'_, sys::PJRT_Buffer>) -> Result<Layout, EngineError> {
+    let answer = buffer.ask::<sys::PJRT_Buffer_GetMemoryLayout_Args>()?;
+    // SAFETY: the engines give a layout of the tiled kind; its arrays live as long as the buffer, and their lengths are
+    // as the engine says.
     unsafe {
-        let args = engine.call(sys::PJRT_Buffer_GetMemoryLayout_Args { buffer: handle, ..Default::default() })?;
-        let tiled = args.layout.__bindgen_anon_1.tiled;
+        let tiled = answer.layout.__bindgen_anon_1.tiled;
         let tile_dim_sizes = slice(tiled.tile_dim_sizes, tiled.num_tiles).to_vec();
         Ok(Layout {
             minor_to_major: slice(tiled.minor_to_major, tiled.minor_to_major_size).to_vec(),
@@ -47,14 +43,10 @@ pub unsafe fn layout_of(engine: &'static Engine, handle: *mut sys::PJRT_Buffer) 
 }
 
 /// Notes how a result of the engine is laid out, if that is not known yet. An engine that does not say uses the
-/// default layout.
-///
-/// # Safety
-/// `handle` must be alive, and hold an array of the shape.
-pub unsafe fn note_layout(engine: &'static Engine, handle: *mut sys::PJRT_Buffer, shape: &Shape) {
+/// default layout. `output` holds an array of the shape.
+pub fn note_layout(output: &EngineBuffer, shape: &Shape) {
     if shape.layout.get().is_none()
-        // SAFETY: the handle is alive, as this function asks.
-        && let Ok(layout) = unsafe { layout_of(engine, handle) }
+        && let Ok(layout) = output.live().and_then(layout_of)
     {
         // Another thread may have been first; there is one answer.
         _ = shape.layout.set(layout);

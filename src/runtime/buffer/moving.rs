@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{EngineBuffer, Raw},
+    engine::EngineBuffer,
     error::{Error, Result},
     memory::{BlockId, MoveBarrier},
     runtime::{
         buffer::{body::Body, pjrt_buffer::Buffer},
         device_memory::{Allocation, LockedForMove, Occupied, Resident},
     },
-    sys,
     units::{Address, Bytes},
 };
 
@@ -31,18 +30,18 @@ impl Resident for Buffer {
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
         let look = |body: &Body| {
             let allocation = body.allocation()?;
-            (allocation.block().id == block && self.session.is_open()).then(|| body.handle())
+            (allocation.block().id == block && self.session.is_open()).then_some(())
         };
-        let view = self.usage().lock_for_move(look)?;
-        Some(Box::new(Locked { buffer: self, view: Some(view), prepared: None }))
+        self.usage().lock_for_move(look)?;
+        Some(Box::new(Locked { buffer: self, locked: true, prepared: None }))
     }
 }
 
 /// A buffer that is locked for a move.
 struct Locked {
     buffer: Arc<Buffer>,
-    /// The old view, until the new one takes its place.
-    view: Option<Raw<sys::PJRT_Buffer>>,
+    /// Whether it still is.
+    locked: bool,
     /// The view at the new address, and the address.
     prepared: Option<(EngineBuffer, Address)>,
 }
@@ -55,28 +54,24 @@ impl LockedForMove for Locked {
     unsafe fn prepare(&mut self, to: Address) -> Result<()> {
         let Buffer { session, memory, shape, .. } = &*self.buffer;
         // SAFETY: the bytes are at `to`, in a block that outlives the view, as this function asks; the client was
-        // open when the buffer was locked, in this call of the C API. The view is new, and owned by nothing else.
-        let view = unsafe {
-            let view = session.view(*memory, to.get() as usize, shape.array());
-            EngineBuffer::own(session, view.map_err(|error| Error::internal(error.message()))?)
-        };
-        self.prepared = Some((view, to));
+        // open when the buffer was locked, in this call of the C API.
+        let view = unsafe { EngineBuffer::view(session, *memory, to.get() as usize, shape.array()) };
+        self.prepared = Some((view.map_err(|error| Error::internal(error.message()))?, to));
         Ok(())
     }
 
     fn moved(mut self: Box<Self>) {
         let Some((fresh, to)) = self.prepared.take() else { return };
-        let Some(old) = self.view.take() else { return };
-        self.buffer.usage().unlock_after_move(|body| body.move_to(fresh.release(), to));
-        // SAFETY: the client is open, and the old view was this buffer's alone, which has the new one: nothing uses
-        // it.
-        unsafe { self.buffer.session.destroy(old) };
+        self.locked = false;
+        let old = self.buffer.usage().unlock_after_move(|body| body.move_to(fresh, to));
+        // Nothing uses it any more, and no lock is held.
+        drop(old);
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        if self.view.is_some() {
+        if self.locked {
             self.buffer.usage().unlock_after_move(|_| ());
         }
     }

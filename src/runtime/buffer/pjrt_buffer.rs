@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::MutexGuard;
 
 use crate::{
-    engine::{EngineError, EngineEvent, Outcome, Raw, Session, buffers::ready_event, views},
+    engine::{EngineBuffer, EngineError, EngineEvent, Live, Outcome, Raw, Session, views},
     error::{Error, Result},
     memory::Provenance,
     runtime::{
@@ -56,14 +56,19 @@ impl<'a> Hold<'a> {
         self.handle
     }
 
+    /// The same, to be asked.
+    pub fn live(&self) -> Live<'_, sys::PJRT_Buffer> {
+        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle
+        // alive.
+        unsafe { Live::new(self.buffer.session.engine, self.handle) }
+    }
+
     /// The event of the bytes being there.
     ///
     /// # Errors
     /// The engine's.
     pub fn ready_event(&self) -> std::result::Result<EngineEvent, EngineError> {
-        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle
-        // alive.
-        unsafe { ready_event(self.buffer.session, self.handle) }
+        views::ready_event(self.live())
     }
 
     /// The address of the bytes; 0 for a buffer without memory.
@@ -71,9 +76,7 @@ impl<'a> Hold<'a> {
     /// # Errors
     /// The engine's.
     pub fn address(&self) -> std::result::Result<usize, EngineError> {
-        // SAFETY: the client was open when the hold began, in this call of the C API, and the hold keeps the handle
-        // alive.
-        unsafe { views::address(self.buffer.session.engine, self.handle) }
+        views::address(self.live())
     }
 }
 
@@ -101,54 +104,43 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A live buffer over the engine's `handle`, which the buffer destroys.
-    pub fn new(
-        session: &'static Session,
-        device: Raw<sys::PJRT_Device>,
-        memory: Raw<sys::PJRT_Memory>,
-        shape: Arc<Shape>,
-        handle: *mut sys::PJRT_Buffer,
-        storage: Storage,
-    ) -> Arc<Self> {
-        Self::with_cache_slot(session, device, memory, shape, handle, storage, None)
+    /// A live buffer over `view`, the engine's.
+    pub fn new(view: EngineBuffer, place: Place, shape: Arc<Shape>, storage: Storage) -> Arc<Self> {
+        Self::with_cache_slot(view, place, shape, storage, None)
     }
 
     /// As [`Buffer::new`], over memory of an outsider.
     pub fn foreign(
-        session: &'static Session,
+        view: EngineBuffer,
         (device, memory): Place,
         shape: Arc<Shape>,
-        handle: *mut sys::PJRT_Buffer,
         access: Access,
         foreign: Foreign,
     ) -> Arc<Self> {
-        let storage = Storage::Foreign(foreign);
-        let usage = Usage::new(Body::new(handle, storage));
+        let session = view.session();
+        let usage = Usage::new(Body::new(view, Storage::Foreign(foreign)));
         Arc::new(Self { session, device, memory, shape, access, cache_slot: None, usage })
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
     pub fn with_cache_slot(
-        session: &'static Session,
-        device: Raw<sys::PJRT_Device>,
-        memory: Raw<sys::PJRT_Memory>,
+        view: EngineBuffer,
+        (device, memory): Place,
         shape: Arc<Shape>,
-        handle: *mut sys::PJRT_Buffer,
         storage: Storage,
         cache_slot: Option<CacheSlot>,
     ) -> Arc<Self> {
-        let usage = Usage::new(Body::new(handle, storage));
-        let access = Access::Full;
+        let (session, access) = (view.session(), Access::Full);
+        let usage = Usage::new(Body::new(view, storage));
         let buffer = Arc::new(Self { session, device, memory, shape, access, cache_slot, usage });
         buffer.enter_residents();
         buffer
     }
 
-    /// Makes a buffer from the cache the next result in the same block, over the engine's `handle`, which the buffer
-    /// destroys.
-    pub fn reuse(&self, handle: *mut sys::PJRT_Buffer, allocation: Allocation, writing: Definition) {
+    /// Makes a buffer from the cache the next result in the same block, over `view`, the engine's.
+    pub fn reuse(&self, view: EngineBuffer, allocation: Allocation, writing: Definition) {
         let mut state = self.state();
-        state.reuse(Body::new(handle, Storage::Arena(allocation)));
+        state.reuse(Body::new(view, Storage::Arena(allocation)));
         state.define_by(writing);
     }
 
@@ -220,10 +212,10 @@ impl Buffer {
     }
 
     fn open_handle(&self, body: &Body) -> Result<*mut sys::PJRT_Buffer> {
-        if body.handle().is_null() || !self.session.is_open() {
-            return Err(Error::failed_precondition("the buffer's client has been destroyed"));
+        match body.view() {
+            Some(view) if self.session.is_open() => Ok(view.raw()),
+            _ => Err(Error::failed_precondition("the buffer's client has been destroyed")),
         }
-        Ok(body.handle().0)
     }
 
     /// Begins a use of the bytes by the engine: until [`Buffer::end_use`] they are neither moved nor freed.
@@ -332,11 +324,13 @@ impl Buffer {
 }
 
 /// A block with a view of it, which the next execution can be donated.
+///
+/// Dropped, it destroys the view, which may block, and frees the block: only in calls of the C API, and without a lock.
 pub struct CachedOutput {
+    /// The engine's buffer over the block. It goes before the block does.
+    pub view: EngineBuffer,
     /// The block.
     pub allocation: Allocation,
-    /// The engine's buffer over it.
-    pub view: Raw<sys::PJRT_Buffer>,
     /// The buffer that its owner destroyed: the next result in the block is this one again.
     pub buffer: Arc<Buffer>,
     /// Whether the block is retired in the arena.
@@ -344,23 +338,14 @@ pub struct CachedOutput {
 }
 
 impl CachedOutput {
-    /// Keeps it in the cache for the next execution, if there may be one; otherwise discards it. Only in calls of the
-    /// C API.
+    /// Keeps it in the cache for the next execution, if there may be one. Only in calls of the C API.
     #[inline]
     pub fn keep(self) {
-        let Some((cache, destination)) =
+        if let Some((cache, destination)) =
             self.buffer.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))
-        else {
-            return self.discard();
-        };
-        cache.put(destination, self);
-    }
-
-    /// Frees the block and destroys the view. Only in calls of the C API.
-    pub fn discard(self) {
-        // SAFETY: the client is open while its programs are; the view belongs to this output alone, and nothing uses
-        // it.
-        unsafe { self.buffer.session.destroy(self.view) };
+        {
+            cache.put(destination, self);
+        }
     }
 
     /// Makes the block one that the execution in `provenance` is about to write.
@@ -376,7 +361,7 @@ impl CachedOutput {
 
 /// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
-    /// Keeps `output` for the next execution of the program, as its `destination`, or discards it if there are enough,
+    /// Keeps `output` for the next execution of the program, as its `destination`, or drops it if there are enough,
     /// if there is no next execution, or if a thread waits for memory.
     fn put(&self, destination: usize, output: CachedOutput);
 
@@ -397,20 +382,25 @@ pub struct CacheSlot {
 
 /// A buffer that its owner destroyed while it was in use, now that nothing uses it.
 pub struct Recycled {
-    output: CachedOutput,
-    /// Whether the handle holds no error.
+    /// The engine's buffer, if there still is one. It goes before the block does.
+    view: Option<EngineBuffer>,
+    allocation: Allocation,
+    buffer: Arc<Buffer>,
+    /// Whether the engine's buffer holds no error.
     whole: bool,
 }
 
 impl Recycled {
     /// Keeps it for the next execution, if it can be written again. Only in calls of the C API.
-    pub fn keep(self) {
-        if self.whole && !self.output.view.is_null() { self.output.keep() } else { self.output.discard() }
+    pub fn keep(mut self) {
+        if let Some(view) = self.view.take_if(|_| self.whole) {
+            CachedOutput { view, allocation: self.allocation, buffer: self.buffer, retired: true }.keep();
+        }
     }
 
-    /// Frees the block, on any thread. The caller must destroy the handle, if there still is one.
-    pub fn free(self) -> Option<Raw<sys::PJRT_Buffer>> {
-        Some(self.output.view).filter(|view| !view.is_null())
+    /// Frees the block, on any thread. The engine's buffer is dropped where that may block.
+    pub fn free(self) -> Option<EngineBuffer> {
+        self.view
     }
 }
 

@@ -6,7 +6,7 @@
 //! first ([`crate::runtime::execute::donation_copy`]).
 
 use crate::{
-    engine::{Outcome, failure::discard, views},
+    engine::{EngineBuffer, Live, Outcome, failure::discard, views},
     error::{Error, Result},
     runtime::buffer::{
         Buffer, GONE,
@@ -37,7 +37,8 @@ impl Reading<'_> {
         if self.buffer.shape.size > 0 {
             // SAFETY: the client was open when the reading began, in this call of the C API; the handle is the
             // buffer's, which keeps it while the bytes are read.
-            self.address = unsafe { views::address(self.buffer.session.engine, handle)? };
+            let handle = unsafe { Live::new(self.buffer.session.engine, handle) };
+            self.address = views::address(handle)?;
         }
         Ok(self)
     }
@@ -113,7 +114,7 @@ impl Buffer {
         let (deleted, freed) = {
             let mut state = self.usage().end_copy(reader);
             let deleted = state.life() == Life::Deleted && !state.is_copied();
-            (deleted.then(|| state.handle()), state.take_unneeded())
+            (deleted.then(|| state.view().map(EngineBuffer::raw)), state.take_unneeded())
         };
         if let Some(handle) = deleted {
             discard(self.delete_handle(handle), "delete a buffer");

@@ -6,7 +6,7 @@
 //!  an outsider's memory    counted in `foreign_bytes`
 //! ```
 
-use std::{ptr, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     engine::{EngineBuffer, EngineError, Outcome, Raw},
@@ -19,7 +19,7 @@ use crate::{
         client::Client,
         shape::Shape,
     },
-    sys::{self, slice},
+    sys,
 };
 
 impl Client {
@@ -49,7 +49,7 @@ impl Client {
         let memory = bound.unwrap_or(memory);
         if !has_memory {
             let nothing = Counted::new(self.engine_bytes(device.0, memory.0), 0);
-            return self.wrap(buffer, (shape, (device, memory)), nothing);
+            return Self::wrap(buffer, (shape, (device, memory)), nothing);
         }
         self.adopt_unadmitted(buffer, (shape, (device, memory)))
     }
@@ -73,7 +73,7 @@ impl Client {
     fn count_and_wrap(&self, buffer: EngineBuffer, described: Described, admission: Admission<'_>) -> Arc<Buffer> {
         let (shape, (device, memory)) = &described;
         let counted = admission.count(self.engine_bytes(device.0, memory.0), shape.size);
-        self.wrap(buffer, described, counted)
+        Self::wrap(buffer, described, counted)
     }
 
     /// As [`Self::adopt`], of a buffer whose memory is `counted` already.
@@ -82,11 +82,11 @@ impl Client {
     /// As [`Self::adopt`].
     pub fn adopt_counted(&self, buffer: EngineBuffer, counted: Counted) -> Outcome<Arc<Buffer>> {
         let described = describe(&buffer)?;
-        Ok(self.wrap(buffer, described, counted))
+        Ok(Self::wrap(buffer, described, counted))
     }
 
-    fn wrap(&self, buffer: EngineBuffer, (shape, (device, memory)): Described, counted: Counted) -> Arc<Buffer> {
-        Buffer::new(self.session, device, memory, shape, buffer.release().0, Storage::Engine(counted))
+    fn wrap(buffer: EngineBuffer, (shape, place): Described, counted: Counted) -> Arc<Buffer> {
+        Buffer::new(buffer, place, shape, Storage::Engine(counted))
     }
 
     /// Wraps a buffer that the engine made over memory of an outsider, which programs may use as `access` says.
@@ -105,7 +105,7 @@ impl Client {
     ) -> Outcome<Arc<Buffer>> {
         let (shape, place) = describe(&buffer)?;
         let foreign = Foreign::new(dense_at, self.foreign_bytes(place.0.0), shape.size);
-        Ok(Buffer::foreign(self.session, place, shape, buffer.release().0, access, foreign))
+        Ok(Buffer::foreign(buffer, place, shape, access, foreign))
     }
 }
 
@@ -117,17 +117,12 @@ type Described = (Arc<Shape>, Place);
 /// # Errors
 /// The engine's.
 fn describe(buffer: &EngineBuffer) -> Result<Described, EngineError> {
-    let session = buffer.session().open().map_err(EngineError::Own)?;
-    let (engine, buffer) = (session.engine, buffer.raw());
-    // SAFETY: the client is open, so the buffer is alive, and with it the dimensions, whose number the engine gives.
-    unsafe {
-        let kind = engine.call(sys::PJRT_Buffer_ElementType_Args { buffer, ..Default::default() })?;
-        let dims = engine.call(sys::PJRT_Buffer_Dimensions_Args { buffer, ..Default::default() })?;
-        let size = engine.call(sys::PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer, ..Default::default() })?;
-        let dims = slice(dims.dims, dims.num_dims);
-        let shape = Arc::new(Shape::new(kind.type_, dims, size.on_device_size_in_bytes));
-        let device = engine.call(sys::PJRT_Buffer_Device_Args { buffer, ..Default::default() })?;
-        let memory = engine.call(sys::PJRT_Buffer_Memory_Args { buffer, ..Default::default() });
-        Ok((shape, (Raw(device.device), Raw(memory.map_or(ptr::null_mut(), |memory| memory.memory)))))
-    }
+    let buffer = buffer.live()?;
+    let kind = buffer.ask::<sys::PJRT_Buffer_ElementType_Args>()?.type_;
+    let dims = buffer.list::<sys::PJRT_Buffer_Dimensions_Args>()?;
+    let size = buffer.ask::<sys::PJRT_Buffer_OnDeviceSizeInBytes_Args>()?.on_device_size_in_bytes;
+    let device = buffer.ask::<sys::PJRT_Buffer_Device_Args>()?.device;
+    let memory = buffer.ask::<sys::PJRT_Buffer_Memory_Args>();
+    let place = (Raw(device), memory.map_or(Raw::NULL, |answer| Raw(answer.memory)));
+    Ok((Arc::new(Shape::new(kind, dims, size)), place))
 }

@@ -31,7 +31,7 @@ use crate::{
             core::{Allocator, OnExhausted},
             pinned_host::{PinnedHost, admit_pinned},
         },
-        buffer::Buffer,
+        buffer::{Buffer, Place},
         counters::Counters,
         device_memory::DeviceMemory,
         host_memories::HostMemories,
@@ -46,12 +46,10 @@ pub mod adoption;
 pub mod limits;
 pub mod open_devices;
 
-/// One addressable device and the arena of its memory.
+/// One addressable device of a client and the arena of its memory. Only opening a client makes one.
 pub struct Device {
-    /// The engine's device.
-    pub handle: Raw<sys::PJRT_Device>,
-    /// The engine's default memory of the device: the one that the arena divides.
-    pub memory: Raw<sys::PJRT_Memory>,
+    handle: Raw<sys::PJRT_Device>,
+    memory: Raw<sys::PJRT_Memory>,
     /// The arena; `None` if the engine takes no views of this memory, so that everything in it stays with the engine.
     pub arena: Option<Arc<DeviceMemory>>,
     /// Bytes of buffers in the engine's own memory, except those in [`Self::pinned`].
@@ -64,18 +62,47 @@ pub struct Device {
     pub host: HostMemories,
 }
 
-/// A memory with an arena: a device's own, or its part of the host's.
+/// A memory with an arena: a device's own, or its part of the host's. Only a [`Device`] gives one.
 #[derive(Clone, Copy)]
 pub struct MemorySpace<'a> {
+    device: &'a Device,
+    memory: Raw<sys::PJRT_Memory>,
+    arena: &'a Arc<DeviceMemory>,
+}
+
+impl<'a> MemorySpace<'a> {
     /// The device.
-    pub device: &'a Device,
-    /// The engine's memory.
-    pub memory: Raw<sys::PJRT_Memory>,
+    pub fn device(self) -> &'a Device {
+        self.device
+    }
+
+    /// The engine's memory, which the arena divides.
+    pub fn memory(self) -> Raw<sys::PJRT_Memory> {
+        self.memory
+    }
+
     /// The arena.
-    pub arena: &'a Arc<DeviceMemory>,
+    pub fn arena(self) -> &'a Arc<DeviceMemory> {
+        self.arena
+    }
+
+    /// The engine's device and memory.
+    pub fn place(self) -> Place {
+        (self.device.handle, self.memory)
+    }
 }
 
 impl Device {
+    /// The engine's device.
+    pub fn handle(&self) -> Raw<sys::PJRT_Device> {
+        self.handle
+    }
+
+    /// The engine's default memory of the device: the one that the arena divides.
+    pub fn memory(&self) -> Raw<sys::PJRT_Memory> {
+        self.memory
+    }
+
     /// Its own memory; `None` if that stays with the engine.
     pub fn memory_space(&self) -> Option<MemorySpace<'_>> {
         Some(MemorySpace { device: self, memory: self.memory, arena: self.arena.as_ref()? })

@@ -9,6 +9,7 @@
 //! ```
 
 use std::{
+    borrow::Cow,
     ffi::{CString, OsStr},
     num::NonZeroU32,
     sync::Arc,
@@ -22,16 +23,16 @@ use crate::{
         host,
     },
     engine::{
-        Engine, Outcome, Raw, process,
+        Engine, Live, Outcome, Raw, process,
         session::Session,
-        views::{self, AliasableTypes, ViewKind},
+        views::{self, AliasableTypes, ClientMemory, ViewKind},
     },
     error::{Error, Result},
     memory::{Arena, Backing, Strategy, budget::Budget},
     runtime::{
         allocator::{
             core::OnExhausted,
-            pinned_host::{self, PinnedHost},
+            pinned_host::{KIND, PinnedHost},
         },
         client::{
             Client, Device,
@@ -41,7 +42,7 @@ use crate::{
         host_memories::HostMemories,
         shape::element_bytes,
     },
-    sys::{self, slice, text},
+    sys,
     units::Bytes,
 };
 
@@ -60,34 +61,24 @@ struct Memory {
 ///
 /// # Errors
 /// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
-///
-/// # Safety
-/// `handle` must be alive.
-pub unsafe fn open_devices(
-    engine: &'static Engine,
-    handle: Raw<sys::PJRT_Client>,
+pub fn open_devices(
+    client: Live<'_, sys::PJRT_Client>,
     settings: Settings,
     share: Option<f32>,
     on_exhausted: OnExhausted,
 ) -> Outcome<Arc<Client>> {
-    // SAFETY: the client is alive, as this function asks, and with it its devices and memories.
-    let (shown, numbers, own) = unsafe {
-        let shown = Shown::of(engine, handle)?;
-        let numbers = check_job(engine, handle, &settings, &shown.devices)?;
-        let own = default_memories(engine, &shown.devices)?;
-        (shown, numbers, own)
-    };
-    // SAFETY: the client is alive, as this function asks, and with it its devices and memories.
-    let Managed { view_kind, aliasable, memories } =
-        unsafe { manage(engine, handle, &settings, &shown, own.first().copied(), share)? };
-    let decided = decided(engine, &memories);
+    let shown = Shown::of(client)?;
+    let numbers = check_job(client, &settings, &shown.devices)?;
+    let own = shown.devices.iter().map(|device| device.part::<sys::PJRT_Device_DefaultMemory_Args>());
+    let own = own.collect::<Result<Vec<_>, _>>()?;
+    let Managed { view_kind, aliasable, memories } = manage(client, &settings, &shown, own.first().copied(), share)?;
+    let decided = decided(client.engine(), &memories);
     let limit = decided.as_ref().map_or(0, |decided| decided.limit_bytes);
     let mut memories = memories.into_iter();
     let mut devices = Vec::with_capacity(numbers.len());
     for (number, (&device, &memory)) in numbers.iter().zip(shown.devices.iter().zip(&own)) {
         let name = format!("{}:{number}", shown.platform);
-        // SAFETY: client, device and memory are alive.
-        devices.push(unsafe { open_device(engine, handle, (device, memory), name, &settings, memories.next())? });
+        devices.push(open_device(client, (device, memory), name, &settings, memories.next())?);
     }
     log::info!("{}", settings.summary(decided));
     let strategy = strategy_name(settings.strategy.value);
@@ -95,61 +86,30 @@ pub unsafe fn open_devices(
     let version = format!("{}\npjrt-arena {}", shown.version, env!("CARGO_PKG_VERSION"));
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
     let orders_executions = vendor_of(process::kind()).is_some();
-    let session = Session::new(engine, handle, (view_kind, aliasable), orders_executions);
+    let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);
     Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
 }
 
 /// What the engine's client shows of itself.
-struct Shown {
-    platform: String,
-    version: String,
+struct Shown<'a> {
+    platform: Cow<'a, str>,
+    version: Cow<'a, str>,
     /// The addressable devices.
-    devices: Vec<*mut sys::PJRT_Device>,
+    devices: Vec<Live<'a, sys::PJRT_Device>>,
 }
 
-impl Shown {
+impl<'a> Shown<'a> {
     /// Asks the engine.
     ///
     /// # Errors
     /// The engine's.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    unsafe fn of(engine: &'static Engine, client: Raw<sys::PJRT_Client>) -> Outcome<Self> {
-        let client = client.0;
-        // SAFETY: the client is alive, as this function asks, and with it the texts and the list, whose lengths it
-        // gives.
-        unsafe {
-            let name = engine.call(sys::PJRT_Client_PlatformName_Args { client, ..Default::default() })?;
-            let version = engine.call(sys::PJRT_Client_PlatformVersion_Args { client, ..Default::default() })?;
-            let devices = engine.call(sys::PJRT_Client_AddressableDevices_Args { client, ..Default::default() })?;
-            Ok(Self {
-                platform: text(name.platform_name, name.platform_name_size).into_owned(),
-                version: text(version.platform_version, version.platform_version_size).into_owned(),
-                devices: slice(devices.addressable_devices, devices.num_addressable_devices).to_vec(),
-            })
-        }
+    fn of(client: Live<'a, sys::PJRT_Client>) -> Outcome<Self> {
+        Ok(Self {
+            platform: client.text::<sys::PJRT_Client_PlatformName_Args>()?,
+            version: client.text::<sys::PJRT_Client_PlatformVersion_Args>()?,
+            devices: client.handles::<sys::PJRT_Client_AddressableDevices_Args, _>()?,
+        })
     }
-}
-
-/// The default memory of each device.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// The devices must be alive.
-unsafe fn default_memories(
-    engine: &'static Engine,
-    devices: &[*mut sys::PJRT_Device],
-) -> Outcome<Vec<*mut sys::PJRT_Memory>> {
-    let mut memories = Vec::with_capacity(devices.len());
-    for &device in devices {
-        // SAFETY: the device is alive, as this function asks.
-        let args = unsafe { engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })? };
-        memories.push(args.memory);
-    }
-    Ok(memories)
 }
 
 /// The devices' memory that pjrt-arena manages, and how the engine takes views of it.
@@ -164,28 +124,22 @@ struct Managed {
 ///
 /// # Errors
 /// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
-///
-/// # Safety
-/// The client must be alive.
-unsafe fn manage(
-    engine: &'static Engine,
-    client: Raw<sys::PJRT_Client>,
+fn manage(
+    client: Live<'_, sys::PJRT_Client>,
     settings: &Settings,
-    shown: &Shown,
-    memory: Option<*mut sys::PJRT_Memory>,
+    shown: &Shown<'_>,
+    memory: Option<Live<'_, sys::PJRT_Memory>>,
     share: Option<f32>,
 ) -> Outcome<Managed> {
-    let (view_kind, aliasable, memories) = match (shown.platform.as_str(), memory) {
+    let (view_kind, aliasable, memories) = match (&*shown.platform, memory) {
         ("cpu", Some(memory)) => {
-            // SAFETY: client and memory are alive.
-            let aliasable = unsafe { views::probe(engine, client, memory) };
+            let aliasable = views::probe(ClientMemory { client, memory });
             let wanted = if aliasable == AliasableTypes::NONE { 0 } else { shown.devices.len() };
             (ViewKind::Host, aliasable, of_the_host(settings, wanted)?)
         }
         (name @ ("cuda" | "rocm"), Some(_)) => {
             let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
-            // SAFETY: the devices are alive.
-            let ordinals = unsafe { ordinals(engine, &shown.devices)? };
+            let ordinals = ordinals(&shown.devices)?;
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
             let aliasable = AliasableTypes::those(|kind| element_bytes(kind).is_some());
             match of_gpus(settings, vendor, &ordinals, share) {
@@ -220,33 +174,28 @@ fn decided<'a>(engine: &'a Engine, memories: &[Memory]) -> Option<Decided<'a>> {
 ///
 /// # Errors
 /// The arenas'.
-///
-/// # Safety
-/// The client, the device and its default memory must be alive.
-unsafe fn open_device(
-    engine: &'static Engine,
-    client: Raw<sys::PJRT_Client>,
-    (device, default_memory): (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+fn open_device(
+    client: Live<'_, sys::PJRT_Client>,
+    (device, default_memory): (Live<'_, sys::PJRT_Device>, Live<'_, sys::PJRT_Memory>),
     name: String,
     settings: &Settings,
     memory: Option<Memory>,
 ) -> Outcome<Device> {
-    // SAFETY: the device is alive, as this function asks.
-    let host = unsafe { HostMemories::find(engine, device) };
+    let (host, pinned_host) = HostMemories::find(device);
     let (mut arena, mut pinned) = (None, None);
     if let Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) = memory {
         if let Some((backing, budget)) = of_the_host
-            // SAFETY: the client is alive, as this function asks.
-            && let Some(memory) = unsafe { pinned_host::viewable(engine, client, &host) }
+            && let Some(memory) = pinned_host
+            && views::takes_views_as_they_are(ClientMemory { client, memory })
         {
-            let name = format!("{name} {}", pinned_host::KIND);
+            let name = format!("{name} {KIND}");
             pinned = Some(PinnedHost::new(memory, name, (settings, &budget), backing)?);
         }
         arena = Some(open_memory(name, settings, (backing, carrier, limit), shared)?);
     }
     Ok(Device {
-        handle: Raw(device),
-        memory: Raw(default_memory),
+        handle: Raw(device.raw()),
+        memory: Raw(default_memory.raw()),
         arena,
         engine_bytes: Arc::default(),
         foreign_bytes: Arc::default(),
@@ -287,39 +236,25 @@ fn open_memory(
 ///
 /// # Errors
 /// The engine's, or FAILED_PRECONDITION where it shows another job.
-///
-/// # Safety
-/// The client must be alive.
-unsafe fn check_job(
-    engine: &'static Engine,
-    client: Raw<sys::PJRT_Client>,
+fn check_job(
+    client: Live<'_, sys::PJRT_Client>,
     settings: &Settings,
-    own: &[*mut sys::PJRT_Device],
+    own: &[Live<'_, sys::PJRT_Device>],
 ) -> Outcome<Vec<i32>> {
-    let described = |device: *mut sys::PJRT_Device| -> Outcome<(i32, i32)> {
-        // SAFETY: the client is alive, as `check_job` asks, and with it its devices and their descriptions.
-        unsafe {
-            let args = sys::PJRT_Device_GetDescription_Args { device, ..Default::default() };
-            let device_description = engine.call(args)?.device_description;
-            let args = sys::PJRT_DeviceDescription_Id_Args { device_description, ..Default::default() };
-            let id = engine.call(args)?.id;
-            let args = sys::PJRT_DeviceDescription_ProcessIndex_Args { device_description, ..Default::default() };
-            Ok((id, engine.call(args)?.process_index))
-        }
+    let described = |device: &Live<'_, sys::PJRT_Device>| -> Outcome<(i32, i32)> {
+        let description = device.part::<sys::PJRT_Device_GetDescription_Args>()?;
+        let process = description.ask::<sys::PJRT_DeviceDescription_ProcessIndex_Args>()?.process_index;
+        Ok((description.ask::<sys::PJRT_DeviceDescription_Id_Args>()?.id, process))
     };
     if let Some((node, nodes)) = settings.place_in_job() {
-        // SAFETY: the client is alive, as this function asks, and with it the list, whose length it gives.
-        let (process, all) = unsafe {
-            let process = engine.call(sys::PJRT_Client_ProcessIndex_Args { client: client.0, ..Default::default() })?;
-            let all = engine.call(sys::PJRT_Client_Devices_Args { client: client.0, ..Default::default() })?;
-            (process.process_index, slice(all.devices, all.num_devices))
-        };
+        let process = client.ask::<sys::PJRT_Client_ProcessIndex_Args>()?.process_index;
+        let all = client.handles::<sys::PJRT_Client_Devices_Args, _>()?;
         let mut others = false;
-        for &device in all {
+        for device in &all {
             others |= described(device)?.1 != process;
         }
         if i64::from(process) != node || !others {
-            let (path, count) = (engine.path().display(), all.len());
+            let (path, count) = (client.engine().path().display(), all.len());
             return Err(Error::failed_precondition(format!(
                 "this is process {node} of {nodes} (node_id, num_nodes; jax.distributed.initialize), but the engine {path} shows \
                  process {process} with {count} device(s) and none of another process: XLA's CPU plugin takes no part in jobs of \
@@ -328,7 +263,7 @@ unsafe fn check_job(
             .into());
         }
     }
-    own.iter().map(|&device| described(device).map(|(id, _)| id)).collect()
+    own.iter().map(|device| described(device).map(|(id, _)| id)).collect()
 }
 
 /// The machine's memory, for so many devices that share it.
@@ -370,17 +305,9 @@ enum Unmanaged {
 ///
 /// # Errors
 /// The engine's.
-///
-/// # Safety
-/// The devices must be alive.
-unsafe fn ordinals(engine: &'static Engine, handles: &[*mut sys::PJRT_Device]) -> Outcome<Vec<i32>> {
-    let mut ordinals = Vec::with_capacity(handles.len());
-    for &device in handles {
-        // SAFETY: the device is alive, as this function asks.
-        let args = unsafe { engine.call(sys::PJRT_Device_LocalHardwareId_Args { device, ..Default::default() })? };
-        ordinals.push(args.local_hardware_id);
-    }
-    Ok(ordinals)
+fn ordinals(devices: &[Live<'_, sys::PJRT_Device>]) -> Outcome<Vec<i32>> {
+    let ordinal = |device: &Live<'_, sys::PJRT_Device>| device.ask::<sys::PJRT_Device_LocalHardwareId_Args>();
+    devices.iter().map(|device| Ok(ordinal(device)?.local_hardware_id)).collect()
 }
 
 /// The memory of GPUs that the engine has opened: their contexts exist, and each can reach the others' memory as far

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use crate::{
     config::{EngineKind, Rewrite},
-    engine::{Engine, Outcome, Raw, failure::required, process, views::AliasableTypes},
+    engine::{Engine, Live, Outcome, Raw, executables::Description, failure::required, process, views::AliasableTypes},
     error::Error,
     handlers::partitioners,
     program::{
@@ -228,45 +228,31 @@ pub unsafe fn register(
     executable: *mut sys::PJRT_LoadedExecutable,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
+    let engine = client.session.engine;
     // SAFETY: the executable is alive and the client's, as this function asks; it is destroyed once, and not used
     // again.
     unsafe {
-        let outcome = try_register(client, executable, plan);
+        let outcome = try_register(client, Live::new(engine, executable), plan);
         if !matches!(outcome, Ok(Ok(()))) {
-            let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() };
-            client.session.engine.call(args)?;
+            engine.call(sys::PJRT_LoadedExecutable_Destroy_Args { executable, ..Default::default() })?;
         }
         outcome
     }
 }
 
-/// # Safety
-/// `executable` must be alive and the client's.
-unsafe fn try_register(
+fn try_register(
     client: &Arc<Client>,
-    executable: *mut sys::PJRT_LoadedExecutable,
+    executable: Live<'_, sys::PJRT_LoadedExecutable>,
     plan: Plan,
 ) -> Outcome<Result<(), String>> {
-    let engine = client.session.engine;
-    // SAFETY: the executable is alive, as this function asks, and with it the list of devices, whose length the engine
-    // gives; the description is alive until it is destroyed, once.
-    unsafe {
-        let devices =
-            engine.call(sys::PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Default::default() })?;
-        let devices: Vec<_> =
-            slice(devices.addressable_devices, devices.num_addressable_devices).iter().map(|&d| Raw(d)).collect();
-        let description = engine.call(sys::PJRT_LoadedExecutable_GetExecutable_Args {
-            loaded_executable: executable,
-            ..Default::default()
-        })?;
-        let program = Program::new(engine, Some(Arc::clone(client)), description.executable, plan);
-        engine.call(sys::PJRT_Executable_Destroy_Args { executable: description.executable, ..Default::default() })?;
-        let program = program?;
-        if let Some(problem) = program.problem(client) {
-            return Ok(Err(problem));
-        }
-        let loaded = Loaded::new(Arc::clone(client), Arc::new(program), devices);
-        registry::LOADED.insert(executable, Arc::new(loaded));
+    let devices = executable.handles::<sys::PJRT_LoadedExecutable_AddressableDevices_Args, _>()?;
+    let devices = devices.iter().map(|device| Raw(device.raw())).collect();
+    let description = Description::of(executable)?;
+    let program = Program::new(Some(Arc::clone(client)), description.live(), plan)?;
+    if let Some(problem) = program.problem(client) {
+        return Ok(Err(problem));
     }
+    let loaded = Loaded::new(Arc::clone(client), Arc::new(program), devices);
+    registry::LOADED.insert(executable.raw(), Arc::new(loaded));
     Ok(Ok(()))
 }

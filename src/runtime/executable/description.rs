@@ -1,7 +1,7 @@
 //! What an executable says of its optimised program.
 
 use crate::{
-    engine::{Engine, Outcome},
+    engine::{Live, Outcome},
     program::hlo,
     runtime::executable::loaded::Program,
     sys::{self, slice},
@@ -9,13 +9,14 @@ use crate::{
 
 /// What the engine says of the optimised program: its format and its bytes.
 ///
-/// # Safety
-/// `executable` must be alive.
-pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Executable) -> Outcome<(String, Vec<u8>)> {
+/// # Errors
+/// The engine's.
+pub fn optimized(executable: Live<'_, sys::PJRT_Executable>) -> Outcome<(String, Vec<u8>)> {
+    let (engine, executable) = (executable.engine(), executable.raw());
     let mut program = sys::PJRT_Program { struct_size: size_of::<sys::PJRT_Program>(), ..Default::default() };
     let args =
         sys::PJRT_Executable_OptimizedProgram_Args { executable, program: &raw mut program, ..Default::default() };
-    // SAFETY: the executable is alive, as this function asks; with `code` NULL the engine only says how long it is.
+    // SAFETY: the executable is alive; with `code` NULL the engine only says how long it is.
     unsafe { engine.call(args)? };
     let mut code = vec![0_u8; program.code_size];
     program.code = code.as_mut_ptr().cast();
@@ -29,16 +30,15 @@ pub unsafe fn optimized(engine: &'static Engine, executable: *mut sys::PJRT_Exec
 }
 
 /// The optimised program without destinations, for the user: its format and its bytes.
+/// `executable` is one of `program`.
 ///
-/// # Safety
-/// `executable` must be alive, and an executable of this program.
-pub unsafe fn without_destinations(
-    engine: &'static Engine,
-    executable: *mut sys::PJRT_Executable,
+/// # Errors
+/// The engine's.
+pub fn without_destinations(
+    executable: Live<'_, sys::PJRT_Executable>,
     program: &Program,
 ) -> Outcome<(String, Vec<u8>)> {
-    // SAFETY: the executable is alive, as this function asks.
-    let (format, code) = unsafe { optimized(engine, executable)? };
+    let (format, code) = optimized(executable)?;
     if program.plan.destinations.is_empty() {
         return Ok((format, code));
     }

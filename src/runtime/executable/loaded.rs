@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::Compact,
-    engine::{Engine, Outcome, Raw, views::ViewKind},
+    engine::{Live, Outcome, Raw, views::ViewKind},
     memory::{OriginId, Strategy},
     program::HostMemory,
     runtime::{
@@ -179,25 +179,13 @@ impl Program {
     ///
     /// # Errors
     /// The engine's.
-    ///
-    /// # Safety
-    /// `executable` must be alive.
-    pub unsafe fn new(
-        engine: &'static Engine,
-        client: Option<Arc<Client>>,
-        executable: *mut sys::PJRT_Executable,
-        plan: Plan,
-    ) -> Outcome<Self> {
-        // SAFETY: the executable is alive, as this function asks.
-        let results = unsafe { queries::results(engine, executable)? };
+    pub fn new(client: Option<Arc<Client>>, executable: Live<'_, sys::PJRT_Executable>, plan: Plan) -> Outcome<Self> {
+        let results = queries::results(executable)?;
         let by_engine = client.as_ref().is_some_and(|client| client.session.view_kind == ViewKind::Device);
         let sets_aside = client.as_ref().is_some_and(|client| client.settings.strategy.value == Strategy::Tpu);
-        // SAFETY: the executable is alive, as this function asks.
-        let (name, mut scratch, pinned) = unsafe {
-            let scratch = if sets_aside || by_engine { queries::scratch(engine, executable) } else { Bytes::ZERO };
-            let pinned = if by_engine { queries::pinned(engine, executable, results.len()) } else { Box::default() };
-            (queries::name(engine, executable), scratch, pinned)
-        };
+        let mut scratch = if sets_aside || by_engine { queries::scratch(executable) } else { Bytes::ZERO };
+        let pinned = if by_engine { queries::pinned(executable, results.len()) } else { Box::default() };
+        let name = queries::name(executable);
         let mut unplaced_pinned = Bytes::ZERO;
         if by_engine {
             let placed = |result: usize| {

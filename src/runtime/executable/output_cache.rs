@@ -93,7 +93,6 @@ impl OutputCache {
             Ok(()) => Some(output),
             Err(error) => {
                 log::error!("{error}");
-                output.discard();
                 None
             }
         }
@@ -108,9 +107,8 @@ impl OutputCache {
             // No lock is held while the engine destroys handles.
             let buffer = place.lock().pop_back()?;
             let left = buffer.state().take_while_executing();
-            let Some((mut allocation, view)) = left else { continue };
-            // SAFETY: the view was the buffer's alone, and no program was donated it.
-            unsafe { buffer.session.destroy(view) };
+            let Some((view, mut allocation)) = left else { continue };
+            drop(view);
             match allocation.renew(provenance) {
                 Ok(_) => return Some((allocation, buffer)),
                 Err(error) => {
@@ -165,7 +163,7 @@ impl Recycle for OutputCache {
             }
         }
         // No lock is held while the engine destroys handles.
-        output.discard();
+        drop(output);
     }
 }
 
@@ -174,7 +172,7 @@ impl Reclaim for OutputCache {
         for place in &self.places {
             // No lock is held while the engine destroys handles.
             let outputs = std::mem::take(&mut *place.lock());
-            outputs.into_iter().for_each(CachedOutput::discard);
+            drop(outputs);
         }
         for place in &self.recycling {
             // Their last use still ends their recycling.

@@ -19,6 +19,7 @@
 use std::sync::Arc;
 
 use crate::{
+    engine::{EngineBuffer, Live},
     error::Result,
     runtime::{
         buffer::{
@@ -48,8 +49,9 @@ enum Hold {
 /// program is done.
 pub struct Argument<'a> {
     buffer: BufferRef<'a>,
-    /// What the engine is passed.
-    pub handle: *mut sys::PJRT_Buffer,
+    /// What the engine is passed: the buffer's own view, which stays while the buffer is in use, or another one that
+    /// the launch keeps until its arguments are dropped.
+    handle: *mut sys::PJRT_Buffer,
     hold: Hold,
 }
 
@@ -87,17 +89,29 @@ impl<'a> Argument<'a> {
         Ok(address.map(|address| (Self { buffer, handle, hold: Hold::Exclusive }, address)))
     }
 
-    /// An argument that a program on another client reads, for as long as the program runs. `donated` says that the
-    /// program was to consume it.
-    pub fn lent(buffer: BufferRef<'a>, handle: *mut sys::PJRT_Buffer, donated: bool) -> Self {
-        Self { buffer, handle, hold: Hold::Lent { donated } }
+    /// An argument that a program on another client reads, by `view`, for as long as the program runs. `donated` says
+    /// that the program was to consume it. The launch keeps the view until this is dropped.
+    pub(super) fn lent(buffer: BufferRef<'a>, view: &EngineBuffer, donated: bool) -> Self {
+        Self { buffer, handle: view.raw(), hold: Hold::Lent { donated } }
     }
 
-    /// The same argument, for which the engine is passed another handle.
-    #[must_use]
-    pub fn passed_as(mut self, handle: *mut sys::PJRT_Buffer) -> Self {
-        self.handle = handle;
-        self
+    /// Has the engine be passed another view. The launch keeps it until this is dropped.
+    pub(super) fn pass(&mut self, view: &EngineBuffer) {
+        self.handle = view.raw();
+    }
+
+    /// What the engine is passed.
+    #[inline]
+    pub fn raw(&self) -> *mut sys::PJRT_Buffer {
+        self.handle
+    }
+
+    /// What the engine is passed, to be asked.
+    #[inline]
+    pub fn live(&self) -> Live<'_, sys::PJRT_Buffer> {
+        // SAFETY: the client is alive while its program is executed; the view stays while the buffer is in use, or the
+        // launch keeps it until this is dropped.
+        unsafe { Live::new(self.buffer.session.engine, self.handle) }
     }
 
     /// The buffer.

@@ -1,22 +1,23 @@
 //! A call of `PJRT_LoadedExecutable_Execute`, checked: its lists as slices, and its options as the engine gets them.
 
 use std::{
+    cell::Cell,
     mem::{MaybeUninit, size_of},
-    ptr,
+    ptr, slice,
 };
 
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Engine, Outcome, failure::required},
+    engine::{Engine, EngineBuffer, EngineEvent, Live, Outcome, Session, failure::required, process, views},
     error::Error,
     runtime::{
         buffer::buffer_ref::BufferRef,
         client::Device,
         executable::loaded::{Donations, Loaded},
-        execute::context::Context,
+        execute::context::{Context, ContextRef},
     },
-    sys::{self, CStruct, slice},
+    sys::{self, CStruct},
 };
 
 /// The name that errors give.
@@ -34,15 +35,15 @@ pub struct Options {
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     /// What the caller passed.
-    pub args: &'a sys::PJRT_LoadedExecutable_Execute_Args,
+    pub(super) args: &'a sys::PJRT_LoadedExecutable_Execute_Args,
     /// The program.
-    pub loaded: &'a Loaded,
+    pub(super) loaded: &'a Loaded,
     /// pjrt-arena's copy of the options, with the engine's context in place of the caller's.
-    pub options: *mut sys::PJRT_ExecuteOptions,
-    /// The caller's context.
-    pub context: Option<&'a Context>,
+    pub(super) options: *mut sys::PJRT_ExecuteOptions,
+    /// The caller's context, if the program reads it.
+    pub(super) context: Option<ContextRef<'a>>,
     /// The numbers of the arguments that the caller forbids to consume.
-    pub kept: &'a [i64],
+    kept: &'a [i64],
     /// The handles of each device's arguments, `num_args` each.
     lists: &'a [*const *mut sys::PJRT_Buffer],
 }
@@ -51,7 +52,8 @@ impl<'a> Call<'a> {
     /// Checks what can be checked before anything begins; `room` is where the copy of the options goes.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for a NULL, a wrong number of arguments or devices, or options that are too short.
+    /// INVALID_ARGUMENT for a NULL, a wrong number of arguments or devices, or options that are too short; or the
+    /// engine's, which makes no context.
     ///
     /// # Safety
     /// What the caller passed must be as the C API says: lists as long as their numbers, handles and the context alive.
@@ -82,7 +84,7 @@ impl<'a> Call<'a> {
         if args.num_args > 0 {
             required(args.argument_lists.cast_mut(), NAME, "argument_lists")?;
             // SAFETY: there are `num_devices` lists, which live during the call, as this function asks.
-            lists = unsafe { slice(args.argument_lists, args.num_devices) };
+            lists = unsafe { sys::slice(args.argument_lists, args.num_devices) };
             for list in lists {
                 required(list.cast_mut(), NAME, "argument_lists' list of a device")?;
             }
@@ -96,13 +98,16 @@ impl<'a> Call<'a> {
         // numbers as the caller says.
         unsafe {
             copy_options(args.options, loaded.client.session.engine, options)?;
-            let context = (*options).context.cast::<Context>().as_ref();
-            let kept = slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
+            // To the known engines contexts carry nothing but user data.
+            let reads_context = !(loaded.program.plan.needs_no_context && process::kind().is_some());
+            let context = ContextRef::of((*options).context).filter(|_| reads_context);
+            let kept = sys::slice((*options).non_donatable_input_indices, (*options).num_non_donatable_input_indices);
             let call = Self { args, loaded, options, context, kept, lists };
             if args.num_devices > 1 {
                 call.refuse_what_is_donated_twice()?;
                 call.refuse_what_fits_one_device_alone()?;
             }
+            (*options).context = context.as_deref().map(Context::handle).transpose()?.unwrap_or(ptr::null_mut());
             Ok(call)
         }
     }
@@ -178,7 +183,7 @@ impl<'a> Call<'a> {
     pub fn arguments(&self, index: usize) -> &'a [Option<BufferRef<'a>>] {
         let list = self.lists.get(index).copied().unwrap_or(ptr::null());
         // SAFETY: each list has `num_args` handles, which are NULL or alive during the call, as `check` asks.
-        unsafe { BufferRef::list(slice(list, self.args.num_args)) }
+        unsafe { BufferRef::list(sys::slice(list, self.args.num_args)) }
     }
 
     /// One of them.
@@ -209,23 +214,26 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The caller's list for the results of the device with this number; NULL if the program has none.
-    pub fn output_list(&self, index: usize) -> *mut *mut sys::PJRT_Buffer {
-        if self.loaded.program.results.is_empty() || index >= self.args.num_devices {
-            return ptr::null_mut();
+    /// The caller's list for the results of the device with this number, with an entry for each.
+    #[inline]
+    pub fn output_list(&self, index: usize) -> &'a [Cell<*mut sys::PJRT_Buffer>] {
+        let results = self.loaded.program.results.len();
+        if results == 0 || index >= self.args.num_devices {
+            return &[];
         }
-        // SAFETY: `output_lists` is not NULL, as `check` has seen, and has one list for each device.
-        unsafe { *self.args.output_lists.add(index) }
+        // SAFETY: `output_lists` is not NULL, as `check` has seen, and has one list for each device, with an entry for
+        // each result. It is memory of the caller's for this call, in which nothing but cells refers to it.
+        unsafe { slice::from_raw_parts((*self.args.output_lists.add(index)).cast(), results) }
     }
 
-    /// The results of the device with this number, as the engine returned them.
+    /// The results of the device with this number.
     ///
     /// # Safety
-    /// The engine must have filled the caller's list.
-    pub unsafe fn outputs(&self, index: usize) -> &'a [*mut sys::PJRT_Buffer] {
-        // SAFETY: the list is NULL for no results, or has an entry for each, which the engine has filled, as this
-        // function asks.
-        unsafe { slice(self.output_list(index), self.loaded.program.results.len()) }
+    /// The engine must have filled the caller's list with live buffers of the program's client, which nothing else owns
+    /// from here on.
+    #[inline]
+    pub unsafe fn outputs(&self, index: usize) -> Outputs<'a> {
+        Outputs { session: self.loaded.client.session, list: self.output_list(index) }
     }
 
     /// Whether the program may not consume this argument, whatever it was compiled for.
@@ -244,6 +252,41 @@ impl<'a> Call<'a> {
         (device_index.unwrap_or(usize::MAX), handle.and_then(|handle| loaded.client.device(handle)))
     }
 }
+
+/// The results of an execution on one device, as the engine returned them: an iterator over what is left of them. Those
+/// that are not taken stay as they are.
+pub struct Outputs<'a> {
+    session: &'static Session,
+    /// Live buffers of the session's client, which nothing else owns.
+    list: &'a [Cell<*mut sys::PJRT_Buffer>],
+}
+
+impl Outputs<'_> {
+    /// The event of one of them being ready.
+    pub fn ready_event(&self, at: usize) -> Option<EngineEvent> {
+        // SAFETY: the buffer is alive until it is taken, and the session's client during the call.
+        let output = unsafe { Live::new(self.session.engine, self.list.get(at)?.get()) };
+        views::ready_event(output).ok()
+    }
+}
+
+impl Iterator for Outputs<'_> {
+    type Item = EngineBuffer;
+
+    #[inline]
+    fn next(&mut self) -> Option<EngineBuffer> {
+        let (first, rest) = self.list.split_first()?;
+        self.list = rest;
+        // SAFETY: the buffer is a live one of the session's client, which nothing else owns; it is taken once.
+        Some(unsafe { EngineBuffer::own(self.session, first.get()) })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.list.len(), Some(self.list.len()))
+    }
+}
+
+impl ExactSizeIterator for Outputs<'_> {}
 
 /// Copies the caller's options to `copy`, with zeros up to the size that the engine may read; a longer struct keeps
 /// its end.

@@ -14,30 +14,59 @@
 //! a thread of its own: a use after free in jaxlib 0.10.2 with any asynchronous C-API plugin. So the engine's context
 //! lives until every execution that was passed it is done.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Engine, Outcome, Raw, extensions, failure::discard},
+    engine::{Engine, Live, Outcome, Raw, extensions, failure::discard},
     sys,
 };
 
 /// An execute context.
 pub struct Context {
     engine: &'static Engine,
-    inside: Mutex<Inside>,
-}
-
-struct Inside {
-    /// The engine's context; NULL before a program needs it.
-    handle: Raw<sys::PJRT_ExecuteContext>,
+    /// The engine's context, once a program needs it. It is set under the lock of `kept`.
+    made: OnceCell<EngineContext>,
     /// Data that was added before the engine's context.
-    kept: SmallVec<[UserData; 2]>,
+    kept: Mutex<SmallVec<[UserData; 2]>>,
 }
 
-/// One pointer of the caller's, under the id of its type.
+/// A context of the engine.
+struct EngineContext(Live<'static, sys::PJRT_ExecuteContext>);
+
+impl EngineContext {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn new(engine: &'static Engine) -> Outcome<Self> {
+        // SAFETY: the struct has only an out field. The context is new, and alive until this is dropped.
+        unsafe {
+            let made = engine.call(sys::PJRT_ExecuteContext_Create_Args::default())?;
+            Ok(Self(Live::new(engine, made.context)))
+        }
+    }
+
+    /// # Errors
+    /// The engine's: there is data of that type already, or the pointer is NULL.
+    fn add(&self, UserData { kind, data }: UserData) -> Outcome {
+        // SAFETY: the context is alive, and the data lives as long as its executions, as `UserData` has it.
+        unsafe { extensions::add_user_data(self.0.raw(), kind, data.0) }
+    }
+}
+
+impl Drop for EngineContext {
+    fn drop(&mut self) {
+        let args = sys::PJRT_ExecuteContext_Destroy_Args { context: self.0.raw(), ..Default::default() };
+        // SAFETY: the context is owned here, and this is its end.
+        discard(unsafe { self.0.engine().call(args) }, "destroy an execute context");
+    }
+}
+
+/// One pointer of the caller's, under the id of its type. It lives until the executions that are given it are done.
 #[derive(Clone, Copy)]
 struct UserData {
     kind: i64,
@@ -47,7 +76,7 @@ struct UserData {
 impl Context {
     /// A context without data.
     pub fn new(engine: &'static Engine) -> Self {
-        Self { engine, inside: Mutex::new(Inside { handle: Raw::NULL, kept: SmallVec::new() }) }
+        Self { engine, made: OnceCell::new(), kept: Mutex::default() }
     }
 
     /// The engine's context, made now if there is none yet.
@@ -55,37 +84,28 @@ impl Context {
     /// # Errors
     /// The engine's.
     pub fn handle(&self) -> Outcome<*mut sys::PJRT_ExecuteContext> {
-        let known = self.inside.lock().handle;
-        if !known.is_null() {
-            return Ok(known.0);
+        Ok(self.made()?.0.raw())
+    }
+
+    fn made(&self) -> Outcome<&EngineContext> {
+        if let Some(known) = self.made.get() {
+            return Ok(known);
         }
-        // SAFETY: the struct has only an out field.
-        let made = unsafe { self.engine.call(sys::PJRT_ExecuteContext_Create_Args::default())? }.context;
+        // No lock is held while the engine is called, nor when this one is dropped because another thread was faster.
+        let made = EngineContext::new(self.engine)?;
         let mut passed_on = 0;
         loop {
-            // No lock is held while the engine is called.
             let next = {
-                let mut inside = self.inside.lock();
-                match inside.kept.get(passed_on).copied() {
-                    _ if !inside.handle.is_null() => break,
-                    Some(next) => next,
-                    None => {
-                        inside.handle = Raw(made);
-                        return Ok(made);
-                    }
+                let kept = self.kept.lock();
+                match (self.made.get(), kept.get(passed_on)) {
+                    (Some(faster), _) => return Ok(faster),
+                    (None, Some(&next)) => next,
+                    (None, None) => return Ok(self.made.get_or_init(|| made)),
                 }
             };
-            // SAFETY: the context was just made; the data lives as long as the executions, as `add` asks of its
-            // caller.
-            if let Err(failure) = unsafe { extensions::add_user_data(made, next.kind, next.data.0) } {
-                self.destroy(made);
-                return Err(failure);
-            }
+            made.add(next)?;
             passed_on += 1;
         }
-        // Another thread was faster.
-        self.destroy(made);
-        Ok(self.inside.lock().handle.0)
     }
 
     /// Adds user data.
@@ -96,49 +116,49 @@ impl Context {
     /// # Safety
     /// As the C API says: the data lives until the executions that are given the context are done.
     pub unsafe fn add(&self, kind: i64, data: *mut std::ffi::c_void) -> Outcome {
-        let keeps = {
-            let mut inside = self.inside.lock();
+        let user_data = UserData { kind, data: Raw(data) };
+        {
+            let mut kept = self.kept.lock();
             // Data that the engine would refuse goes to the engine, which says why.
-            let good = !data.is_null() && inside.kept.iter().all(|kept| kept.kind != kind);
-            let keeps = good && inside.handle.is_null();
-            if keeps {
-                inside.kept.push(UserData { kind, data: Raw(data) });
+            let good = !data.is_null() && kept.iter().all(|known| known.kind != kind);
+            if good && self.made.get().is_none() {
+                kept.push(user_data);
+                return Ok(());
             }
-            keeps
-        };
-        if !keeps {
-            // SAFETY: the engine's context is alive while this one is; the data lives as long as the executions, as
-            // this function asks.
-            unsafe { extensions::add_user_data(self.handle()?, kind, data)? };
         }
-        Ok(())
-    }
-
-    /// Shares ownership of a caller's context.
-    ///
-    /// # Safety
-    /// This must be what a handle of the caller points to that is still alive.
-    pub unsafe fn share(&self) -> Arc<Self> {
-        // SAFETY: the pointer is that of an `Arc` which a live handle keeps alive, as this function asks; the strong
-        // count that is added here is the result's.
-        unsafe {
-            Arc::increment_strong_count(self);
-            Arc::from_raw(self)
-        }
-    }
-
-    fn destroy(&self, context: *mut sys::PJRT_ExecuteContext) {
-        let args = sys::PJRT_ExecuteContext_Destroy_Args { context, ..Default::default() };
-        // SAFETY: the context is alive, this object's alone, and destroyed once.
-        discard(unsafe { self.engine.call(args) }, "destroy an execute context");
+        self.made()?.add(user_data)
     }
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        let handle = self.inside.get_mut().handle;
-        if !handle.is_null() {
-            self.destroy(handle.0);
+/// The context behind a caller's handle, for the time of a call.
+#[derive(Clone, Copy)]
+pub struct ContextRef<'a>(&'a Context);
+
+impl<'a> ContextRef<'a> {
+    /// The context behind a caller's handle; `None` for NULL.
+    ///
+    /// # Safety
+    /// `handle` must be NULL, or come from an `Arc` of a [`Context`] and not be destroyed while the result is used.
+    pub unsafe fn of(handle: *mut sys::PJRT_ExecuteContext) -> Option<Self> {
+        // SAFETY: a handle that is not NULL points to a context that is not destroyed during `'a`.
+        unsafe { handle.cast::<Context>().as_ref() }.map(Self)
+    }
+
+    /// Shares ownership of the context.
+    pub fn share(self) -> Arc<Context> {
+        // SAFETY: the pointer is that of an `Arc`, which the caller's handle keeps alive during `'a`; the strong count
+        // that is added here is the result's.
+        unsafe {
+            Arc::increment_strong_count(self.0);
+            Arc::from_raw(self.0)
         }
+    }
+}
+
+impl Deref for ContextRef<'_> {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        self.0
     }
 }

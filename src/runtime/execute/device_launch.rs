@@ -5,11 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{
-        EngineError, EngineEvent, Failure, Outcome,
-        buffers::{EngineBuffer, ready_event},
-        fence::ExecutionQueue,
-    },
+    engine::{EngineBuffer, EngineError, EngineEvent, Failure, Outcome, fence::ExecutionQueue},
     error::Error,
     memory::{
         Execution, Provenance,
@@ -24,19 +20,18 @@ use crate::{
             reclaim::NoRoom,
         },
         buffer::CachedOutput,
-        client::{Client, Device, MemorySpace},
+        client::{Client, Device},
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         executable::loaded::Loaded,
         execute::{
             argument::{Argument, DonationCursor},
-            call::Call,
+            call::{Call, Outputs},
             destination::{Destination, DestinationBlock},
             donation_copy::DonationCopy,
             nested::NestedRun,
         },
         in_flight::Resources,
     },
-    sys,
     units::Bytes,
 };
 
@@ -225,7 +220,11 @@ impl<'a> DeviceLaunch<'a> {
             let copy = self.copies.iter().find(|copy| copy.argument == number);
             let is_donated = donated.has(number) && !call.keeps(number) && copy.is_none();
             let argument = match (copy, nested.as_deref_mut()) {
-                (Some(copy), _) => Argument::read(buffer)?.passed_as(copy.destination.view.raw()),
+                (Some(copy), _) => {
+                    let mut argument = Argument::read(buffer)?;
+                    argument.pass(&copy.destination.view);
+                    argument
+                }
                 (None, Some(nested)) => nested.acquire(buffer, is_donated)?,
                 (None, None) if is_donated => match Argument::donate(buffer)? {
                     Some(argument) => argument,
@@ -242,22 +241,19 @@ impl<'a> DeviceLaunch<'a> {
 
     /// The device's queue, if the engine orders its executions.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
-        client.session.queue(self.device?.handle)
+        // SAFETY: the device is the client's, of whose program this is a launch.
+        unsafe { ExecutionQueue::of(client.session, self.device?.handle()) }
     }
 
     /// After an execution that failed: keeps `resources`, destinations and copies until the device is done with what
     /// was launched of it all the same, and with the executions before it.
-    ///
-    /// # Safety
-    /// The client must be alive; the views are not used again.
-    pub unsafe fn track_behind(&mut self, client: &Client, queue: ExecutionQueue, mut resources: Resources) {
+    pub fn track_behind(&mut self, client: &Client, queue: ExecutionQueue, mut resources: Resources) {
         let copies = self.copies.drain(..).map(|copy| copy.destination);
         for destination in self.destinations.drain(..).chain(copies) {
-            resources.consumed.push(destination.view.release());
+            resources.consumed.push(destination.view);
             resources.leftovers.extend(destination.block.take());
         }
-        // SAFETY: the client is alive, as this function asks.
-        unsafe { client.allocator.in_flight.track_behind(queue, client.session.engine, resources) };
+        client.allocator.in_flight.track_behind(queue, resources);
     }
 
     /// Allocates and views every destination.
@@ -271,8 +267,6 @@ impl<'a> DeviceLaunch<'a> {
             let provenance = Provenance { origin: loaded.program.origin_ids[result], run: self.run };
             let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
             if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
-                // SAFETY: the view was the cache's, which gave it up; the client is alive while its executable is.
-                let view = unsafe { EngineBuffer::own(client.session, view.0) };
                 let block = DestinationBlock::new(allocation, None);
                 self.destinations.push(Destination { view, block, reused: Some(buffer) });
                 continue;
@@ -280,26 +274,24 @@ impl<'a> DeviceLaunch<'a> {
             let shape = &loaded.program.results[result];
             let space =
                 if loaded.program.is_pinned(result) { device.pinned_memory_space() } else { device.memory_space() };
-            let Some(MemorySpace { memory, arena, .. }) = space else {
+            let Some(space) = space else {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
-            let full = |shortage| Unplaced::NoRoom(Arc::clone(arena), shortage);
+            let full = |shortage| Unplaced::NoRoom(Arc::clone(space.arena()), shortage);
             let recycling =
                 loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
             let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
-                None => {
-                    DestinationBlock::new(allocate(&client.allocator, arena, shape, provenance).map_err(full)?, None)
-                }
+                None => DestinationBlock::new(
+                    allocate(&client.allocator, space.arena(), shape, provenance).map_err(full)?,
+                    None,
+                ),
             };
             let address = block.allocation().map_or(0, Allocation::address);
             // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and outlives
             // the view: it is freed after the operation. Where executions use it still, the engine does this one
-            // after them. The view is new, with no other owner.
-            let view = unsafe {
-                let view = client.session.view(memory, address, shape.array())?;
-                EngineBuffer::own(client.session, view)
-            };
+            // after them.
+            let view = unsafe { EngineBuffer::view(client.session, space.memory(), address, shape.array())? };
             self.destinations.push(Destination { view, block, reused: None });
         }
         Ok(())
@@ -308,13 +300,8 @@ impl<'a> DeviceLaunch<'a> {
 
 /// The ready event of the first result that is large enough for an allocation to wait for its memory, if there is
 /// one.
-///
-/// # Safety
-/// The outputs must be live buffers of the client's engine, one for each result.
-pub unsafe fn large_result(loaded: &Loaded, outputs: &[*mut sys::PJRT_Buffer]) -> Option<EngineEvent> {
+pub fn large_result(loaded: &Loaded, outputs: &Outputs<'_>) -> Option<EngineEvent> {
     let large = |size: usize| Bytes::new(size as u64) >= LARGE_ARRAY;
     let at = loaded.program.results.iter().position(|shape| large(shape.size))?;
-    let output = *outputs.get(at)?;
-    // SAFETY: the output is a live buffer of the engine, as this function asks.
-    unsafe { ready_event(loaded.client.session, output) }.ok()
+    outputs.ready_event(at)
 }

@@ -138,7 +138,7 @@ fn copy<'a>(
     read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
 ) -> Outcome<Option<DonationCopy>> {
     let client = &loaded.client;
-    let Some(device) = device.filter(|device| device.memory.0 == buffer.memory.0) else { return Ok(None) };
+    let Some(device) = device.filter(|device| device.memory().0 == buffer.memory.0) else { return Ok(None) };
     let Some(arena) = &device.arena else { return Ok(None) };
     // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
@@ -146,15 +146,14 @@ fn copy<'a>(
     let Some(reading) = read()? else { return Ok(None) };
     // SAFETY: the array is defined, and neither changes, moves nor is freed while it is read; nothing else uses the
     // new block, which is as large. The client is alive during the call; the block is aligned, holds the array, and
-    // is freed only after the view, which is new and has no other owner.
+    // is freed only after the view.
     let view = unsafe {
         strided::copy(
             ptr::with_exposed_provenance(reading.address()),
             ptr::with_exposed_provenance_mut(allocation.address()),
             buffer.shape.size,
         );
-        let view = client.session.view(device.memory, allocation.address(), buffer.shape.array())?;
-        EngineBuffer::own(client.session, view)
+        EngineBuffer::view(client.session, device.memory(), allocation.address(), buffer.shape.array())?
     };
     Ok(Some(DonationCopy { argument, destination: Destination::new(view, allocation) }))
 }

@@ -19,9 +19,8 @@ use std::sync::{Arc, atomic::Ordering};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Engine, EngineError, EngineEvent, views},
+    engine::{EngineError, EngineEvent},
     runtime::client::Client,
-    sys,
 };
 
 /// An execution of a program that calls back into the host, from Execute until the program is done.
@@ -49,17 +48,4 @@ impl Drop for CallbackRun {
 pub fn wait(events: &[Option<EngineEvent>]) -> Result<(), EngineError> {
     let outcomes: SmallVec<[Result<(), EngineError>; 1]> = events.iter().flatten().map(EngineEvent::wait).collect();
     outcomes.into_iter().collect()
-}
-
-/// Destroys what an execution that failed left in one of its caller's output lists: the caller gets the error, and
-/// will not destroy them.
-///
-/// # Safety
-/// The outputs must be live buffers of the engine that are not wrapped yet, and the client alive.
-pub unsafe fn destroy_outputs(engine: &'static Engine, outputs: &[*mut sys::PJRT_Buffer]) {
-    for &output in outputs {
-        // SAFETY: client and output are alive and the output has no other owner, as this function asks; the program
-        // is over, so this does not block.
-        unsafe { views::destroy(engine, output) };
-    }
 }

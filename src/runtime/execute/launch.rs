@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
     runtime::execute::{
-        call::Call,
+        call::{Call, Outputs},
         device_launch::DeviceLaunch,
         donation_copy,
         host_callbacks::{self, CallbackRun},
@@ -16,8 +16,24 @@ use crate::{
     sys,
 };
 
-/// The completion event of each device, where the engine gives one.
-pub type Events = SmallVec<[Option<EngineEvent>; 1]>;
+/// What the engine has accepted: it has filled in the caller's lists of results. Dropped, it leaves them as they are.
+pub struct Started<'a> {
+    call: Call<'a>,
+    /// The completion event of each device, where the engine gives one.
+    events: SmallVec<[Option<EngineEvent>; 1]>,
+}
+
+impl<'a> Started<'a> {
+    /// The completion event and the results of each device.
+    #[inline]
+    pub fn into_devices(self) -> impl Iterator<Item = (Option<EngineEvent>, Outputs<'a>)> {
+        let Self { call, events } = self;
+        events.into_iter().enumerate().map(move |(index, event)| {
+            // SAFETY: the engine has filled the list in with new buffers of the client; each list is passed on once.
+            (event, unsafe { call.outputs(index) })
+        })
+    }
+}
 
 /// See the module's documentation. Dropped, it frees what it still has.
 pub struct Launch<'a> {
@@ -73,9 +89,9 @@ impl<'a> Launch<'a> {
         let loaded = self.call.loaded;
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {
-                nested.view_all_on_nested(index, device.handle, &mut launch.copies, &mut launch.destinations)?;
+                nested.view_all_on_nested(index, device.handle(), &mut launch.copies, &mut launch.destinations)?;
                 for copy in &launch.copies {
-                    launch.arguments[copy.argument].handle = copy.destination.view.raw();
+                    launch.arguments[copy.argument].pass(&copy.destination.view);
                 }
             }
             if loaded.client.session.view_kind == ViewKind::Device {
@@ -104,12 +120,12 @@ impl<'a> Launch<'a> {
     /// # Errors
     /// The engine's, or the program's if it calls back; its results are destroyed then.
     #[inline]
-    pub fn start(&mut self) -> Result<Events, EngineError> {
+    pub fn start(&mut self) -> Result<Started<'a>, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
-            handles.extend(device.arguments.iter().map(|argument| argument.handle));
+            handles.extend(device.arguments.iter().map(|argument| argument.raw()));
             handles.extend(device.destinations.iter().map(|destination| destination.view.raw()));
         }
         let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
@@ -142,22 +158,22 @@ impl<'a> Launch<'a> {
             })
         };
         // SAFETY: an entry is NULL, or a new event of the engine without another owner.
-        let events: Events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
+        let events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
+        let started = Started { call: self.call, events };
         outcome?;
         if waits {
-            let outcome = host_callbacks::wait(&events).and_then(|()| match &mut self.nested {
+            let outcome = host_callbacks::wait(&started.events).and_then(|()| match &mut self.nested {
                 // SAFETY: the engine has filled the caller's lists in, and the program is over.
                 Some(nested) => unsafe { nested.replace_outputs() },
                 None => Ok(()),
             });
-            outcome.inspect_err(|_| {
-                for index in 0..args.num_devices {
-                    // SAFETY: the client is open; the engine has filled the lists in, and what is there is not
-                    // wrapped yet.
-                    unsafe { host_callbacks::destroy_outputs(engine, self.call.outputs(index)) };
-                }
-            })?;
+            if let Err(error) = outcome {
+                // The caller gets the error, and will not destroy the results. The program is over, so this does not
+                // block.
+                started.into_devices().for_each(|(_, outputs)| outputs.for_each(drop));
+                return Err(error);
+            }
         }
-        Ok(events)
+        Ok(started)
     }
 }

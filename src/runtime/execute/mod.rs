@@ -29,13 +29,13 @@ pub mod launch;
 pub mod nested;
 pub mod results;
 
-use std::{mem::MaybeUninit, ptr};
+use std::mem::MaybeUninit;
 
 use crate::{
-    engine::{Outcome, process},
+    engine::Outcome,
     runtime::{
         executable::loaded::Loaded,
-        execute::{call::Call, context::Context, launch::Launch, nested::NestedRun},
+        execute::{call::Call, launch::Launch, nested::NestedRun},
     },
     sys,
 };
@@ -50,33 +50,25 @@ use crate::{
 #[inline]
 pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute_Args) -> Outcome {
     let client = &*loaded.client;
-    client.allocator.in_flight.reap_in_order(client.session.engine);
+    client.allocator.in_flight.reap_in_order();
     let mut room = MaybeUninit::uninit();
     // SAFETY: the lists are as long as their numbers, and handles and context alive, as this function asks.
     let call = unsafe { Call::check(args, loaded, &mut room)? };
-    // To the known engines contexts carry nothing but user data.
-    let reads_context = !(loaded.program.plan.needs_no_context && process::kind().is_some());
-    let context = call.context.filter(|_| reads_context);
-    let handle = context.map(Context::handle).transpose()?;
-    // SAFETY: `options` points into `room`, which `check` has filled.
-    unsafe { (*call.options).context = handle.unwrap_or(ptr::null_mut()) };
-
     let mut launch = Launch::new(call);
     if nested::is_called_for(loaded.program.plan.host_callbacks) {
         launch.nested = Some(Box::new(NestedRun::begin(call)?));
     }
     launch.prepare()?;
     launch.acquire()?;
-    let mut events = match launch.start() {
-        Ok(events) => events,
+    let started = match launch.start() {
+        Ok(started) => started,
         Err(error) => {
             collect::abandon(&mut launch);
             return Err(error.into());
         }
     };
-    for (index, event) in events.iter_mut().enumerate() {
-        // SAFETY: the engine accepted the launch, so it has filled in the caller's lists.
-        unsafe { collect::collect(&mut launch, index, event.take(), context) };
+    for (index, (event, outputs)) in started.into_devices().enumerate() {
+        collect::collect(&mut launch, index, event, outputs);
     }
     collect::release(&launch);
     Ok(())

@@ -34,8 +34,8 @@ use rustc_hash::FxHashMap;
 use crate::{
     config::EngineKind,
     engine::{
-        EngineBuffer, EngineError, Outcome, Raw, Session, process,
-        views::{self, Array},
+        EngineBuffer, EngineError, Live, Outcome, Raw, Session, process,
+        views::{self, Array, ClientMemory, HostBytes},
     },
     error::Error,
     handlers::depth::{ProgramOfHandler, is_in_handler},
@@ -106,14 +106,14 @@ impl<'a> NestedRun<'a> {
         }
         if !donated_buffers.is_empty() {
             let unused = || donated_buffers.iter().all(|buffer| buffer.is_unused());
-            client.allocator.in_flight.throttle(client.session.engine, READERS_BOUND, unused);
+            client.allocator.in_flight.throttle(READERS_BOUND, unused);
         }
-        // SAFETY: the client is alive while its executable is, and `args.executable` is that executable.
-        let (lease, executable) =
-            unsafe { NestedLease::begin(&client.nested, args.executable, &call.loaded.nested_executables)? };
+        // SAFETY: the executable is the caller's, who destroys it after the call.
+        let loaded = unsafe { Live::new(client.session.engine, args.executable) };
+        let (lease, executable) = NestedLease::begin(&client.nested, loaded, &call.loaded.nested_executables)?;
         let chosen = Raw(args.execute_device);
         let execute_device = match lease.place(chosen) {
-            Some((device, _)) => device.0,
+            Some((device, _)) => device.raw(),
             None if chosen.is_null() => ptr::null_mut(),
             None => return Err(Error::invalid_argument(format!("{NAME}: execute_device is not addressable")).into()),
         };
@@ -123,10 +123,9 @@ impl<'a> NestedRun<'a> {
     }
 
     /// The nested client and its memory for arrays on one of the user's devices.
-    fn place(&self, device: Raw<sys::PJRT_Device>) -> Outcome<(*mut sys::PJRT_Client, *mut sys::PJRT_Memory)> {
-        let (_, memory) =
-            self.lease.place(device).ok_or_else(|| Error::internal("an array on a device of no client"))?;
-        Ok((self.lease.handle(), memory.0))
+    fn place(&self, device: Raw<sys::PJRT_Device>) -> Outcome<ClientMemory<'_>> {
+        let place = self.lease.place(device).ok_or_else(|| Error::internal("an array on a device of no client"))?;
+        Ok(place.1)
     }
 
     /// Acquires an argument, which the program may consume if it is `donated`: the engine is passed a buffer of the
@@ -142,36 +141,26 @@ impl<'a> NestedRun<'a> {
             && self.call.donated().is_some()
             && let Some((mut argument, address)) = Argument::donate_exclusively(buffer)?
         {
-            // SAFETY: the nested client is alive while it is leased. The argument keeps the block from here on, and
-            // nothing else uses it. The view is new, with no other owner.
-            let view = unsafe {
-                let view = views::view(session.engine, place, address, buffer.shape.array())?;
-                EngineBuffer::own(session, view)
-            };
-            argument.handle = view.raw();
+            // SAFETY: the argument keeps the block from here on, and nothing else uses it.
+            let view = unsafe { view_on(place, session, address, buffer.shape.array(), HostBytes::Writable)? };
+            argument.pass(&view);
             self.buffers.push(view);
             self.places.insert(address, None);
             return Ok(argument);
         }
         let reading = buffer.get().lend()?;
         let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
-            // SAFETY: the nested client and its memory are alive while the client is leased.
-            unsafe { token(session, place)? }
+            token(session, place)?
         } else if session.aliasable.contains(buffer.shape.element_type) {
             // Notes the layout of an array outside of the arenas; that of an array in an arena is known.
             layout(buffer.get())?;
-            // SAFETY: the nested client is alive while it is leased. The bytes are defined, and the reading keeps
-            // them unchanged until the execution is over. The view is new, with no other owner.
-            unsafe {
-                let view = views::constant(session.engine, place, reading.address(), buffer.shape.array())?;
-                EngineBuffer::own(session, view)
-            }
+            // SAFETY: the bytes are defined, and the reading keeps them unchanged until the execution is over.
+            unsafe { view_on(place, session, reading.address(), buffer.shape.array(), HostBytes::Constant)? }
         } else {
             let hold = buffer.get().hold()?;
-            // SAFETY: the hold keeps the handle alive, the lease the memory.
-            unsafe { copy(session, hold.handle(), place.1)? }
+            copy(session, hold.live(), place.memory)?
         };
-        let argument = Argument::lent(buffer, view.raw(), donated);
+        let argument = Argument::lent(buffer, &view, donated);
         self.buffers.push(view);
         self.readings.push(reading);
         Ok(argument)
@@ -214,12 +203,8 @@ impl<'a> NestedRun<'a> {
     ) -> Outcome {
         let session = self.call.loaded.client.session;
         let address = destination.address();
-        // SAFETY: the nested client is alive while it is leased; the block holds an array of this shape, and is freed
-        // after the views of it. The view is new, with no other owner.
-        let view = unsafe {
-            let view = views::view(session.engine, self.place(device)?, address, shape.array())?;
-            EngineBuffer::own(session, view)
-        };
+        // SAFETY: the block holds an array of this shape, and is freed after the views of it.
+        let view = unsafe { view_on(self.place(device)?, session, address, shape.array(), HostBytes::Writable)? };
         let own = std::mem::replace(&mut destination.view, view);
         self.places.insert(address, is_result.then(|| (ptr::from_ref(shape), own)));
         Ok(())
@@ -238,26 +223,29 @@ impl<'a> NestedRun<'a> {
         for index in 0..self.call.args.num_devices {
             let list = self.call.output_list(index);
             let Some(device) = self.call.device(index).1 else { continue };
-            for (number, shape) in loaded.program.results.iter().enumerate() {
-                // SAFETY: the list has an entry for each result, with a live buffer of the nested client in it that
-                // has no other owner; the memory that it lies in is not freed before a result takes it. The user's
-                // client is alive during the call.
+            for (entry, shape) in list.iter().zip(&loaded.program.results) {
+                // SAFETY: the entry is a live buffer of the nested client that has no other owner; the memory that it
+                // lies in is not freed before a result takes it. The user's client is alive during the call, and the
+                // memory its own.
                 unsafe {
-                    let entry = list.add(number);
-                    let output = ManuallyDrop::new(EngineBuffer::own(session, *entry));
+                    let output = ManuallyDrop::new(EngineBuffer::own(session, entry.get()));
                     let address = output.address().unwrap_or(0);
                     let replaced = match self.places.get_mut(&address).map(Option::take) {
                         Some(Some((known, view))) if ptr::eq(known, &raw const **shape) => view,
                         Some(_) => {
-                            note_layout(session.engine, output.raw(), shape);
-                            EngineBuffer::own(session, session.view(device.memory, address, shape.array())?)
+                            note_layout(&output, shape);
+                            EngineBuffer::view(session, device.memory(), address, shape.array())?
                         }
                         None if shape.element_type == sys::PJRT_Buffer_Type_TOKEN => {
-                            token(session, (session.handle.0, device.memory.0))?
+                            let client = Live::new(session.engine, session.handle.0);
+                            token(
+                                session,
+                                ClientMemory { client, memory: Live::new(session.engine, device.memory().0) },
+                            )?
                         }
-                        None => copy(session, output.raw(), device.memory.0)?,
+                        None => copy(session, output.live()?, Live::new(session.engine, device.memory().0))?,
                     };
-                    *entry = replaced.release().0;
+                    entry.set(replaced.into_raw());
                     drop(ManuallyDrop::into_inner(output));
                 }
             }
@@ -271,39 +259,45 @@ impl<'a> NestedRun<'a> {
 ///
 /// # Errors
 /// The engine's.
-///
-/// # Safety
-/// The client and the memory must be alive.
-unsafe fn token(
-    session: &'static Session,
-    place: (*mut sys::PJRT_Client, *mut sys::PJRT_Memory),
-) -> Result<EngineBuffer, EngineError> {
+fn token(session: &'static Session, place: ClientMemory<'_>) -> Result<EngineBuffer, EngineError> {
     #[repr(align(64))]
     struct Nothing([u8; views::ALIGNMENT]);
     static NOTHING: Nothing = Nothing([0; views::ALIGNMENT]);
     let array = Array::new(sys::PJRT_Buffer_Type_PRED, &[]);
-    // SAFETY: client and memory are alive, as this function asks; the static bytes are there for ever, and nothing
-    // writes to them. The buffer is new, with no other owner.
-    unsafe {
-        let token = views::constant(session.engine, place, NOTHING.0.as_ptr().expose_provenance(), array)?;
-        Ok(EngineBuffer::own(session, token))
-    }
+    // SAFETY: the static bytes are there for ever, and nothing writes to them.
+    unsafe { view_on(place, session, NOTHING.0.as_ptr().expose_provenance(), array, HostBytes::Constant) }
+}
+
+/// A buffer of bytes of the host in a memory of the client of `session`, or of one that ends before it.
+///
+/// # Errors
+/// The engine's.
+///
+/// # Safety
+/// As for [`views::from_host`].
+unsafe fn view_on(
+    place: ClientMemory<'_>,
+    session: &'static Session,
+    address: usize,
+    array: Array<'_>,
+    bytes: HostBytes,
+) -> Result<EngineBuffer, EngineError> {
+    // SAFETY: the bytes are as this function asks. The buffer is new, with no other owner.
+    unsafe { Ok(EngineBuffer::own(session, views::from_host(place, address, array, bytes)?.into_raw())) }
 }
 
 /// A copy of a defined buffer in `dst_memory`, which may be another client's.
 ///
 /// # Errors
 /// The engine's.
-///
-/// # Safety
-/// The buffer, the memory and their clients must be alive.
-unsafe fn copy(
+fn copy(
     session: &'static Session,
-    buffer: *mut sys::PJRT_Buffer,
-    dst_memory: *mut sys::PJRT_Memory,
+    buffer: Live<'_, sys::PJRT_Buffer>,
+    memory: Live<'_, sys::PJRT_Memory>,
 ) -> Result<EngineBuffer, EngineError> {
+    let (buffer, dst_memory) = (buffer.raw(), memory.raw());
     let args = sys::PJRT_Buffer_CopyToMemory_Args { buffer, dst_memory, ..Default::default() };
-    // SAFETY: buffer and memory are alive, as this function asks. The copy is new, with no other owner.
+    // SAFETY: buffer and memory are alive. The copy is new, with no other owner.
     let copy = unsafe { EngineBuffer::own(session, session.engine.call(args)?.dst_buffer) };
     copy.wait()?;
     Ok(copy)

@@ -24,7 +24,7 @@ use crate::{
         counters::Miss,
         device_memory::Allocation,
         executable::loaded::{Loaded, Origin, Origins, Program, ResultPlacement},
-        execute::{candidates::Candidate, device_launch::DeviceLaunch},
+        execute::{call::Outputs, candidates::Candidate, device_launch::DeviceLaunch},
     },
     sys,
 };
@@ -40,13 +40,10 @@ const VERIFY_EVERY: u64 = 64;
 /// T39).
 ///
 /// If the execution is under way, it uses each result until its operation ends.
-///
-/// # Safety
-/// The outputs must be live buffers of the client's engine, one for each result, without another owner.
-pub unsafe fn results(
+pub fn results(
     loaded: &Loaded,
     launch: &DeviceLaunch<'_>,
-    outputs: &[*mut sys::PJRT_Buffer],
+    outputs: Outputs<'_>,
     candidates: &mut [Candidate],
     writing: Definition,
 ) -> SmallVec<[Arc<Buffer>; 4]> {
@@ -59,9 +56,7 @@ pub unsafe fn results(
     let mut wrapped = SmallVec::with_capacity(outputs.len());
     // Where the search begins: results and candidates mostly come in the same order.
     let mut next = 0;
-    for (index, &output) in outputs.iter().enumerate().take(program.results.len()) {
-        // SAFETY: the output is a live buffer of the client's engine, without another owner, as this function asks.
-        let output = unsafe { EngineBuffer::own(loaded.client.session, output) };
+    for (index, output) in outputs.enumerate() {
         let (at, has_memory) = match known {
             Some(origins) => (origins.results[index], true),
             None => locate(program, index, &output, candidates, &mut next),
@@ -141,21 +136,20 @@ fn in_block(
     writing: Definition,
 ) -> Arc<Buffer> {
     let &Launched { loaded, device_index, device, run } = launched;
-    let (session, program) = (loaded.client.session, &*loaded.program);
+    let program = &*loaded.program;
     let shape = &program.results[result];
     let run = matches!(candidate.origin, Origin::Argument(_)).then_some(run);
     allocation.set_provenance(program.origin_ids[result], run);
     if run.is_some() {
         // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move
         // or a copy of it has to know.
-        // SAFETY: the output is owned here and its client open, so it is alive; it holds an array of this shape.
-        unsafe { note_layout(session.engine, output.raw(), shape) };
+        note_layout(&output, shape);
     }
     let memory = bound.unwrap_or_else(|| device.memory_of(allocation.memory()));
     // Another result may lie there than before, if the engine changed its mind.
     let fits = |buffer: &Arc<Buffer>| Arc::ptr_eq(&buffer.shape, shape) && buffer.memory.0 == memory.0;
     if let Some(buffer) = candidate.reused.take().filter(fits) {
-        buffer.reuse(output.release().0, allocation, writing);
+        buffer.reuse(output, allocation, writing);
         return buffer;
     }
     let cache_slot = match candidate.origin {
@@ -163,8 +157,7 @@ fn in_block(
         Origin::Argument(_) => None,
     };
     let (shape, storage) = (Arc::clone(shape), Storage::Arena(allocation));
-    let buffer =
-        Buffer::with_cache_slot(session, device.handle, memory, shape, output.release().0, storage, cache_slot);
+    let buffer = Buffer::with_cache_slot(output, (device.handle(), memory), shape, storage, cache_slot);
     buffer.define_by(writing);
     buffer
 }
@@ -189,7 +182,7 @@ fn learn(program: &Program, candidates: &[Candidate], results: Vec<Option<usize>
 /// The device and memory of a launch's results, by the program.
 fn place(loaded: &Loaded, launch: &DeviceLaunch<'_>) -> Place {
     let of_program = || loaded.devices.get(launch.device_index).copied().unwrap_or(Raw(ptr::null_mut()));
-    launch.device.map_or_else(|| (of_program(), Raw(ptr::null_mut())), |device| (device.handle, device.memory))
+    launch.device.map_or_else(|| (of_program(), Raw(ptr::null_mut())), |device| (device.handle(), device.memory()))
 }
 
 /// Counts a result that lies elsewhere than planned.

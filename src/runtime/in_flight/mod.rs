@@ -43,7 +43,6 @@ use crate::{
         Engine, EngineEvent,
         fence::{ExecutionQueue, Fence},
         handles::Completion,
-        views,
     },
     runtime::{
         buffer::{Buffer, Recycled},
@@ -96,17 +95,10 @@ impl Operation {
     }
 
     /// Ends the operation. Only in calls of the C API, not on the engine's threads.
-    ///
-    /// # Safety
-    /// The engine's client must be alive.
-    unsafe fn reap(&self, engine: &'static Engine) {
+    fn reap(&self) {
         let mut resources = mem::take(&mut *self.resources.lock());
         resources.release_memory(self.succeeded.load(Ordering::Relaxed), Recycled::keep);
-        for handle in resources.consumed {
-            // SAFETY: the client is alive, as this function asks; the operation owned the handle, so this destroys it
-            // once.
-            unsafe { views::destroy(engine, handle.0) };
-        }
+        drop(resources.consumed);
         drop(resources.context);
     }
 }
@@ -146,7 +138,6 @@ fn all_done(operations: &mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operatio
 /// One attempt of [`InFlight::wait_until`].
 pub struct Round<'a> {
     in_flight: &'a InFlight,
-    engine: &'static Engine,
     /// When the wait ends.
     pub deadline: &'a Deadline<'a>,
     epoch: u64,
@@ -165,7 +156,7 @@ impl Round<'_> {
 
     /// Reaps the operations that are done.
     pub fn reap(&self) {
-        self.in_flight.reap_all(self.engine);
+        self.in_flight.reap_all();
     }
 }
 
@@ -204,15 +195,11 @@ impl InFlight {
 
     /// Keeps the `resources` of an execution that failed to start, until the device is done with all that it was
     /// given so far. Where the engine cannot say when that is, the next call asks again.
-    ///
-    /// # Safety
-    /// The engine's client must be alive.
     #[cold]
-    pub unsafe fn track_behind(&self, queue: ExecutionQueue, engine: &'static Engine, mut resources: Resources) {
+    pub fn track_behind(&self, queue: ExecutionQueue, mut resources: Resources) {
         // The fence may succeed, but the execution did not: its results must not become defined.
         resources.buffers.extend(resources.results.drain(..));
-        // SAFETY: the engine's client is alive, as this function asks.
-        match unsafe { Fence::of(queue, engine) } {
+        match Fence::of(queue) {
             Ok(fence) => {
                 resources.consumed.push(fence.buffer);
                 self.track(&fence.event, None, resources);
@@ -237,9 +224,9 @@ impl InFlight {
     /// Reaps the operations that are done at the head of the queue: executions of a device end in order. If more are
     /// done than that, a long one of another device is before them, and the whole queue is searched. One load if
     /// nothing is under way.
-    pub fn reap_in_order(&self, engine: &'static Engine) {
+    pub fn reap_in_order(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.reap_some(engine, |operations| {
+            self.reap_some(|operations| {
                 let done = operations.iter().take_while(|operation| !operation.is_under_way()).count();
                 let all = self.completions.done.load(Ordering::Relaxed);
                 if all > done as isize { all_done(operations) } else { operations.drain(..done).collect() }
@@ -248,9 +235,9 @@ impl InFlight {
     }
 
     /// Reaps all operations that are done.
-    pub fn reap_all(&self, engine: &'static Engine) {
+    pub fn reap_all(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.reap_some(engine, all_done);
+            self.reap_some(all_done);
         }
     }
 
@@ -280,7 +267,7 @@ impl InFlight {
     /// The engine tells a caller that a result is ready before it tells this library that the program is done: a few
     /// microseconds, or more where threads are short of processors. An allocation that follows a dropped result would
     /// miss its memory, and touch new memory instead.
-    pub fn drain_ready(&self, engine: &'static Engine) {
+    pub fn drain_ready(&self) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -297,41 +284,34 @@ impl InFlight {
                 }
             }
         }
-        self.reap_all(engine);
+        self.reap_all();
     }
 
     /// Waits until `enough`, at most as long as `bound`, while programs end one after another.
-    pub fn throttle(&self, engine: &'static Engine, bound: Duration, enough: impl Fn() -> bool) {
+    pub fn throttle(&self, bound: Duration, enough: impl Fn() -> bool) {
         let deadline = Deadline::at(Instant::now() + bound);
-        self.wait_until(engine, &deadline, |round| {
+        self.wait_until(&deadline, |round| {
             if enough() || !round.wait() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
     }
 
     /// Ends with the client: destroys every consumed handle, and waits for the programs that use them. An operation
     /// that is still under way frees its memory when it completes.
-    pub fn end(&self, engine: &'static Engine) {
+    pub fn end(&self) {
         // From here on operations that complete free their memory themselves.
         self.completions.waiters.fetch_add(1, Ordering::SeqCst);
-        let destroy = |handles: Consumed| {
-            for handle in handles {
-                // SAFETY: the operation or its buffer owned the handle, and gave it up for this; the engine's client
-                // is still alive.
-                unsafe { views::destroy(engine, handle.0) };
-            }
-        };
         let operations = mem::take(&mut *self.operations.lock());
         for operation in &operations {
             // No lock is held while the engine destroys a handle: it may wait for the program, whose thread may be
             // about to free the operation's memory. Nothing is recycled after this, so that thread finds no handles.
-            let handles = operation.resources.lock().handles();
-            destroy(handles);
+            let taken = operation.resources.lock().take_engine_buffers();
+            drop(taken);
             if !operation.is_under_way() {
                 operation.release_memory();
             }
         }
         let mut unfenced = mem::take(&mut *self.unfenced.lock());
-        unfenced.iter_mut().for_each(|(_, resources)| destroy(resources.handles()));
+        unfenced.iter_mut().for_each(|(_, resources)| drop(resources.take_engine_buffers()));
         let deferred = mem::take(&mut *self.deferred.lock());
         self.deferred_count.store(0, Ordering::Release);
         deferred.iter().for_each(|buffer| buffer.destroy_handle());
@@ -359,12 +339,7 @@ impl InFlight {
     /// Calls `attempt` until it breaks, while operations that complete free their memory at once. Every wait for
     /// memory is here: an attempt that failed calls [`Round::wait`], and continues if that says that something has
     /// changed.
-    pub fn wait_until<T>(
-        &self,
-        engine: &'static Engine,
-        deadline: &Deadline<'_>,
-        mut attempt: impl FnMut(&Round<'_>) -> ControlFlow<T>,
-    ) -> T {
+    pub fn wait_until<T>(&self, deadline: &Deadline<'_>, mut attempt: impl FnMut(&Round<'_>) -> ControlFlow<T>) -> T {
         struct Waiter<'a>(&'a AtomicUsize);
         impl Drop for Waiter<'_> {
             fn drop(&mut self) {
@@ -373,11 +348,11 @@ impl InFlight {
         }
         self.completions.waiters.fetch_add(1, Ordering::SeqCst);
         let _waiter = Waiter(&self.completions.waiters);
-        self.reap_all(engine);
+        self.reap_all();
         loop {
             // Read before the attempt: an operation that completes during the attempt ends the wait after it.
             let epoch = *self.completions.epoch.lock();
-            let round = Round { in_flight: self, engine, deadline, epoch };
+            let round = Round { in_flight: self, deadline, epoch };
             if let ControlFlow::Break(outcome) = attempt(&round) {
                 return outcome;
             }
@@ -401,11 +376,7 @@ impl InFlight {
         !deadline.is_over()
     }
 
-    fn reap_some(
-        &self,
-        engine: &'static Engine,
-        pick: impl FnOnce(&mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>; 8]>,
-    ) {
+    fn reap_some(&self, pick: impl FnOnce(&mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>; 8]>) {
         // No lock is held while the engine destroys.
         let reaped = {
             let mut operations = self.operations.lock();
@@ -417,28 +388,26 @@ impl InFlight {
             reaped
         };
         for operation in &reaped {
-            // SAFETY: a client owns this, and calls it only while the engine's client is alive.
-            unsafe { operation.reap(engine) };
+            operation.reap();
         }
         if !reaped.is_empty() {
             self.completions.end(reaped.len());
         }
-        let done = reaped.len() + self.destroy_deferred() + self.track_unfenced(engine);
+        let done = reaped.len() + self.destroy_deferred() + self.track_unfenced();
         if done > 0 {
             self.count.fetch_sub(done, Ordering::Release);
         }
     }
 
     /// Asks the engine once more for a fence after the unfenced resources; how many there were.
-    fn track_unfenced(&self, engine: &'static Engine) -> usize {
+    fn track_unfenced(&self) -> usize {
         if !self.has_unfenced.swap(false, Ordering::Acquire) {
             return 0;
         }
         let unfenced = mem::take(&mut *self.unfenced.lock());
         let count = unfenced.len();
         for (queue, resources) in unfenced {
-            // SAFETY: a client owns this, and calls it only while the engine's client is alive.
-            unsafe { self.track_behind(queue, engine, resources) };
+            self.track_behind(queue, resources);
         }
         count
     }

@@ -5,16 +5,16 @@ use std::{any::Any, mem, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::Raw,
+    engine::EngineBuffer,
     runtime::{
         buffer::{Buffer, Recycled, usage::User},
         device_memory::{Allocation, ScratchReservation},
     },
-    sys,
 };
 
-/// Handles of the engine that a program has consumed and that are still to be destroyed.
-pub type Consumed = SmallVec<[Raw<sys::PJRT_Buffer>; 4]>;
+/// Buffers of the engine that a program has consumed: destroying one blocks while the program still runs (engine
+/// behaviour T3).
+pub type Consumed = SmallVec<[EngineBuffer; 4]>;
 
 /// What an operation keeps until it is reaped.
 #[derive(Default)]
@@ -29,20 +29,19 @@ pub struct Resources {
     pub user: User,
     /// The part of the arena that is reserved for its scratch.
     pub scratch: Option<ScratchReservation>,
-    /// Handles to destroy.
+    /// Buffers to destroy.
     pub consumed: Consumed,
     /// The execute context, which the program may still read.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Resources {
-    /// The handles that have to be destroyed before the engine's client is.
-    pub(super) fn handles(&mut self) -> Consumed {
-        let mut handles = mem::take(&mut self.consumed);
-        let recycling =
-            self.buffers.iter().chain(&self.results).filter_map(|buffer| buffer.state().take_handle_of_recycling());
-        handles.extend(recycling);
-        handles
+    /// The buffers that have to be destroyed before the engine's client is.
+    pub(super) fn take_engine_buffers(&mut self) -> Consumed {
+        let mut taken = mem::take(&mut self.consumed);
+        let all = self.buffers.iter().chain(&self.results);
+        taken.extend(all.filter_map(|buffer| buffer.state().take_view_of_recycling()));
+        taken
     }
 
     /// Frees all memory, and passes each buffer whose last use this was, and which is to be recycled, to `recycle`.

@@ -12,8 +12,11 @@ use parking_lot::Mutex;
 
 use crate::{
     config::Settings,
-    engine::{Engine, Outcome, Raw, failure::discard, named_values::named_values, process, session::Session},
-    sys::{self, slice},
+    engine::{
+        Engine, Live, Outcome, Raw, executables::Description, failure::discard, named_values::named_values, process,
+        session::Session, views::ClientMemory,
+    },
+    sys,
 };
 
 /// The nested clients of one user's client. The first is made when a program needs it, and one more for each program
@@ -38,9 +41,10 @@ struct Idle {
 /// A client of the engine that one execution at a time has to itself.
 pub struct NestedClient {
     number: usize,
-    handle: Raw<sys::PJRT_Client>,
+    /// Alive until [`NestedSessions::end`] takes it from those that are idle.
+    client: Live<'static, sys::PJRT_Client>,
     /// Its devices with their default memories, in the order of the user's devices.
-    devices: Vec<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)>,
+    devices: Vec<(Live<'static, sys::PJRT_Device>, Live<'static, sys::PJRT_Memory>)>,
 }
 
 /// One program, loaded once more on each client that it ran on.
@@ -63,16 +67,13 @@ impl Drop for NestedLease {
 
 impl NestedLease {
     /// Leases a client that no program runs on: one that has this program loaded, or another, or a new one. Returns
-    /// the program on it as well.
+    /// the program on it as well. `nested_executables` is what is known of `executable`.
     ///
     /// # Errors
     /// The engine's.
-    ///
-    /// # Safety
-    /// The user's client must be alive, and `executable` the loaded program that `nested_executables` belongs to.
-    pub unsafe fn begin(
+    pub fn begin(
         user: &Arc<NestedSessions>,
-        executable: *mut sys::PJRT_LoadedExecutable,
+        executable: Live<'_, sys::PJRT_LoadedExecutable>,
         nested_executables: &NestedExecutables,
     ) -> Outcome<(Self, *mut sys::PJRT_LoadedExecutable)> {
         let idle = {
@@ -89,29 +90,23 @@ impl NestedLease {
         // No lock is held while the engine creates a client or loads a program.
         let client = match idle {
             Ok(client) => client,
-            // SAFETY: the user's client is alive, as this function asks.
-            Err(number) => Arc::new(unsafe { NestedClient::new(user, number)? }),
+            Err(number) => Arc::new(NestedClient::new(user, number)?),
         };
         let lease = Self { user: Arc::clone(user), client };
         if let Some(nested) = nested_executables.on(&lease.client) {
             return Ok((lease, nested));
         }
-        // SAFETY: executable and user's client are alive, as this function asks; the leased client is alive, and no
-        // other thread loads programs on it now.
-        let nested = unsafe { copy(user.session.engine, executable, lease.handle())? };
+        let nested = copy(executable, lease.client.client)?;
         nested_executables.0.lock().push((lease.client.number, Raw(nested)));
         Ok((lease, nested))
     }
 
-    /// Its client.
-    pub fn handle(&self) -> *mut sys::PJRT_Client {
-        self.client.handle.0
-    }
-
-    /// Its device, with the default memory, for one of the user's devices.
-    pub fn place(&self, device: Raw<sys::PJRT_Device>) -> Option<(Raw<sys::PJRT_Device>, Raw<sys::PJRT_Memory>)> {
+    /// Its device for one of the user's devices, and the default memory of that. They live as long as the lease,
+    /// because no client is destroyed that is leased.
+    pub fn place(&self, device: Raw<sys::PJRT_Device>) -> Option<(Live<'_, sys::PJRT_Device>, ClientMemory<'_>)> {
         let number = self.user.devices.iter().position(|known| known.0 == device.0)?;
-        self.client.devices.get(number).copied()
+        let &(device, memory) = self.client.devices.get(number)?;
+        Some((device, ClientMemory { client: self.client.client, memory }))
     }
 }
 
@@ -126,7 +121,7 @@ impl NestedSessions {
         let engine = self.session.engine;
         let clients = std::mem::take(&mut self.idle.lock().clients);
         for client in clients {
-            let args = sys::PJRT_Client_Destroy_Args { client: client.handle.0, ..Default::default() };
+            let args = sys::PJRT_Client_Destroy_Args { client: client.client.raw(), ..Default::default() };
             // SAFETY: the client is alive, and idle: no program runs on it, and its buffers and executables are gone.
             discard(unsafe { engine.call(args) }, "destroy its client for callbacks");
         }
@@ -134,29 +129,24 @@ impl NestedSessions {
 }
 
 impl NestedClient {
-    /// # Safety
-    /// The user's client must be alive.
-    unsafe fn new(user: &NestedSessions, number: usize) -> Outcome<Self> {
+    /// # Errors
+    /// The engine's.
+    fn new(user: &NestedSessions, number: usize) -> Outcome<Self> {
         let engine = user.session.engine;
         let options = user.settings.engine_options(process::kind(), None)?;
         let values = named_values(&options.values);
-        // SAFETY: the options live until the call returns; devices and memories live as long as the new client.
-        unsafe {
+        // SAFETY: the options live until the call returns. The client is new, and alive until `NestedSessions::end`.
+        let client = unsafe {
             let created = engine.call(sys::PJRT_Client_Create_Args {
                 create_options: values.as_ptr(),
                 num_options: values.len(),
                 ..Default::default()
             })?;
-            let client = created.client;
-            let devices = engine.call(sys::PJRT_Client_AddressableDevices_Args { client, ..Default::default() })?;
-            let handles = slice(devices.addressable_devices, devices.num_addressable_devices);
-            let mut devices = Vec::with_capacity(handles.len());
-            for &device in handles {
-                let memory = engine.call(sys::PJRT_Device_DefaultMemory_Args { device, ..Default::default() })?;
-                devices.push((Raw(device), Raw(memory.memory)));
-            }
-            Ok(Self { number, handle: Raw(client), devices })
-        }
+            Live::new(engine, created.client)
+        };
+        let devices = client.handles::<sys::PJRT_Client_AddressableDevices_Args, _>()?.into_iter();
+        let devices = devices.map(|device| Ok((device, device.part::<sys::PJRT_Device_DefaultMemory_Args>()?)));
+        Ok(Self { number, client, devices: devices.collect::<Outcome<_>>()? })
     }
 }
 
@@ -181,34 +171,26 @@ impl NestedExecutables {
 ///
 /// # Errors
 /// The engine's.
-///
-/// # Safety
-/// The executable and the client must be alive.
-unsafe fn copy(
-    engine: &'static Engine,
-    loaded: *mut sys::PJRT_LoadedExecutable,
-    client: *mut sys::PJRT_Client,
+fn copy(
+    loaded: Live<'_, sys::PJRT_LoadedExecutable>,
+    client: Live<'_, sys::PJRT_Client>,
 ) -> Outcome<*mut sys::PJRT_LoadedExecutable> {
-    // SAFETY: executable and client are alive, as this function asks; the blob lives until its deleter is called,
-    // once, with what the engine gave for it; the description is destroyed once.
+    let engine = loaded.engine();
+    let description = Description::of(loaded)?;
+    // SAFETY: description and client are alive; the blob lives until its deleter is called, once, with what the engine
+    // gave for it.
     unsafe {
-        let described = engine
-            .call(sys::PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Default::default() })?;
-        let executable = described.executable;
-        let blob = engine.call(sys::PJRT_Executable_Serialize_Args { executable, ..Default::default() });
-        let copy = blob.and_then(|blob| {
-            let copy = engine.call(sys::PJRT_Executable_DeserializeAndLoad_Args {
-                client,
-                serialized_executable: blob.serialized_bytes,
-                serialized_executable_size: blob.serialized_bytes_size,
-                ..Default::default()
-            });
-            if let Some(delete) = blob.serialized_executable_deleter {
-                delete(blob.serialized_executable);
-            }
-            copy
+        let executable = description.live().raw();
+        let blob = engine.call(sys::PJRT_Executable_Serialize_Args { executable, ..Default::default() })?;
+        let copy = engine.call(sys::PJRT_Executable_DeserializeAndLoad_Args {
+            client: client.raw(),
+            serialized_executable: blob.serialized_bytes,
+            serialized_executable_size: blob.serialized_bytes_size,
+            ..Default::default()
         });
-        engine.call(sys::PJRT_Executable_Destroy_Args { executable, ..Default::default() })?;
+        if let Some(delete) = blob.serialized_executable_deleter {
+            delete(blob.serialized_executable);
+        }
         Ok(copy?.loaded_executable)
     }
 }

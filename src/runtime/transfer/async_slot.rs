@@ -12,12 +12,16 @@
 //! does what is due. It calls the engine without the lock, because the engine calls back those that wait for the
 //! array, and they may use, or destroy, the manager.
 
-use std::{ffi::c_void, ptr, sync::Arc};
+use std::{ptr, sync::Arc};
 
 use parking_lot::Mutex;
 
 use crate::{
-    engine::{EngineBuffer, EngineError, EngineEvent, Outcome, Raw, failure::discard, views},
+    engine::{
+        EngineBuffer, EngineError, Live, Outcome, Raw, Session,
+        failure::discard,
+        views::{self, ClientMemory, HostBytes},
+    },
     error::{Error, Result},
     runtime::{
         buffer::{
@@ -25,7 +29,7 @@ use crate::{
             storage::{Counted, Storage},
             usage::Life,
         },
-        client::Client,
+        client::{Client, MemorySpace},
         device_memory::Allocation,
         shape::Shape,
     },
@@ -78,7 +82,74 @@ enum Place {
         address: usize,
     },
     /// To the engine's own transfer manager of this one array, which lies in memory of the engine.
-    Engine(Raw<sys::PJRT_AsyncHostToDeviceTransferManager>),
+    Engine(EngineManager),
+}
+
+/// A transfer manager of the engine for one array. Dropped, it is destroyed, unless its client is gone.
+pub struct EngineManager {
+    session: &'static Session,
+    handle: Raw<sys::PJRT_AsyncHostToDeviceTransferManager>,
+}
+
+impl EngineManager {
+    /// Owns a manager.
+    ///
+    /// # Safety
+    /// `handle` must be a live manager of the session's client that nobody else destroys, with one array.
+    pub unsafe fn own(session: &'static Session, handle: *mut sys::PJRT_AsyncHostToDeviceTransferManager) -> Self {
+        Self { session, handle: Raw(handle) }
+    }
+
+    /// The buffer of the array.
+    ///
+    /// # Errors
+    /// The engine's: it was retrieved before; or that the client is gone.
+    fn retrieve(&self) -> Outcome<EngineBuffer> {
+        let open = self.session.open()?;
+        // SAFETY: the client is open, so the manager is alive. The buffer is new, with no other owner.
+        unsafe {
+            let args = open.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
+                transfer_manager: self.handle.0,
+                buffer_index: 0,
+                ..Default::default()
+            })?;
+            Ok(EngineBuffer::own(self.session, args.buffer_out))
+        }
+    }
+
+    /// The array becomes an error.
+    ///
+    /// # Errors
+    /// The engine's, or that the client is gone.
+    fn fail(&self, reason: &Reason) -> Outcome {
+        let open = self.session.open()?;
+        // SAFETY: the client is open, so the manager is alive; the message lives for the call.
+        unsafe {
+            open.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
+                transfer_manager: self.handle.0,
+                buffer_index: 0,
+                error_code: reason.code,
+                error_message: reason.message.as_ptr().cast(),
+                error_message_size: reason.message.len(),
+                ..Default::default()
+            })?
+        };
+        Ok(())
+    }
+}
+
+impl Drop for EngineManager {
+    fn drop(&mut self) {
+        if !self.session.is_open() {
+            return;
+        }
+        let args = sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
+            transfer_manager: self.handle.0,
+            ..Default::default()
+        };
+        // SAFETY: the client is there, so the manager is alive; it is owned here, and this is its end.
+        discard(unsafe { self.session.engine.call(args) }, "destroy a transfer manager");
+    }
 }
 
 struct State {
@@ -122,26 +193,14 @@ impl Slot {
         Self { index, size, place, state: Mutex::new(state) }
     }
 
-    /// An array in a block of the arena of `device`, whose memory is `memory`.
-    pub fn in_arena(
-        index: usize,
-        shape: Arc<Shape>,
-        device: Raw<sys::PJRT_Device>,
-        memory: Raw<sys::PJRT_Memory>,
-        block: Allocation,
-    ) -> Self {
-        let size = shape.size;
+    /// An array in a block of the arena of `space`, which holds it.
+    pub fn in_arena(index: usize, shape: Arc<Shape>, space: MemorySpace<'_>, block: Allocation) -> Self {
+        let (size, (device, memory)) = (shape.size, space.place());
         Self::new(index, size, Place::Arena { shape, device, memory, address: block.address() }, Some(block))
     }
 
-    /// An array in the engine's memory: the only one of `manager`, `size` bytes, which are `counted`. Destroyed with
-    /// [`Slot::destroy`].
-    pub fn in_engine(
-        index: usize,
-        size: usize,
-        manager: Raw<sys::PJRT_AsyncHostToDeviceTransferManager>,
-        counted: Counted,
-    ) -> Self {
+    /// An array in the engine's memory: the only one of `manager`, `size` bytes, which are `counted`.
+    pub fn in_engine(index: usize, size: usize, manager: EngineManager, counted: Counted) -> Self {
         let mut slot = Self::new(index, size, Place::Engine(manager), None);
         slot.state.get_mut().counted = Some(counted);
         slot
@@ -166,9 +225,9 @@ impl Slot {
             state.stage = Stage::Closed;
         }
         state.copies += 1;
-        Ok(match self.place {
-            Place::Arena { address, .. } => WriteTarget::Arena(address),
-            Place::Engine(manager) => WriteTarget::Engine(manager),
+        Ok(match &self.place {
+            Place::Arena { address, .. } => WriteTarget::Arena(*address),
+            Place::Engine(manager) => WriteTarget::Engine(manager.handle),
         })
     }
 
@@ -226,33 +285,24 @@ impl Slot {
             ))
             .into());
         }
-        let (shape, device, memory, address) = match &self.place {
-            Place::Arena { shape, device, memory, address } => (shape, *device, *memory, *address),
+        let (shape, device, memory) = match &self.place {
+            Place::Arena { shape, device, memory, .. } => (shape, *device, *memory),
             Place::Engine(manager) => {
-                // SAFETY: the manager and its client are alive, its array 0 is retrieved for the first time, and the
-                // new buffer has no other owner.
-                let buffer = unsafe {
-                    let args =
-                        client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
-                            transfer_manager: manager.0,
-                            buffer_index: 0,
-                            ..Default::default()
-                        })?;
-                    state.receiver = Receiver::Served;
-                    EngineBuffer::own(client.session, args.buffer_out)
-                };
+                let buffer = manager.retrieve()?;
+                state.receiver = Receiver::Served;
                 return match state.counted.take() {
                     Some(counted) => client.adopt_counted(buffer, counted),
                     None => client.adopt(buffer),
                 };
             }
         };
-        let wrap = |handle, storage| Buffer::new(client.session, device, memory, Arc::clone(shape), handle, storage);
+        let wrap = |view, storage| Buffer::new(view, (device, memory), Arc::clone(shape), storage);
         let complete = matches!(state.stage, Stage::Closed) && state.copies == 0;
         if let Some(block) = state.block.take_if(|_| complete) {
-            // SAFETY: the client is alive during the call; the block is aligned, holds the whole array, and goes to
-            // the buffer, which frees it after the view.
-            match unsafe { show(client, memory, shape, address, Showing::View) } {
+            client.session.open()?;
+            // SAFETY: the client is open, and the memory its own; the block is aligned, holds the whole array, and goes
+            // to the buffer, which frees it only after the view and what uses it.
+            match unsafe { EngineBuffer::view(client.session, memory, block.address(), shape.array()) } {
                 Ok(view) => {
                     state.receiver = Receiver::Served;
                     let buffer = wrap(view, Storage::Arena(block));
@@ -265,24 +315,27 @@ impl Slot {
                 }
             }
         }
-        // SAFETY: client and memory are alive; dimensions and layout live for the call.
-        let alias = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
-            client.session.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
-                client: client.session.handle.0,
+        let open = client.session.open()?;
+        // SAFETY: the client is open, and the memory its own; dimensions and layout live for the call. The buffer is
+        // new, with no other owner.
+        let (alias, callback) = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
+            let made = open.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
+                client: open.handle.0,
                 memory: memory.0,
                 shape_dims: shape.dims.as_ptr(),
                 shape_num_dims: shape.dims.len(),
                 shape_element_type: shape.element_type,
                 shape_layout,
                 ..Default::default()
-            })
+            })?;
+            let alias = EngineBuffer::own(client.session, made.alias_buffer);
+            Ok::<_, EngineError>((alias, Raw(made.fulfill_alias_buffer_cb)))
         })?;
         // Until the array is complete the engine has no memory for this buffer, and the block is the slot's.
         let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
-        let buffer = wrap(alias.alias_buffer, Storage::Engine(nothing));
+        let buffer = wrap(alias, Storage::Engine(nothing));
         // In use, because its owner may delete it, or donate it, before the bytes are there.
         buffer.begin_use()?;
-        let callback = Raw(alias.fulfill_alias_buffer_cb);
         state.receiver = Receiver::Promised(Promise { buffer: Arc::clone(&buffer), callback });
         let due = state.due();
         drop(state);
@@ -309,23 +362,6 @@ impl Slot {
         }
     }
 
-    /// Destroys the engine's manager, if there is one.
-    ///
-    /// # Safety
-    /// The client must be alive, and the slot not be used again.
-    pub unsafe fn destroy(&self, client: &Client) {
-        let Place::Engine(manager) = self.place else { return };
-        // SAFETY: client and manager are alive, the manager has no other owner, and is destroyed once, as this
-        // function asks.
-        let destroyed = unsafe {
-            client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_Destroy_Args {
-                transfer_manager: manager.0,
-                ..Default::default()
-            })
-        };
-        discard(destroyed, "destroy a transfer manager");
-    }
-
     /// Does what became due, without the lock.
     fn act(&self, client: &Arc<Client>, due: Option<Due>) -> Outcome {
         match (due, &self.place) {
@@ -336,21 +372,7 @@ impl Slot {
                 promise.fulfil(client, Err(&reason));
                 Ok(())
             }
-            (Some(Due::Fail(_, reason)), Place::Engine(manager)) => {
-                // SAFETY: the manager is alive; its array 0 is open, because this slot was, and gets an error once;
-                // the message lives for the call.
-                unsafe {
-                    client.session.engine.call(sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
-                        transfer_manager: manager.0,
-                        buffer_index: 0,
-                        error_code: reason.code,
-                        error_message: reason.message.as_ptr().cast(),
-                        error_message_size: reason.message.len(),
-                        ..Default::default()
-                    })?
-                };
-                Ok(())
-            }
+            (Some(Due::Fail(_, reason)), Place::Engine(manager)) => manager.fail(&reason),
             _ => Ok(()),
         }
     }
@@ -397,21 +419,26 @@ impl Promise {
                 None
             }
         };
-        // A program that was donated the array before its bytes were there has a result that cannot be matched with
-        // the block. That result counts as the engine's, so the engine gets a copy.
-        let showing = if donated.is_some() { Showing::Copy } else { Showing::View };
-        if !client.session.is_open() {
+        let Ok(open) = client.session.open() else {
             self.buffer.end_use();
             return Ok(());
-        }
-        // SAFETY: the client is alive; the block holds the whole array, aligned, and stays while the buffer is in use
-        // and the engine's programs use it.
-        match unsafe { show(client, memory, shape, address, showing) } {
+        };
+        // SAFETY: the client is open, and the memory its own; the block holds the whole array, aligned, and stays while
+        // the buffer is in use and the engine's programs use it. The copy is new, with no other owner.
+        let source = unsafe {
+            if donated.is_none() {
+                EngineBuffer::view(client.session, memory, address, shape.array())
+            } else {
+                // A program that was donated the array before its bytes were there has a result that cannot be matched
+                // with the block. That result counts as the engine's, so the engine gets a copy.
+                let place = ClientMemory { client: open.client(), memory: Live::new(open.engine, memory.0) };
+                let copy = views::from_host(place, address, shape.array(), HostBytes::Copied);
+                copy.map(|copy| EngineBuffer::own(client.session, copy.into_raw()))
+            }
+        };
+        match source {
             Ok(source) => {
-                self.fulfil(client, Ok(source));
-                // SAFETY: the client is alive; the source has no other owner and is consumed; only its handle is
-                // left.
-                unsafe { views::destroy(client.session.engine, source) };
+                self.fulfil(client, Ok(&source));
                 Ok(())
             }
             Err(error) => {
@@ -423,15 +450,15 @@ impl Promise {
     }
 
     /// Fulfils the alias with its bytes or its error, and ends its use.
-    fn fulfil(self, client: &Arc<Client>, outcome: Result<*mut sys::PJRT_Buffer, &Reason>) {
-        if client.session.is_open() {
+    fn fulfil(self, client: &Arc<Client>, outcome: Result<&EngineBuffer, &Reason>) {
+        if let Ok(open) = client.session.open() {
             let (code, message) = outcome.err().map_or((sys::PJRT_Error_Code(0), &[][..]), |r| (r.code, &r.message));
-            // SAFETY: the client is alive, and the callback its alias's, used once; the buffer is alive, or NULL with
+            // SAFETY: the client is open, and the callback its alias's, used once; the buffer is alive, or NULL with
             // a message that lives for the call.
             let fulfilled = unsafe {
-                client.session.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
-                    client: client.session.handle.0,
-                    buffer: outcome.unwrap_or(ptr::null_mut()),
+                open.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
+                    client: open.handle.0,
+                    buffer: outcome.map_or(ptr::null_mut(), EngineBuffer::raw),
                     status_code: code,
                     error_message: message.as_ptr().cast(),
                     error_message_size: message.len(),
@@ -450,51 +477,5 @@ impl Promise {
             }
         }
         self.buffer.end_use();
-    }
-}
-
-/// How the engine is to use the arena's bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Showing {
-    /// In place.
-    View,
-    /// As a copy of its own.
-    Copy,
-}
-
-/// A buffer of the engine with the array at `address`.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// As for [`crate::engine::session::Session::view`]; for a copy the array must only be there for the call.
-unsafe fn show(
-    client: &Client,
-    memory: Raw<sys::PJRT_Memory>,
-    shape: &Shape,
-    address: usize,
-    showing: Showing,
-) -> Result<*mut sys::PJRT_Buffer, EngineError> {
-    let (engine, handle) = (client.session.engine, client.session.handle.0);
-    if showing == Showing::View {
-        // SAFETY: client, memory and block are as this function asks.
-        return unsafe { client.session.view(memory, address, shape.array()) };
-    }
-    // SAFETY: client and memory are alive, and the array is there for the call, after which the engine does not use
-    // it. The event is new, with no other owner.
-    unsafe {
-        let args = engine.call(sys::PJRT_Client_BufferFromHostBuffer_Args {
-            client: handle,
-            data: ptr::with_exposed_provenance::<c_void>(address),
-            type_: shape.element_type,
-            dims: shape.dims.as_ptr(),
-            num_dims: shape.dims.len(),
-            host_buffer_semantics: sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
-            memory: memory.0,
-            ..Default::default()
-        })?;
-        drop(EngineEvent::own(engine, args.done_with_host_buffer));
-        Ok(args.buffer)
     }
 }

@@ -20,10 +20,7 @@ use smallvec::smallvec;
 
 use crate::{
     device::Carrier,
-    engine::{
-        Args, EngineBuffer, EngineError, Outcome, Raw,
-        views::{self, ViewKind},
-    },
+    engine::{Args, EngineBuffer, EngineError, Live, Outcome, Raw, views::ViewKind},
     report::snapshot::OriginKind,
     runtime::{
         buffer::{Buffer, storage::Storage, usage::Life},
@@ -51,16 +48,10 @@ fn is_ready(buffer: &Buffer) -> Outcome<bool> {
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED.
-///
-/// # Safety
-/// The client must be alive.
-unsafe fn copy_by_arena(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
-    // SAFETY: the client is alive, as this function asks.
-    unsafe {
-        match buffer.session.view_kind {
-            ViewKind::Host => copy_defined(client, buffer, space),
-            ViewKind::Device => copy_on_stream(client, buffer, space),
-        }
+fn copy_by_arena(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+    match buffer.session.view_kind {
+        ViewKind::Host => copy_defined(client, buffer, space),
+        ViewKind::Device => copy_on_stream(client, buffer, space),
     }
 }
 
@@ -77,16 +68,15 @@ pub unsafe fn copy_here(
 ) -> Outcome<Option<Arc<Buffer>>> {
     let client = &*client::of_buffer(buffer)?;
     let space = destination(client, to.0, to.1);
-    let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory);
-    // SAFETY: the client is alive, and device and memory are its own, as this function asks.
-    unsafe {
-        if let Some(copy) = own_layout::copy(client, buffer, space, memory)? {
-            return Ok(Some(copy));
-        }
-        match space {
-            Some(space) => copy_by_arena(client, buffer, space),
-            None => Ok(None),
-        }
+    let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory());
+    // SAFETY: the memory is the client's, which is alive, as this function asks.
+    let memory = unsafe { Live::new(client.session.engine, memory.0) };
+    if let Some(copy) = own_layout::copy(client, buffer, space, memory)? {
+        return Ok(Some(copy));
+    }
+    match space {
+        Some(space) => copy_by_arena(client, buffer, space),
+        None => Ok(None),
     }
 }
 
@@ -94,10 +84,7 @@ pub unsafe fn copy_here(
 ///
 /// # Errors
 /// As [`copy_by_arena`].
-///
-/// # Safety
-/// As [`copy_by_arena`].
-unsafe fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
+fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_known, is_engine_s) = {
         let storage = &buffer.state().storage;
         (storage.dense_address().is_some(), matches!(storage, Storage::Engine(_)))
@@ -115,9 +102,9 @@ unsafe fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>)
     let reading = if is_engine_s { buffer.read_engine()? } else { buffer.read()? };
     let Some(reading) = reading else { return Ok(None) };
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive. Source and block hold the array; the source neither changes, moves nor is freed
-    // while it is read; nothing else uses the new block.
-    unsafe { upload.fill(&[], |carrier, to| carrier.copy(from, to, bytes)) }.map(Some)
+    // SAFETY: source and block hold the array; the source neither changes, moves nor is freed while it is read; nothing
+    // else uses the new block.
+    upload.fill(&[], |carrier, to| unsafe { carrier.copy(from, to, bytes) }).map(Some)
 }
 
 /// Has a GPU copy bytes that are defined, or that the arena's stream brings already. A source that a program still
@@ -126,14 +113,7 @@ unsafe fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>)
 ///
 /// # Errors
 /// As [`copy_by_arena`].
-///
-/// # Safety
-/// As [`copy_by_arena`].
-unsafe fn copy_on_stream(
-    client: &Client,
-    buffer: &Arc<Buffer>,
-    space: MemorySpace<'_>,
-) -> Outcome<Option<Arc<Buffer>>> {
+fn copy_on_stream(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) -> Outcome<Option<Arc<Buffer>>> {
     let (is_ours, queued) = {
         let state = buffer.state();
         (state.storage.address().is_some(), state.queued)
@@ -142,34 +122,31 @@ unsafe fn copy_on_stream(
         return Ok(None);
     }
     // Pinned memory is written by the GPU that it was pinned for.
-    let Some(own) = space.device.memory_space() else { return Ok(None) };
-    if own.memory.0 != space.memory.0 && is_on_another_device(client, buffer, space) {
+    let Some(own) = space.device().memory_space() else { return Ok(None) };
+    if own.memory().0 != space.memory().0 && is_on_another_device(client, buffer, space) {
         return Ok(None);
     }
-    let carrier = &*own.arena.carrier;
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
     // Until later writers are ordered after the copy: a launch that is donated the source waits for that.
     let Some(reading) = buffer.read_block()? else { return Ok(None) };
     buffer.begin_use()?;
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
-    // SAFETY: the client is alive; the source's bytes are there before the arena's stream comes to this copy, which
-    // waits for the source's device if that is another one; and the source is in use until the copy is done. The copy
-    // writes to the block alone; the carrier is the device's own.
-    unsafe {
-        upload.fill_by(carrier, &[Arc::clone(buffer)], |carrier, to| {
-            carrier.copy(from, to, bytes)?;
-            order_writers_after(client, buffer, carrier);
-            drop(reading);
-            Ok(())
-        })
-    }
-    .map(Some)
+    let copy = upload.fill_by_device(&[Arc::clone(buffer)], |carrier, to| {
+        // SAFETY: the source's bytes are there before the arena's stream comes to this copy, which waits for the
+        // source's device if that is another one; and the source is in use until the copy is done. The copy writes to
+        // the block alone.
+        unsafe { carrier.copy(from, to, bytes)? };
+        order_writers_after(client, buffer, carrier);
+        drop(reading);
+        Ok(())
+    });
+    copy.map(Some)
 }
 
 /// Whether a buffer lies in the own memory of another device than that of `space`.
 fn is_on_another_device(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> bool {
     let source = client.device_of_memory(buffer.memory.0);
-    source.is_some_and(|source| source.handle.0 != space.device.handle.0)
+    source.is_some_and(|source| source.handle().0 != space.device().handle().0)
 }
 
 /// Orders programs that are donated `buffer` after the stream of `copying` has read it: the engine does not know that
@@ -180,25 +157,16 @@ fn is_on_another_device(client: &Client, buffer: &Buffer, space: MemorySpace<'_>
 /// too early there; nothing depends on that.
 ///
 /// The caller has two uses of it meanwhile: the reading, and the use that keeps it in place until the copy is done.
-///
-/// # Safety
-/// The client must be alive.
-unsafe fn order_writers_after(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
+fn order_writers_after(client: &Client, buffer: &Buffer, copying: &dyn Carrier) {
     let address = buffer.state().storage.address();
     let source =
-        client.memory_space_of(buffer.memory.0).and_then(|source| Some((source, source.device.memory_space()?)));
+        client.memory_space_of(buffer.memory.0).and_then(|source| Some((source, source.device().memory_space()?)));
     let view = address.zip(source).and_then(|(at, (source, own))| {
-        // SAFETY: client and device are alive, as this function asks; the block is the buffer's, aligned, as large as
-        // the array, and freed only after its views.
-        unsafe {
-            client.session.view_behind(
-                (source.device.handle, source.memory),
-                &*own.arena.carrier,
-                at,
-                buffer.shape.array(),
-            )
-        }
-        .ok()
+        let (session, place) = (client.session, source.place());
+        session.open().ok()?;
+        // SAFETY: the client is open, and device and memory are its own; the carrier is the device's. The block is the
+        // buffer's, aligned, as large as the array, and freed only after its views.
+        unsafe { EngineBuffer::view_behind(session, place, &*own.arena().carrier, at, buffer.shape.array()) }.ok()
     });
     let unused = view.map(|view| {
         let mut state = buffer.state();
@@ -207,19 +175,15 @@ unsafe fn order_writers_after(client: &Client, buffer: &Buffer, copying: &dyn Ca
         let bringing = u32::from(state.queued && !state.is_defined());
         let alone = state.users() <= 2 + bringing && state.life() == Life::Live && state.storage.address() == address;
         if !alone {
-            return (view, false);
+            return (Some(view), false);
         }
-        let old = state.handle();
-        state.set_handle(Raw(view));
-        (old.0, true)
+        (state.replace_view(view), true)
     });
-    if !unused.is_some_and(|(_, replaced)| replaced) {
+    if !unused.as_ref().is_some_and(|&(_, replaced)| replaced) {
         copying.finish();
     }
-    if let Some((view, _)) = unused {
-        // SAFETY: the client is alive; the view has no other owner, nothing uses it, and it was not donated.
-        unsafe { views::destroy(client.session.engine, view) };
-    }
+    // Nothing uses this view, it was not donated, and no lock is held.
+    drop(unused);
 }
 
 /// Has the engine copy, into memory of its own.
@@ -228,7 +192,8 @@ unsafe fn order_writers_after(client: &Client, buffer: &Buffer, copying: &dyn Ca
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.
 ///
 /// # Safety
-/// `args` must be the caller's call with the engine's handle, its contract satisfied.
+/// `args` must be the caller's call with the engine's handle, its contract satisfied, and `result` give the new buffer
+/// in it.
 pub unsafe fn copy_by_engine<A: Args>(
     buffer: &Arc<Buffer>,
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
@@ -239,16 +204,12 @@ pub unsafe fn copy_by_engine<A: Args>(
     let admitted = client.admit_array(to, Bytes::new(buffer.shape.size as u64))?;
     let handle = buffer.begin_use()?;
     // SAFETY: the handle is alive while the buffer is in use; the rest of the struct satisfies the contract, as this
-    // function asks.
-    let copied = unsafe { client.session.engine.call(args(handle)) };
-    let copied = match copied {
-        // SAFETY: the copy is a new buffer of the client, with no other owner.
-        Ok(args) => unsafe { EngineBuffer::own(client.session, result(&args)) },
-        Err(error) => {
-            buffer.end_use();
-            return Err(error.into());
-        }
+    // function asks. The copy is a new buffer of the client, with no other owner.
+    let copied = unsafe {
+        let called = client.session.engine.call(args(handle));
+        called.map(|args| EngineBuffer::own(client.session, result(&args)))
     };
+    let copied = copied.inspect_err(|_| buffer.end_use())?;
     // The source stays in use until the copy is made.
     match copied.ready_event().ok() {
         Some(event) if !event.is_ready() => {

@@ -19,7 +19,7 @@ use smallvec::smallvec;
 
 use crate::{
     config::EngineKind,
-    engine::{Args, EngineBuffer, EngineEvent, Outcome, process, views},
+    engine::{Args, EngineBuffer, EngineEvent, Outcome, process},
     runtime::{
         buffer::{
             Buffer,
@@ -29,8 +29,9 @@ use crate::{
         client::{self, Client, MemorySpace},
         in_flight::Resources,
         shape::Shape,
+        transfer::caller_layout::CallerLayout,
     },
-    sys::{self, slice},
+    sys,
 };
 
 /// Smallest array in bytes that is aliased. Below it a copy is as cheap (a `device_put` takes 17 us either way up to
@@ -63,15 +64,7 @@ pub fn destination(
 /// `layout` must be NULL or valid.
 pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) -> bool {
     // SAFETY: the layout is NULL or valid, as this function asks.
-    let Some(layout) = (unsafe { layout.as_ref() }) else { return true };
-    if layout.type_ != sys::PJRT_Buffer_MemoryLayout_Type_Tiled {
-        return false;
-    }
-    // SAFETY: the type says which field of the union is set.
-    let tiled = unsafe { layout.__bindgen_anon_1.tiled };
-    // SAFETY: the array has the size that the valid layout says.
-    let order = unsafe { slice(tiled.minor_to_major, tiled.minor_to_major_size) };
-    tiled.num_tiles == 0 && order.iter().rev().copied().eq(0..order.len() as i64)
+    unsafe { CallerLayout::read(layout) }.is_default()
 }
 
 /// Has the engine alias the array.
@@ -95,21 +88,22 @@ pub unsafe fn alias(
         device_layout: ptr::null_mut(),
         ..*args
     };
-    // SAFETY: the struct satisfies the function's contract, and the array is dense, as this function asks.
-    let done = unsafe { client.session.engine.call(dense)? };
+    // SAFETY: the struct satisfies the function's contract, and the array is dense, as this function asks. The buffer
+    // is a new one of the client, with no other owner.
+    let (made, done_with_host_buffer) = unsafe {
+        let done = client.session.engine.call(dense)?;
+        (EngineBuffer::own(client.session, done.buffer), done.done_with_host_buffer)
+    };
     let at = args.data.expose_provenance();
     // An engine may have other rules: if it copied, the memory is its own.
-    // SAFETY: the buffer is a new one of the client, with no other owner.
-    let buffer = unsafe {
-        if views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at) {
-            let place = (space.device.handle, space.memory);
-            let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
-            Buffer::foreign(client.session, place, shape, done.buffer, Access::ReadOnly, foreign)
-        } else {
-            client.adopt(EngineBuffer::own(client.session, done.buffer))?
-        }
+    let buffer = if made.address().is_ok_and(|there| there == at) {
+        let place = space.place();
+        let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
+        Buffer::foreign(made, place, shape, Access::ReadOnly, foreign)
+    } else {
+        client.adopt(made)?
     };
-    args.done_with_host_buffer = done.done_with_host_buffer;
+    args.done_with_host_buffer = done_with_host_buffer;
     args.buffer = buffer.into_raw();
     Ok(())
 }
@@ -141,9 +135,8 @@ pub unsafe fn from_host_by_engine(
     // client, with no other owner, and if it aliases the array, this process can read it there.
     unsafe {
         let done = client.session.engine.call(*args)?;
-        let aliased = access
-            .filter(|_| at != 0 && views::address(client.session.engine, done.buffer).is_ok_and(|there| there == at));
         let made = EngineBuffer::own(client.session, done.buffer);
+        let aliased = access.filter(|_| at != 0 && made.address().is_ok_and(|there| there == at));
         let buffer = match aliased {
             Some(access) => {
                 let readable = plain && client.session.aliasable.contains(args.type_);
@@ -157,26 +150,19 @@ pub unsafe fn from_host_by_engine(
     Ok(())
 }
 
-/// Ends the use of `buffer` when `event`, which stays the caller's, has happened.
-///
-/// # Safety
-/// `event` must be a live event of the engine.
-unsafe fn end_use_after(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
-    // SAFETY: the event is NULL or alive, as this function asks; it is released below, not destroyed.
-    match unsafe { EngineEvent::own(buffer.session.engine, event) } {
-        Some(event) => {
-            if event.is_ready() {
-                buffer.end_use();
-            } else if let Some(client) = client::of_session(buffer.session) {
+/// Ends the use of `buffer` when `event` has happened.
+fn end_use_after(buffer: Arc<Buffer>, event: Option<&EngineEvent>) {
+    match event {
+        Some(event) if !event.is_ready() => {
+            if let Some(client) = client::of_session(buffer.session) {
                 let resources = Resources { buffers: smallvec![buffer], ..Resources::default() };
-                client.allocator.in_flight.track(&event, None, resources);
+                client.allocator.in_flight.track(event, None, resources);
             } else {
                 // A client that is gone has no operations under way.
                 buffer.end_use();
             }
-            let _caller = event.into_raw();
         }
-        None => buffer.end_use(),
+        _ => buffer.end_use(),
     }
 }
 
@@ -187,7 +173,8 @@ unsafe fn end_use_after(buffer: Arc<Buffer>, event: *mut sys::PJRT_Event) {
 /// INVALID_ARGUMENT for a buffer that was deleted or donated, or the engine's.
 ///
 /// # Safety
-/// `buffer` must be as for [`BufferRef::borrow`]; `args` must return a struct that satisfies the function's contract.
+/// `buffer` must be as for [`BufferRef::borrow`]; `args` must return a struct that satisfies the function's contract,
+/// and `event` the event that the engine has put into it, or NULL.
 pub unsafe fn read<A: Args>(
     buffer: *mut sys::PJRT_Buffer,
     args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
@@ -196,12 +183,15 @@ pub unsafe fn read<A: Args>(
     // SAFETY: the handle is NULL or alive during the call, as this function asks.
     let buffer = unsafe { BufferRef::borrow(buffer, A::FUNCTION)?.share() };
     let handle = buffer.begin_use()?;
+    let engine = buffer.session.engine;
     // SAFETY: the engine's handle is alive and its bytes stay while the buffer is in use; the rest of the struct
-    // satisfies the contract, as this function asks.
-    match unsafe { buffer.session.engine.call(args(handle)) } {
-        Ok(args) => {
-            // SAFETY: the event is NULL or a new one of the engine.
-            unsafe { end_use_after(buffer, event(&args)) };
+    // satisfies the contract, as this function asks. The event is NULL or a new one of the engine.
+    let called = unsafe { engine.call(args(handle)).map(|args| (args, EngineEvent::own(engine, event(&args)))) };
+    match called {
+        Ok((args, event)) => {
+            end_use_after(buffer, event.as_ref());
+            // The caller's.
+            _ = event.map(EngineEvent::into_raw);
             Ok(args)
         }
         Err(error) => {

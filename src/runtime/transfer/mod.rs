@@ -7,9 +7,11 @@
 //!  own_layout.rs  copies of arrays in a layout of their own
 //!  async_slot.rs  one array of an asynchronous transfer manager
 //!  specs.rs       what callers ask such a manager for, checked
+//!  caller_layout.rs  a layout that a caller passes
 //! ```
 
 pub mod async_slot;
+pub mod caller_layout;
 pub mod copy;
 pub mod host;
 pub mod own_layout;

@@ -9,8 +9,8 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     engine::{
-        EngineBuffer, Outcome, Raw,
-        views::{self, Array, ViewKind},
+        EngineBuffer, Live, Outcome,
+        views::{self, Array, ClientMemory, HostBytes, ViewKind},
     },
     error::Error,
     report::snapshot::OriginKind,
@@ -18,6 +18,7 @@ use crate::{
         buffer::{
             Buffer,
             layout::{layout, layout_of},
+            reading::Reading,
             storage::Storage,
         },
         client::{Client, MemorySpace},
@@ -34,14 +35,11 @@ use crate::{
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, UNIMPLEMENTED where the engine does not take the layout,
 /// or the engine's.
-///
-/// # Safety
-/// The client and the memory must be alive.
-pub unsafe fn copy(
+pub fn copy(
     client: &Client,
     buffer: &Arc<Buffer>,
     space: Option<MemorySpace<'_>>,
-    memory: Raw<sys::PJRT_Memory>,
+    memory: Live<'_, sys::PJRT_Memory>,
 ) -> Outcome<Option<Arc<Buffer>>> {
     if client.session.view_kind != ViewKind::Host || !buffer.shape.is_without_gaps() {
         return Ok(None);
@@ -55,57 +53,46 @@ pub unsafe fn copy(
     }
     let bytes = Bytes::new(buffer.shape.size as u64);
     let Some(space) = space else {
-        // SAFETY: client and memory are alive, as this function asks; the bytes are defined, and stay while they are
-        // lent.
-        return unsafe {
-            let reading = buffer.lend()?;
-            copied_by_engine(client, memory, &buffer.shape, own, reading.address()).map(Some)
-        };
+        return copied_by_engine(client, memory, &buffer.shape, own, &buffer.lend()?).map(Some);
     };
     let upload = Upload::new(client, space, Arc::clone(&buffer.shape), OriginKind::Copy)?;
-    // SAFETY: the client is alive. Source and block hold the array; the source is defined and neither changes, moves
-    // nor is freed while it is lent; nothing else uses the new block.
-    unsafe {
-        let reading = buffer.lend()?;
-        let from = Address::new(reading.address() as u64);
-        upload.fill(&[], |carrier, to| carrier.copy(from, to, bytes)).map(Some)
-    }
+    let reading = buffer.lend()?;
+    let from = Address::new(reading.address() as u64);
+    // SAFETY: source and block hold the array; the source is defined and neither changes, moves nor is freed while it
+    // is lent; nothing else uses the new block.
+    upload.fill(&[], |carrier, to| unsafe { carrier.copy(from, to, bytes) }).map(Some)
 }
 
-/// A copy in memory of the engine of the array at `address`.
+/// A copy in memory of the engine of the array of this shape that is lent.
 ///
 /// Engines do not agree on the order of such bytes, so this engine's copy is compared with them.
 ///
 /// # Errors
 /// As [`copy`].
-///
-/// # Safety
-/// The client and the memory must be alive; `address` must have as many bytes as the shape says.
-unsafe fn copied_by_engine(
+fn copied_by_engine(
     client: &Client,
-    memory: Raw<sys::PJRT_Memory>,
+    memory: Live<'_, sys::PJRT_Memory>,
     shape: &Shape,
     own: &Layout,
-    address: usize,
+    lent: &Reading<'_>,
 ) -> Outcome<Arc<Buffer>> {
-    let engine = client.session.engine;
-    let admitted = client.admit_shape((ptr::null_mut(), memory.0), shape.element_type, &shape.dims)?;
+    let open = client.session.open()?;
+    let admitted = client.admit_shape((ptr::null_mut(), memory.raw()), shape.element_type, &shape.dims)?;
     let array = Array { minor_to_major: Some(&own.minor_to_major), ..Array::new(shape.element_type, &shape.dims) };
-    // SAFETY: client and memory are alive, and the address has the array's bytes, as this function asks; the buffer
-    // is new, with no other owner.
-    let buffer = unsafe {
-        let made = views::copy(engine, (client.session.handle.0, memory.0), address, array)?;
-        client.adopt_admitted(EngineBuffer::own(client.session, made), admitted)?
+    let place = ClientMemory { client: open.client(), memory };
+    // SAFETY: the bytes of the array are defined, and stay while they are lent. The buffer is new, with no other owner.
+    let made = unsafe {
+        let made = views::from_host(place, lent.address(), array, HostBytes::Copied)?;
+        EngineBuffer::own(client.session, made.into_raw())
     };
+    let buffer = client.adopt_admitted(made, admitted)?;
     buffer.wait()?;
     let hold = buffer.hold()?;
-    // SAFETY: the hold keeps handle and bytes, which are defined; the source has as many bytes, as this function
-    // asks.
+    // SAFETY: the hold keeps the bytes of the copy, which are defined; those of the source are lent, and as many.
     let is_the_same = unsafe {
         let made = slice(ptr::with_exposed_provenance::<u8>(hold.address()?), buffer.shape.size);
-        made == slice(ptr::with_exposed_provenance::<u8>(address), shape.size)
-            && layout_of(engine, hold.handle())? == *own
-    };
+        made == slice(ptr::with_exposed_provenance::<u8>(lent.address()), shape.size)
+    } && layout_of(hold.live())? == *own;
     drop(hold);
     if !is_the_same {
         return Err(Error::unimplemented("an array in a layout of its own cannot be copied to this memory").into());

@@ -7,7 +7,10 @@ use smallvec::SmallVec;
 
 use crate::{
     error::{Error, Result},
-    runtime::shape::{Shape, element_bytes},
+    runtime::{
+        shape::{Shape, element_bytes},
+        transfer::caller_layout::CallerLayout,
+    },
     sys::{self, slice},
 };
 
@@ -76,8 +79,9 @@ pub unsafe fn specs<'a>(
                 sys::PJRT_Buffer_Type_TOKEN.0
             ));
         }
-        // SAFETY: the dimensions are as many as the caller says, as this function asks.
-        let dims: &[i64] = unsafe { slice(raw.dims, raw.num_dims) };
+        let layout = layouts.get(index).copied().unwrap_or(std::ptr::null_mut());
+        // SAFETY: the dimensions are as many as the caller says, and the layout NULL or valid, as this function asks.
+        let (dims, asked_for): (&[i64], _) = unsafe { (slice(raw.dims, raw.num_dims), CallerLayout::read(layout)) };
         if let Some(dim) = dims.iter().find(|&&dim| dim < 0) {
             return refuse(format!("shape {index}: dimension {dim} of {dims:?} is negative"));
         }
@@ -86,9 +90,7 @@ pub unsafe fn specs<'a>(
         if dims.iter().try_fold(bytes, |product, &dim| product.checked_mul(dim)).is_none() {
             return refuse(format!("shape {index}: {dims:?} is more than {} bytes", i64::MAX));
         }
-        let layout = layouts.get(index).copied().unwrap_or(std::ptr::null_mut());
-        // SAFETY: the layout is NULL or valid, as this function asks.
-        if let Some(order) = unsafe { minor_to_major(layout) }
+        if let CallerLayout::Tiled { minor_to_major: order, .. } = asked_for
             && !is_permutation(order, dims.len())
         {
             return refuse(format!("shape {index}: layout {order:?} does not order {} dimensions", dims.len()));
@@ -96,20 +98,6 @@ pub unsafe fn specs<'a>(
         specs.push(Spec { raw, dims, layout });
     }
     Ok(specs)
-}
-
-/// The order of a tiled layout's dimensions, the fastest first; `None` for NULL and for other layouts.
-///
-/// # Safety
-/// `layout` must be NULL or valid for `'a`.
-unsafe fn minor_to_major<'a>(layout: *const sys::PJRT_Buffer_MemoryLayout) -> Option<&'a [i64]> {
-    // SAFETY: the layout is NULL or valid, as this function asks.
-    let layout = unsafe { layout.as_ref() }.filter(|l| l.type_ == sys::PJRT_Buffer_MemoryLayout_Type_Tiled)?;
-    // SAFETY: the type says which field of the union is set; its array is as long as it says.
-    unsafe {
-        let tiled = layout.__bindgen_anon_1.tiled;
-        Some(slice(tiled.minor_to_major, tiled.minor_to_major_size))
-    }
 }
 
 /// Whether `order` names each of `rank` dimensions once.
@@ -143,8 +131,9 @@ pub unsafe fn literal_strides(
     args: &sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args,
     shape: &Shape,
 ) -> Result<Option<SmallVec<[i64; 6]>>> {
-    // SAFETY: the dimensions are as many as the caller says, as this function asks.
-    let dims: &[i64] = unsafe { slice(args.shape_dims, args.shape_num_dims) };
+    // SAFETY: the dimensions are as many as the caller says, and the layout is NULL or valid, as this function asks.
+    let (dims, layout): (&[i64], _) =
+        unsafe { (slice(args.shape_dims, args.shape_num_dims), CallerLayout::read(args.shape_layout)) };
     if args.shape_element_type != shape.element_type || dims != &*shape.dims {
         return Err(Error::invalid_argument(format!(
             "{LITERAL}: a literal of element type {} and dimensions {dims:?} for a buffer of element type {} and \
@@ -152,16 +141,14 @@ pub unsafe fn literal_strides(
             args.shape_element_type.0, shape.element_type.0, &*shape.dims
         )));
     }
-    if args.shape_layout.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the layout is valid, as this function asks.
-    let Some(order) = (unsafe { minor_to_major(args.shape_layout) }) else {
+    let (order, tiles) = match layout {
+        CallerLayout::Default => return Ok(None),
+        CallerLayout::Tiled { minor_to_major, tiles } => (minor_to_major, tiles),
         // XLA: a literal has a tiled layout, strides make none.
-        return Err(Error::invalid_argument(format!("{LITERAL}: the layout of a literal must be of type Tiled")));
+        CallerLayout::Other => {
+            return Err(Error::invalid_argument(format!("{LITERAL}: the layout of a literal must be of type Tiled")));
+        }
     };
-    // SAFETY: the layout is tiled, as just seen.
-    let tiles = unsafe { (*args.shape_layout).__bindgen_anon_1.tiled.num_tiles };
     if tiles != 0 {
         return Err(Error::unimplemented(format!("{LITERAL}: the layout has {tiles} tiles; a literal must have none")));
     }

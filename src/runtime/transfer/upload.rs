@@ -16,7 +16,7 @@ use smallvec::smallvec;
 
 use crate::{
     device::Carrier,
-    engine::{Outcome, buffers::ready_event},
+    engine::{EngineBuffer, Failure, Outcome},
     error::Result,
     memory::Provenance,
     report::snapshot::OriginKind,
@@ -28,7 +28,6 @@ use crate::{
         in_flight::Resources,
         shape::Shape,
     },
-    sys,
     units::Address,
 };
 
@@ -48,22 +47,21 @@ impl<'a> Upload<'a> {
     /// RESOURCE_EXHAUSTED.
     pub fn new(client: &'a Client, space: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
         let provenance = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
-        let allocation = allocate_or_explain(&client.allocator, space.arena, &shape, provenance)?;
+        let allocation = allocate_or_explain(&client.allocator, space.arena(), &shape, provenance)?;
         Ok(Self { client, space, shape, allocation })
     }
 
     /// The buffer of the block with the bytes that it has.
     ///
     /// # Errors
-    /// The engine's.
-    ///
-    /// # Safety
-    /// The client must be alive.
-    pub unsafe fn as_it_is(self) -> Outcome<Arc<Buffer>> {
-        // SAFETY: the client is alive, as this function asks; the block is aligned, holds the array, and is freed
-        // only after the view.
+    /// The engine's, or that the client is gone.
+    pub fn as_it_is(self) -> Outcome<Arc<Buffer>> {
+        let session = self.client.session;
+        session.open()?;
+        // SAFETY: the client is open, and the memory its own; the block is aligned, holds the array, and goes to the
+        // buffer, which frees it only after the view and what uses it.
         let view =
-            unsafe { self.client.session.view(self.space.memory, self.allocation.address(), self.shape.array())? };
+            unsafe { EngineBuffer::view(session, self.space.memory(), self.allocation.address(), self.shape.array())? };
         let buffer = self.buffer(view);
         {
             let mut state = buffer.state();
@@ -78,28 +76,32 @@ impl<'a> Upload<'a> {
     /// was called for each of `sources`; they are in use until the bytes are there.
     ///
     /// # Errors
-    /// The device's, or the engine's; nothing writes to the block any more then, and the sources are not in use.
-    ///
-    /// # Safety
-    /// The client must be alive, and `fill` write to nothing but the array in the block.
-    pub unsafe fn fill(
+    /// The device's, or the engine's, or that the client is gone; nothing writes to the block any more then, and the
+    /// sources are not in use.
+    pub fn fill(
         self,
         sources: &[Arc<Buffer>],
         fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
     ) -> Outcome<Arc<Buffer>> {
-        let carrier = &*self.space.arena.carrier;
-        // SAFETY: the client is alive, `fill` writes to the block alone, and the carrier is the memory's own.
-        unsafe { self.fill_by(carrier, sources, fill) }
+        let carrier = &*self.space.arena().carrier;
+        self.fill_by(carrier, sources, fill)
     }
 
-    /// As [`Self::fill`], with another carrier of the same device.
+    /// As [`Self::fill`], with the carrier of the device's own memory, which reaches its `pinned_host` memory too.
     ///
     /// # Errors
     /// As [`Self::fill`].
-    ///
-    /// # Safety
-    /// As [`Self::fill`]; the carrier must be one of the device, and reach the block.
-    pub unsafe fn fill_by(
+    pub fn fill_by_device(
+        self,
+        sources: &[Arc<Buffer>],
+        fill: impl FnOnce(&dyn Carrier, Address) -> Result<()>,
+    ) -> Outcome<Arc<Buffer>> {
+        let arena = self.space.device().arena.as_ref().unwrap_or(self.space.arena());
+        self.fill_by(&*arena.carrier, sources, fill)
+    }
+
+    /// As [`Self::fill`], with a carrier of the device.
+    fn fill_by(
         self,
         carrier: &dyn Carrier,
         sources: &[Arc<Buffer>],
@@ -109,19 +111,19 @@ impl<'a> Upload<'a> {
         if carrier.is_host() {
             sources.iter().for_each(|source| source.end_use());
             filled?;
-            // SAFETY: the client is alive, as this function asks.
-            return unsafe { self.as_it_is() };
+            return self.as_it_is();
         }
-        // SAFETY: client and device are alive, as this function asks; the block is aligned, holds the array, and is
-        // freed only after the view, which is a live buffer of the client.
-        let viewed = filled.map_err(Into::into).and_then(|()| unsafe {
-            let view = self.client.session.view_behind(
-                (self.space.device.handle, self.space.memory),
-                carrier,
-                self.allocation.address(),
-                self.shape.array(),
-            )?;
-            Ok((view, ready_event(self.client.session, view)))
+        let session = self.client.session;
+        let place = self.space.place();
+        let open = filled.and_then(|()| session.open());
+        let viewed = open.map_err(Failure::from).and_then(|_| {
+            // SAFETY: the client is open, and device and memory its own; the carrier is the device's. The block is
+            // aligned, holds the array, and goes to the buffer, which frees it only after the view and what uses it.
+            let view = unsafe {
+                EngineBuffer::view_behind(session, place, carrier, self.allocation.address(), self.shape.array())?
+            };
+            let ready = view.ready_event();
+            Ok((view, ready))
         });
         let (view, ready) = match viewed {
             Ok(viewed) => viewed,
@@ -152,9 +154,7 @@ impl<'a> Upload<'a> {
         Ok(buffer)
     }
 
-    fn buffer(self, view: *mut sys::PJRT_Buffer) -> Arc<Buffer> {
-        let storage = Storage::Arena(self.allocation);
-        let MemorySpace { device, memory, .. } = self.space;
-        Buffer::new(self.client.session, device.handle, memory, self.shape, view, storage)
+    fn buffer(self, view: EngineBuffer) -> Arc<Buffer> {
+        Buffer::new(view, self.space.place(), self.shape, Storage::Arena(self.allocation))
     }
 }

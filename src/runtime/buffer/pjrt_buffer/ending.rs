@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{EngineError, Outcome, Raw},
+    engine::{EngineBuffer, EngineError, Live, Outcome},
     runtime::{
         buffer::{
             pjrt_buffer::{Buffer, CachedOutput, Recycled},
@@ -26,7 +26,7 @@ impl Buffer {
             return Ok(());
         }
         // A copy under way deletes the handle when it ends.
-        let handle = if state.is_copied() { Raw::NULL } else { state.handle() };
+        let handle = if state.is_copied() { None } else { state.view().map(EngineBuffer::raw) };
         drop(state);
         let outcome = self.delete_handle(handle);
         self.retire_or_free();
@@ -38,14 +38,12 @@ impl Buffer {
     ///
     /// # Errors
     /// The engine's.
-    pub fn delete_handle(&self, handle: Raw<sys::PJRT_Buffer>) -> Result<(), EngineError> {
-        if handle.is_null() || !self.session.is_open() {
-            return Ok(());
-        }
+    pub fn delete_handle(&self, handle: Option<*mut sys::PJRT_Buffer>) -> Result<(), EngineError> {
+        let Some(handle) = handle.filter(|_| self.session.is_open()) else { return Ok(()) };
         // SAFETY: the client is open, and the handle is alive until this buffer is destroyed; it was not donated, so
         // this does not block.
-        unsafe { self.session.engine.call(sys::PJRT_Buffer_Delete_Args { buffer: handle.0, ..Default::default() }) }
-            .map(drop)
+        let live = unsafe { Live::new(self.session.engine, handle) };
+        live.ask::<sys::PJRT_Buffer_Delete_Args>().map(drop)
     }
 
     /// `PJRT_Buffer_Destroy`: ends the caller's handle. Returns a buffer whose engine handle may only be destroyed
@@ -61,9 +59,9 @@ impl Buffer {
         // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
         if !referenced && self.cache_slot.is_some() && self.session.is_open() {
             // In this order: a buffer that is taken for reuse and not kept would leave its view behind.
-            if let Some((allocation, view)) = state.take_for_reuse() {
+            if let Some((view, allocation)) = state.take_for_reuse() {
                 drop(state);
-                CachedOutput { allocation, view, buffer: self, retired: false }.keep();
+                CachedOutput { view, allocation, buffer: self, retired: false }.keep();
                 return None;
             }
             if state.begin_recycling() {
@@ -90,10 +88,9 @@ impl Buffer {
 
     /// Destroys the engine's buffer, if there still is one.
     pub fn destroy_handle(&self) {
-        let handle = self.state().take_handle();
-        // SAFETY: the handle was this buffer's alone and alive, and was taken out under the lock: no thread destroys
-        // it twice.
-        unsafe { self.session.destroy(handle) };
+        let view = self.state().take_view();
+        // After the lock is released.
+        drop(view);
     }
 
     /// Offers the block of a buffer that is recycling to the next execution, where the engine orders executions.
@@ -132,10 +129,10 @@ impl Buffer {
         state.end_use(user);
         if state.recycling && state.is_free() {
             let whole = state.is_defined();
-            let (allocation, view) = state.take_out()?;
+            let (view, allocation) = state.take_out()?;
             state.recycling = false;
             drop(state);
-            return Some(Recycled { output: CachedOutput { allocation, view, buffer: self, retired: true }, whole });
+            return Some(Recycled { view, allocation, buffer: self, whole });
         }
         let freed = state.take_unneeded();
         drop(state);
