@@ -237,8 +237,7 @@ impl Entry for sys::PJRT_Client_CreateBuffersForAsyncHostToDevice_Args {
                 let address = SCALAR.0.as_ptr().expose_provenance();
                 let kind = spec.raw.element_type;
                 // SAFETY: client and memory are alive during the call. The scalar is aligned, as large as any element,
-                // and lives for ever; nothing writes to it, because the view is never passed to a program. The view is
-                // new, with no other owner.
+                // and lives for ever; nothing writes to it, because the view is never passed to a program.
                 let view =
                     unsafe { EngineBuffer::view(client.session, space.memory(), address, Array::new(kind, &[]))? };
                 manager.ready = Some(view);

@@ -5,6 +5,7 @@
 //!  Live<'a, T>  a handle that nobody destroys before 'a ends: it can be asked
 //!  Query        the struct of a function that takes one handle, and nothing else, and says something of it
 //!  List         one whose answer is an array that lives as long as the handle: texts, numbers, other handles
+//!  Part         one whose answer is another handle that lives as long
 //! ```
 
 use std::{borrow::Cow, marker::PhantomData, ptr};
@@ -29,7 +30,7 @@ impl<T> Copy for Raw<T> {}
 
 // SAFETY: PJRT handles may be used from any thread; `Raw` never dereferences one.
 unsafe impl<T> Send for Raw<T> {}
-// SAFETY: as above.
+// SAFETY: several threads may use a PJRT handle at once, and `Raw` never dereferences one.
 unsafe impl<T> Sync for Raw<T> {}
 
 impl<T> Raw<T> {

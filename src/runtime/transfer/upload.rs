@@ -10,7 +10,7 @@
 //! after what was put on one of its streams; that stream was made to wait for the arena's copies. The block itself is
 //! free of older work: it was freed only after the programs that used it were done, as seen from the host.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use smallvec::smallvec;
 
@@ -46,6 +46,7 @@ impl<'a> Upload<'a> {
     /// # Errors
     /// RESOURCE_EXHAUSTED.
     pub fn new(client: &'a Client, space: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
+        debug_assert!(client.devices.iter().any(|device| ptr::eq(device, space.device())), "another client's memory");
         let provenance = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
         let allocation = allocate_or_explain(&client.allocator, space.arena(), &shape, provenance)?;
         Ok(Self { client, space, shape, allocation })
