@@ -46,8 +46,7 @@ impl Context {
     pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, DriverError> {
         let device = driver.device_at(ordinal)?;
         let handle = match driver.vendor() {
-            // SAFETY: the device is one of the driver's, and one value is written.
-            Vendor::Nvidia => out_pointer(|context| unsafe { driver.primary_context_retain(context, device) })?,
+            Vendor::Nvidia => out_pointer(|context| driver.primary_context_retain(context, device))?,
             Vendor::Amd => ptr::null_mut(),
         };
         Ok(Arc::new(Self { driver, device, handle: Handle::new(handle) }))
@@ -62,11 +61,9 @@ impl Context {
                 None
             }
             Vendor::Amd => {
-                // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
-                let before: c_int = out(|device| unsafe { self.driver.current_device(device) })?;
+                let before: c_int = out(|device| self.driver.current_device(device))?;
                 if before != self.device {
-                    // SAFETY: it takes a number; `retain` had this one from the driver.
-                    unsafe { self.driver.set_device(self.device) }?;
+                    self.driver.set_device(self.device)?;
                 }
                 Some(before)
             }
@@ -78,9 +75,7 @@ impl Context {
 
     /// Sets which captures of streams keep the calling thread from unsafe calls, and gives what was set before.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, DriverError> {
-        // SAFETY: the pointer is to a local number, which the driver reads and writes. It is one of the three modes:
-        // the callers pass a constant, or what this function returned before.
-        unsafe { self.driver.thread_capture_mode(&raw mut mode) }?;
+        self.driver.thread_capture_mode(&mut mode)?;
         Ok(mode)
     }
 
@@ -180,12 +175,10 @@ impl Drop for Current<'_> {
             log::error!("a thread did not get its mode for captures on GPU {device} back: {failure}");
         }
         let left = match self.before {
-            // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes. What is popped is
-            // what `enter` pushed: guards are not `Send`, and are dropped in reverse order.
-            None => out_pointer(|context| unsafe { driver.context_pop(context) }),
+            // What is popped is what `enter` pushed: guards are not `Send`, and are dropped in reverse order.
+            None => out_pointer(|context| driver.context_pop(context)),
             Some(before) if before == *device => return,
-            // SAFETY: it takes a number; the driver said itself that this is the one the thread had.
-            Some(before) => unsafe { driver.set_device(before) }.map(|()| handle.get()),
+            Some(before) => driver.set_device(before).map(|()| handle.get()),
         };
         match left {
             Ok(popped) if popped == handle.get() => {}

@@ -44,9 +44,7 @@ impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
-        // and the flag is one that it knows.
-        let handle = out_pointer(|event| unsafe { context.driver().event_create(event, flags) })?;
+        let handle = out_pointer(|event| context.driver().event_create(event, flags))?;
         Ok(Self { handle: Handle::new(handle), context: Arc::clone(context) })
     }
 
@@ -87,9 +85,7 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
-        // and the flag is one that it knows.
-        let handle = out_pointer(|stream| unsafe { context.driver().stream_create(stream, flags) })?;
+        let handle = out_pointer(|stream| context.driver().stream_create(stream, flags))?;
         Ok(Self {
             handle: Handle::new(handle),
             context: Arc::clone(context),
