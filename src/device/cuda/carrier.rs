@@ -27,7 +27,7 @@ use crate::{
         },
         shift::{Extent, Shift},
     },
-    error::{Error, Result},
+    error::Result,
     memory::compaction::Costs,
     units::{Address, Bytes},
 };
@@ -195,21 +195,14 @@ impl Carrier for CudaBacking {
     }
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
-        let bytes =
-            from.dims.iter().try_fold(from.element as u64, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
-        let bytes = bytes.ok_or_else(|| {
-            let (dims, element) = (from.dims, from.element);
-            Error::invalid_argument(format!(
-                "an array of {dims:?} elements of {element} bytes: allowed are 2^64 - 1 bytes"
-            ))
-        })?;
+        let bytes = from.size()?;
         if bytes == 0 {
             return Ok(());
         }
-        let held = self.region_of(to, Bytes::new(bytes))?;
+        let held = self.region_of(to, Bytes::new(bytes as u64))?;
         let _current = self.device.context().enter()?;
-        // SAFETY: the context is current. Every element of the source is readable, and the destination, which lies in a
-        // region, is this copy's alone, both by this function's contract, which is that of `Staging::upload`.
+        // SAFETY: the context is current. The destination, which lies in a region, is this copy's alone by this
+        // function's contract, which is that of `Staging::upload`.
         let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };
         self.sent(sent, &[&held])
     }
