@@ -57,7 +57,8 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: both are memory of an allocation with so many bytes, which is used by nothing that the two kinds of
     // reference exclude, by the contract; neither is NULL, because there are bytes. Bytes need no alignment, and these
     // may be uninitialised.
-    let (from, to) = unsafe { (slice::from_raw_parts(from.cast(), bytes), slice::from_raw_parts_mut(to.cast(), bytes)) };
+    let (from, to) =
+        unsafe { (slice::from_raw_parts(from.cast(), bytes), slice::from_raw_parts_mut(to.cast(), bytes)) };
     copy_bytes(from, to, Cut::of(bytes, DENSE_WORTH));
 }
 

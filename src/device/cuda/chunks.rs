@@ -77,9 +77,7 @@ impl Chunks {
         let _current = physical.context().enter()?;
         let reserve = |aligned: usize| {
             // The driver chooses addresses that are free, and refuses a size or an alignment that it does not take.
-            out(|address| {
-                physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
-            })
+            out(|address| physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0))
         };
         // Chunks at multiples of their size: what the arena discards, it discards in pieces that end at such.
         let address: CUdeviceptr = reserve(chunk.get() as usize).or_else(|_| reserve(0))?;

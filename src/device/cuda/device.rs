@@ -85,9 +85,9 @@ impl CudaDevice {
         let said = |failure: DriverError| Error::from(failure).context(&format!("GPU {ordinal}"));
         let context = Context::retain(driver, ordinal).map_err(said)?;
         let reaches = |peer: c_int| {
-            let can = driver.device_at(peer).and_then(|peer| {
-                out(|can: &mut c_int| driver.device_can_access_peer(can, peer, context.device()))
-            });
+            let can = driver
+                .device_at(peer)
+                .and_then(|peer| out(|can: &mut c_int| driver.device_can_access_peer(can, peer, context.device())));
             can.is_ok_and(|can| can != 0)
         };
         let peers = peers.iter().copied().filter(|&peer| peer != ordinal && reaches(peer)).collect();

@@ -71,9 +71,8 @@ impl PhysicalMemory {
         };
         let _current = context.enter()?;
         let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        let granularity = physical.insisting(|properties| {
-            out(|bytes| driver.mem_granularity(bytes, properties, recommended))
-        })?;
+        let granularity =
+            physical.insisting(|properties| out(|bytes| driver.mem_granularity(bytes, properties, recommended)))?;
         physical.granularity = Bytes::new(granularity as u64);
         Ok(Some(physical))
     }

@@ -193,7 +193,5 @@ fn in_pieces(
     }
     let height = (BUFFER / row) as i64;
     let mut dims = SmallVec::new();
-    (0..count)
-        .step_by(height as usize)
-        .try_for_each(|at| each(array.part(at, height.min(count - at), &mut dims)))
+    (0..count).step_by(height as usize).try_for_each(|at| each(array.part(at, height.min(count - at), &mut dims)))
 }

@@ -145,6 +145,12 @@ impl Stream {
         unsafe { self.context.driver().event_record(event.handle.get(), self.handle.get()) }
     }
 
+    /// Lets another stream of ours wait for all that was put on this one so far.
+    pub(super) fn precede(&self, other: &Self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive, because its owner is borrowed.
+        unsafe { self.hold_back(other.handle()) }
+    }
+
     /// Lets `stream`, of this or another device, wait for all that was put on this one so far.
     ///
     /// # Safety
