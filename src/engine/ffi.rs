@@ -114,20 +114,18 @@ pub struct Table {
 
 /// The engine's FFI extension, as much of it as it has; `None` if it has none, or one that cannot register handlers.
 pub fn extension(engine: &Engine) -> Option<sys::PJRT_FFI_Extension> {
-    let mut next = engine.extensions();
-    while !next.is_null() {
-        // SAFETY: every extension begins with the base.
-        let base = unsafe { *next };
-        if base.type_ == sys::PJRT_Extension_Type_FFI {
-            let mut extension = sys::PJRT_FFI_Extension::default();
-            let length = base.struct_size.min(size_of_val(&extension));
-            // SAFETY: the engine's extension has `struct_size` bytes, ours is at least `length` long.
-            unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), (&raw mut extension).cast(), length) };
-            return extension.register_handler.is_some().then_some(extension);
+    let mut extension = sys::PJRT_FFI_Extension::default();
+    // SAFETY: the chain is the engine's, which is never unloaded. Every extension begins with the base and has
+    // `struct_size` bytes, of which no more are read than ours has room for.
+    unsafe {
+        let mut next = engine.extensions();
+        while next.as_ref()?.type_ != sys::PJRT_Extension_Type_FFI {
+            next = (*next).next;
         }
-        next = base.next;
+        let length = (*next).struct_size.min(size_of_val(&extension));
+        ptr::copy_nonoverlapping(next.cast::<u8>(), (&raw mut extension).cast(), length);
     }
-    None
+    extension.register_handler.is_some().then_some(extension)
 }
 
 /// Registers an execute handler through the extension, as PJRT has it: a refusal may go unreported.
@@ -231,7 +229,7 @@ impl<'a> FfiError<'a> {
     ///
     /// # Safety
     /// `error` must be NULL, or an error of `table`'s engine that the caller owns and gives up.
-    unsafe fn check(table: &'a Table, error: *mut sys::XLA_FFI_Error) -> Result<(), Self> {
+    pub unsafe fn check(table: &'a Table, error: *mut sys::XLA_FFI_Error) -> Result<(), Self> {
         NonNull::new(error).map_or(Ok(()), |error| Err(Self { table, error }))
     }
 
@@ -412,19 +410,6 @@ impl Table {
         };
         // SAFETY: the struct is the function's, and the message lives during the call, which copies it.
         self.functions.0.base.XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| unsafe { create(&raw mut args) })
-    }
-
-    /// Asks the engine for a stream as a handler does.
-    ///
-    /// # Errors
-    /// The engine's; `None` where it has no such function.
-    ///
-    /// # Safety
-    /// `args` must be a handler's struct for the function, which lives during the call.
-    pub unsafe fn stream(&self, args: *mut sys::XLA_FFI_Stream_Get_Args) -> Option<Result<(), FfiError<'_>>> {
-        let get = self.functions.0.base.XLA_FFI_Stream_Get?;
-        // SAFETY: the struct is a handler's for this function, as this one asks. The error is a new one, and ours.
-        Some(unsafe { FfiError::check(self, get(args)) })
     }
 }
 

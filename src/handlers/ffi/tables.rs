@@ -29,7 +29,7 @@ use once_cell::sync::OnceCell;
 use crate::{
     engine::{
         Raw,
-        ffi::{Asked, FfiHandler, Functions, Table},
+        ffi::{Asked, FfiError, FfiHandler, Functions, Table},
     },
     error::Result,
     handlers::ffi::{
@@ -171,11 +171,11 @@ unsafe extern "C" fn custom_options(args: *mut sys::XLA_FFI_CustomOptions_Get_Ar
 /// The engine's stream, or why there is none, as an error that any Abseil can read.
 unsafe extern "C" fn stream_get(args: *mut sys::XLA_FFI_Stream_Get_Args) -> *mut sys::XLA_FFI_Error {
     let engine = TABLES.get().map(|tables| tables.engine);
-    // SAFETY: a handler passes a valid struct of its version, which lives during the call.
-    let asked = engine.and_then(|engine| unsafe { engine.stream(args) });
-    let Some(Err(error)) = asked else {
-        return ptr::null_mut(); // the function is in no table of an engine that lacks it
+    let Some((engine, get)) = engine.and_then(|table| Some((table, table.functions().base.XLA_FFI_Stream_Get?))) else {
+        return ptr::null_mut(); // not without an engine that has the function
     };
+    // SAFETY: a handler passes a valid struct of its version; the error is a new one of the engine, and ours.
+    let Err(error) = (unsafe { FfiError::check(engine, get(args)) }) else { return ptr::null_mut() };
     let (code, message) = error.end();
     // Before engines told, this was the one code that the function had.
     errors::readable(code.unwrap_or(sys::XLA_FFI_Error_Code_UNIMPLEMENTED), message)
