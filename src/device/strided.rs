@@ -175,29 +175,16 @@ impl<'a> Part<'a> {
                     unsafe { ptr::copy_nonoverlapping(from.offset(source), to.offset(target), bytes) }
                 });
             }
-            [single] => {
-                for index in 0..single.count as isize {
-                    // SAFETY: the index is below the count of the one dimension, so an element lies there, and its
-                    // place.
-                    unsafe { one(from.offset(index * single.from), to.offset(index * single.to), element) }
-                }
-                return;
-            }
             [outer @ .., row] => (outer, *row),
         };
         // Tile the fastest dimension of the destination against the fastest of the source.
-        let fastest = (0..outer.len()).min_by_key(|&at| outer[at].from.unsigned_abs()).unwrap_or(0);
-        let other = outer[fastest];
+        let fastest = (0..outer.len()).min_by_key(|&at| outer[at].from.unsigned_abs());
         let mut rest: SmallVec<[Dimension; 6]> = SmallVec::from_slice(outer);
-        rest.remove(fastest);
+        let other = fastest.map_or(Dimension { count: 1, from: 0, to: 0 }, |fastest| rest.remove(fastest));
         each(&rest, (0, 0), &mut |source, target| {
-            tiles(other.count, inner.count, |i, j| {
-                let (i, j) = (i as isize, j as isize);
-                let (source, target) = (source + i * other.from + j * inner.from, target + i * other.to + j * inner.to);
-                // SAFETY: `rest`, `other` and `inner` are all dimensions, and each index is below its count, so an
-                // element of this part lies there, and its place.
-                unsafe { one(from.offset(source), to.offset(target), element) }
-            });
+            // SAFETY: `rest`, `other` and `inner` are all dimensions, so from where `each` comes to on, the other two
+            // lead to this part's elements and places.
+            unsafe { plane(from.offset(source), to.offset(target), other, inner, element) }
         });
     }
 }
@@ -238,36 +225,34 @@ fn each(dimensions: &[Dimension], at: (isize, isize), body: &mut dyn FnMut(isize
     }
 }
 
-/// Calls `body` with the indices of a plane, tile by tile.
-#[inline(always)]
-fn tiles(rows: usize, columns: usize, mut body: impl FnMut(usize, usize)) {
-    for row in (0..rows).step_by(TILE) {
-        for column in (0..columns).step_by(TILE) {
-            for i in row..(row + TILE).min(rows) {
-                for j in column..(column + TILE).min(columns) {
-                    body(i, j);
-                }
-            }
-        }
-    }
-}
-
-/// One element. A fixed size makes a load and a store of it.
+/// Copies a plane, tile by tile, element by element. The match makes a load and a store of each.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `element` bytes, and the two must not overlap.
-#[inline(always)]
-unsafe fn one(from: *const u8, to: *mut u8, element: usize) {
-    // SAFETY: by the contract the source is readable and the destination writable for `element` bytes, and they are
-    // apart; a copy of bytes asks for no alignment.
-    unsafe {
-        match element {
-            1 => ptr::copy_nonoverlapping(from, to, 1),
-            2 => ptr::copy_nonoverlapping(from, to, 2),
-            4 => ptr::copy_nonoverlapping(from, to, 4),
-            8 => ptr::copy_nonoverlapping(from, to, 8),
-            16 => ptr::copy_nonoverlapping(from, to, 16),
-            other => ptr::copy_nonoverlapping(from, to, other),
+/// For all indices of the two dimensions `from` leads to an element that is readable, and `to` to its place, which is
+/// writable; the two do not overlap.
+unsafe fn plane(from: *const u8, to: *mut u8, a: Dimension, b: Dimension, element: usize) {
+    // A single row has no lines that another one would read again.
+    let width = if a.count == 1 { b.count } else { TILE };
+    for a0 in (0..a.count).step_by(TILE) {
+        for b0 in (0..b.count).step_by(width) {
+            for i in a0..(a0 + TILE).min(a.count) {
+                for j in b0..(b0 + width).min(b.count) {
+                    let (i, j) = (i as isize, j as isize);
+                    // SAFETY: both indices are below their counts, so by the contract an element is readable there, and
+                    // its place writable and apart. A copy of bytes asks for no alignment.
+                    unsafe {
+                        let (from, to) = (from.offset(i * a.from + j * b.from), to.offset(i * a.to + j * b.to));
+                        match element {
+                            1 => *to = *from,
+                            2 => ptr::copy_nonoverlapping(from, to, 2),
+                            4 => ptr::copy_nonoverlapping(from, to, 4),
+                            8 => ptr::copy_nonoverlapping(from, to, 8),
+                            16 => ptr::copy_nonoverlapping(from, to, 16),
+                            other => ptr::copy_nonoverlapping(from, to, other),
+                        }
+                    }
+                }
+            }
         }
     }
 }
