@@ -13,8 +13,8 @@ const MOST: usize = 8;
 /// Threads that may work together here. Asking the system takes longer than copying a MiB, so it is asked once.
 static THREADS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, |n| n.get().min(MOST)));
 
-/// Calls `work` once with each piece, on at most `wanted` threads; returns when all are done. Where no thread can be had
-/// the caller's does it all. Starting a helper costs about 30 us, and taking a piece a lock.
+/// Calls `work` once with each piece, on at most `wanted` threads; returns when all are done. Where no thread can be
+/// had the caller's does it all. Starting a helper costs about 30 us, and taking a piece a lock.
 pub fn each<T>(pieces: impl ExactSizeIterator<Item = T> + Send, wanted: usize, work: impl Fn(T) + Sync) {
     let threads = wanted.min(pieces.len()).min(*THREADS);
     let pieces = Mutex::new(pieces);

@@ -183,8 +183,8 @@ impl<'a> Array<'a> {
 
     fn fields(&self) -> &Fields {
         let head = self.object.gil().python().object_size;
-        // SAFETY: the object is a NumPy array, because NumPy's own functions made it, and alive; its fields begin behind
-        // the object's head. Nothing of Python runs while they are borrowed.
+        // SAFETY: the object is a NumPy array, because NumPy's own functions made it, and alive; its fields begin
+        // behind the object's head. Nothing of Python runs while they are borrowed.
         unsafe { self.object.borrow().address().byte_add(head).cast::<Fields>().as_ref() }
     }
 
