@@ -17,7 +17,7 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     api::entry::Entry,
-    device::strided,
+    device::{HostArray, strided},
     engine::{
         Args, EngineBuffer, Outcome, Raw,
         failure::required,
@@ -323,13 +323,9 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                 // SAFETY: the literal has the shape of the array and, where it is not dense, these strides, which reach
                 // every element once; the block holds the dense array and stays until the write ends.
                 unsafe {
-                    strided::copy_to_dense(
-                        self.data.cast(),
-                        ptr::with_exposed_provenance_mut(address),
-                        &shape.dims,
-                        strides.as_deref(),
-                        element_bytes(shape.element_type).map_or(1, usize::from),
-                    );
+                    let element = element_bytes(shape.element_type).map_or(1, usize::from);
+                    let literal = HostArray::new(self.data.cast(), &shape.dims, strides.as_deref(), element);
+                    strided::copy_to_dense(literal, ptr::with_exposed_provenance_mut(address));
                 }
                 manager.ready_event()
             }

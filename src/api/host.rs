@@ -60,11 +60,13 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             // SAFETY: the struct satisfies the function's contract, as `run` asks; the array is dense.
             return unsafe { alias(self, &client, space, shape) };
         }
-        let from = HostArray { data: self.data.cast(), dims, strides, element };
         let upload = Upload::new(&client, space, shape, OriginKind::Host)?;
         // SAFETY: the client is alive. `data` has the strided array for the whole call, whatever the semantics;
         // `upload` writes to the block alone, which is as large as the dense array and used by nothing else.
-        let buffer = unsafe { upload.fill(&[], |carrier, to| carrier.upload(from, to))? };
+        let buffer = unsafe {
+            upload
+                .fill(&[], |carrier, to| carrier.upload(HostArray::new(self.data.cast(), dims, strides, element), to))?
+        };
         // The host array is free again once it was read, whatever the semantics: at the latest when the bytes are
         // there.
         self.done_with_host_buffer = ready_event(&buffer)?;

@@ -1,5 +1,6 @@
 //! Where bytes live: the devices that allocate regions for an arena.
 
+mod array;
 pub mod cuda;
 pub mod fake;
 pub mod host;
@@ -8,6 +9,8 @@ mod shift;
 pub mod strided;
 
 use std::fmt;
+
+pub use crate::device::array::HostArray;
 
 use crate::{
     error::Result,
@@ -40,19 +43,6 @@ pub trait Mover: Send + Sync + fmt::Debug {
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes>;
 }
 
-/// An array in memory of this process.
-#[derive(Clone, Copy, Debug)]
-pub struct HostArray<'a> {
-    /// Its first element.
-    pub data: *const u8,
-    /// Elements along each dimension; none is negative.
-    pub dims: &'a [i64],
-    /// Bytes from one element to the next along each dimension, zero and negative ones included; dense without them.
-    pub strides: Option<&'a [i64]>,
-    /// Bytes of an element.
-    pub element: usize,
-}
-
 /// A device that bytes can be brought to.
 ///
 /// ```text
@@ -71,8 +61,8 @@ pub trait Carrier: Mover {
     /// The device's reason; the contents of the destination are undefined then, and nothing writes to it any more.
     ///
     /// # Safety
-    /// Every element of the source is readable; the dense array lies in one region of this device, and nothing else
-    /// reads or writes it until the copy is there. There are as many strides as dimensions, if there are strides.
+    /// The dense array lies in one region of this device, apart from the source, and nothing else reads or writes it
+    /// until the copy is there.
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()>;
 
     /// Copies `bytes` from `from`, in a region of this or another device of the same kind, to `to`; the two do not

@@ -22,8 +22,6 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use once_cell::sync::Lazy;
-
 use crate::{
     engine::abi::{Function, Handler},
     error::{Code, Error},
@@ -106,13 +104,6 @@ std::arch::global_asm!(
     personality = sym personality,
 );
 
-/// On other processors exceptions go on, and end the process.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn pjrt_arena_call(function: Function, args: *mut c_void, _: *mut *mut Exception) -> *mut sys::PJRT_Error {
-    // SAFETY: the caller's promise.
-    unsafe { function(args) }
-}
-
 unsafe extern "C" {
     /// Calls `function` with `args` and gives what it returns. If it throws instead, gives NULL and leaves the
     /// exception in `thrown`.
@@ -183,58 +174,51 @@ struct Runtime {
     exception: *const Table,
 }
 
-// SAFETY: functions and static data of a library that stays.
-unsafe impl Send for Runtime {}
-// SAFETY: as above.
-unsafe impl Sync for Runtime {}
-
-/// The runtime, if a library of this process has brought it.
-static RUNTIME: Lazy<Option<Runtime>> = Lazy::new(|| {
-    use libloading::os::unix::{Library, RTLD_LAZY};
-    // SAFETY: nothing is loaded that is not there; the types are those of the Itanium C++ ABI.
-    unsafe {
-        let library = Library::open(Some("libstdc++.so.6"), RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
-        let runtime = Runtime {
-            begin_catch: *library.get(b"__cxa_begin_catch\0").ok()?,
-            end_catch: *library.get(b"__cxa_end_catch\0").ok()?,
-            exception: *library.get(b"_ZTISt9exception\0").ok()?,
-        };
-        // The engine's library needs it as long as the process lives.
-        std::mem::forget(library);
-        Some(runtime)
-    }
-});
-
 impl Runtime {
+    /// The runtime, if a library of this process has brought it.
+    fn find() -> Option<Self> {
+        use libloading::os::unix::{Library, RTLD_LAZY};
+        // SAFETY: nothing is loaded that is not there; the types are those of the Itanium C++ ABI.
+        unsafe {
+            let library = Library::open(Some("libstdc++.so.6"), RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
+            let runtime = Self {
+                begin_catch: *library.get(b"__cxa_begin_catch\0").ok()?,
+                end_catch: *library.get(b"__cxa_end_catch\0").ok()?,
+                exception: *library.get(b"_ZTISt9exception\0").ok()?,
+            };
+            // The engine's library needs it as long as the process lives.
+            std::mem::forget(library);
+            Some(runtime)
+        }
+    }
+
     /// What `exception` says of itself, if it is a `std::exception`, and its type's name as the compiler has it.
     ///
     /// # Safety
-    /// It must be one of the class [`LIBSTDCPP`].
+    /// It must be one of the class [`LIBSTDCPP`], alive.
     unsafe fn read(&self, exception: *const Exception) -> (Option<String>, String) {
-        // SAFETY: libstdc++ puts the type's address there; a type's second word is its name.
-        let (thrown, name) = unsafe {
+        // SAFETY: libstdc++ puts the type's address before the exception; a type's second word is its name. The slots
+        // are those of `bool __do_catch(const type_info*, void**, unsigned) const`, which moves the pointer to the part
+        // of the object that is a `std::exception`, and of `const char* what() const`, whose text is the exception's,
+        // which is alive.
+        let (what, name) = unsafe {
             let thrown: *const Table = exception.byte_sub(TYPE_BEFORE).cast::<*const Table>().read();
-            (thrown, CStr::from_ptr(thrown.add(1).cast::<*const c_char>().read()))
-        };
-        // SAFETY: the slots are those of `bool __do_catch(const type_info*, void**, unsigned) const`, which moves the
-        // pointer to the part of the object that is a `std::exception`, and of `const char* what() const`.
-        let what = unsafe {
+            let name = CStr::from_ptr(thrown.add(1).cast::<*const c_char>().read());
             let do_catch: unsafe extern "C" fn(*const Table, *const Table, *mut *const Table, u32) -> bool =
                 std::mem::transmute(self.exception.read().add(DO_CATCH).read());
             let mut object: *const Table = exception.add(1).cast();
-            do_catch(self.exception, thrown, &raw mut object, 1).then(|| {
+            let what = do_catch(self.exception, thrown, &raw mut object, 1).then(|| {
                 let what: unsafe extern "C" fn(*const Table) -> *const c_char =
                     std::mem::transmute(object.read().add(WHAT).read());
                 what(object)
-            })
+            });
+            (what.filter(|what| !what.is_null()).map(|what| CStr::from_ptr(what)), name)
         };
-        // SAFETY: the text is the exception's, which lives.
-        let text = what.filter(|what| !what.is_null()).map(|what| unsafe { CStr::from_ptr(what) });
-        (text.map(|text| text.to_string_lossy().into_owned()), name.to_string_lossy().into_owned())
+        (what.map(|what| what.to_string_lossy().into_owned()), name.to_string_lossy().into_owned())
     }
 }
 
-/// An exception that was caught here, to be ended.
+/// An exception that was caught here, to be ended: it is alive, and nobody else ends it.
 #[must_use]
 pub struct Caught(*mut Exception);
 
@@ -263,15 +247,14 @@ impl Caught {
     /// Ends it, and gives what [`Runtime::read`] does; `None` if it is not libstdc++'s.
     fn read(self) -> Option<(Option<String>, String)> {
         let exception = self.0;
-        // SAFETY: it is alive until it is ended.
-        let runtime = RUNTIME.as_ref().filter(|_| unsafe { (*exception).class } == LIBSTDCPP);
-        let Some(runtime) = runtime else {
-            // SAFETY: nobody else ends it.
-            unsafe { _Unwind_DeleteException(exception) };
-            return None;
-        };
-        // SAFETY: the class is libstdc++'s; between the two calls the exception lives.
+        let runtime = Runtime::find();
+        // SAFETY: it is alive until it is ended, which nobody else does. Where its class is libstdc++'s it is ended by
+        // that runtime, and lives between the two calls; any other is ended by the unwinder, as its own runtime says.
         unsafe {
+            let Some(runtime) = runtime.filter(|_| (*exception).class == LIBSTDCPP) else {
+                _Unwind_DeleteException(exception);
+                return None;
+            };
             (runtime.begin_catch)(exception);
             let read = runtime.read(exception);
             (runtime.end_catch)();
@@ -280,7 +263,8 @@ impl Caught {
     }
 }
 
-/// Calls a function of the engine.
+/// Calls a function of the engine. On processors other than x86-64 and AArch64 an exception goes on, and ends the
+/// process.
 ///
 /// # Errors
 /// What it threw.
@@ -290,8 +274,15 @@ impl Caught {
 #[inline]
 pub unsafe fn call(function: Function, args: *mut c_void) -> Result<*mut sys::PJRT_Error, Caught> {
     let mut thrown = std::ptr::null_mut();
-    // SAFETY: the caller's promise; there is a place for an exception.
-    let error = unsafe { pjrt_arena_call(function, args, &raw mut thrown) };
+    // SAFETY: the struct is the function's and its contract satisfied, as this function asks; there is a place for an
+    // exception.
+    let error = unsafe {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        let error = pjrt_arena_call(function, args, &raw mut thrown);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let error = function(args);
+        error
+    };
     if thrown.is_null() { Ok(error) } else { Err(Caught(thrown)) }
 }
 
@@ -306,10 +297,10 @@ pub unsafe fn call_handler(
     handler: Handler,
     frame: *mut sys::XLA_FFI_CallFrame,
 ) -> Result<*mut sys::XLA_FFI_Error, Caught> {
-    // SAFETY: one pointer in, one pointer out, whatever they point to.
-    let function = unsafe { std::mem::transmute::<Handler, Function>(handler) };
-    // SAFETY: the caller's promise.
-    unsafe { call(function, frame.cast()) }.map(|error| error.cast())
+    // SAFETY: a handler takes one pointer and returns one, as a function of the engine's does, whatever they point to;
+    // the frame is one for it, as this function asks.
+    let error = unsafe { call(std::mem::transmute::<Handler, Function>(handler), frame.cast()) };
+    error.map(|error| error.cast())
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 //! Source: System V ABI, "Dynamic Linking", and its supplements for x86-64 and AArch64.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, c_int, c_void},
+    ops::Range,
     ptr, slice,
 };
 
@@ -18,27 +19,18 @@ use rustix::mm::{MprotectFlags, mprotect};
 
 use crate::error::{Error, Result};
 
-/// An entry of the dynamic section.
-#[repr(C)]
-struct Dynamic {
-    tag: i64,
-    value: usize,
-}
+const DT_PLTRELSZ: usize = 2;
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_RELA: usize = 7;
+const DT_RELASZ: usize = 8;
+const DT_JMPREL: usize = 23;
 
-const DT_PLTRELSZ: i64 = 2;
-const DT_STRTAB: i64 = 5;
-const DT_SYMTAB: i64 = 6;
-const DT_RELA: i64 = 7;
-const DT_RELASZ: i64 = 8;
-const DT_JMPREL: i64 = 23;
-
-/// A relocation with addend.
-#[repr(C)]
-struct Rela {
-    offset: u64,
-    info: u64,
-    addend: i64,
-}
+/// Bytes of an entry of the dynamic section (a tag, a value), of a relocation with addend (a place, a kind below a
+/// symbol's number, an addend) and of a symbol (its name's place in four bytes, and more).
+const DYNAMIC: usize = 16;
+const RELA: usize = 24;
+const SYMBOL: usize = 24;
 
 /// Kinds of relocation that put a function's address into a slot: GLOB_DAT, JUMP_SLOT, and a plain pointer in data.
 #[cfg(target_arch = "x86_64")]
@@ -48,13 +40,15 @@ const BINDS: [u32; 3] = [1025, 1026, 257];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const BINDS: [u32; 0] = [];
 
-/// What is needed of a loaded library.
+/// What is needed of a library that stays loaded.
 struct Library {
     /// What its addresses are counted from.
     base: usize,
-    dynamic: *const Dynamic,
+    /// The addresses of its readable segments.
+    segments: Vec<Range<usize>>,
+    dynamic: Range<usize>,
     /// Addresses that are read-only after loading.
-    sealed: std::ops::Range<usize>,
+    sealed: Range<usize>,
 }
 
 /// A function by name, with what takes its place.
@@ -68,44 +62,62 @@ pub type Replacement<'a> = (&'a CStr, *const c_void);
 ///
 /// # Safety
 /// `inside` must lie in a library that is never unloaded and whose imports no other thread is resolving. The functions
-/// must have the types of those that they replace.
+/// must have the types of those that they replace, and do for the library what those do.
 pub unsafe fn redirect(inside: *const c_void, functions: &[Replacement<'_>]) -> Result<()> {
-    let library = find(inside).ok_or_else(|| Error::not_found(format!("no loaded library holds {inside:p}")))?;
-    // SAFETY: the library is loaded, and stays.
-    let slots = unsafe { library.slots(functions)? };
-    for (slot, function) in slots {
-        // SAFETY: the slot is one that the loader filled in; the types are the caller's promise.
-        unsafe { library.write(slot, function)? };
+    // SAFETY: the library is never unloaded, as this function asks.
+    let library =
+        unsafe { find(inside) }.ok_or_else(|| Error::not_found(format!("no loaded library holds {inside:p}")))?;
+    let page = rustix::param::page_size();
+    for (slot, function) in library.slots(functions)? {
+        let first = ptr::with_exposed_provenance_mut::<c_void>(page_of(slot));
+        let failed = |errno| Error::internal(format!("mprotect of the import table at {first:p} failed: {errno}"));
+        let sealed = library.sealed.contains(&slot);
+        // SAFETY: the loader filled the slot in, aligned and in a page of the library, which is made writable and
+        // afterwards as the loader left it. The function does what the one that the slot held did, as this function
+        // asks. Who calls through it at this moment finds the old one or the new one.
+        unsafe {
+            if sealed {
+                mprotect(first, page, MprotectFlags::READ | MprotectFlags::WRITE).map_err(failed)?;
+            }
+            ptr::with_exposed_provenance_mut::<*const c_void>(slot).write_volatile(function);
+            if sealed {
+                mprotect(first, page, MprotectFlags::READ).map_err(failed)?;
+            }
+        }
     }
     Ok(())
 }
 
 /// The loaded library that an address lies in.
-fn find(inside: *const c_void) -> Option<Library> {
+///
+/// # Safety
+/// It is never unloaded.
+unsafe fn find(inside: *const c_void) -> Option<Library> {
     struct Search {
         address: usize,
         found: Option<Library>,
     }
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-        // SAFETY: the loader passes a description of a library, and what `find` gave it.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+        // SAFETY: the loader passes a description of a library with so many headers, and what `find` gave it.
+        let (info, headers, search) = unsafe {
+            let headers = slice::from_raw_parts((*info).dlpi_phdr, usize::from((*info).dlpi_phnum));
+            (&*info, headers, &mut *search.cast::<Search>())
+        };
         let base = info.dlpi_addr as usize;
-        // SAFETY: as above: so many headers.
-        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let span = |header: &libc::Elf64_Phdr| {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize
         };
-        let holds =
-            |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && span(header).contains(&search.address);
-        if !headers.iter().any(|header| holds(&header)) {
+        let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        if !loaded().any(|header| span(header).contains(&search.address)) {
             return 0;
         }
         let of_type = |wanted| headers.iter().find(|header| header.p_type == wanted).map(span);
         search.found = of_type(libc::PT_DYNAMIC).map(|dynamic| Library {
             base,
-            dynamic: ptr::with_exposed_provenance(dynamic.start),
+            segments: loaded().filter(|header| header.p_flags & libc::PF_R != 0).map(span).collect(),
+            dynamic,
             sealed: of_type(libc::PT_GNU_RELRO).map_or(0..0, |span| page_of(span.start)..page_of(span.end)),
         });
         1
@@ -122,39 +134,30 @@ fn page_of(address: usize) -> usize {
     address & !(rustix::param::page_size() - 1)
 }
 
+/// The word at `at` of a table's entry.
+fn word(entry: &[u8], at: usize) -> usize {
+    entry[at * 8..].first_chunk().map_or(0, |bytes| usize::from_ne_bytes(*bytes))
+}
+
 impl Library {
     /// Every slot that holds the address of one of the functions, with what is to replace it; in the functions' order.
-    ///
-    /// # Safety
-    /// The library must be loaded.
-    unsafe fn slots(&self, functions: &[Replacement<'_>]) -> Result<Vec<(usize, *const c_void)>> {
-        // SAFETY: the caller's promise: the tables are as long as the dynamic section says.
-        let (names, symbols, tables) = unsafe {
-            let names = self.table(DT_STRTAB).map(ptr::with_exposed_provenance::<c_char>);
-            let symbols = self.table(DT_SYMTAB).map(ptr::with_exposed_provenance::<libc::Elf64_Sym>);
-            let tables = [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)].map(|(start, size)| {
-                match self.table(start).zip(self.entry(size)) {
-                    Some((start, size)) => {
-                        slice::from_raw_parts(ptr::with_exposed_provenance::<Rela>(start), size / size_of::<Rela>())
-                    }
-                    None => &[],
-                }
-            });
-            (names, symbols, tables)
-        };
-        let (Some(names), Some(symbols)) = (names, symbols) else {
+    fn slots(&self, functions: &[Replacement<'_>]) -> Result<Vec<(usize, *const c_void)>> {
+        let (Some(names), Some(symbols)) = (self.table(DT_STRTAB), self.table(DT_SYMTAB)) else {
             return Err(Error::not_found("the library has no table of symbols"));
         };
+        let tables = [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)]
+            .map(|(start, size)| self.behind(self.table(start)?).get(..self.entry(size)?));
         let mut slots: Vec<Vec<usize>> = vec![Vec::new(); functions.len()];
-        for relocation in tables.into_iter().flatten() {
-            let (symbol, kind) = ((relocation.info >> 32) as usize, relocation.info as u32);
-            if symbol == 0 || !BINDS.contains(&kind) || relocation.addend != 0 {
+        for relocation in tables.into_iter().flatten().flat_map(|table| table.chunks_exact(RELA)) {
+            let (offset, info, addend) = (word(relocation, 0), word(relocation, 1), word(relocation, 2));
+            let (symbol, kind) = (info >> 32, info as u32);
+            if symbol == 0 || !BINDS.contains(&kind) || addend != 0 {
                 continue;
             }
-            // SAFETY: the relocation names a symbol of the table, and the symbol a C string of the other one.
-            let name = unsafe { CStr::from_ptr(names.add((*symbols.add(symbol)).st_name as usize)) };
-            if let Some(number) = functions.iter().position(|(wanted, _)| *wanted == name) {
-                slots[number].push(self.base + relocation.offset as usize);
+            let Some(name) = self.behind(symbols + symbol * SYMBOL).first_chunk() else { continue };
+            let name = CStr::from_bytes_until_nul(self.behind(names + u32::from_ne_bytes(*name) as usize));
+            if let Some(number) = functions.iter().position(|(wanted, _)| Ok(*wanted) == name) {
+                slots[number].push(self.base + offset);
             }
         }
         if let Some(number) = slots.iter().position(Vec::is_empty) {
@@ -167,57 +170,25 @@ impl Library {
         Ok(slots.into_iter().zip(functions).flat_map(with).collect())
     }
 
-    /// The value of an entry of the dynamic section.
-    ///
-    /// # Safety
-    /// The library must be loaded.
-    unsafe fn entry(&self, tag: i64) -> Option<usize> {
-        // SAFETY: the section ends with an entry of tag 0.
-        unsafe {
-            let mut at = self.dynamic;
-            while (*at).tag != 0 {
-                if (*at).tag == tag {
-                    return Some((*at).value);
-                }
-                at = at.add(1);
-            }
-        }
-        None
+    /// The value of an entry of the dynamic section, which ends with one of tag 0.
+    fn entry(&self, tag: usize) -> Option<usize> {
+        let section = self.behind(self.dynamic.start).get(..self.dynamic.len())?;
+        let entries = section.chunks_exact(DYNAMIC).map(|entry| (word(entry, 0), word(entry, 1)));
+        entries.take_while(|&(tag, _)| tag != 0).find(|&(known, _)| known == tag).map(|(_, value)| value)
     }
 
     /// The address of a table: loaders write addresses over the offsets that the file has, or leave them.
-    ///
-    /// # Safety
-    /// The library must be loaded.
-    unsafe fn table(&self, tag: i64) -> Option<usize> {
-        // SAFETY: the caller's promise.
-        let value = unsafe { self.entry(tag)? };
+    fn table(&self, tag: usize) -> Option<usize> {
+        let value = self.entry(tag)?;
         Some(if value < self.base { self.base + value } else { value })
     }
 
-    /// Writes one slot.
-    ///
-    /// # Safety
-    /// `slot` must be a slot of the table, and `function` have the type of what it holds.
-    unsafe fn write(&self, slot: usize, function: *const c_void) -> Result<()> {
-        let page = rustix::param::page_size();
-        let first = ptr::with_exposed_provenance_mut::<c_void>(page_of(slot));
-        let protect = |flags| {
-            // SAFETY: the page of the slot; it is made writable, or as the loader left it.
-            unsafe { mprotect(first, page, flags) }
-                .map_err(|errno| Error::internal(format!("mprotect of the import table at {first:p} failed: {errno}")))
-        };
-        let sealed = self.sealed.contains(&slot);
-        if sealed {
-            protect(MprotectFlags::READ | MprotectFlags::WRITE)?;
-        }
-        // SAFETY: the slot is aligned, and now writable. Who calls through it at this moment finds the old function or
-        // the new one.
-        unsafe { ptr::with_exposed_provenance_mut::<*const c_void>(slot).write_volatile(function) };
-        if sealed {
-            protect(MprotectFlags::READ)?;
-        }
-        Ok(())
+    /// What lies from an address on, up to the end of its segment; nothing where no readable segment is.
+    fn behind(&self, start: usize) -> &[u8] {
+        let Some(segment) = self.segments.iter().find(|segment| segment.contains(&start)) else { return &[] };
+        // SAFETY: the range is a part of a segment that the loader mapped, readable, and that stays (`find`). What is
+        // looked at of it the loader wrote before this, and nobody writes it while the library is not being resolved.
+        unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(start), segment.end - start) }
     }
 }
 

@@ -67,33 +67,32 @@ impl Engine {
             let why = built_for_another(path).unwrap_or(why);
             Error::not_found(format!("the engine {shown} cannot be loaded: {why}"))
         })?;
-        // SAFETY: the type is the one that the PJRT C API gives to this symbol.
-        let get = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::PJRT_Api>(b"GetPjrtApi\0") }
+        // SAFETY: the type is the one that the PJRT C API gives to this symbol: it takes nothing, and returns the
+        // plugin's static table.
+        let found = unsafe {
+            let get = library.get::<unsafe extern "C" fn() -> *const sys::PJRT_Api>(b"GetPjrtApi\0");
+            get.map(|get| (*get as *const c_void, get()))
+        };
+        let (inside, raw) = found
             .map_err(|_| Error::invalid_argument(format!("{shown} is no PJRT plugin: it has no symbol GetPjrtApi")))?;
-        let inside = *get as *const c_void;
-        // SAFETY: GetPjrtApi takes nothing and returns the plugin's static table.
-        let raw = unsafe { get() };
         // The engine's threads and static objects live until the process ends.
         mem::forget(library);
         if raw.is_null() {
             return Err(Error::invalid_argument(format!("the engine {shown} gave no function table")));
         }
-        // SAFETY: not NULL; every version of the table begins with its size.
-        let size = unsafe { ptr::read(raw.cast::<usize>()) };
+        let mut api = sys::PJRT_Api::default();
+        // SAFETY: the table is not NULL, begins with its size in every version, and is as long; no more of it is read
+        // than ours has room for. The two do not overlap.
+        let size = unsafe {
+            let size = ptr::read(raw.cast::<usize>());
+            ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut api).cast::<u8>(), size.min(size_of_val(&api)));
+            size
+        };
         let least = mem::offset_of!(sys::PJRT_Api, PJRT_Client_TopologyDescription);
         if size < least {
             return Err(Error::invalid_argument(format!(
                 "the engine {shown} has a function table of {size} bytes; at least {least} are needed"
             )));
-        }
-        let mut api = sys::PJRT_Api::default();
-        // SAFETY: the engine's table has `size` readable bytes, ours has its own size; the regions do not overlap.
-        unsafe {
-            ptr::copy_nonoverlapping(
-                raw.cast::<u8>(),
-                (&raw mut api).cast::<u8>(),
-                size.min(mem::size_of::<sys::PJRT_Api>()),
-            );
         }
         let (major, minor) = (api.pjrt_api_version.major_version, api.pjrt_api_version.minor_version);
         if major != 0 {
@@ -239,16 +238,13 @@ impl EngineError {
             Self::Engine { engine, error } => {
                 let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
                 args.struct_size = size_of_val(&args);
-                if let Some(message) = engine.table().PJRT_Error_Message {
-                    // SAFETY: the error is alive, the struct is of the newest size.
-                    unsafe { message(&raw mut args) };
+                let Some(message) = engine.table().PJRT_Error_Message else { return String::new() };
+                // SAFETY: the error is alive, the struct is of the newest size. The engine's message is NULL or has
+                // `message_size` bytes, and lives as long as the error.
+                unsafe {
+                    message(&raw mut args);
+                    sys::text(args.message, args.message_size).into_owned()
                 }
-                if args.message.is_null() {
-                    return String::new();
-                }
-                // SAFETY: the engine's message has `message_size` bytes and lives as long as the error.
-                let bytes = unsafe { std::slice::from_raw_parts(args.message.cast::<u8>(), args.message_size) };
-                String::from_utf8_lossy(bytes).into_owned()
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The one engine of the process.
 
 use std::{
-    ffi::{CStr, OsStr},
-    os::unix::ffi::OsStrExt,
+    ffi::{CStr, OsString},
+    os::unix::ffi::OsStringExt,
     path::PathBuf,
 };
 
@@ -127,14 +127,13 @@ pub fn library_of(function: usize) -> Option<PathBuf> {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: any address may be asked for, `info` is a place to write to.
-    let found = unsafe { libc::dladdr(std::ptr::without_provenance(function), &raw mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr gives a C string that lives as long as the library.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+    // SAFETY: any address may be asked for, and `info` is a place to write to. The name that dladdr gives is a C string
+    // that lives as long as the library, which this one or the engine is, or one that a handler keeps.
+    let name = unsafe {
+        let found = libc::dladdr(std::ptr::without_provenance(function), &raw mut info);
+        (found != 0 && !info.dli_fname.is_null()).then(|| CStr::from_ptr(info.dli_fname).to_bytes().to_vec())
+    };
+    name.map(|name| PathBuf::from(OsString::from_vec(name)))
 }
 
 /// Names the folders in which engines are looked for. Has no effect once an engine is loaded.

@@ -10,18 +10,21 @@
 //! one already; nothing short of another process survives that. It costs some 25 ms, once for each file.
 
 use std::{
-    ffi::c_void,
-    fs, io,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
+    fs,
+    io::{self, PipeReader, PipeWriter, Read as _, Write as _},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     ptr,
     time::{Duration, Instant, SystemTime},
 };
 
 use parking_lot::Mutex;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
+    process::{Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, setrlimit, waitpid},
+    stdio,
+};
 
 use crate::{
     engine::{Engine, EngineEvent, ffi},
@@ -84,7 +87,8 @@ pub fn of(path: &Path) -> Trial {
 
 /// Runs `body` on `path` in a child process, and reads what it said.
 fn attempt(path: &Path, body: fn(&Path) -> Result<Spoken>) -> Trial {
-    let (reader, writer) = match pipe() {
+    // A program that is started meanwhile inherits neither end.
+    let (reader, writer) = match io::pipe() {
         Ok(ends) => ends,
         Err(error) => return Trial::Unknown(format!("no pipe for a trial: {error}")),
     };
@@ -96,40 +100,26 @@ fn attempt(path: &Path, body: fn(&Path) -> Result<Spoken>) -> Trial {
         0 => speak(&writer, path, body),
         child => {
             drop(writer);
-            let (said, ended) = listen(&reader, child);
+            let (said, ended) =
+                Pid::from_raw(child).map_or((String::new(), Ended::Quietly), |child| listen(&reader, child));
             outcome(path, &said, ended)
         }
     }
 }
 
-/// A pipe's ends, reading and writing; a program that is started meanwhile inherits neither.
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: there is room for two descriptors, which are ours when the call succeeds.
-    unsafe {
-        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
-    }
-}
-
 /// The child: says one line of what `body` found, and ends. What the engine prints is not shown, a signal leaves
 /// neither a core file nor the host program's traceback, and nothing of the host program's runs at the end.
-fn speak(writer: &OwnedFd, path: &Path, body: fn(&Path) -> Result<Spoken>) -> ! {
-    // SAFETY: plain system calls on this process, which has one thread and no more to do than this.
-    unsafe {
-        let nowhere = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-        if nowhere >= 0 {
-            for standard in 0..=2 {
-                libc::dup2(nowhere, standard);
-            }
-        }
-        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
-        for fatal in [libc::SIGILL, libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP] {
-            libc::signal(fatal, libc::SIG_DFL);
-        }
+fn speak(mut writer: &PipeWriter, path: &Path, body: fn(&Path) -> Result<Spoken>) -> ! {
+    // What cannot be done of this is done without.
+    if let Ok(nowhere) = fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+        let _ = stdio::dup2_stdin(&nowhere);
+        let _ = stdio::dup2_stdout(&nowhere);
+        let _ = stdio::dup2_stderr(&nowhere);
+    }
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    for fatal in [libc::SIGILL, libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP] {
+        // SAFETY: the default for a signal, in a process of one thread whose handlers nobody else needs.
+        unsafe { libc::signal(fatal, libc::SIG_DFL) };
     }
     let line = match std::panic::catch_unwind(|| body(path)) {
         Ok(Ok(Spoken { minor, ffi: Some((major, small)) })) => format!("serves {minor} {major} {small}\n"),
@@ -137,11 +127,9 @@ fn speak(writer: &OwnedFd, path: &Path, body: fn(&Path) -> Result<Spoken>) -> ! 
         Ok(Err(error)) => format!("fails {} {}\n", error.code as u32, error.message.replace('\n', " ")),
         Err(_) => "fails 13 a panic\n".to_owned(),
     };
-    // SAFETY: the line's bytes and the pipe's end are alive; `_exit` runs no handler of the host program's.
-    unsafe {
-        libc::write(writer.as_raw_fd(), line.as_ptr().cast::<c_void>(), line.len());
-        libc::_exit(0)
-    }
+    let _ = writer.write_all(line.as_bytes());
+    // SAFETY: it runs no handler of the host program's, and nothing comes after it.
+    unsafe { libc::_exit(0) }
 }
 
 /// How the child ended.
@@ -156,48 +144,38 @@ enum Ended {
 }
 
 /// Reads what `child` says until its line or its process ends, and reaps it.
-fn listen(reader: &OwnedFd, child: libc::pid_t) -> (String, Ended) {
+fn listen(mut reader: &PipeReader, child: Pid) -> (String, Ended) {
     let mut said = Vec::new();
     let begun = Instant::now();
     let mut ended = None;
     // Not to the end of the pipe: a process that another thread forks meanwhile holds the writing end as well.
     while !said.ends_with(b"\n") && ended.is_none() {
-        ended = reaped(child, libc::WNOHANG);
-        let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        ended = reaped(child, WaitOptions::NOHANG);
         let mut bytes = [0u8; 4096];
-        // SAFETY: one descriptor to look at; the buffer has the room that it says. There is something to read, so that
-        // reading does not wait.
-        let read = unsafe {
-            let wait = if ended.is_some() { 0 } else { 5 };
-            match libc::poll(&raw mut poll, 1, wait) {
-                1 => libc::read(reader.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()),
-                _ => 0,
-            }
+        let wait = Timespec { tv_sec: 0, tv_nsec: if ended.is_some() { 0 } else { 5_000_000 } };
+        // Where there is something to read, reading does not wait.
+        let read = match poll(&mut [PollFd::new(&reader, PollFlags::IN)], Some(&wait)) {
+            Ok(1) => reader.read(&mut bytes).unwrap_or(0),
+            _ => 0,
         };
-        said.extend_from_slice(&bytes[..usize::try_from(read).unwrap_or(0)]);
+        said.extend_from_slice(&bytes[..read]);
         if ended.is_none() && begun.elapsed() > TIME_LIMIT {
-            // SAFETY: a child of ours that was not reaped yet, so the number is nobody else's.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            reaped(child, 0);
+            // A child of ours that was not reaped yet, so the number is nobody else's.
+            let _ = kill_process(child, Signal::KILL);
+            reaped(child, WaitOptions::empty());
             ended = Some(Ended::Late);
         }
     }
-    let ended = ended.or_else(|| reaped(child, 0)).unwrap_or(Ended::Quietly);
+    let ended = ended.or_else(|| reaped(child, WaitOptions::empty())).unwrap_or(Ended::Quietly);
     (String::from_utf8_lossy(&said).trim_end().to_owned(), ended)
 }
 
-/// How `child` ended, if it did; `flags` are waitpid's.
-fn reaped(child: libc::pid_t, flags: i32) -> Option<Ended> {
-    let mut status = 0;
-    loop {
-        // SAFETY: `status` is a place to write to.
-        match unsafe { libc::waitpid(child, &raw mut status, flags) } {
-            0 => return None,
-            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            -1 => return Some(Ended::Quietly),
-            _ if libc::WIFSIGNALED(status) => return Some(Ended::Signal(libc::WTERMSIG(status))),
-            _ => return Some(Ended::Quietly),
-        }
+/// How `child` ended, if it did.
+fn reaped(child: Pid, options: WaitOptions) -> Option<Ended> {
+    match retry_on_intr(|| waitpid(Some(child), options)) {
+        Ok(None) => None,
+        Ok(Some((_, status))) => Some(status.terminating_signal().map_or(Ended::Quietly, Ended::Signal)),
+        Err(_) => Some(Ended::Quietly),
     }
 }
 

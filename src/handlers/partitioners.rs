@@ -68,20 +68,19 @@ pub fn register(name: &[u8], partitioner: Partitioner) -> Outcome {
 /// leading dimensions are independent of each other.
 ///
 /// # Safety
-/// `name` must be NULL or have `size` bytes; `callbacks` must be a place for a pointer.
+/// `name` must be NULL or have `size` bytes; `callbacks` must be a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjrt_arena_partitioner(
     name: *const c_char,
     size: usize,
-    callbacks: *mut *mut sys::JAX_CustomCallPartitioner_Callbacks,
+    callbacks: &mut *mut sys::JAX_CustomCallPartitioner_Callbacks,
 ) -> c_int {
     // SAFETY: the name has `size` bytes, as this function asks.
     let found = PARTITIONERS.lock().get(unsafe { slice(name.cast::<u8>(), size) }).copied();
     match found {
         None => 0,
         Some(Partitioner::Callbacks(functions)) => {
-            // SAFETY: `callbacks` is valid to write, as this function asks.
-            unsafe { callbacks.write(functions.0) };
+            *callbacks = functions.0;
             1
         }
         Some(Partitioner::Batch) => 2,

@@ -20,6 +20,7 @@ use crate::{
         cuda::{
             backing::CudaBacking,
             chunks::Chunks,
+            context::Route,
             device::CudaDevice,
             driver::DriverError,
             exchange::{Exchange, Parts},
@@ -27,7 +28,7 @@ use crate::{
         },
         shift::{Extent, Shift},
     },
-    error::{Error, Result},
+    error::Result,
     memory::compaction::Costs,
     units::{Address, Bytes},
 };
@@ -52,23 +53,19 @@ impl CudaBacking {
         Err(failure.into())
     }
 
-    /// Puts a copy on the stream, both of whose ranges are on this device and do not overlap.
-    fn copy_across(&self, from: Extent, to: Address) -> Result<(), DriverError> {
-        let driver = self.device.context().driver();
+    /// Puts a copy on the stream, between ranges that do not overlap.
+    fn put(&self, route: Route<'_>, from: Extent, to: Address) -> Result<(), DriverError> {
+        let (context, stream) = (self.device.context(), self.device.stream.handle());
         // SAFETY: the stream is alive and its context current (every caller has entered it). Both ranges lie in regions
-        // of this device, or in its bounce buffer, which the callers have looked up and keep alive; that nothing else
-        // reads or writes them meanwhile is the contract of `Mover::relocate` and `Carrier::copy`, the only ways to get
-        // here.
-        unsafe {
-            driver.copy_on_device(to.get(), from.start.get(), from.bytes.get() as usize, self.device.stream.handle())
-        }
+        // of the devices that the route names, in this one's bounce buffer, or in the engine's memory; the callers have
+        // looked up the regions and keep them alive. That nothing else reads or writes the ranges meanwhile is the
+        // contract of `Mover::relocate` and `Carrier::copy`, the only ways to get here.
+        unsafe { context.copy(route, (from.start, to), from.bytes, stream) }
     }
 
-    /// Puts a copy on the stream between any two of the driver's memories that do not overlap.
-    fn copy_anyhow(&self, from: Extent, to: Address) -> Result<(), DriverError> {
-        // SAFETY: the callers have entered the context, whose stream is alive. By the contract of `Carrier::copy`, the
-        // only way to get here, both ranges are allocated and left alone until the copy is done.
-        unsafe { self.device.context().copy_anywhere(from.start, to, from.bytes, self.device.stream.handle()) }
+    /// As [`Self::put`], within the memory of this device.
+    fn copy_across(&self, from: Extent, to: Address) -> Result<(), DriverError> {
+        self.put(Route::Device, from, to)
     }
 
     /// Puts a move on the stream, in pieces where its ranges overlap.
@@ -195,21 +192,14 @@ impl Carrier for CudaBacking {
     }
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
-        let bytes =
-            from.dims.iter().try_fold(from.element as u64, |bytes, &dim| bytes.checked_mul(u64::try_from(dim).ok()?));
-        let bytes = bytes.ok_or_else(|| {
-            let (dims, element) = (from.dims, from.element);
-            Error::invalid_argument(format!(
-                "an array of {dims:?} elements of {element} bytes: allowed are 2^64 - 1 bytes"
-            ))
-        })?;
+        let bytes = from.size()?;
         if bytes == 0 {
             return Ok(());
         }
-        let held = self.region_of(to, Bytes::new(bytes))?;
+        let held = self.region_of(to, Bytes::new(bytes as u64))?;
         let _current = self.device.context().enter()?;
-        // SAFETY: the context is current. Every element of the source is readable, and the destination, which lies in a
-        // region, is this copy's alone, both by this function's contract, which is that of `Staging::upload`.
+        // SAFETY: the context is current. The destination, which lies in a region, is this copy's alone by this
+        // function's contract, which is that of `Staging::upload`.
         let sent = unsafe { self.device.staging.upload(&self.device.stream, from, to) };
         self.sent(sent, &[&held])
     }
@@ -223,18 +213,15 @@ impl Carrier for CudaBacking {
         match self.device.whose(from, bytes) {
             Some((device, source)) if Arc::ptr_eq(&device, &self.device) => {
                 let _current = context.enter()?;
-                let sent = if source.is_pinned() || target.is_pinned() {
-                    self.copy_anyhow(Extent { start: from, bytes }, to)
-                } else {
-                    self.copy_across(Extent { start: from, bytes }, to)
-                };
-                self.sent(sent, &[&source, &target])
+                let pinned = source.is_pinned() || target.is_pinned();
+                let route = if pinned { Route::Anywhere } else { Route::Device };
+                self.sent(self.put(route, Extent { start: from, bytes }, to), &[&source, &target])
             }
             Some((device, source)) => self.copy_from(&device, &source, Extent { start: from, bytes }, to, &target),
             // Memory of the engine's: the caller has ordered the copy behind its writers.
             None => {
                 let _current = context.enter()?;
-                let sent = self.copy_anyhow(Extent { start: from, bytes }, to);
+                let sent = self.put(Route::Anywhere, Extent { start: from, bytes }, to);
                 self.sent(sent, &[&target])
             }
         }
@@ -275,25 +262,17 @@ impl Carrier for CudaBacking {
 impl CudaBacking {
     /// Copies from another device: after what that one's stream has on the way, and before what it will have.
     fn copy_from(&self, other: &CudaDevice, source: &Held, from: Extent, to: Address, target: &Held) -> Result<()> {
-        let (context, stream) = (self.device.context(), &self.device.stream);
+        let stream = &self.device.stream;
         if !other.stream.is_idle() {
             let _current = other.context().enter()?;
-            // SAFETY: the handle is of our own stream, which lives as long as the device that is borrowed here.
-            unsafe { other.stream.hold_back(stream.handle()) }?;
+            other.stream.precede(stream)?;
         }
-        let _current = context.enter()?;
+        let _current = self.device.context().enter()?;
         let reached = other.peers().contains(&self.device.ordinal()) && source.is_open_to(self.device.ordinal());
-        let sent = if reached || source.is_pinned() || target.is_pinned() {
-            self.copy_anyhow(from, to)
-        } else {
-            // SAFETY: the context is current and its stream alive; the ranges lie in regions of `other` and of this
-            // device, which the caller has looked up and keeps alive, and are left alone by the contract of
-            // `Carrier::copy`.
-            unsafe { context.copy_between((other.context(), from.start), to, from.bytes, stream.handle()) }
-        };
-        // SAFETY: the handle is of the other device's own stream, which lives as long as `other`, borrowed here.
-        let held_back = sent.and_then(|()| unsafe { stream.hold_back(other.stream.handle()) });
+        let anywhere = reached || source.is_pinned() || target.is_pinned();
+        let route = if anywhere { Route::Anywhere } else { Route::From(other.context()) };
+        let sent = self.put(route, from, to).and_then(|()| stream.precede(&other.stream));
         source.used_by(other.stream.submit());
-        self.sent(held_back, &[target])
+        self.sent(sent, &[target])
     }
 }

@@ -76,11 +76,8 @@ impl Chunks {
     ) -> Result<Self, DriverError> {
         let _current = physical.context().enter()?;
         let reserve = |aligned: usize| {
-            // SAFETY: `out` passes a pointer to one valid address, which the driver writes; it chooses addresses that
-            // are free, and refuses a size or an alignment that it does not take.
-            out(|address| unsafe {
-                physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0)
-            })
+            // The driver chooses addresses that are free, and refuses a size or an alignment that it does not take.
+            out(|address| physical.context().driver().mem_address_reserve(address, bytes.get() as usize, aligned, 0, 0))
         };
         // Chunks at multiples of their size: what the arena discards, it discards in pieces that end at such.
         let address: CUdeviceptr = reserve(chunk.get() as usize).or_else(|_| reserve(0))?;

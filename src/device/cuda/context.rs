@@ -46,8 +46,7 @@ impl Context {
     pub(super) fn retain(driver: &'static Driver, ordinal: c_int) -> Result<Arc<Self>, DriverError> {
         let device = driver.device_at(ordinal)?;
         let handle = match driver.vendor() {
-            // SAFETY: the device is one of the driver's, and one value is written.
-            Vendor::Nvidia => out_pointer(|context| unsafe { driver.primary_context_retain(context, device) })?,
+            Vendor::Nvidia => out_pointer(|context| driver.primary_context_retain(context, device))?,
             Vendor::Amd => ptr::null_mut(),
         };
         Ok(Arc::new(Self { driver, device, handle: Handle::new(handle) }))
@@ -62,11 +61,9 @@ impl Context {
                 None
             }
             Vendor::Amd => {
-                // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
-                let before: c_int = out(|device| unsafe { self.driver.current_device(device) })?;
+                let before: c_int = out(|device| self.driver.current_device(device))?;
                 if before != self.device {
-                    // SAFETY: it takes a number; `retain` had this one from the driver.
-                    unsafe { self.driver.set_device(self.device) }?;
+                    self.driver.set_device(self.device)?;
                 }
                 Some(before)
             }
@@ -78,58 +75,39 @@ impl Context {
 
     /// Sets which captures of streams keep the calling thread from unsafe calls, and gives what was set before.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint, DriverError> {
-        // SAFETY: the pointer is to a local number, which the driver reads and writes. It is one of the three modes:
-        // the callers pass a constant, or what this function returned before.
-        unsafe { self.driver.thread_capture_mode(&raw mut mode) }?;
+        self.driver.thread_capture_mode(&mut mode)?;
         Ok(mode)
     }
 
-    /// Puts a copy on a stream of this context between any two of the driver's memories that do not overlap: the driver
-    /// tells by the addresses whose they are.
+    /// Puts a copy between two ranges that do not overlap on a stream of this context.
     ///
     /// # Safety
     /// The context is current on this thread and the stream alive. Until the copy is done, both ranges stay allocated
-    /// by this driver, the source is not written, and the destination is neither read nor written by others.
-    pub(super) unsafe fn copy_anywhere(
+    /// by this driver, where the route says, the source is not written, and the destination is neither read nor written
+    /// by others.
+    pub(super) unsafe fn copy(
         &self,
-        from: Address,
-        to: Address,
+        route: Route<'_>,
+        (from, to): (Address, Address),
         bytes: Bytes,
         stream: CUstream,
     ) -> Result<(), DriverError> {
-        let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: both functions ask for a live stream of the current context and for two ranges of the driver's memory
-        // that stay valid and unshared until the copy is done, which is this function's own contract. HIP's kind is one
-        // that it knows.
+        let (from, to, bytes, driver) = (from.get(), to.get(), bytes.get() as usize, self.driver);
+        // SAFETY: each function asks for a live stream of the current context and for two ranges of the driver's memory
+        // that stay valid and unshared until the copy is done, which is this function's own contract. The contexts, or
+        // devices, that the ranges belong to are `other` and this one, which are both held; HIP's kind is one that it
+        // knows.
         unsafe {
-            match self.driver.vendor() {
-                Vendor::Nvidia => self.driver.copy_by_address(to, from, bytes, stream),
-                Vendor::Amd => self.driver.copy_of_kind(to, from, bytes, COPY_BY_ADDRESS, stream),
-            }
-        }
-    }
-
-    /// As [`Self::copy_anywhere`], from memory of another device's to this one's. It can take the way through the host,
-    /// which the other cannot for mapped memory.
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn copy_between(
-        &self,
-        (other, from): (&Self, Address),
-        to: Address,
-        bytes: Bytes,
-        stream: CUstream,
-    ) -> Result<(), DriverError> {
-        let (from, to, bytes) = (from.get(), to.get(), bytes.get() as usize);
-        // SAFETY: as in `copy_anywhere`. Beside that they ask for the context, or the device, that each range belongs
-        // to: `other` and this one, which are both held.
-        unsafe {
-            match self.driver.vendor() {
-                Vendor::Nvidia => {
-                    self.driver.copy_between_contexts(to, self.handle.get(), from, other.handle.get(), bytes, stream)
+            match (route, driver.vendor()) {
+                (Route::Device, _) => driver.copy_on_device(to, from, bytes, stream),
+                (Route::Anywhere, Vendor::Nvidia) => driver.copy_by_address(to, from, bytes, stream),
+                (Route::Anywhere, Vendor::Amd) => driver.copy_of_kind(to, from, bytes, COPY_BY_ADDRESS, stream),
+                (Route::From(other), Vendor::Nvidia) => {
+                    driver.copy_between_contexts(to, self.handle.get(), from, other.handle.get(), bytes, stream)
                 }
-                Vendor::Amd => self.driver.copy_between_devices(to, self.device, from, other.device, bytes, stream),
+                (Route::From(other), Vendor::Amd) => {
+                    driver.copy_between_devices(to, self.device, from, other.device, bytes, stream)
+                }
             }
         }
     }
@@ -158,6 +136,18 @@ impl Drop for Context {
     }
 }
 
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Route<'a> {
+    /// Within the memory of the stream's own device.
+    Device,
+    /// Between any two of the driver's memories: it tells by the addresses whose they are.
+    Anywhere,
+    /// From memory of another device, by way of the host if need be. By the addresses alone the driver does not do that
+    /// for mapped memory.
+    From(&'a Context),
+}
+
 /// The thread is in a context. Guards are dropped in the reverse order of their making, as scopes do it.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
@@ -180,12 +170,10 @@ impl Drop for Current<'_> {
             log::error!("a thread did not get its mode for captures on GPU {device} back: {failure}");
         }
         let left = match self.before {
-            // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes. What is popped is
-            // what `enter` pushed: guards are not `Send`, and are dropped in reverse order.
-            None => out_pointer(|context| unsafe { driver.context_pop(context) }),
+            // What is popped is what `enter` pushed: guards are not `Send`, and are dropped in reverse order.
+            None => out_pointer(|context| driver.context_pop(context)),
             Some(before) if before == *device => return,
-            // SAFETY: it takes a number; the driver said itself that this is the one the thread had.
-            Some(before) => unsafe { driver.set_device(before) }.map(|()| handle.get()),
+            Some(before) => driver.set_device(before).map(|()| handle.get()),
         };
         match left {
             Ok(popped) if popped == handle.get() => {}

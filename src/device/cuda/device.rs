@@ -85,11 +85,9 @@ impl CudaDevice {
         let said = |failure: DriverError| Error::from(failure).context(&format!("GPU {ordinal}"));
         let context = Context::retain(driver, ordinal).map_err(said)?;
         let reaches = |peer: c_int| {
-            let can = driver.device_at(peer).and_then(|peer| {
-                // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it gave both handles of
-                // devices itself.
-                out(|can: *mut c_int| unsafe { driver.device_can_access_peer(can, peer, context.device()) })
-            });
+            let can = driver
+                .device_at(peer)
+                .and_then(|peer| out(|can: &mut c_int| driver.device_can_access_peer(can, peer, context.device())));
             can.is_ok_and(|can| can != 0)
         };
         let peers = peers.iter().copied().filter(|&peer| peer != ordinal && reaches(peer)).collect();
@@ -122,8 +120,7 @@ impl CudaDevice {
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         let _current = self.context.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the device's context is current, and the pointers are to two local numbers, which the driver writes.
-        unsafe { self.context.driver().mem_info(&raw mut free, &raw mut total) }?;
+        self.context.driver().mem_info(&mut free, &mut total)?;
         Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
     }
 

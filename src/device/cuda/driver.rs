@@ -43,21 +43,27 @@ use crate::device::cuda::{error::is_missing, vendor::Vendor};
 /// says what cudarc calls a parameter that we pass otherwise. Does not compile where the rest differs from cudarc's.
 /// Each function becomes a method of [`Driver`] by the field's name. `both` vendors have what has two symbols, and only
 /// one has the rest; `optional` ones may be missing in a driver that is good otherwise.
+///
+/// A function is `safe` where its types say all that the vendor asks of a caller: a reference is to what the driver
+/// reads or writes, and numbers, those of devices among them, are ones that it refuses if it does not know them. What
+/// takes an address or a handle is `unsafe`: nothing says that either is alive.
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };
     (@theirs $ours:ty as $theirs:ty) => { $theirs };
+    (@type safe ($($type:ty),*)) => { extern "C" fn($($type),*) -> Status };
+    (@type unsafe ($($type:ty),*)) => { unsafe extern "C" fn($($type),*) -> Status };
     (
-        both { $($field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty $(as $theirs:ty)?),*);)* }
-        nvidia { $($own:ident: $cuda:ident($($part:ident: $of:ty),*);)* }
-        amd { $($other:ident: $amd:ident($($piece:ident: $sort:ty),*);)* }
-        optional { $($maybe:ident: $missing:ident($($label:ident: $kind:ty),*);)* }
+        both { $($how:tt $field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty $(as $theirs:ty)?),*);)* }
+        nvidia { $($know:tt $own:ident: $cuda:ident($($part:ident: $of:ty $(as $its:ty)?),*);)* }
+        amd { $($who:tt $other:ident: $amd:ident($($piece:ident: $sort:ty),*);)* }
+        optional { $($why:tt $maybe:ident: $missing:ident($($label:ident: $kind:ty $(as $whose:ty)?),*);)* }
     ) => {
         #[derive(Clone, Copy, Debug)]
         struct Functions {
-            $($field: unsafe extern "C" fn($($type),*) -> Status,)*
-            $($own: Option<unsafe extern "C" fn($($of),*) -> Status>,)*
-            $($other: Option<unsafe extern "C" fn($($sort),*) -> Status>,)*
-            $($maybe: Option<unsafe extern "C" fn($($kind),*) -> Status>,)*
+            $($field: functions!(@type $how ($($type),*)),)*
+            $($own: Option<functions!(@type $know ($($of),*))>,)*
+            $($other: Option<functions!(@type $who ($($sort),*))>,)*
+            $($maybe: Option<functions!(@type $why ($($kind),*))>,)*
         }
 
         /// Every symbol that the table cannot do without.
@@ -86,158 +92,191 @@ macro_rules! functions {
                         let place = find(symbol).ok_or(symbol)?;
                         // SAFETY: the symbol has the type that cudarc's declaration of it has, see below, or HIP's,
                         // which takes the same; only the status is a number here, which is what the C enum is to the
-                        // caller.
-                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($type),*) -> Status>(place) }
+                        // caller, and a pointer to what is read or written is a reference.
+                        unsafe { mem::transmute::<*const c_void, functions!(@type $how ($($type),*))>(place) }
                     },)*
                     $($own: needed(Vendor::Nvidia, stringify!($cuda))?.map(|place| {
                         // SAFETY: as above.
-                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($of),*) -> Status>(place) }
+                        unsafe { mem::transmute::<*const c_void, functions!(@type $know ($($of),*))>(place) }
                     }),)*
                     $($other: needed(Vendor::Amd, stringify!($amd))?.map(|place| {
                         // SAFETY: as above.
-                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($sort),*) -> Status>(place) }
+                        unsafe { mem::transmute::<*const c_void, functions!(@type $who ($($sort),*))>(place) }
                     }),)*
                     $($maybe: wanted(stringify!($missing)).map(|place| {
                         // SAFETY: as above.
-                        unsafe { mem::transmute::<*const c_void, unsafe extern "C" fn($($kind),*) -> Status>(place) }
+                        unsafe { mem::transmute::<*const c_void, functions!(@type $why ($($kind),*))>(place) }
                     }),)*
                 })
             }
         }
 
         impl Driver {
-            $(
-                /// The driver's function of this name.
-                ///
-                /// # Safety
-                /// What the vendor's documentation asks of its caller.
-                #[allow(dead_code, reason = "the two that name errors are called by their fields")]
-                pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
-                    // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its
-                    // arguments are the caller's, who keeps what the vendor's documentation asks.
-                    let status = unsafe { (self.functions.$field)($($name),*) };
-                    self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
-                }
-            )*
-            functions!(@lacking $($own: $cuda($($part: $of),*);)*);
-            functions!(@lacking $($other: $amd($($piece: $sort),*);)*);
-            functions!(@lacking $($maybe: $missing($($label: $kind),*);)*);
+            $(functions!(@both $how $field: $symbol = $hip($($name: $type),*));)*
+            $(functions!(@lacking $know $own: $cuda($($part: $of),*));)*
+            $(functions!(@lacking $who $other: $amd($($piece: $sort),*));)*
+            $(functions!(@lacking $why $maybe: $missing($($label: $kind),*));)*
         }
 
         const _: () = {
             assert!(size_of::<Status>() == size_of::<CUresult>());
             $(let _: unsafe fn($(functions!(@theirs $type $(as $theirs)?)),*) -> CUresult = sys::$symbol;)*
-            $(let _: unsafe fn($($of),*) -> CUresult = sys::$cuda;)*
-            $(let _: unsafe fn($($kind),*) -> CUresult = sys::$missing;)*
+            $(let _: unsafe fn($(functions!(@theirs $of $(as $its)?)),*) -> CUresult = sys::$cuda;)*
+            $(let _: unsafe fn($(functions!(@theirs $kind $(as $whose)?)),*) -> CUresult = sys::$missing;)*
         };
     };
-    (@lacking $($maybe:ident: $missing:ident($($label:ident: $kind:ty),*);)*) => {
-        $(
-            /// The driver's function of this name; where the driver lacks it, what one that has it says on a device
-            /// that cannot do this.
-            ///
-            /// # Safety
-            /// What the vendor's documentation asks of its caller.
-            #[allow(dead_code, reason = "the one that forgets errors is called by its field")]
-            pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
-                let status = match self.functions.$maybe {
-                    // SAFETY: as for the functions that every driver has.
-                    Some(function) => unsafe { function($($label),*) },
-                    None => CUresult::CUDA_ERROR_NOT_SUPPORTED as Status,
-                };
-                self.check(stringify!($missing), status)
-            }
-        )*
+    (@both safe $field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty),*)) => {
+        /// The driver's function of this name.
+        #[allow(dead_code, reason = "the two that name errors are called by their fields")]
+        pub(super) fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
+            let status = (self.functions.$field)($($name),*);
+            self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
+        }
+    };
+    (@both unsafe $field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty),*)) => {
+        /// The driver's function of this name.
+        ///
+        /// # Safety
+        /// What the vendor's documentation asks of its caller.
+        pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
+            // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its arguments
+            // are the caller's, who keeps what the vendor's documentation asks.
+            let status = unsafe { (self.functions.$field)($($name),*) };
+            self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
+        }
+    };
+    (@lacking safe $maybe:ident: $missing:ident($($label:ident: $kind:ty),*)) => {
+        /// The driver's function of this name; where the driver lacks it, what one that has it says on a device that
+        /// cannot do this.
+        #[allow(dead_code, reason = "the one that forgets errors is called by its field")]
+        pub(super) fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
+            let status = self.functions.$maybe.map_or(LACKING, |function| function($($label),*));
+            self.check(stringify!($missing), status)
+        }
+    };
+    (@lacking unsafe $maybe:ident: $missing:ident($($label:ident: $kind:ty),*)) => {
+        /// The driver's function of this name; where the driver lacks it, what one that has it says on a device that
+        /// cannot do this.
+        ///
+        /// # Safety
+        /// What the vendor's documentation asks of its caller.
+        pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
+            // SAFETY: as for the functions that every driver has.
+            let status = self.functions.$maybe.map_or(LACKING, |function| unsafe { function($($label),*) });
+            self.check(stringify!($missing), status)
+        }
     };
 }
 
+/// What a driver says on a device that cannot do what it is asked for.
+const LACKING: Status = CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
+
 functions! {
     both {
-        init: cuInit = hipInit(flags: c_uint);
-        driver_version: cuDriverGetVersion = hipDriverGetVersion(version: *mut c_int);
-        error_name: cuGetErrorName = hipDrvGetErrorName(code: Status as CUresult, text: *mut *const c_char);
-        error_string: cuGetErrorString = hipDrvGetErrorString(code: Status as CUresult, text: *mut *const c_char);
-
-        device_count: cuDeviceGetCount = hipGetDeviceCount(count: *mut c_int);
-        device: cuDeviceGet = hipDeviceGet(device: *mut CUdevice, ordinal: c_int);
-        device_name: cuDeviceGetName = hipDeviceGetName(name: *mut c_char, room: c_int, device: CUdevice);
-        device_memory: cuDeviceTotalMem_v2 = hipDeviceTotalMem(bytes: *mut usize, device: CUdevice);
-        device_attribute: cuDeviceGetAttribute = hipDeviceGetAttribute(
-            value: *mut c_int, which: c_uint as CUdevice_attribute, device: CUdevice
+        safe init: cuInit = hipInit(flags: c_uint);
+        safe driver_version: cuDriverGetVersion = hipDriverGetVersion(version: &mut c_int as *mut c_int);
+        safe error_name: cuGetErrorName = hipDrvGetErrorName(
+            code: Status as CUresult, text: &mut *const c_char as *mut *const c_char
         );
-        device_can_access_peer: cuDeviceCanAccessPeer = hipDeviceCanAccessPeer(
-            can: *mut c_int, device: CUdevice, peer: CUdevice
+        safe error_string: cuGetErrorString = hipDrvGetErrorString(
+            code: Status as CUresult, text: &mut *const c_char as *mut *const c_char
         );
 
-        mem_info: cuMemGetInfo_v2 = hipMemGetInfo(free: *mut usize, total: *mut usize);
-        mem_alloc: cuMemAlloc_v2 = hipMalloc(address: *mut CUdeviceptr, bytes: usize);
-        mem_free: cuMemFree_v2 = hipFree(address: CUdeviceptr);
-        mem_host_alloc: cuMemHostAlloc = hipHostMalloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
-        mem_free_host: cuMemFreeHost = hipHostFree(address: *mut c_void);
+        safe device_count: cuDeviceGetCount = hipGetDeviceCount(count: &mut c_int as *mut c_int);
+        safe device: cuDeviceGet = hipDeviceGet(device: &mut CUdevice as *mut CUdevice, ordinal: c_int);
+        unsafe device_name: cuDeviceGetName = hipDeviceGetName(name: *mut c_char, room: c_int, device: CUdevice);
+        safe device_memory: cuDeviceTotalMem_v2 = hipDeviceTotalMem(bytes: &mut usize as *mut usize, device: CUdevice);
+        safe device_attribute: cuDeviceGetAttribute = hipDeviceGetAttribute(
+            value: &mut c_int as *mut c_int, which: c_uint as CUdevice_attribute, device: CUdevice
+        );
+        safe device_can_access_peer: cuDeviceCanAccessPeer = hipDeviceCanAccessPeer(
+            can: &mut c_int as *mut c_int, device: CUdevice, peer: CUdevice
+        );
 
-        copy_to_device: cuMemcpyHtoDAsync_v2 = hipMemcpyHtoDAsync(
+        safe mem_info: cuMemGetInfo_v2 = hipMemGetInfo(free: &mut usize as *mut usize, total: &mut usize as *mut usize);
+        safe mem_alloc: cuMemAlloc_v2 = hipMalloc(address: &mut CUdeviceptr as *mut CUdeviceptr, bytes: usize);
+        unsafe mem_free: cuMemFree_v2 = hipFree(address: CUdeviceptr);
+        safe mem_host_alloc: cuMemHostAlloc = hipHostMalloc(
+            address: &mut *mut c_void as *mut *mut c_void, bytes: usize, flags: c_uint
+        );
+        unsafe mem_free_host: cuMemFreeHost = hipHostFree(address: *mut c_void);
+
+        unsafe copy_to_device: cuMemcpyHtoDAsync_v2 = hipMemcpyHtoDAsync(
             to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream
         );
-        copy_on_device: cuMemcpyDtoDAsync_v2 = hipMemcpyDtoDAsync(
+        unsafe copy_on_device: cuMemcpyDtoDAsync_v2 = hipMemcpyDtoDAsync(
             to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream
         );
 
-        thread_capture_mode: cuThreadExchangeStreamCaptureMode = hipThreadExchangeStreamCaptureMode(
-            mode: *mut c_uint as *mut CUstreamCaptureMode
+        safe thread_capture_mode: cuThreadExchangeStreamCaptureMode = hipThreadExchangeStreamCaptureMode(
+            mode: &mut c_uint as *mut CUstreamCaptureMode
         );
-        stream_create: cuStreamCreate = hipStreamCreateWithFlags(stream: *mut CUstream, flags: c_uint);
-        stream_destroy: cuStreamDestroy_v2 = hipStreamDestroy(stream: CUstream);
-        stream_synchronize: cuStreamSynchronize = hipStreamSynchronize(stream: CUstream);
-        stream_wait_event: cuStreamWaitEvent = hipStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-        event_create: cuEventCreate = hipEventCreateWithFlags(event: *mut CUevent, flags: c_uint);
-        event_destroy: cuEventDestroy_v2 = hipEventDestroy(event: CUevent);
-        event_record: cuEventRecord = hipEventRecord(event: CUevent, stream: CUstream);
-        event_synchronize: cuEventSynchronize = hipEventSynchronize(event: CUevent);
+        safe stream_create: cuStreamCreate = hipStreamCreateWithFlags(
+            stream: &mut CUstream as *mut CUstream, flags: c_uint
+        );
+        unsafe stream_destroy: cuStreamDestroy_v2 = hipStreamDestroy(stream: CUstream);
+        unsafe stream_synchronize: cuStreamSynchronize = hipStreamSynchronize(stream: CUstream);
+        unsafe stream_wait_event: cuStreamWaitEvent = hipStreamWaitEvent(
+            stream: CUstream, event: CUevent, flags: c_uint
+        );
+        safe event_create: cuEventCreate = hipEventCreateWithFlags(event: &mut CUevent as *mut CUevent, flags: c_uint);
+        unsafe event_destroy: cuEventDestroy_v2 = hipEventDestroy(event: CUevent);
+        unsafe event_record: cuEventRecord = hipEventRecord(event: CUevent, stream: CUstream);
+        unsafe event_synchronize: cuEventSynchronize = hipEventSynchronize(event: CUevent);
     }
     nvidia {
-        primary_context_retain: cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-        primary_context_release: cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-        context_push: cuCtxPushCurrent_v2(context: CUcontext);
-        context_pop: cuCtxPopCurrent_v2(context: *mut CUcontext);
-        context_synchronize: cuCtxSynchronize();
+        safe primary_context_retain: cuDevicePrimaryCtxRetain(
+            context: &mut CUcontext as *mut CUcontext, device: CUdevice
+        );
+        unsafe primary_context_release: cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        unsafe context_push: cuCtxPushCurrent_v2(context: CUcontext);
+        safe context_pop: cuCtxPopCurrent_v2(context: &mut CUcontext as *mut CUcontext);
+        safe context_synchronize: cuCtxSynchronize();
 
-        mem_granularity: cuMemGetAllocationGranularity(
-            bytes: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags
+        safe mem_granularity: cuMemGetAllocationGranularity(
+            bytes: &mut usize as *mut usize, properties: &CUmemAllocationProp as *const CUmemAllocationProp,
+            which: CUmemAllocationGranularity_flags
         );
-        mem_create: cuMemCreate(
-            handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp, flags: c_ulonglong
+        safe mem_create: cuMemCreate(
+            handle: &mut CUmemGenericAllocationHandle as *mut CUmemGenericAllocationHandle, bytes: usize,
+            properties: &CUmemAllocationProp as *const CUmemAllocationProp, flags: c_ulonglong
         );
-        mem_release: cuMemRelease(handle: CUmemGenericAllocationHandle);
-        mem_address_reserve: cuMemAddressReserve(
-            address: *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: c_ulonglong
+        unsafe mem_release: cuMemRelease(handle: CUmemGenericAllocationHandle);
+        safe mem_address_reserve: cuMemAddressReserve(
+            address: &mut CUdeviceptr as *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr,
+            flags: c_ulonglong
         );
-        mem_address_free: cuMemAddressFree(address: CUdeviceptr, bytes: usize);
-        mem_map: cuMemMap(
+        unsafe mem_address_free: cuMemAddressFree(address: CUdeviceptr, bytes: usize);
+        unsafe mem_map: cuMemMap(
             address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong
         );
-        mem_unmap: cuMemUnmap(address: CUdeviceptr, bytes: usize);
-        mem_set_access: cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+        unsafe mem_unmap: cuMemUnmap(address: CUdeviceptr, bytes: usize);
+        unsafe mem_set_access: cuMemSetAccess(
+            address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize
+        );
 
-        copy_by_address: cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        copy_between_contexts: cuMemcpyPeerAsync(
+        unsafe copy_by_address: cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        unsafe copy_between_contexts: cuMemcpyPeerAsync(
             to: CUdeviceptr, context: CUcontext, from: CUdeviceptr, other: CUcontext, bytes: usize, stream: CUstream
         );
     }
     amd {
-        current_device: hipGetDevice(device: *mut c_int);
-        set_device: hipSetDevice(device: c_int);
-        last_error: hipGetLastError();
+        safe current_device: hipGetDevice(device: &mut c_int);
+        safe set_device: hipSetDevice(device: c_int);
+        safe last_error: hipGetLastError();
 
-        copy_of_kind: hipMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, kind: c_uint, stream: CUstream);
-        copy_between_devices: hipMemcpyPeerAsync(
+        unsafe copy_of_kind: hipMemcpyAsync(
+            to: CUdeviceptr, from: CUdeviceptr, bytes: usize, kind: c_uint, stream: CUstream
+        );
+        unsafe copy_between_devices: hipMemcpyPeerAsync(
             to: CUdeviceptr, device: c_int, from: CUdeviceptr, other: c_int, bytes: usize, stream: CUstream
         );
     }
     optional {
-        default_pool: cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
-        pool_get: cuMemPoolGetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
-        pool_set: cuMemPoolSetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
-        pool_trim: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+        safe default_pool: cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool as *mut CUmemoryPool, device: CUdevice);
+        unsafe pool_get: cuMemPoolGetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
+        unsafe pool_set: cuMemPoolSetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
+        unsafe pool_trim: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     }
 }
 
@@ -308,21 +347,18 @@ impl Driver {
 
     /// Starts the driver, which is asked of every process before anything else; again, it does nothing.
     pub(super) fn start(&self) -> Result<(), DriverError> {
-        // SAFETY: it may be called at any time and from any thread; zero is the only value that the parameter may have.
-        unsafe { self.init(0) }
+        // Zero is the only value that the parameter may have.
+        self.init(0)
     }
 
     /// The handle of a device.
     pub(super) fn device_at(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
-        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses an ordinal that it
-        // does not know.
-        out(|device| unsafe { self.device(device, ordinal) })
+        out(|device| self.device(device, ordinal))
     }
 
     /// How many devices there are.
     pub(super) fn devices(&self) -> Result<c_int, DriverError> {
-        // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
-        out(|count| unsafe { self.device_count(count) })
+        out(|count| self.device_count(count))
     }
 
     /// A number that says something about a device.
@@ -331,23 +367,18 @@ impl Driver {
             // What the driver says of a number that it does not know.
             return Err(self.failure("hipDeviceGetAttribute", CUresult::CUDA_ERROR_INVALID_VALUE as Status));
         };
-        // SAFETY: `out` passes a pointer to one valid number, which the driver writes; it refuses a device, or an
-        // attribute, that it does not know.
-        out(|value| unsafe { self.device_attribute(value, which, device) })
+        out(|value| self.device_attribute(value, which, device))
     }
 
     /// The default memory pool of a device.
     pub(super) fn pool_of(&self, device: CUdevice) -> Result<CUmemoryPool, DriverError> {
-        // SAFETY: `out_pointer` passes a pointer to one valid handle, which the driver writes; it refuses a device that
-        // it does not know.
-        out_pointer(|pool| unsafe { self.default_pool(pool, device) })
+        out_pointer(|pool| self.default_pool(pool, device))
     }
 
     /// What the driver says about `code`; nothing if it does not know it.
-    fn error_text(&self, say: unsafe extern "C" fn(Status, *mut *const c_char) -> Status, code: Status) -> String {
+    fn error_text(&self, say: extern "C" fn(Status, &mut *const c_char) -> Status, code: Status) -> String {
         let mut text: *const c_char = ptr::null();
-        // SAFETY: `say` is one of the two functions of this type, which take any code and may be called at any time.
-        let status = unsafe { say(code, &raw mut text) };
+        let status = say(code, &mut text);
         if status != CUresult::CUDA_SUCCESS as Status || text.is_null() {
             return String::new();
         }
@@ -365,9 +396,8 @@ impl Driver {
         let text = self.error_text(self.functions.error_string, code);
         if let Some(last_error) = self.functions.last_error {
             // HIP keeps a thread's failure until somebody asks for the last one, and the engine, which asks after
-            // kernels that it starts, would take ours for its own. SAFETY: it takes nothing and may be called at any
-            // time.
-            unsafe { last_error() };
+            // kernels that it starts, would take ours for its own.
+            last_error();
         }
         DriverError { function, code, name, text }
     }
@@ -406,13 +436,13 @@ pub(super) fn open(vendor: Vendor, files: &[OsString]) -> Result<(String, libloa
 }
 
 /// Calls a function that writes one value.
-pub(super) fn out<T: Default>(call: impl FnOnce(*mut T) -> Result<(), DriverError>) -> Result<T, DriverError> {
+pub(super) fn out<T: Default>(call: impl FnOnce(&mut T) -> Result<(), DriverError>) -> Result<T, DriverError> {
     let mut value = T::default();
-    call(&raw mut value).map(|()| value)
+    call(&mut value).map(|()| value)
 }
 
 /// [`out`] for a handle that is a pointer.
-pub(super) fn out_pointer<T>(call: impl FnOnce(*mut *mut T) -> Result<(), DriverError>) -> Result<*mut T, DriverError> {
+pub(super) fn out_pointer<T>(call: impl FnOnce(&mut *mut T) -> Result<(), DriverError>) -> Result<*mut T, DriverError> {
     let mut value = ptr::null_mut();
-    call(&raw mut value).map(|()| value)
+    call(&mut value).map(|()| value)
 }

@@ -24,9 +24,7 @@ pub(super) struct DeviceMemory {
 impl DeviceMemory {
     pub(super) fn new(context: &Arc<Context>, bytes: Bytes) -> Result<Self, DriverError> {
         let _current = context.enter()?;
-        // SAFETY: the device's context is current, and `out` passes a pointer to one valid address, which the driver
-        // writes.
-        let address = out(|address| unsafe { context.driver().mem_alloc(address, bytes.get() as usize) })?;
+        let address = out(|address| context.driver().mem_alloc(address, bytes.get() as usize))?;
         Ok(Self { context: Arc::clone(context), address, charge: None })
     }
 
@@ -88,10 +86,8 @@ impl PinnedMemory {
     pub(super) fn charged(context: &Arc<Context>, bytes: Bytes, charge: Option<Charge>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current, `out_pointer` passes a pointer to one valid pointer, which the driver writes,
-        // and the flag is one that it knows.
         let start: *mut c_void =
-            out_pointer(|start| unsafe { context.driver().mem_host_alloc(start, bytes.get() as usize, flags) })?;
+            out_pointer(|start| context.driver().mem_host_alloc(start, bytes.get() as usize, flags))?;
         let start = Address::new(start.expose_provenance() as u64);
         Ok(Self { context: Arc::clone(context), start, _charge: charge })
     }

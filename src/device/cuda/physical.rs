@@ -71,11 +71,8 @@ impl PhysicalMemory {
         };
         let _current = context.enter()?;
         let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        let granularity = physical.insisting(|properties| {
-            // SAFETY: `out` passes a pointer to one valid number, which the driver writes; the properties are borrowed
-            // and only read.
-            out(|bytes| unsafe { driver.mem_granularity(bytes, properties, recommended) })
-        })?;
+        let granularity =
+            physical.insisting(|properties| out(|bytes| driver.mem_granularity(bytes, properties, recommended)))?;
         physical.granularity = Bytes::new(granularity as u64);
         Ok(Some(physical))
     }
@@ -151,9 +148,7 @@ impl PhysicalMemory {
     pub(super) fn create(&self, bytes: Bytes) -> Result<PhysicalChunk, DriverError> {
         let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(DriverError::over)?;
         let handle = self.insisting(|properties| {
-            // SAFETY: `out` passes a pointer to one valid handle, which the driver writes; the properties are borrowed
-            // and only read; zero is the only flag.
-            out(|handle| unsafe { self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0) })
+            out(|handle| self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0))
         })?;
         Ok(PhysicalChunk { context: Arc::clone(&self.context), handle, _charge: charge })
     }

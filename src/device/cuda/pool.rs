@@ -113,8 +113,7 @@ impl EnginePool {
     /// The driver's reason: another thread may be capturing a stream, which cannot be waited for.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.device.context().enter()?;
-        // SAFETY: it takes nothing and waits for the current context, which is the one entered above.
-        Ok(unsafe { self.device.context().driver().context_synchronize() }?)
+        Ok(self.device.context().driver().context_synchronize()?)
     }
 
     fn attribute(&self, which: CUmemPool_attribute) -> Result<Bytes> {

@@ -103,8 +103,7 @@ pub(super) fn probe_driver(driver: &Driver) -> Result<Offer, Unavailable> {
 
 fn ask(driver: &Driver) -> Result<Offer, DriverError> {
     driver.start()?;
-    // SAFETY: `out` passes a pointer to one valid number, which the driver writes.
-    let number: c_int = out(|version| unsafe { driver.driver_version(version) })?;
+    let number: c_int = out(|version| driver.driver_version(version))?;
     Ok(Offer {
         vendor: driver.vendor(),
         version: driver.vendor().version(number),
@@ -120,8 +119,7 @@ fn gpu(driver: &Driver, ordinal: c_int) -> Result<Gpu, DriverError> {
     // SAFETY: the driver gave the handle of the device; it writes at most `room` bytes, and the array has one more.
     unsafe { driver.device_name(name.as_mut_ptr().cast(), room, device) }?;
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
-    // SAFETY: the driver gave the handle of the device; `out` passes a pointer to one valid number, which it writes.
-    let memory: usize = out(|bytes| unsafe { driver.device_memory(bytes, device) })?;
+    let memory: usize = out(|bytes| driver.device_memory(bytes, device))?;
     let compute_capability = Version {
         major: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         minor: driver.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

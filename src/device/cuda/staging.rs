@@ -80,24 +80,14 @@ impl Staging {
     /// As for `Carrier::upload`; the context is current.
     pub(super) unsafe fn upload(&self, stream: &Stream, from: HostArray<'_>, to: Address) -> Result<(), DriverError> {
         let mut to = to;
-        let flat;
-        let from = if strided::is_dense(from.dims, from.strides, from.element) {
-            flat = [dense_bytes(from.dims, from.element) as i64];
-            HostArray { data: from.data, dims: &flat, strides: None, element: 1 }
-        } else {
-            from
-        };
-        // SAFETY: `in_pieces` asks that the array's elements lie where it says, which is part of this function's
-        // contract. Each piece is a part of the array, and the destinations follow one another in the block, so `send`
-        // may read and write them.
-        unsafe {
-            in_pieces(from, &mut |piece| {
-                let bytes = dense_bytes(piece.dims, piece.element);
-                self.send(stream, piece, bytes, to)?;
-                to = to + Bytes::new(bytes as u64);
-                Ok(())
-            })
-        }
+        in_pieces(from.flat(&mut [0]), &mut |piece| {
+            let bytes = piece.bytes();
+            // SAFETY: the context is current by the contract. The pieces follow one another in the block, so this one's
+            // room is a part of what the contract leaves to this copy alone.
+            unsafe { self.send(stream, piece, bytes, to) }?;
+            to = to + Bytes::new(bytes as u64);
+            Ok(())
+        })
     }
 
     /// Stages a piece that fits into a buffer.
@@ -107,11 +97,10 @@ impl Staging {
     unsafe fn send(&self, stream: &Stream, piece: HostArray<'_>, bytes: usize, to: Address) -> Result<(), DriverError> {
         let mut taken = Taken { staging: self, buffer: Some(self.take(bytes)?) };
         let Some(buffer) = &mut taken.buffer else { return Ok(()) };
-        // SAFETY: `take` gave a buffer with room for `bytes` from `used` on, so the offset lies within its allocation.
-        let place: *mut c_void = unsafe { buffer.memory.start().byte_add(buffer.used) };
-        // SAFETY: every element of the piece is readable by the contract. The room is as long as the dense piece, and
-        // no copy reads it (`take`) and no other thread has the buffer, so the two do not overlap either.
-        unsafe { strided::copy_to_dense(piece.data, place.cast(), piece.dims, piece.strides, piece.element) };
+        let place: *mut c_void = buffer.memory.start().wrapping_byte_add(buffer.used);
+        // SAFETY: `take` gave a buffer with room for `bytes` from `used` on, which is as long as the dense piece. No
+        // copy reads it (`take`) and no other thread has the buffer, so it is no part of the source either.
+        unsafe { strided::copy_to_dense(piece, place.cast()) };
         buffer.used = (buffer.used + bytes).next_multiple_of(ALIGNMENT).min(BUFFER);
         // SAFETY: the context is current by the contract, and the stream alive, because it is borrowed. The destination
         // is this copy's alone by the contract; the buffer is pinned and not written again until its event has come.
@@ -188,44 +177,21 @@ impl Drop for Taken<'_> {
     }
 }
 
-fn dense_bytes(dims: &[i64], element: usize) -> usize {
-    dims.iter().map(|&dim| dim as usize).product::<usize>() * element
-}
-
 /// Gives an array to `each` in pieces of a buffer at most, in the order in which the dense array has them.
-///
-/// # Safety
-/// The array's elements lie where it says.
-unsafe fn in_pieces(
+fn in_pieces(
     array: HostArray<'_>,
     each: &mut impl FnMut(HostArray<'_>) -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {
-    let bytes = dense_bytes(array.dims, array.element);
+    let bytes = array.bytes();
     if bytes == 0 {
         return Ok(());
     }
-    let (Some((&count, rows)), true) = (array.dims.split_first(), bytes > BUFFER) else { return each(array) };
+    let (Some(count), true) = (array.rows(), bytes > BUFFER) else { return each(array) };
     let row = bytes / count as usize;
-    let (first_stride, strides) = match array.strides.and_then(<[i64]>::split_first) {
-        Some((&first, rest)) => (first as isize, Some(rest)),
-        None => (row as isize, None),
-    };
-    let height = (BUFFER / row).max(1) as i64;
-    let mut at = 0;
-    while at < count {
-        let part = height.min(count - at);
-        // SAFETY: the index is below the count, so by the contract an element of the array lies there, in the same
-        // allocation.
-        let data = unsafe { array.data.offset(at as isize * first_stride) };
-        if row > BUFFER {
-            // SAFETY: one of the array's rows: its elements are among the array's, which lie where it says.
-            unsafe { in_pieces(HostArray { data, dims: rows, strides, element: array.element }, each) }?;
-        } else {
-            let mut dims: SmallVec<[i64; 6]> = SmallVec::from_slice(array.dims);
-            dims[0] = part;
-            each(HostArray { data, dims: &dims, ..array })?;
-        }
-        at += part;
+    if row > BUFFER {
+        return (0..count).try_for_each(|at| in_pieces(array.row(at), each));
     }
-    Ok(())
+    let height = (BUFFER / row) as i64;
+    let mut dims = SmallVec::new();
+    (0..count).step_by(height as usize).try_for_each(|at| each(array.part(at, height.min(count - at), &mut dims)))
 }

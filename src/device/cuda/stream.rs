@@ -44,9 +44,7 @@ impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
-        // and the flag is one that it knows.
-        let handle = out_pointer(|event| unsafe { context.driver().event_create(event, flags) })?;
+        let handle = out_pointer(|event| context.driver().event_create(event, flags))?;
         Ok(Self { handle: Handle::new(handle), context: Arc::clone(context) })
     }
 
@@ -87,9 +85,7 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
         let _current = context.enter()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, `out_pointer` passes a pointer to one valid handle, which the driver writes,
-        // and the flag is one that it knows.
-        let handle = out_pointer(|stream| unsafe { context.driver().stream_create(stream, flags) })?;
+        let handle = out_pointer(|stream| context.driver().stream_create(stream, flags))?;
         Ok(Self {
             handle: Handle::new(handle),
             context: Arc::clone(context),
@@ -147,6 +143,12 @@ impl Stream {
         // SAFETY: both handles are alive, because their owners are borrowed. They are of one context: every event that
         // is recorded here was made for this stream's context, by `with_event` or by the device's staging buffers.
         unsafe { self.context.driver().event_record(event.handle.get(), self.handle.get()) }
+    }
+
+    /// Lets another stream of ours wait for all that was put on this one so far.
+    pub(super) fn precede(&self, other: &Self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive, because its owner is borrowed.
+        unsafe { self.hold_back(other.handle()) }
     }
 
     /// Lets `stream`, of this or another device, wait for all that was put on this one so far.

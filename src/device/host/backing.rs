@@ -1,8 +1,8 @@
 //! The host as a device: regions of its memory.
 
-use std::{ffi::c_void, ptr, sync::Arc};
+use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::ProtFlags;
 
 use crate::{
     device::{
@@ -10,6 +10,7 @@ use crate::{
             capacity::left_to_map,
             exchanges::Exchanges,
             huge::{self, HugePages, huge_pages},
+            mapping::Mapping,
             pages::HUGE_PAGE,
         },
         shift::Extent,
@@ -64,29 +65,23 @@ impl Backing for HostBacking {
         };
         let align = if bytes >= HUGE_PAGE { HUGE_PAGE.max(self.page) } else { self.page };
         let margins = self.page + self.page;
-        let padded = bytes.checked_add(margins + align - self.page).and_then(to_len);
+        let padded = bytes.checked_add(margins + align - self.page);
         let padded = padded.ok_or_else(|| refuse("more than the address space".into()))?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a null hint and no MAP_FIXED: the kernel chooses a range that nothing else uses.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), padded, ProtFlags::READ | ProtFlags::WRITE, flags) };
-        let start = start.map_err(|errno| refuse(errno.to_string()))?;
-        let mapped = Address::new(start.expose_provenance() as u64);
+        let mapping = Mapping::new(padded, ProtFlags::READ | ProtFlags::WRITE);
+        let mapping = mapping.map_err(|errno| refuse(errno.to_string()))?;
+        let mapped = mapping.extent().start;
         let first = Bytes::new(mapped.get()).checked_add(self.page);
         let address = first.and_then(|first| first.checked_round_up(align)).map(|start| Address::new(start.get()));
         let address = address.ok_or_else(|| refuse("a mapping at the end of the address space".into()))?;
-        let head = (address - mapped) - self.page;
-        let tail = Bytes::new(padded as u64) - head - bytes - margins;
-        for (from, len) in [(mapped, head), (address + bytes + self.page, tail)] {
-            if !len.is_zero() {
-                // SAFETY: head and tail are whole pages of the mapping just made, outside of the region and its
-                // margins, and no address in them has left this function.
-                unsafe { unmap(from, len) }?;
-            }
-        }
+        let (head, rest) = mapping.split((address - mapped) - self.page);
+        let (margined, tail) = rest.split(bytes + margins);
+        unmap(head)?;
+        unmap(tail)?;
         if bytes >= HUGE_PAGE {
             // With the margins: they stay one mapping with the region, and mappings are few.
-            self.advise(Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + margins });
+            self.advise(margined.extent());
         }
+        margined.leak();
         // SAFETY: the region and its margins are what is left of a mapping that only this call knows, so no other
         // `Region` covers any of it; `release` unmaps the region with a page on either side, which are the margins.
         Ok(unsafe { Region::new(AddressRange { address, bytes }) })
@@ -110,10 +105,11 @@ impl Backing for HostBacking {
         let AddressRange { address, bytes } = *region;
         // Before the kernel can map something else there.
         self.exchanges.released(Extent { start: address, bytes });
-        let margined = Address::new(address.get() - self.page.get());
-        // SAFETY: the token is the only one for this memory, and is consumed here; `reserve` made it with a page of
+        let margined =
+            Extent { start: Address::new(address.get() - self.page.get()), bytes: bytes + self.page + self.page };
+        // SAFETY: the token is the only one for this memory, and is consumed here; `reserve` leaked it with a page of
         // margin on either side. That nothing uses the region any more is what giving up its token says.
-        unsafe { unmap(margined, bytes + self.page + self.page) }
+        unmap(unsafe { Mapping::own(margined) })
     }
 
     fn granularity(&self) -> Bytes {
@@ -125,42 +121,9 @@ impl Backing for HostBacking {
     }
 }
 
-fn to_len(bytes: Bytes) -> Option<usize> {
-    usize::try_from(bytes.get()).ok()
-}
-
-/// Ends the mapping of whole pages.
-///
-/// # Safety
-/// The range is mapped by [`HostBacking::reserve`], the caller owns it, and nothing refers to it any more.
-unsafe fn unmap(address: Address, bytes: Bytes) -> Result<()> {
-    let failed = |why: String| Error::internal(format!("munmap of {} bytes at {address} failed: {why}", bytes.get()));
-    let len = to_len(bytes).ok_or_else(|| failed("more than the address space".into()))?;
-    let start = ptr::with_exposed_provenance_mut::<c_void>(address.get() as usize);
-    // SAFETY: whole pages of an anonymous mapping that the caller owns and nothing refers to, by the contract above, so
-    // no live object lies in them.
-    unsafe { munmap(start, len) }.map_err(|errno| failed(errno.to_string()))
-}
-
-/// Copies bytes into the host's memory.
-///
-/// # Safety
-/// `to` lies in a live block with at least `from.len()` bytes from there on, which no other thread reads or writes
-/// meanwhile.
-pub unsafe fn write(to: Address, from: &[u8]) {
-    let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
-    // SAFETY: `from` is a slice, so readable for its length; `to` is writable for as much by the contract, and no other
-    // access is made to it, so the two do not overlap. Bytes need no alignment.
-    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
-}
-
-/// Copies bytes out of the host's memory.
-///
-/// # Safety
-/// `from` lies in a live block with at least `to.len()` bytes from there on, which no other thread writes meanwhile.
-pub unsafe fn read(from: Address, to: &mut [u8]) {
-    let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
-    // SAFETY: `to` is a slice that is borrowed alone, so writable for its length and apart from `from`, which is
-    // readable for as much by the contract. Bytes need no alignment.
-    unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+/// Unmaps.
+fn unmap(mapping: Mapping) -> Result<()> {
+    let Extent { start, bytes } = mapping.extent();
+    let failed = |errno| Error::internal(format!("munmap of {} bytes at {start} failed: {errno}", bytes.get()));
+    mapping.unmap().map_err(failed)
 }

@@ -20,10 +20,9 @@ impl<T: HostMemory> Carrier for T {
 
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
         let to = ptr::with_exposed_provenance_mut(to.get() as usize);
-        // SAFETY: by the contract every element of the source is readable, and the dense array at `to` lies in one
-        // region, which is memory of this process, and is this copy's alone, so that it does not overlap the source.
-        // `HostArray` has as many strides as dimensions, none of which is negative.
-        unsafe { strided::copy_to_dense(from.data, to, from.dims, from.strides, from.element) };
+        // SAFETY: by the contract the dense array at `to` lies in one region, which is memory of this process, apart
+        // from the source, and is this copy's alone.
+        unsafe { strided::copy_to_dense(from, to) };
         Ok(())
     }
 

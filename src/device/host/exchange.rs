@@ -29,32 +29,125 @@ use std::ptr;
 
 use rustix::{
     io::{Errno, Result},
-    mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap},
+    mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed},
+    param::page_size,
 };
 
 use crate::{
     device::{
-        host::pages::HUGE_PAGE,
+        host::{mapping::Mapping, pages::HUGE_PAGE},
         shift::{Extent, Shift},
     },
     units::{Address, Bytes},
 };
 
-/// Copies the bytes of one extent to another of its size, which may overlap it.
-///
-/// # Safety
-/// Both are mapped, readable and writable, and no other thread reads or writes them meanwhile.
-pub(super) unsafe fn copy(from: Extent, to: Extent) {
-    // SAFETY: the pointers are to the starts of two ranges that the contract says are valid for `from.len()` bytes and
-    // free of other accesses; bytes need no alignment, and `ptr::copy` allows the ranges to overlap.
-    unsafe { ptr::copy(from.pointer().cast::<u8>(), to.pointer().cast::<u8>(), from.len()) }
+/// A move that may be made: nothing but this value reads or writes its two ranges.
+#[derive(Debug)]
+pub(super) struct Move(Shift);
+
+/// Is asked before each call of mremap, with what of the address space it would map: what it says instead is taken for
+/// the kernel's refusal. Tests refuse by it.
+pub(super) type Gate<'a> = &'a mut dyn FnMut(Extent) -> Result<()>;
+
+impl Move {
+    /// The move of a block.
+    ///
+    /// # Safety
+    /// Source and destination lie in mappings of this process that are private, anonymous, readable and writable, and
+    /// until the move was made nothing else reads, writes, maps or unmaps them.
+    pub(super) unsafe fn new(shift: Shift) -> Self {
+        Self(shift)
+    }
+
+    /// From where to where.
+    pub(super) fn shift(&self) -> Shift {
+        self.0
+    }
+
+    /// The foremost `bytes` of it, and what is left: the first is to be made before the second.
+    pub(super) fn split(self, bytes: Bytes) -> (Option<Self>, Option<Self>) {
+        assert!(bytes <= self.0.source.bytes, "no more than there is");
+        let (first, rest) = self.0.split(bytes);
+        (first.map(Self), rest.map(Self))
+    }
+
+    /// Makes it, by copying.
+    pub(super) fn copy(self) {
+        let Shift { source, destination, .. } = self.0;
+        // SAFETY: both ranges are mapped, readable and writable, and nothing else uses them (`new`); they have the same
+        // length. Bytes need no alignment, and `ptr::copy` allows the ranges to overlap.
+        unsafe { ptr::copy(source.pointer().cast::<u8>(), destination.pointer().cast::<u8>(), source.len()) }
+    }
+
+    /// Makes it by exchanging pages: those of the source go to the destination, and those of the hole to the gap. The
+    /// bytes arrive in any case.
+    ///
+    /// # Errors
+    /// The kernel's, when it refused, or `EINVAL` for what is not whole pages: the bytes were copied then, and other
+    /// exchanges will hardly fare better.
+    pub(super) fn exchange(self, gate: Gate<'_>) -> Result<()> {
+        let Shift { source, destination, hole, gap, .. } = self.0;
+        let page = page_size() as u64;
+        let whole = [source.start.get(), destination.start.get(), source.bytes.get()].iter().all(|at| at % page == 0);
+        let parking = if whole { Parking::new(self.0) } else { Err(Errno::INVAL) };
+        let parking = match parking {
+            Ok(parking) => parking,
+            Err(errno) => {
+                self.copy();
+                return Err(errno);
+            }
+        };
+        let mut call = |from: Extent, to: Address| {
+            gate(Extent { start: to, ..from })?;
+            // SAFETY: every pair below is one range of this move and one of parking, of the same length, in whole pages
+            // (the hole and the gap are, because source and destination are): both are this function's, nothing else
+            // uses them, and parking is apart from all else.
+            unsafe { remap(from, to) }
+        };
+        if let Err(errno) = call(source, parking.block.start) {
+            // An old kernel may have unmapped the place in parking before it failed, so that it can be someone else's
+            // by now: parking is left as it is. That costs addresses, not memory, and only once.
+            parking.all.leak();
+            self.copy();
+            return Err(errno);
+        }
+        let from_parking = |block: Extent| {
+            if let Some(back) = Shift::new(block, destination.start) {
+                // SAFETY: the block's place in parking holds the source's pages, which came with their protection, and
+                // is ours. The destination is mapped and ours: the callers say how.
+                unsafe { Self::new(back) }.copy();
+            }
+        };
+        if let Err(errno) = call(hole, parking.rest.start) {
+            // The destination's hole was not moved, and what of it was source stayed mapped without pages. As above for
+            // the hole's place in parking; the block's place holds the bytes and is surely ours.
+            from_parking(parking.block);
+            let Parking { all, block, .. } = parking;
+            let before = block.start - all.extent().start;
+            let (front, rest) = all.split(before);
+            let (block, back) = rest.split(block.bytes);
+            front.leak();
+            back.leak();
+            drop(block);
+            return Err(errno);
+        }
+        let arrived = call(parking.block, destination.start);
+        if arrived.is_err() {
+            // The bytes are in parking still.
+            keep_mapped(destination);
+            from_parking(parking.block);
+        }
+        let returned = call(parking.rest, gap.start);
+        if returned.is_err() {
+            // The gap holds nothing that anyone needs; it only has to be there.
+            keep_mapped(gap);
+        }
+        arrived.and(returned)
+    }
 }
 
 /// One call of mremap: the pages of an extent go to an address, and the extent stays mapped without them. What was
 /// mapped there is gone.
-pub(super) type Remap<'a> = &'a mut dyn FnMut(Extent, Address) -> Result<()>;
-
-/// [`Remap`] as the kernel does it.
 ///
 /// # Errors
 /// The kernel's.
@@ -70,63 +163,9 @@ pub(super) unsafe fn remap(from: Extent, to: Address) -> Result<()> {
     unsafe { mremap_fixed(from.pointer(), from.len(), from.len(), flags, target) }.map(|_| ())
 }
 
-/// Moves whole pages from the source to the destination, and those of the hole to the gap. The bytes arrive in any
-/// case.
-///
-/// # Errors
-/// The kernel's, when it refused: the bytes were copied then, and other exchanges will hardly fare better.
-///
-/// # Safety
-/// Source and destination lie in whole pages of mappings of this device, and no other thread uses them meanwhile.
-/// `call` moves pages as [`remap`] does, or fails without moving any.
-pub(super) unsafe fn exchange(shift: Shift, call: Remap<'_>) -> Result<()> {
-    let Shift { source, destination, hole, gap, .. } = shift;
-    let parking = match Parking::new(shift) {
-        Ok(parking) => parking,
-        Err(errno) => {
-            // SAFETY: nothing was moved, so both are mapped as the contract says, and no other thread uses them.
-            unsafe { copy(source, destination) };
-            return Err(errno);
-        }
-    };
-    if let Err(errno) = call(source, parking.block.start) {
-        // An old kernel may have unmapped the place in parking before it failed, so that it can be someone else's by
-        // now: parking is left as it is. That costs addresses, not memory, and only once.
-        // SAFETY: the source was not moved, so both are mapped as the contract says, and no other thread uses them.
-        unsafe { copy(source, destination) };
-        return Err(errno);
-    }
-    if let Err(errno) = call(hole, parking.rest.start) {
-        // As above for the hole's place; the block's place holds the bytes and is surely ours. SAFETY: the block's
-        // place in parking holds the source's pages, and is ours. The destination is mapped: its hole was not moved,
-        // and what of it was source stayed mapped without pages. No other thread uses either.
-        unsafe { copy(parking.block, destination) };
-        // SAFETY: the block's place is a part of parking that is mapped and ours, and nothing refers to it from here
-        // on.
-        unsafe { unmap(parking.block) };
-        return Err(errno);
-    }
-    let arrived = call(parking.block, destination.start);
-    if arrived.is_err() {
-        keep_mapped(destination);
-        // SAFETY: the call failed, so the bytes are in parking still, which is ours; the destination is mapped, again
-        // if need be. No other thread uses either.
-        unsafe { copy(parking.block, destination) };
-    }
-    let returned = call(parking.rest, gap.start);
-    if returned.is_err() {
-        // The gap holds nothing that anyone needs; it only has to be there.
-        keep_mapped(gap);
-    }
-    // SAFETY: both moves into parking were made, so all of it is mapped and ours, and nothing refers to it from here
-    // on.
-    unsafe { unmap(parking.all) };
-    arrived.and(returned)
-}
-
 /// Addresses for the pages of a block and of a hole while neither is at its place.
 struct Parking {
-    all: Extent,
+    all: Mapping,
     block: Extent,
     rest: Extent,
 }
@@ -138,11 +177,8 @@ impl Parking {
         let (block, rest) = (shift.destination, shift.gap);
         let slack = Bytes::new(3 * HUGE_PAGE.get());
         let bytes = block.bytes.checked_add(rest.bytes).and_then(|sum| sum.checked_add(slack)).ok_or(Errno::NOMEM)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a null hint and no MAP_FIXED: the kernel chooses a range that nothing else uses.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes.get() as usize, ProtFlags::empty(), flags) }?;
-        let all = Extent { start: Address::new(start.expose_provenance() as u64), bytes };
-        let block = Extent { start: alike(all.start, block.start), ..block };
+        let all = Mapping::new(bytes, ProtFlags::empty())?;
+        let block = Extent { start: alike(all.extent().start, block.start), ..block };
         let rest = Extent { start: alike(block.end(), rest.start), ..rest };
         Ok(Self { all, block, rest })
     }
@@ -162,15 +198,4 @@ fn keep_mapped(extent: Extent) {
     // SAFETY: with `FIXED_NOREPLACE` the kernel maps only where nothing is mapped, so that no memory of others changes;
     // that something is mapped there is the usual case, and no failure.
     let _ = unsafe { mmap_anonymous(extent.pointer(), extent.len(), protection, flags) };
-}
-
-/// Ends a mapping of parking.
-///
-/// # Safety
-/// The extent is whole pages of [`Parking`] that are still the caller's, and nothing refers to them any more.
-unsafe fn unmap(extent: Extent) {
-    // SAFETY: by the contract the pages are the caller's, and no live object lies in them.
-    if let Err(errno) = unsafe { munmap(extent.pointer(), extent.len()) } {
-        log::warn!("munmap of {} bytes at {} failed: {errno}; they stay reserved", extent.bytes.get(), extent.start);
-    }
 }

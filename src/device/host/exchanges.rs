@@ -8,7 +8,7 @@ use crate::{
     device::{
         host::{
             cuts::{self, Cuts},
-            exchange,
+            exchange::Move,
         },
         shift::{Direction, Extent, Shift},
     },
@@ -65,58 +65,46 @@ impl Exchanges {
         })
     }
 
-    /// Moves `shift`.
-    ///
-    /// # Safety
-    /// As for `Mover::relocate`.
-    pub(super) unsafe fn carry(&self, shift: Shift) {
-        let Some((first, last)) = self.edges(shift) else {
-            // SAFETY: by the contract both ranges lie in regions of this device, which are mapped, and no other thread
-            // uses them.
-            return unsafe { exchange::copy(shift.source, shift.destination) };
-        };
-        let (edge, rest) = shift.split(first);
+    /// Makes a move.
+    pub(super) fn carry(&self, block: Move) {
+        let shift = block.shift();
+        let Some((first, last)) = self.edges(shift) else { return block.copy() };
+        // In order, the foremost first, so that no part is overwritten before it has moved.
+        let (edge, rest) = block.split(first);
         let (whole, other_edge) = match rest {
-            Some(rest) => rest.split(rest.source.bytes - last),
+            Some(rest) => {
+                let bytes = rest.shift().source.bytes - last;
+                rest.split(bytes)
+            }
             None => (None, None),
         };
-        // SAFETY: each part's two ranges are parts of those that the contract covers. They go in order, the foremost
-        // first, so that none is overwritten before it has moved; the middle one is whole units, as `carry_whole` asks.
-        unsafe {
-            edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
-            whole.into_iter().for_each(|part| self.carry_whole(part));
-            other_edge.into_iter().for_each(|part| exchange::copy(part.source, part.destination));
-        }
+        edge.into_iter().for_each(Move::copy);
+        whole.into_iter().for_each(|part| self.carry_whole(part));
+        other_edge.into_iter().for_each(Move::copy);
     }
 
     /// Moves whole units, by exchanging them as far as that goes.
-    ///
-    /// # Safety
-    /// As for `Mover::relocate`; both ranges are whole units.
-    unsafe fn carry_whole(&self, shift: Shift) {
+    fn carry_whole(&self, block: Move) {
         // Held while the kernel works: the book must say where mappings end when the next exchange reads it.
         let mut cuts = self.cuts.lock();
-        let mut left = Some(shift);
-        while let Some(shift) = left {
+        let mut left = Some(block);
+        while let Some(block) = left {
             if self.are_refused() || !cuts.have_room() {
                 drop(cuts);
-                // SAFETY: what is left of two ranges that lie in regions of this device and that no other thread uses.
-                return unsafe { exchange::copy(shift.source, shift.destination) };
+                return block.copy();
             }
-            let bytes = cuts.piece(shift);
-            let (piece, rest) = shift.split(bytes);
+            let bytes = cuts.piece(block.shift());
+            let (piece, rest) = block.split(bytes);
             left = rest;
             let Some(piece) = piece else { continue };
             // Between cuts, a piece is worth an exchange where other threads sleep: it keeps the pages warm as well.
             if bytes.get() < self.least.get() / 4 {
-                // SAFETY: a part of two ranges that lie in regions of this device and that no other thread uses.
-                unsafe { exchange::copy(piece.source, piece.destination) };
+                piece.copy();
                 continue;
             }
-            // SAFETY: both ranges are whole units, so whole pages, of mappings of this device that no other thread
-            // uses; `exchange` passes `remap` pairs of such extents that do not overlap.
-            let done = unsafe { exchange::exchange(piece, &mut |from, to| exchange::remap(from, to)) };
-            cuts.exchanged(piece);
+            let shift = piece.shift();
+            let done = piece.exchange(&mut |_| Ok(()));
+            cuts.exchanged(shift);
             if let Err(errno) = done {
                 self.refused.store(true, Ordering::Relaxed);
                 log::info!("moves of blocks copy from now on, because mremap of {} failed: {errno}", bytes);

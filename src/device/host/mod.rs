@@ -13,9 +13,9 @@
 //! when the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve them
 //! if the administrator wants them; they ask for huge pages where the user says so (`huge`).
 //!
-//! What is written where: `carrier` brings arrays in; `mover` moves blocks within regions and gives their pages back,
-//! by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the mappings that exchanges leave;
-//! `capacity` says how much memory there is.
+//! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and gives
+//! their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the mappings that
+//! exchanges leave; `capacity` says how much memory there is.
 
 mod backing;
 mod capacity;
@@ -24,14 +24,13 @@ mod cuts;
 mod exchange;
 mod exchanges;
 mod huge;
+mod mapping;
 mod mover;
 mod pages;
 #[cfg(test)]
 mod tests;
 
 pub use crate::device::host::backing::HostBacking;
-pub use crate::device::host::backing::read;
-pub use crate::device::host::backing::write;
 pub use crate::device::host::capacity::capacity;
 pub use crate::device::host::capacity::left_to_map;
 pub use crate::device::host::carrier::HostMemory;

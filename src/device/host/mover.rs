@@ -45,7 +45,7 @@ use rustix::{
 use crate::{
     device::{
         Mover,
-        host::backing::HostBacking,
+        host::{backing::HostBacking, exchange::Move},
         shift::{Extent, Shift},
     },
     error::{Error, Result},
@@ -71,8 +71,9 @@ impl Mover for HostBacking {
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         if let Some(shift) = Shift::new(Extent { start: from, bytes }, to) {
             let worked = !self.exchanges.are_refused();
-            // SAFETY: `carry` asks what this function's own contract says of the same two ranges.
-            unsafe { self.exchanges.carry(shift) };
+            // SAFETY: by the contract both ranges lie in regions of this device, which are such mappings, and nothing
+            // else reads or writes them meanwhile; nobody but this device maps and unmaps in its regions.
+            self.exchanges.carry(unsafe { Move::new(shift) });
             if worked && self.exchanges.are_refused() {
                 // A refused call may have left a part of either mapped afresh, which has not asked yet.
                 [shift.source, shift.destination].into_iter().for_each(|extent| self.advise(extent.whole(self.page)));

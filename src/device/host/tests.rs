@@ -23,7 +23,7 @@ use crate::{
         Mover,
         host::{
             cuts::{Cuts, borders},
-            exchange::{exchange, remap},
+            exchange::{Move, remap},
             exchanges::Exchanges,
             mover::resident,
             pages::HUGE_PAGE,
@@ -38,6 +38,29 @@ use crate::{
 
 const PAGE: Bytes = Bytes::kib(4);
 const ORDER: Ordering = Ordering::Relaxed;
+
+/// Copies bytes into the host's memory.
+///
+/// # Safety
+/// `to` lies in a live block with at least `from.len()` bytes from there on, which no other thread reads or writes
+/// meanwhile.
+unsafe fn write(to: Address, from: &[u8]) {
+    let to = ptr::with_exposed_provenance_mut::<u8>(to.get() as usize);
+    // SAFETY: `from` is a slice, so readable for its length; `to` is writable for as much by the contract, and no other
+    // access is made to it, so the two do not overlap. Bytes need no alignment.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+}
+
+/// Copies bytes out of the host's memory.
+///
+/// # Safety
+/// `from` lies in a live block with at least `to.len()` bytes from there on, which no other thread writes meanwhile.
+unsafe fn read(from: Address, to: &mut [u8]) {
+    let from = ptr::with_exposed_provenance::<u8>(from.get() as usize);
+    // SAFETY: `to` is a slice that is borrowed alone, so writable for its length and apart from `from`, which is
+    // readable for as much by the contract. Bytes need no alignment.
+    unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+}
 
 #[test]
 fn regions_are_aligned_hold_what_is_written_and_go_back() {
@@ -297,21 +320,19 @@ fn a_refused_call_loses_nothing() {
             let mut model = Model::new(host(PAGE, 1000), Bytes::mib(4));
             let shift = Shift::new(model.extent(from, bytes), model.extent(to, bytes).start).expect("a move");
             let mut calls = 0;
-            let mut call = |from: Extent, to: Address| {
+            let mut call = |target: Extent| {
                 calls += 1;
                 if calls - 1 != refused {
-                    // SAFETY: what `exchange` asks for.
-                    return unsafe { remap(from, to) };
+                    return Ok(());
                 }
                 if unmaps {
-                    let target = ptr::with_exposed_provenance_mut(to.get() as usize);
                     // SAFETY: what the kernel would do.
-                    unsafe { munmap(target, from.bytes.get() as usize) }.expect("mapped");
+                    unsafe { munmap(target.pointer(), target.len()) }.expect("mapped");
                 }
                 Err(Errno::NOMEM)
             };
             // SAFETY: whole pages of this test's own.
-            let done = unsafe { exchange(shift, &mut call) };
+            let done = unsafe { Move::new(shift) }.exchange(&mut call);
             assert_eq!(done, Err(Errno::NOMEM), "call {refused}");
             model.moved(from, to, bytes);
             assert_eq!(calls, if refused < 2 { refused + 1 } else { 4 });

@@ -30,7 +30,7 @@
 
 use std::{
     ffi::{c_int, c_void},
-    mem,
+    mem::{self, MaybeUninit},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::{
@@ -72,8 +72,8 @@ static OPEN: AtomicBool = AtomicBool::new(false);
 /// its imports.
 pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: Bytes, discard: Discard) -> Result<()> {
     let pool = Pool::new(backing, limit, discard)?;
-    // SAFETY: the functions have the types of those that they replace, and behave like them; the rest is the caller's
-    // promise.
+    // SAFETY: the functions have the types of those that they replace, and behave like them; the library is never
+    // unloaded, and no other thread is resolving its imports, as this function asks.
     unsafe {
         imports::redirect(inside, &[(c"free", free as *const c_void), (c"realloc", realloc as *const c_void)])?;
         if POOL.set(pool).is_ok() {
@@ -133,50 +133,53 @@ fn place(align: usize, size: usize) -> *mut c_void {
     found.ok().flatten().unwrap_or(ptr::null_mut())
 }
 
-/// The pool, if `address` lies in it.
-fn home(address: *mut c_void) -> Option<&'static Pool> {
-    POOL.get().filter(|pool| pool.holds(address))
-}
-
-unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+/// `posix_memalign`, whose `out` is a place to write to.
+extern "C" fn posix_memalign(out: &mut MaybeUninit<*mut c_void>, align: usize, size: usize) -> c_int {
     let found = place(align, size);
     if found.is_null() {
-        // SAFETY: the engine's own call.
-        return unsafe { libc::posix_memalign(out, align, size) };
+        // SAFETY: there is a place to write to, and malloc refuses an alignment that it does not take.
+        return unsafe { libc::posix_memalign(out.as_mut_ptr(), align, size) };
     }
-    // SAFETY: the engine gives a place to write to.
-    unsafe { out.write(found) };
+    out.write(found);
     0
 }
 
-unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     let found = place(align, size);
     if found.is_null() {
-        // SAFETY: the engine's own call.
+        // SAFETY: allocating has no precondition: malloc refuses an alignment that it does not take.
         return unsafe { libc::aligned_alloc(align, size) };
     }
     found
 }
 
+/// `free`, as C has it.
+///
+/// # Safety
+/// As for `free`: the engine frees what it was given, once.
 unsafe extern "C" fn free(address: *mut c_void) {
-    match home(address) {
-        // SAFETY: the engine frees what it was given, once.
-        Some(pool) => drop(catch_unwind(AssertUnwindSafe(|| unsafe { pool.free(address) }))),
-        // SAFETY: the engine's own call.
-        None => unsafe { libc::free(address) },
+    // SAFETY: it is NULL or an allocation that was not freed, as this function asks: the pool's, or else malloc's.
+    unsafe {
+        match POOL.get().and_then(|pool| pool.find(address)) {
+            Some(allocation) => drop(catch_unwind(AssertUnwindSafe(|| allocation.free()))),
+            None => libc::free(address),
+        }
     }
 }
 
+/// `realloc`, as C has it.
+///
+/// # Safety
+/// As for `realloc`.
 unsafe extern "C" fn realloc(address: *mut c_void, size: usize) -> *mut c_void {
-    let Some(pool) = home(address) else {
-        // SAFETY: the engine's own call.
-        return unsafe { libc::realloc(address, size) };
-    };
-    // SAFETY: a live allocation of the pool; the new one is as long as asked for, and not in the pool.
+    // SAFETY: it is NULL or an allocation that was not freed, as this function asks: malloc's, or else the pool's. The
+    // new one is as long as asked for, and not in the pool, so that the two do not overlap. The old one is freed once.
     unsafe {
+        let found = POOL.get().and_then(|pool| pool.find(address));
+        let Some(allocation) = found else { return libc::realloc(address, size) };
         let moved = libc::malloc(size);
         if !moved.is_null() {
-            ptr::copy_nonoverlapping(address.cast::<u8>(), moved.cast(), size.min(pool.size(address)));
+            ptr::copy_nonoverlapping(address.cast::<u8>(), moved.cast(), size.min(allocation.size()));
             free(address);
         }
         moved

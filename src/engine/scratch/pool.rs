@@ -146,22 +146,21 @@ impl Pool {
         })
     }
 
-    /// The size that was asked for.
+    /// The allocation at an address; `None` for one that does not lie in the pool.
     ///
     /// # Safety
-    /// `allocation` must be one of [`Self::allocate`]'s that was not freed.
-    pub(super) unsafe fn size(&self, allocation: *mut c_void) -> usize {
-        // SAFETY: the caller's promise: a head lies in front of it.
-        unsafe { (*allocation.cast::<Head>().sub(1)).size }
+    /// What lies in the pool must be one of [`Self::allocate`]'s that was not freed, and that nothing else frees while
+    /// the value lives.
+    pub(super) unsafe fn find(&self, allocation: *mut c_void) -> Option<Allocation<'_>> {
+        self.holds(allocation).then(|| {
+            // SAFETY: it is an allocation of this pool, as this function asks, so a head lies in front of it, which was
+            // written before the allocation was given out.
+            let Head { block, size } = unsafe { allocation.cast::<Head>().sub(1).read() };
+            Allocation { pool: self, block, size }
+        })
     }
 
-    /// Takes an allocation back; its pages stay.
-    ///
-    /// # Safety
-    /// `allocation` must be one of [`Self::allocate`]'s that was not freed.
-    pub(super) unsafe fn free(&self, allocation: *mut c_void) {
-        // SAFETY: the caller's promise: a head lies in front of it.
-        let block = unsafe { (*allocation.cast::<Head>().sub(1)).block };
+    fn free(&self, block: BlockId) {
         self.release(block);
         self.held.fetch_sub(1, Ordering::Relaxed);
         if self.frees.fetch_add(1, Ordering::Relaxed) % EPOCH == EPOCH - 1 {
@@ -249,6 +248,25 @@ impl Pool {
         // Where something lives at the upper end, its pages are to be given back another time.
         self.touched.fetch_max(if reached < touched { touched } else { from }, Ordering::Relaxed);
         discarded
+    }
+}
+
+/// An allocation of the pool that lives.
+pub(super) struct Allocation<'a> {
+    pool: &'a Pool,
+    block: BlockId,
+    size: usize,
+}
+
+impl Allocation<'_> {
+    /// The size that was asked for.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Takes it back; its pages stay.
+    pub(super) fn free(self) {
+        self.pool.free(self.block);
     }
 }
 
@@ -362,7 +380,7 @@ mod tests {
             // SAFETY: it is ours, and so long.
             unsafe {
                 allocation.cast::<u8>().write_bytes(number as u8 + 1, size);
-                assert_eq!(pool.size(allocation), size);
+                assert_eq!(pool.find(allocation).unwrap().size(), size);
             }
         }
         for (number, (&allocation, &size)) in held.iter().zip(&sizes).enumerate() {
@@ -372,7 +390,7 @@ mod tests {
         }
         assert_eq!(pool.allocate(12 * MIB), None, "no room: the engine gets it from malloc");
         // SAFETY: each once.
-        held.iter().for_each(|&allocation| unsafe { pool.free(allocation) });
+        held.iter().for_each(|&allocation| unsafe { pool.find(allocation) }.unwrap().free());
         assert_eq!(pool.usage().in_use, Bytes::ZERO);
         assert_eq!(pool.allocate(MIB), Some(held[0]), "the pages that were touched");
         let outside: u64 = 0;
@@ -385,7 +403,7 @@ mod tests {
     fn what_an_epoch_did_not_use_goes_back() {
         let (pool, discarded) = pool(64);
         // SAFETY: each allocation is freed once.
-        let turn = |size| unsafe { pool.free(pool.allocate(size).unwrap()) };
+        let turn = |size| unsafe { pool.find(pool.allocate(size).unwrap()) }.unwrap().free();
         turn(32 * MIB);
         (1..EPOCH).for_each(|_| turn(4 * MIB));
         assert!(discarded.lock().unwrap().is_empty(), "it was used in this epoch");
@@ -401,7 +419,7 @@ mod tests {
         // What lives there is left alone, and its pages are found later.
         let (low, high) = (pool.allocate(8 * MIB).unwrap(), pool.allocate(8 * MIB).unwrap());
         // SAFETY: once.
-        unsafe { pool.free(low) };
+        unsafe { pool.find(low) }.unwrap().free();
         (0..3 * EPOCH).for_each(|_| turn(MIB));
         let kept = high.addr() - HEAD..high.addr() + 8 * MIB;
         let apart = |region: &AddressRange| {
@@ -410,7 +428,7 @@ mod tests {
         };
         assert!(discarded.lock().unwrap().iter().all(apart));
         // SAFETY: once.
-        unsafe { pool.free(high) };
+        unsafe { pool.find(high) }.unwrap().free();
         (0..2 * EPOCH).for_each(|_| turn(MIB));
         assert!(!discarded.lock().unwrap().iter().all(apart), "after its end");
         assert!(pool.discard_holes() > Bytes::ZERO);
@@ -432,7 +450,7 @@ mod tests {
                             allocation.add(size - 1).write(mark);
                             std::thread::yield_now();
                             assert_eq!([allocation.read(), allocation.add(size - 1).read()], [mark; 2]);
-                            pool.free(allocation.cast());
+                            pool.find(allocation.cast()).unwrap().free();
                         }
                     }
                 });

@@ -15,10 +15,7 @@
 //! made here are zero from byte 40 on, which every Abseil reads as none. What they point to is never freed: its
 //! references never reach zero, and there is one status for each message.
 
-use std::{
-    ptr,
-    sync::atomic::{AtomicI32, Ordering},
-};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
 
@@ -27,7 +24,8 @@ use crate::sys;
 /// libstdc++'s `std::string`, with its text elsewhere.
 #[repr(C)]
 struct Text {
-    data: *const u8,
+    /// Constant.
+    data: AtomicPtr<u8>,
     length: usize,
     capacity: usize,
     unused: usize,
@@ -46,20 +44,14 @@ struct Status {
 /// The references that this library keeps.
 const OURS: i32 = 1 << 30;
 
-// SAFETY: except for its references, which are atomic, a status is never written; its text lives as long as the
-// process.
-unsafe impl Sync for Status {}
-
-/// One status for each code and message that there was.
-static STATUSES: Mutex<Vec<&'static Status>> = Mutex::new(Vec::new());
+/// One status for each code and message that there was, with the message.
+static STATUSES: Mutex<Vec<(&'static str, &'static Status)>> = Mutex::new(Vec::new());
 
 impl Status {
     /// The status with that code and message, made when it is the first.
     fn of(code: sys::XLA_FFI_Error_Code, message: String) -> &'static Self {
         let mut statuses = STATUSES.lock();
-        if let Some(status) =
-            statuses.iter().find(|status| status.code == code.0 && status.text() == message.as_bytes())
-        {
+        if let Some((_, status)) = statuses.iter().find(|(text, status)| status.code == code.0 && *text == message) {
             return status;
         }
         let length = message.len();
@@ -67,16 +59,11 @@ impl Status {
         let status = &*Box::leak(Box::new(Self {
             references: AtomicI32::new(OURS),
             code: code.0,
-            message: Text { data: text.as_ptr(), length, capacity: length, unused: 0 },
+            message: Text { data: AtomicPtr::new(text.as_mut_ptr()), length, capacity: length, unused: 0 },
             none: [0; 8],
         }));
-        statuses.push(status);
+        statuses.push((&text[..length], status));
         status
-    }
-
-    fn text(&self) -> &[u8] {
-        // SAFETY: `of` leaked the text, with this length.
-        unsafe { std::slice::from_raw_parts(self.message.data, self.message.length) }
     }
 }
 
@@ -84,16 +71,16 @@ impl Status {
 /// which is success, when there is no memory for a pointer.
 pub fn readable(code: sys::XLA_FFI_Error_Code, message: String) -> *mut sys::XLA_FFI_Error {
     let status = Status::of(code, message);
-    // C++'s `operator delete` frees it, which is `free`.
-    // SAFETY: allocating has no precondition.
-    let error = unsafe { libc::malloc(size_of::<*const Status>()) }.cast::<*const Status>();
-    if error.is_null() {
-        return ptr::null_mut();
+    // C++'s `operator delete` frees it, which is `free`. SAFETY: allocating has no precondition; what is not NULL has
+    // room for one pointer, aligned, and nothing else uses it yet.
+    unsafe {
+        let error = libc::malloc(size_of::<*const Status>()).cast::<*const Status>();
+        if !error.is_null() {
+            status.references.fetch_add(1, Ordering::Relaxed);
+            error.write(status);
+        }
+        error.cast()
     }
-    status.references.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the allocation has room for one pointer, and nothing else uses it yet.
-    unsafe { error.write(status) };
-    error.cast()
 }
 
 #[cfg(test)]

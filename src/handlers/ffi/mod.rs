@@ -27,7 +27,7 @@ use crate::{
     engine::{
         Engine, Outcome,
         abi::Handler,
-        ffi::{self, Deleter, Table},
+        ffi::{self, Deleter, FfiHandler, Stages, Table},
         process,
     },
     error::Error,
@@ -59,43 +59,42 @@ fn table(engine: &'static Engine, platform: &str) -> Outcome<Option<&'static Tab
 /// # Safety
 /// The functions must be handlers of XLA FFI, for as long as the process lives.
 pub unsafe fn register_handler(name: &str, platform: &str, bundle: Bundle, traits: u32) -> Outcome {
+    let Bundle { instantiate, prepare, initialize, execute } = bundle;
+    // SAFETY: the functions are handlers for as long as the process lives, as this function asks.
+    let stays = |handler: Option<Handler>| handler.map(|handler| unsafe { FfiHandler::new(handler) });
+    let [instantiate, prepare, initialize, execute] = [instantiate, prepare, initialize, execute].map(stays);
+    register(name, platform, Stages { instantiate, prepare, initialize, execute }, traits)
+}
+
+fn register(name: &str, platform: &str, stages: Stages, traits: u32) -> Outcome {
     let engine = process::engine()?;
     let said = |error: Error| error.context(&format!("FFI handler {name} on platform {platform}"));
-    let Some(execute) = bundle.execute else {
+    let Some(execute) = stages.execute else {
         return Err(said(Error::invalid_argument("there is no handler for the stage execute")).into());
     };
     let Some(table) = table(engine, platform)? else {
-        if bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some() {
+        if stages.is_stateful() {
             let why = format!("the engine {} takes handlers of the stage execute alone", engine.path().display());
             return Err(said(Error::unimplemented(why)).into());
         }
         return Ok(ffi::register_plainly(engine, name, platform, execute, traits)?);
     };
-    // SAFETY: the functions are handlers for as long as the process lives, as this function asks; trampolines live as
-    // long as this library, which is never unloaded.
-    let register = || unsafe {
-        let bundle = fit(table, engine, Platform::named(platform), bundle)?;
-        table.register_handler(name, platform, bundle, traits)
-    };
-    Ok(register().map_err(said)?)
+    let fitted = fit(table, engine, Platform::named(platform), stages);
+    let registered = fitted.and_then(|stages| table.register_handlers(name, platform, stages, traits));
+    Ok(registered.map_err(said)?)
 }
 
-/// The functions by which the engine calls the handlers of a bundle: their trampolines on a CPU, elsewhere where they
-/// are needed. All of them or none, because one stage's state is for another.
-///
-/// # Safety
-/// As for [`register_handler`].
-unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle: Bundle) -> Result<Bundle, Error> {
+/// The functions by which the engine calls the handlers of a custom call: their trampolines on a CPU, elsewhere where
+/// they are needed. All of them or none, because one stage's state is for another.
+fn fit(table: &'static Table, engine: &Engine, platform: Platform, stages: Stages) -> Result<Stages, Error> {
     let (major, minor) = table.version();
-    let stateful = bundle.instantiate.is_some() || bundle.prepare.is_some() || bundle.initialize.is_some();
     let (mut known, mut newest, mut differs) = (true, (major, minor), false);
-    for handler in [bundle.instantiate, bundle.prepare, bundle.initialize, bundle.execute].into_iter().flatten() {
-        // SAFETY: the function is a handler for as long as the process lives, as this function asks.
-        let metadata = unsafe { table.describe(handler)? }.api_version;
+    for handler in stages.iter() {
+        let metadata = table.describe(handler)?.api_version;
         let version = (metadata.major_version, metadata.minor_version);
         // A new engine reads an old struct for a state differently, and not all engines that call themselves 0.2
         // agree on it either. On a CPU, a state of a later stage would be lost.
-        let states = stateful && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
+        let states = stages.is_stateful() && (platform == Platform::Cpu || version.1.min(minor) < STATES_CHANGED);
         differs |= states || in_jaxlib(handler);
         known &= version.0 == major && version.1 <= NEWEST;
         newest = newest.max(version);
@@ -103,26 +102,16 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
     let newer = newest > (major, minor);
     let needed = newer || differs;
     if !needed && platform != Platform::Cpu {
-        return Ok(bundle);
+        return Ok(stages);
     }
     // A bundle that the engine can call by itself need not fail where there is no table or no trampoline for it.
     let tables = Tables::get(table, platform).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
     if let Some(tables) = tables.filter(|_| known) {
-        // SAFETY: the function is a handler for as long as the process lives, as this function asks.
-        let trampoline =
-            |handler: Option<Handler>| handler.map(|one| unsafe { assign(table, one, tables) }).transpose();
-        let fitted = || {
-            Ok(Bundle {
-                instantiate: trampoline(bundle.instantiate)?,
-                prepare: trampoline(bundle.prepare)?,
-                initialize: trampoline(bundle.initialize)?,
-                execute: trampoline(bundle.execute)?,
-            })
-        };
-        return fitted().or_else(|none| if needed { Err(none) } else { Ok(bundle) });
+        let fitted = stages.try_map(|handler| assign(table, handler, tables));
+        return fitted.or_else(|none| if needed { Err(none) } else { Ok(stages) });
     }
     if !newer {
-        return Ok(bundle);
+        return Ok(stages);
     }
     Err(Error::unimplemented(format!(
         "it speaks XLA FFI {}.{}, and the engine {} {major}.{minor}; handlers of up to {major}.{} can be registered",
@@ -134,18 +123,14 @@ unsafe fn fit(table: &'static Table, engine: &Engine, platform: Platform, bundle
 }
 
 /// The trampoline of `handler`, over the table for its kind.
-///
-/// # Safety
-/// As for [`register_handler`].
-unsafe fn assign(table: &Table, handler: Handler, tables: &'static Tables) -> Result<Handler, Error> {
-    // SAFETY: the function is a handler for as long as the process lives, as this function asks.
-    let minor = unsafe { table.describe(handler)? }.api_version.minor_version;
+fn assign(table: &Table, handler: FfiHandler, tables: &'static Tables) -> Result<FfiHandler, Error> {
+    let minor = table.describe(handler)?.api_version.minor_version;
     trampolines::assign(handler, Kind { minor, in_jaxlib: in_jaxlib(handler) }, tables)
 }
 
 /// Whether the handler is of jaxlib's own libraries, which are built with XLA's source, and not only its headers.
-fn in_jaxlib(handler: Handler) -> bool {
-    process::library_of(handler as usize).is_some_and(|library| {
+fn in_jaxlib(handler: FfiHandler) -> bool {
+    process::library_of(handler.address()).is_some_and(|library| {
         let folders = library.parent().into_iter().flat_map(std::path::Path::components);
         folders.into_iter().any(|folder| folder.as_os_str() == "jaxlib")
     })

@@ -10,7 +10,7 @@
 //! the box. A deleter that came with an old struct stays there too, because today's engines have only a type's
 //! deleter.
 
-use std::{ffi::c_void, mem, ptr};
+use std::{ffi::c_void, ptr};
 
 use once_cell::sync::OnceCell;
 use parking_lot::RwLock;
@@ -30,15 +30,13 @@ pub const BOX_TYPE: i64 = 0x0070_6a72_7462_6f78;
 
 type Function<A> = unsafe extern "C" fn(*mut A) -> *mut sys::XLA_FFI_Error;
 
-/// The engine's functions for states, for the structs that it takes.
-enum Engines {
-    Old { set: Function<sys::XLA_FFI_State_Set_Args_V02>, get: Function<sys::XLA_FFI_State_Get_Args_V02> },
-    New { set: Function<sys::XLA_FFI_State_Set_Args>, get: Function<sys::XLA_FFI_State_Get_Args> },
-}
-
 struct States {
     engine: &'static Table,
-    engines: Engines,
+    /// The engine's functions for states, which are declared with the new structs.
+    set: Function<sys::XLA_FFI_State_Set_Args>,
+    get: Function<sys::XLA_FFI_State_Get_Args>,
+    /// Whether the engine takes the old structs.
+    old: bool,
     /// Whether the engine keeps states of later stages than instantiate.
     later_stages: bool,
 }
@@ -78,12 +76,13 @@ impl Platform {
     }
 }
 
-/// What a handler asks of a state.
+/// Which state a handler asks for: its struct says so, which lives during the call.
 #[derive(Clone, Copy)]
 struct Asked {
     ctx: *mut sys::XLA_FFI_ExecutionContext,
     stage: sys::XLA_FFI_ExecutionStage,
-    type_id: *const sys::XLA_FFI_TypeId,
+    /// The handler's own id.
+    type_id: i64,
 }
 
 /// Makes this engine, which computes on `platform`, the one that keeps states.
@@ -98,33 +97,21 @@ pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
         let (Some(set), Some(get)) = (api.XLA_FFI_State_Set, api.XLA_FFI_State_Get) else {
             return Err(Error::unimplemented("the engine's XLA FFI has no functions for handlers' states"));
         };
-        let engines = if engine.version().1 >= STATES_CHANGED {
-            Engines::New { set, get }
-        } else {
-            // SAFETY: the functions differ in the struct behind their one pointer; an engine of this version reads
-            // the old form.
-            unsafe {
-                Engines::Old {
-                    set: mem::transmute::<Function<sys::XLA_FFI_State_Set_Args>, Function<_>>(set),
-                    get: mem::transmute::<Function<sys::XLA_FFI_State_Get_Args>, Function<_>>(get),
-                }
-            }
-        };
+        let old = engine.version().1 < STATES_CHANGED;
         // XLA:CPU keeps none of them in any version, and accepts them all the same.
-        let later_stages = matches!(engines, Engines::New { .. }) && platform != Platform::Cpu;
-        Ok(States { engine, engines, later_stages })
+        let later_stages = !old && platform != Platform::Cpu;
+        Ok(States { engine, set, get, old, later_stages })
     })?;
     Ok(())
 }
 
 impl States {
     /// Passes a state to the engine, in a box. Without a deleter of its own it has its type's.
-    ///
-    /// # Safety
-    /// The arguments must satisfy the contract of State_Set.
-    unsafe fn set(&self, asked: Asked, state: *mut c_void, deleter: Deleter) -> *mut sys::XLA_FFI_Error {
-        // SAFETY: the handler's type id is alive during the call.
-        let type_id = unsafe { (*asked.type_id).type_id };
+    fn set(&self, asked: Asked, state: *mut c_void, deleter: Deleter) -> *mut sys::XLA_FFI_Error {
+        if let Some(error) = self.refuses(asked.stage) {
+            return error;
+        }
+        let Asked { ctx, stage, type_id } = asked;
         let of_type = || DELETERS.read().as_ref().and_then(|deleters| deleters.get(&type_id).copied()).flatten();
         let deleter = deleter.or_else(of_type);
         if deleter.is_none() {
@@ -132,27 +119,22 @@ impl States {
         }
         let boxed = Box::into_raw(Box::new(Boxed { type_id, state, deleter }));
         let mut box_type = sys::XLA_FFI_TypeId { type_id: BOX_TYPE };
-        let (ctx, stage, type_id) = (asked.ctx, asked.stage, &raw mut box_type);
-        let error = match self.engines {
-            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
-            Engines::Old { set, .. } => unsafe {
-                set(&mut sys::XLA_FFI_State_Set_Args_V02 {
-                    struct_size: sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE,
-                    ctx,
-                    type_id,
-                    state: boxed.cast(),
-                    // The same as the type's; engines whose struct has no such field do not look at it.
-                    deleter: Some(free_box),
-                    ..Default::default()
-                })
-            },
-            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
-            Engines::New { set, .. } => unsafe {
-                let struct_size = sys::XLA_FFI_State_Set_Args::STRUCT_SIZE;
-                let state = boxed.cast();
-                set(&mut sys::XLA_FFI_State_Set_Args { struct_size, ctx, stage, type_id, state, ..Default::default() })
-            },
+        let (type_id, state) = (&raw mut box_type, boxed.cast());
+        let mut old = sys::XLA_FFI_State_Set_Args_V02 {
+            struct_size: sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE,
+            ctx,
+            type_id,
+            state,
+            // The same as the type's; engines whose struct has no such field do not look at it.
+            deleter: Some(free_box),
+            ..Default::default()
         };
+        let struct_size = sys::XLA_FFI_State_Set_Args::STRUCT_SIZE;
+        let mut new = sys::XLA_FFI_State_Set_Args { struct_size, ctx, stage, type_id, state, ..Default::default() };
+        let args = if self.old { (&raw mut old).cast() } else { &raw mut new };
+        // SAFETY: the function is the engine's, and the struct the one that its version takes; struct and id are alive
+        // during the call, and the context is the handler's (`Asked`).
+        let error = unsafe { (self.set)(args) };
         if !error.is_null() {
             // SAFETY: the box was made above, and the engine did not take it; the state stays the handler's.
             drop(unsafe { Box::from_raw(boxed) });
@@ -162,138 +144,145 @@ impl States {
 
     /// Takes a state from the engine, out of its box.
     ///
-    /// # Safety
-    /// The arguments must satisfy the contract of State_Get.
-    unsafe fn get(&self, asked: Asked, state: &mut *mut c_void) -> *mut sys::XLA_FFI_Error {
-        let mut box_type = sys::XLA_FFI_TypeId { type_id: BOX_TYPE };
-        let (ctx, stage, type_id) = (asked.ctx, asked.stage, &raw mut box_type);
-        let (error, found) = match self.engines {
-            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
-            Engines::Old { get, .. } => unsafe {
-                let struct_size = sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE;
-                let mut args = sys::XLA_FFI_State_Get_Args_V02 { struct_size, ctx, type_id, ..Default::default() };
-                (get(&raw mut args), args.state)
-            },
-            // SAFETY: the function is the engine's, and the struct the one that it takes, alive during the call.
-            Engines::New { get, .. } => unsafe {
-                let struct_size = sys::XLA_FFI_State_Get_Args::STRUCT_SIZE;
-                let mut args = sys::XLA_FFI_State_Get_Args { struct_size, ctx, stage, type_id, ..Default::default() };
-                (get(&raw mut args), args.state)
-            },
-        };
-        if !error.is_null() {
-            return error;
+    /// # Errors
+    /// The engine's.
+    fn get(&self, asked: Asked) -> Result<*mut c_void, *mut sys::XLA_FFI_Error> {
+        if let Some(error) = self.refuses(asked.stage) {
+            return Err(error);
         }
-        // SAFETY: the engine returns a state of the boxes' type, so it is a box, alive; the type id is the handler's,
-        // alive during the call.
-        let (boxed, wanted) = unsafe { (&*found.cast::<Boxed>(), (*asked.type_id).type_id) };
+        let Asked { ctx, stage, type_id: wanted } = asked;
+        let mut box_type = sys::XLA_FFI_TypeId { type_id: BOX_TYPE };
+        let type_id = &raw mut box_type;
+        let struct_size = sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE;
+        let mut old = sys::XLA_FFI_State_Get_Args_V02 { struct_size, ctx, type_id, ..Default::default() };
+        let struct_size = sys::XLA_FFI_State_Get_Args::STRUCT_SIZE;
+        let mut new = sys::XLA_FFI_State_Get_Args { struct_size, ctx, stage, type_id, ..Default::default() };
+        let args = if self.old { (&raw mut old).cast() } else { &raw mut new };
+        // SAFETY: the function is the engine's, and the struct the one that its version takes; struct and id are alive
+        // during the call, and the context is the handler's (`Asked`). Without an error the engine returns a state of
+        // the boxes' type, so it is a box, alive.
+        let boxed = unsafe {
+            let error = (self.get)(args);
+            if !error.is_null() {
+                return Err(error);
+            }
+            let found = if self.old { old.state } else { new.state };
+            &*found.cast::<Boxed>()
+        };
         if boxed.type_id != wanted {
-            return self.engine.error(
+            return Err(self.engine.error(
                 sys::XLA_FFI_Error_Code_INVALID_ARGUMENT,
                 &format!("the state has type id {}, and type id {wanted} is asked for", boxed.type_id),
-            );
+            ));
         }
-        *state = boxed.state;
-        ptr::null_mut()
+        Ok(boxed.state)
     }
 
-    /// `Err` if a struct of `size` bytes is shorter than `least`, or asks for a state that the engine has no place for.
-    fn check(
-        &self,
-        size: usize,
-        least: usize,
-        stage: sys::XLA_FFI_ExecutionStage,
-    ) -> Result<(), *mut sys::XLA_FFI_Error> {
-        if size < least {
-            return Err(self.engine.error(
-                sys::XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                &format!("a handler's struct for its state has {size} bytes; its version of XLA FFI has {least}"),
-            ));
+    /// The error for a struct of `size` bytes, of which a handler's version has `least`.
+    #[cold]
+    fn too_short(&self, size: usize, least: usize) -> *mut sys::XLA_FFI_Error {
+        self.engine.error(
+            sys::XLA_FFI_Error_Code_INVALID_ARGUMENT,
+            &format!("a handler's struct for its state has {size} bytes; its version of XLA FFI has {least}"),
+        )
+    }
+
+    /// The error for a state that the engine has no place for.
+    fn refuses(&self, stage: sys::XLA_FFI_ExecutionStage) -> Option<*mut sys::XLA_FFI_Error> {
+        if self.later_stages || stage == sys::XLA_FFI_ExecutionStage_INSTANTIATE {
+            return None;
         }
-        if !self.later_stages && stage != sys::XLA_FFI_ExecutionStage_INSTANTIATE {
-            let (major, minor) = self.engine.version();
-            return Err(self.engine.error(
-                sys::XLA_FFI_Error_Code_UNIMPLEMENTED,
-                &format!(
-                    "the engine's XLA FFI {major}.{minor} keeps a state of the instantiate stage alone, and a handler \
-                     asks for one of stage {} (1 is prepare, 2 initialize)",
-                    stage.0
-                ),
-            ));
-        }
-        Ok(())
+        let (major, minor) = self.engine.version();
+        Some(self.engine.error(
+            sys::XLA_FFI_Error_Code_UNIMPLEMENTED,
+            &format!(
+                "the engine's XLA FFI {major}.{minor} keeps a state of the instantiate stage alone, and a handler \
+                 asks for one of stage {} (1 is prepare, 2 initialize)",
+                stage.0
+            ),
+        ))
     }
 }
 
-/// Runs `body` on the states, which exist once a handler has a table from here.
-fn with(
-    body: impl FnOnce(&States) -> Result<*mut sys::XLA_FFI_Error, *mut sys::XLA_FFI_Error>,
-) -> *mut sys::XLA_FFI_Error {
-    STATES.get().map_or(ptr::null_mut(), |states| body(states).unwrap_or_else(|error| error))
+/// Declares functions of a table that handlers get. `$args` is the struct as `$passed`, whose fields are there as far
+/// as `$least` reaches; `$stage` and `$body` read no others, or look at its size.
+macro_rules! for_handlers {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident($args:ident: $declared:ident as $passed:ident, at least $least:ident; $stage:expr) {
+            |$states:ident, $asked:ident| $body:expr
+        }
+    )*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `$args` must be the struct that handlers of this version pass.
+        pub unsafe extern "C" fn $name($args: *mut sys::$declared) -> *mut sys::XLA_FFI_Error {
+            // They exist once a handler has a table from here.
+            let Some($states) = STATES.get() else { return ptr::null_mut() };
+            let $args = $args.cast::<sys::$passed>();
+            // SAFETY: a handler passes a valid struct, which begins with its size and lives during the call, as does
+            // the id that it points to. It is read and written no further than it is long.
+            unsafe {
+                let (size, least) = ((*$args).struct_size, sys::$least::STRUCT_SIZE);
+                if size < least {
+                    return $states.too_short(size, least);
+                }
+                let $asked = Asked { ctx: (*$args).ctx, stage: $stage, type_id: (*(*$args).type_id).type_id };
+                $body
+            }
+        }
+    )*};
 }
 
-/// State_Set for handlers of 0.3 and later.
-pub unsafe extern "C" fn set(args: *mut sys::XLA_FFI_State_Set_Args) -> *mut sys::XLA_FFI_Error {
-    with(|states| {
-        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
-        // it is read.
-        unsafe {
-            states.check((*args).struct_size, sys::XLA_FFI_State_Set_Args::STRUCT_SIZE, (*args).stage)?;
-            let asked = Asked { ctx: (*args).ctx, stage: (*args).stage, type_id: (*args).type_id };
-            Ok(states.set(asked, (*args).state, None))
-        }
-    })
-}
+for_handlers! {
+    /// State_Set for handlers of 0.3 and later.
+    fn set(args: XLA_FFI_State_Set_Args as XLA_FFI_State_Set_Args, at least XLA_FFI_State_Set_Args; (*args).stage) {
+        |states, asked| states.set(asked, (*args).state, None)
+    }
 
-/// State_Get for handlers of 0.3 and later.
-pub unsafe extern "C" fn get(args: *mut sys::XLA_FFI_State_Get_Args) -> *mut sys::XLA_FFI_Error {
-    with(|states| {
-        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
-        // it is read.
-        unsafe {
-            states.check((*args).struct_size, sys::XLA_FFI_State_Get_Args::STRUCT_SIZE, (*args).stage)?;
-            let asked = Asked { ctx: (*args).ctx, stage: (*args).stage, type_id: (*args).type_id };
-            Ok(states.get(asked, &mut (*args).state))
-        }
-    })
-}
+    /// State_Get for handlers of 0.3 and later.
+    fn get(args: XLA_FFI_State_Get_Args as XLA_FFI_State_Get_Args, at least XLA_FFI_State_Get_Args; (*args).stage) {
+        |states, asked| states.get(asked).map_or_else(|error| error, |state| {
+            (*args).state = state;
+            ptr::null_mut()
+        })
+    }
 
-/// State_Set for handlers from before 0.3, of either length.
-pub unsafe extern "C" fn old_set(args: *mut sys::XLA_FFI_State_Set_Args_V02) -> *mut sys::XLA_FFI_Error {
-    with(|states| {
-        let stage = sys::XLA_FFI_ExecutionStage_INSTANTIATE;
-        // SAFETY: a handler passes a valid struct, which begins with its size; the deleter is read only where the
-        // struct is long enough to have it.
-        unsafe {
-            let (size, whole) = ((*args).struct_size, sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE);
-            states.check(size, sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE, stage)?;
-            let deleter = if size >= whole { (*args).deleter } else { None };
-            let asked = Asked { ctx: (*args).ctx, stage, type_id: (*args).type_id };
-            Ok(states.set(asked, (*args).state, deleter))
+    /// State_Set for handlers from before 0.3, whose struct may end before the deleter.
+    fn old_set(
+        args: XLA_FFI_State_Set_Args as XLA_FFI_State_Set_Args_V02, at least XLA_FFI_State_Get_Args_V02;
+        sys::XLA_FFI_ExecutionStage_INSTANTIATE
+    ) {
+        |states, asked| {
+            let whole = (*args).struct_size >= sys::XLA_FFI_State_Set_Args_V02::STRUCT_SIZE;
+            states.set(asked, (*args).state, if whole { (*args).deleter } else { None })
         }
-    })
-}
+    }
 
-/// State_Get for handlers from before 0.3.
-pub unsafe extern "C" fn old_get(args: *mut sys::XLA_FFI_State_Get_Args_V02) -> *mut sys::XLA_FFI_Error {
-    with(|states| {
-        let stage = sys::XLA_FFI_ExecutionStage_INSTANTIATE;
-        // SAFETY: a handler passes a valid struct, which begins with its size, and is as long as its version's where
-        // it is read.
-        unsafe {
-            states.check((*args).struct_size, sys::XLA_FFI_State_Get_Args_V02::STRUCT_SIZE, stage)?;
-            let asked = Asked { ctx: (*args).ctx, stage, type_id: (*args).type_id };
-            Ok(states.get(asked, &mut (*args).state))
-        }
-    })
+    /// State_Get for handlers from before 0.3.
+    fn old_get(
+        args: XLA_FFI_State_Get_Args as XLA_FFI_State_Get_Args_V02, at least XLA_FFI_State_Get_Args_V02;
+        sys::XLA_FFI_ExecutionStage_INSTANTIATE
+    ) {
+        |states, asked| states.get(asked).map_or_else(|error| error, |state| {
+            (*args).state = state;
+            ptr::null_mut()
+        })
+    }
 }
 
 /// Frees a state, as its type's deleter does, and its box. The engine calls this when it drops the state.
+///
+/// # Safety
+/// `boxed` must be a box that [`States::set`] gave to the engine, which has it no longer.
 unsafe extern "C" fn free_box(boxed: *mut c_void) {
-    // SAFETY: the engine passes each box that `set` gave it, once.
-    let boxed = unsafe { Box::from_raw(boxed.cast::<Boxed>()) };
-    if let Some(deleter) = boxed.deleter {
-        // SAFETY: the deleter was registered for this type of state, which is freed once.
-        unsafe { deleter(boxed.state) };
+    // SAFETY: the engine passes each box that `set` gave it, once; the deleter was registered for this type of state,
+    // which is freed once.
+    unsafe {
+        let boxed = Box::from_raw(boxed.cast::<Boxed>());
+        if let Some(deleter) = boxed.deleter {
+            deleter(boxed.state);
+        }
     }
 }

@@ -22,12 +22,15 @@
 //! A newer engine has all of that itself, but takes one form of the old structs for another. Every table is as long
 //! as that of 0.5: a handler looks for the functions that it knows.
 
-use std::{mem, ptr};
+use std::ptr;
 
 use once_cell::sync::OnceCell;
 
 use crate::{
-    engine::{abi::Handler, ffi::Table},
+    engine::{
+        Raw,
+        ffi::{Asked, FfiError, FfiHandler, Functions, Table},
+    },
     error::Result,
     handlers::ffi::{
         errors,
@@ -42,20 +45,12 @@ pub const NEWEST: i32 = 5;
 /// The minor version whose errors show their code.
 const DETAILS: i32 = 4;
 
-type Function<A> = unsafe extern "C" fn(*mut A) -> *mut sys::XLA_FFI_Error;
-
 /// The tables, over the functions of one engine.
 pub struct Tables {
     engine: &'static Table,
     /// By [`Kind`]'s fields: the structs for states, then whether errors are taken apart.
-    tables: [[sys::XLA_FFI_Api_V05; 2]; 2],
+    tables: [[Functions; 2]; 2],
 }
-
-// SAFETY: the tables are written once, before the value is shared; their functions may be called from any thread.
-unsafe impl Send for Tables {}
-// SAFETY: the tables are never written once the value is shared; their functions may be called by several threads at
-// once.
-unsafe impl Sync for Tables {}
 
 /// There is one engine in the process, and so one of these.
 static TABLES: OnceCell<Tables> = OnceCell::new();
@@ -95,21 +90,16 @@ impl Tables {
         table.XLA_FFI_CustomOptions_Get.get_or_insert(custom_options);
         table.base.XLA_FFI_State_Set = Some(states::set);
         table.base.XLA_FFI_State_Get = Some(states::get);
+        // Handlers that get this table call the two with the old structs.
         let mut old = table;
-        // SAFETY: the functions differ in the struct alone, and handlers that get this table call them with the old
-        // structs.
-        unsafe {
-            type Set = Function<sys::XLA_FFI_State_Set_Args_V02>;
-            type Get = Function<sys::XLA_FFI_State_Get_Args_V02>;
-            old.base.XLA_FFI_State_Set = Some(mem::transmute::<Set, Function<_>>(states::old_set));
-            old.base.XLA_FFI_State_Get = Some(mem::transmute::<Get, Function<_>>(states::old_get));
-        }
+        old.base.XLA_FFI_State_Set = Some(states::old_set);
+        old.base.XLA_FFI_State_Get = Some(states::old_get);
         let with_errors = |plain: sys::XLA_FFI_Api_V05| {
             let mut readable = plain;
             if readable.base.XLA_FFI_Stream_Get.is_some() {
                 readable.base.XLA_FFI_Stream_Get = Some(stream_get);
             }
-            [plain, readable]
+            [Functions(plain), Functions(readable)]
         };
         Ok(Self { engine, tables: [with_errors(old), with_errors(table)] })
     }
@@ -117,29 +107,20 @@ impl Tables {
     /// The table for a handler of that kind.
     pub fn api(&self, kind: Kind) -> *const sys::XLA_FFI_Api {
         let of_version = &self.tables[usize::from(kind.minor >= STATES_CHANGED)];
-        &raw const of_version[usize::from(kind.in_jaxlib)].base
+        &raw const of_version[usize::from(kind.in_jaxlib)].0.base
     }
 
     /// Answers the engine's question for `handler`: with all that it says, but with a version that the engine takes.
-    ///
-    /// # Safety
-    /// `asked` must be the engine's struct, `handler` a handler of a version that this library knows.
     #[cold]
-    pub unsafe fn answer(&self, handler: Handler, asked: *mut sys::XLA_FFI_Metadata) -> *mut sys::XLA_FFI_Error {
-        // SAFETY: the function is a handler of a known version, as this function asks.
-        let metadata = match unsafe { self.engine.describe(handler) } {
+    pub fn answer(&self, handler: FfiHandler, asked: Asked<'_>) -> *mut sys::XLA_FFI_Error {
+        let metadata = match self.engine.describe(handler) {
             Ok(metadata) => metadata,
             Err(error) => return self.engine.error(sys::XLA_FFI_Error_Code_INVALID_ARGUMENT, &error.message),
         };
-        // SAFETY: the struct is the engine's, as this function asks, and may be written.
-        unsafe {
-            (*asked).api_version.major_version = metadata.api_version.major_version;
-            (*asked).api_version.minor_version = metadata.api_version.minor_version.min(self.engine.version().1);
-            (*asked).traits = metadata.traits;
-            if metadata.state_type_id.type_id != 0 {
-                (*asked).state_type_id.type_id = BOX_TYPE;
-            }
-        }
+        let mut version = metadata.api_version;
+        version.minor_version = version.minor_version.min(self.engine.version().1);
+        let has_state = metadata.state_type_id.type_id != 0;
+        asked.answer(version, Some(metadata.traits), has_state.then_some(BOX_TYPE));
         ptr::null_mut()
     }
 
@@ -173,25 +154,17 @@ unsafe extern "C" fn find_extension(
     ptr::null_mut()
 }
 
-/// An empty dictionary, to be read from any thread.
-struct NoOptions(sys::XLA_FFI_Attrs);
-
-// SAFETY: constant, and its pointers are NULL.
-unsafe impl Sync for NoOptions {}
-
-static NO_OPTIONS: NoOptions = NoOptions(sys::XLA_FFI_Attrs {
-    struct_size: sys::XLA_FFI_Attrs::STRUCT_SIZE,
-    extension_start: ptr::null_mut(),
-    size: 0,
-    types: ptr::null_mut(),
-    names: ptr::null_mut(),
-    attrs: ptr::null_mut(),
-});
+/// An empty dictionary, made when the first handler asks for one: its pointers are NULL.
+static NO_OPTIONS: OnceCell<Raw<sys::XLA_FFI_Attrs>> = OnceCell::new();
 
 /// An older engine takes no options.
 unsafe extern "C" fn custom_options(args: *mut sys::XLA_FFI_CustomOptions_Get_Args) -> *mut sys::XLA_FFI_Error {
+    let none = NO_OPTIONS.get_or_init(|| {
+        let struct_size = sys::XLA_FFI_Attrs::STRUCT_SIZE;
+        Raw(Box::leak(Box::new(sys::XLA_FFI_Attrs { struct_size, ..Default::default() })))
+    });
     // SAFETY: a handler passes a valid struct of its version.
-    unsafe { (*args).attrs = &raw const NO_OPTIONS.0 };
+    unsafe { (*args).attrs = none.0 };
     ptr::null_mut()
 }
 
@@ -201,13 +174,9 @@ unsafe extern "C" fn stream_get(args: *mut sys::XLA_FFI_Stream_Get_Args) -> *mut
     let Some((engine, get)) = engine.and_then(|table| Some((table, table.functions().base.XLA_FFI_Stream_Get?))) else {
         return ptr::null_mut(); // not without an engine that has the function
     };
-    // SAFETY: a handler passes a valid struct of its version.
-    let error = unsafe { get(args) };
-    if error.is_null() {
-        return error;
-    }
-    // SAFETY: the error is a new one of the engine, and is taken once.
-    let (code, message) = unsafe { engine.take(error) };
+    // SAFETY: a handler passes a valid struct of its version; the error is a new one of the engine, and ours.
+    let Err(error) = (unsafe { FfiError::check(engine, get(args)) }) else { return ptr::null_mut() };
+    let (code, message) = error.end();
     // Before engines told, this was the one code that the function had.
     errors::readable(code.unwrap_or(sys::XLA_FFI_Error_Code_UNIMPLEMENTED), message)
 }

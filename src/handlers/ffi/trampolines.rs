@@ -24,7 +24,11 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    engine::{abi::Handler, exceptions, ffi::metadata_of},
+    engine::{
+        abi::Handler,
+        exceptions,
+        ffi::{Asked, FfiHandler},
+    },
     error::{Code, Error, Result},
     handlers::{
         depth::InHandler,
@@ -60,13 +64,13 @@ static TAKEN: Mutex<Option<FxHashMap<usize, usize>>> = Mutex::new(None);
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when all are taken.
-pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<Handler> {
+pub fn assign(handler: FfiHandler, kind: Kind, tables: &'static Tables) -> Result<FfiHandler> {
     let mut taken = TAKEN.lock();
     let taken = taken.get_or_insert_default();
     let next = taken.len();
-    let index = *taken.entry(handler as usize).or_insert(next);
+    let index = *taken.entry(handler.address()).or_insert(next);
     if index >= LIMIT {
-        taken.remove(&(handler as usize));
+        taken.remove(&handler.address());
         return Err(Error::new(
             Code::ResourceExhausted,
             format!("{LIMIT} handlers are registered, which is as many as can be given a table of another version"),
@@ -75,18 +79,21 @@ pub fn assign(handler: Handler, kind: Kind, tables: &'static Tables) -> Result<H
     let slot = &SLOTS[index];
     slot.tables.store(ptr::from_ref(tables).cast_mut(), Ordering::Release);
     slot.api.store(tables.api(kind).cast_mut(), Ordering::Release);
-    slot.handler.store(handler as *mut (), Ordering::Release);
-    Ok(TRAMPOLINES[index / 32][index % 32])
+    slot.handler.store(handler.function() as *mut (), Ordering::Release);
+    // SAFETY: a trampoline whose slot was filled takes what its handler takes, and this library is never unloaded.
+    Ok(unsafe { FfiHandler::new(TRAMPOLINES[index / 32][index % 32]) })
 }
 
 /// The `I`th trampoline. A C++ exception of the handler ends here.
 unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
     let slot = &SLOTS[I];
-    // SAFETY: the engine has this trampoline only after its slot was filled, and calls it with a frame of its own.
+    // SAFETY: the engine has this trampoline only after its slot was filled, with a handler that stays (`FfiHandler`),
+    // tables that live as long as the process and the table for the handler. It calls with a frame of its own, which
+    // lives during the call and may be written.
     unsafe {
         let handler = mem::transmute::<*mut (), Handler>(slot.handler.load(Ordering::Acquire));
-        if let Some(asked) = metadata_of(frame) {
-            return (*slot.tables.load(Ordering::Acquire)).answer(handler, asked);
+        if let Some(asked) = Asked::of(frame) {
+            return (*slot.tables.load(Ordering::Acquire)).answer(FfiHandler::new(handler), asked);
         }
         let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));

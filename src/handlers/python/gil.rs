@@ -1,27 +1,11 @@
 //! Python's lock and Python's references.
 
-use std::{ffi::c_int, marker::PhantomData, ptr, slice, thread};
+use std::{ffi::c_int, marker::PhantomData};
 
-use crate::handlers::python::table::{Object, Table};
-
-impl Table {
-    /// Whether the interpreter is ending.
-    fn is_ending(&self) -> bool {
-        // SAFETY: the function is Python's own, and may be called without the GIL.
-        unsafe { (self.is_finalizing)() != 0 }
-    }
-
-    /// Stops this thread for good if the interpreter is ending.
-    ///
-    /// Python up to 3.13 then ends each other thread that wants the GIL back, in the middle of its callback, by
-    /// unwinding its stack. That must not reach the engine's frames, which would abort the process; nothing of Python
-    /// may be touched either. Waiting until the process is gone is what Python itself does from 3.14 on.
-    fn stop_if_ending(&self) {
-        while self.is_ending() {
-            thread::park();
-        }
-    }
-}
+use crate::{
+    handlers::python::table::{Borrowed, New, Table},
+    sys::slice,
+};
 
 /// Holds the GIL; without it nothing of Python may be touched.
 pub(super) struct Gil {
@@ -48,64 +32,84 @@ impl Gil {
         self.python
     }
 
-    /// A new reference to an object that is alive.
-    ///
-    /// # Safety
-    /// `object` must be alive.
-    pub(super) unsafe fn share(&self, object: Object) -> Owned<'_> {
-        // SAFETY: the object is alive, as this function asks; the GIL is held.
-        unsafe { (self.python.inc_ref)(object) };
-        Owned { gil: self, object }
+    /// A new reference to an object.
+    pub(super) fn share(&self, object: Borrowed<'_>) -> Owned<'_> {
+        // SAFETY: the object is alive, because it is borrowed; the GIL is held. A reference is added, so the object's
+        // address is one that is owned here.
+        let object = unsafe {
+            (self.python.inc_ref)(object);
+            std::mem::transmute::<Borrowed<'_>, New>(object)
+        };
+        self.owned(object)
     }
 
     /// Takes over a new reference that a function returned.
     ///
     /// # Errors
-    /// The exception that Python raised, if it returned NULL.
+    /// The exception that Python raised, if it returned none.
+    pub(super) fn own(&self, object: Option<New>) -> Result<Owned<'_>, Raised> {
+        object.map(|object| self.owned(object)).ok_or_else(|| self.raised())
+    }
+
+    fn owned(&self, object: New) -> Owned<'_> {
+        Owned { gil: self, object: Some(object) }
+    }
+
+    /// Calls a callable.
     ///
-    /// # Safety
-    /// `object` must be NULL or a reference that the caller owns and gives up.
-    pub(super) unsafe fn own(&self, object: Object) -> Result<Owned<'_>, Raised> {
-        if object.is_null() { Err(self.raised()) } else { Ok(Owned { gil: self, object }) }
+    /// # Errors
+    /// The exception that it raised.
+    pub(super) fn call(&self, callable: Borrowed<'_>, arguments: &[Borrowed<'_>]) -> Result<Owned<'_>, Raised> {
+        self.own(self.vectorcall(callable, arguments))
+    }
+
+    /// [`Self::call`], of which Python still has the exception.
+    fn vectorcall(&self, callable: Borrowed<'_>, arguments: &[Borrowed<'_>]) -> Option<New> {
+        // SAFETY: the GIL is held; callable and arguments are alive, because they are borrowed, and as many as said.
+        unsafe { (self.python.vectorcall)(callable, arguments.as_ptr(), arguments.len(), None) }
+    }
+
+    /// An item of a tuple, which keeps it alive.
+    ///
+    /// # Errors
+    /// The exception that Python raised, if it is no tuple, or too short a one.
+    pub(super) fn item<'a>(&self, tuple: Borrowed<'a>, index: usize) -> Result<Borrowed<'a>, Raised> {
+        // SAFETY: the GIL is held, and the object alive, because it is borrowed; Python looks at what it is.
+        unsafe { (self.python.tuple_item)(tuple, index as isize) }.ok_or_else(|| self.raised())
     }
 
     /// Takes the exception that Python has raised, in words.
     pub(super) fn raised(&self) -> Raised {
         let python = self.python;
-        let mut parts = [ptr::null_mut(); 3];
+        let mut parts = [None, None, None];
         let [class, exception, traceback] = &mut parts;
-        // SAFETY: the GIL is held; the three places are local, and hold NULL or references that are owned here
-        // afterwards.
+        // SAFETY: the GIL is held. The three places hold none or references that are owned here, before and after.
         unsafe {
             (python.error_fetch)(class, exception, traceback);
             (python.error_normalize)(class, exception, traceback);
         }
-        let parts = parts.map(|part| {
-            // SAFETY: `None` lives for ever, and the GIL is held. A part that is not NULL is a reference that is
-            // owned here.
-            if part.is_null() { unsafe { self.share(python.none) } } else { Owned { gil: self, object: part } }
-        });
-        let arguments = [parts[0].object, parts[1].object, parts[2].object];
-        // SAFETY: the GIL is held; `describe` and its three arguments are alive during the call.
-        let text = unsafe { (python.vectorcall)(python.describe, arguments.as_ptr(), 3, ptr::null_mut()) };
-        if text.is_null() {
-            // SAFETY: the GIL is held.
-            unsafe { (python.error_clear)() };
+        let parts = parts.map(|part| part.map_or_else(|| self.share(python.none), |object| self.owned(object)));
+        let text = self.vectorcall(python.describe, &parts.each_ref().map(Owned::borrow));
+        let Some(text) = text.map(|object| self.owned(object)) else {
+            self.forget_exception();
             return Raised("an exception that cannot be described".into());
-        }
-        let text = Owned { gil: self, object: text };
+        };
         let mut length = 0;
         // SAFETY: the GIL is held; the object is alive, and its text, of this length, as long as it.
         let bytes = unsafe {
-            let start = (python.text)(text.object, &raw mut length);
-            if start.is_null() {
-                (python.error_clear)();
-                b"an exception whose description is no text"
-            } else {
-                slice::from_raw_parts(start.cast::<u8>(), usize::try_from(length).unwrap_or(0))
-            }
+            let start = (python.text)(text.borrow(), &mut length);
+            (!start.is_null()).then(|| slice(start.cast::<u8>(), usize::try_from(length).unwrap_or(0)))
         };
+        let bytes = bytes.unwrap_or_else(|| {
+            self.forget_exception();
+            b"an exception whose description is no text"
+        });
         Raised(String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    fn forget_exception(&self) {
+        // SAFETY: the GIL is held.
+        unsafe { (self.python.error_clear)() };
     }
 }
 
@@ -123,25 +127,32 @@ pub(super) struct Raised(pub(super) String);
 /// A reference that is owned here.
 pub(super) struct Owned<'a> {
     gil: &'a Gil,
-    object: Object,
+    /// `None` once it was given up.
+    object: Option<New>,
 }
 
-impl Owned<'_> {
+impl<'a> Owned<'a> {
+    /// Whose lock it lives under.
+    pub(super) fn gil(&self) -> &'a Gil {
+        self.gil
+    }
+
     /// The object.
-    pub(super) fn object(&self) -> Object {
-        self.object
+    pub(super) fn borrow(&self) -> Borrowed<'_> {
+        self.object.as_ref().map_or(self.gil.python.none, New::borrow)
     }
 
     /// Passes the reference to a function that takes it over.
-    pub(super) fn into_object(self) -> Object {
-        std::mem::ManuallyDrop::new(self).object
+    pub(super) fn into_new(mut self) -> Option<New> {
+        self.object.take()
     }
 }
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
+        let Some(object) = self.object.take() else { return };
         self.gil.python.stop_if_ending();
-        // SAFETY: the reference is owned here, and the GIL is held as long as it lives.
-        unsafe { (self.gil.python.dec_ref)(self.object) };
+        // SAFETY: the reference is owned here and given up once, and the GIL is held as long as it lives.
+        unsafe { (self.gil.python.dec_ref)(object) };
     }
 }

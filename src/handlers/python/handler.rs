@@ -1,7 +1,6 @@
 //! The handler itself: one call of a Python callable.
 
 use std::{
-    ffi::CString,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::atomic::Ordering,
@@ -10,28 +9,18 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{failure::panicked, ffi::metadata_of},
+    engine::{failure::panicked, ffi::Asked},
     handlers::{
         depth::InHandler,
         python::{
             arrays::{self, Misfit},
-            gil::{Gil, Raised},
-            table::{Object, PYTHON, TAKEN},
+            frame::Frame,
+            gil::{Gil, Owned, Raised},
+            table::{Borrowed, PYTHON, TAKEN},
         },
     },
-    sys::{self, CStruct, slice},
+    sys,
 };
-
-/// The id of the user data that holds an execution's Python callables (XLA `pjrt/host_callback.cc`: the first 64 bits
-/// of the SHA-512 of `xla::FfiLoadedHostCallbacks`).
-const CALLABLES: i64 = 7_357_244_197_867_843_242;
-
-/// `xla::FfiLoadedHostCallbacks`: the callables of a program.
-#[repr(C)]
-struct Callables {
-    items: *const Object,
-    count: u32,
-}
 
 /// How a call of the handler failed.
 enum Failure {
@@ -69,21 +58,18 @@ impl Failure {
 /// # Safety
 /// `frame` must be what the engine passes to handlers.
 pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
-    // SAFETY: the frame is the engine's, as this function asks: it and what it points to live during the call, and
-    // the metadata may be written.
-    let frame = unsafe {
-        if let Some(metadata) = metadata_of(frame) {
+    // SAFETY: the frame is the engine's, as this function asks: it and what it points to live during the call, the
+    // metadata may be written, and nothing else has the frame. The engine's table begins with its size and version.
+    let mut frame = unsafe {
+        if let Some(asked) = Asked::of(frame) {
             // What the handler uses has been the same since version 0.1 of the FFI, so it speaks the engine's own.
-            (*metadata).api_version.major_version = (*(*frame).api).api_version.major_version;
-            (*metadata).api_version.minor_version = (*(*frame).api).api_version.minor_version;
-            (*metadata).traits = 0;
+            asked.answer((*(*frame).api).api_version, Some(0), None);
             TAKEN.store(true, Ordering::Release);
             return ptr::null_mut();
         }
-        &*frame
+        Frame::new(frame)
     };
-    // SAFETY: the frame is the engine's, and lives during the call.
-    let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { call(frame) }));
+    let outcome = catch_unwind(AssertUnwindSafe(|| call(&mut frame)));
     let (code, message) = match outcome {
         Ok(Ok(())) => return ptr::null_mut(),
         Ok(Err(Failure::Engine(error))) => return error,
@@ -93,109 +79,43 @@ pub(super) unsafe extern "C-unwind" fn handler(frame: *mut sys::XLA_FFI_CallFram
             (sys::XLA_FFI_Error_Code_INTERNAL, message)
         }
     };
-    let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
-    let mut args = sys::XLA_FFI_Error_Create_Args {
-        struct_size: sys::XLA_FFI_Error_Create_Args::STRUCT_SIZE,
-        message: message.as_ptr(),
-        errc: code,
-        ..Default::default()
-    };
-    // SAFETY: the engine's table lives as long as the engine; the message lives during the call, which copies it.
-    unsafe { (*frame.api).XLA_FFI_Error_Create.map_or(ptr::null_mut(), |create| create(&raw mut args)) }
+    frame.error(code, &message)
 }
 
-/// # Safety
-/// As [`handler`].
-unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> Result<(), Failure> {
+fn call(frame: &mut Frame<'_>) -> Result<(), Failure> {
     let python = PYTHON.get().ok_or_else(|| Failure::internal("Python callbacks are not installed"))?;
-    // SAFETY: the frame is the engine's, so its lists are as long as they say, as this function asks.
-    let (arguments, results, callable) = unsafe {
-        let count = |size: i64| usize::try_from(size).unwrap_or(0);
-        (
-            slice(frame.args.args.cast::<*const sys::XLA_FFI_Buffer>(), count(frame.args.size)),
-            slice(frame.rets.rets.cast::<*const sys::XLA_FFI_Buffer>(), count(frame.rets.size)),
-            callable(frame)?,
-        )
-    };
+    let callable = callable(frame)?;
     let gil = Gil::take(python).ok_or_else(|| {
         Failure::Own(sys::XLA_FFI_Error_Code_CANCELLED, "CpuCallback error: the Python interpreter is ending".into())
     })?;
-    let mut owned: SmallVec<[_; 8]> = SmallVec::with_capacity(arguments.len());
-    for (index, &argument) in arguments.iter().enumerate() {
-        // SAFETY: the frame's buffers live until the handler returns.
-        let array = unsafe { arrays::argument(&gil, &*argument) };
+    let mut owned: SmallVec<[Owned<'_>; 8]> = SmallVec::with_capacity(frame.arguments().len());
+    for (index, &argument) in frame.arguments().iter().enumerate() {
+        let array = arrays::argument(&gil, argument);
         owned.push(array.map_err(|misfit| Failure::misfit("argument", index, misfit))?);
     }
-    let objects: SmallVec<[Object; 8]> = owned.iter().map(|array| array.object()).collect();
+    let objects: SmallVec<[Borrowed<'_>; 8]> = owned.iter().map(Owned::borrow).collect();
     let _in_handler = InHandler::enter_callback();
-    // SAFETY: callable and arguments are alive, as many as said; the GIL is held; the result is a new reference or
-    // NULL.
-    let returned = unsafe { gil.own((python.vectorcall)(callable, objects.as_ptr(), objects.len(), ptr::null_mut())) };
+    let returned = gil.call(callable, &objects);
+    drop(objects);
     drop(owned);
     let returned = returned.map_err(Failure::raised)?;
-    for (index, &result) in results.iter().enumerate() {
-        // SAFETY: the returned object is alive and the GIL held. If it is no tuple, or too short a one, Python
-        // raises.
-        let value = unsafe { (python.tuple_item)(returned.object(), index as isize) };
-        if value.is_null() {
-            return Err(Failure::misfit("result", index, Misfit::Raised(gil.raised())));
-        }
-        // SAFETY: the tuple keeps the value alive; the frame's buffers live until the handler returns.
-        unsafe { arrays::result(&gil, &*result, value) }.map_err(|misfit| Failure::misfit("result", index, misfit))?;
+    for (index, result) in frame.results().iter_mut().enumerate() {
+        let misfit = |misfit| Failure::misfit("result", index, misfit);
+        let value = gil.item(returned.borrow(), index).map_err(|raised| misfit(raised.into()))?;
+        arrays::result(&gil, result, value).map_err(misfit)?;
     }
     Ok(())
 }
 
 /// The callable that the custom call means: the one with its number among the execution's.
-///
-/// # Safety
-/// As [`handler`].
-unsafe fn callable(frame: &sys::XLA_FFI_CallFrame) -> Result<Object, Failure> {
-    let mut id = sys::XLA_FFI_TypeId { type_id: CALLABLES };
-    let mut args = sys::XLA_FFI_ExecutionContext_Get_Args {
-        struct_size: sys::XLA_FFI_ExecutionContext_Get_Args::STRUCT_SIZE,
-        ctx: frame.ctx,
-        type_id: &raw mut id,
-        ..Default::default()
-    };
-    // SAFETY: the engine's table lives as long as the engine, the context and its user data as long as the call.
-    let callables = unsafe {
-        let get = (*frame.api).XLA_FFI_ExecutionContext_Get;
-        let get = get.ok_or_else(|| Failure::internal("the engine's FFI has no execution contexts"))?;
-        let error = get(&raw mut args);
-        if !error.is_null() {
-            return Err(Failure::Engine(error));
-        }
-        args.data.cast::<Callables>().as_ref()
-    };
-    // SAFETY: the frame is the engine's, so its attributes are as many as they say.
-    let index = unsafe { index(&frame.attrs) }.ok_or_else(|| Failure::internal("the custom call has no index"))?;
-    // SAFETY: the struct is the one that has this id, alive as long as the context, with as many callables as it
-    // says.
-    let items = callables.map_or(&[][..], |callables| unsafe { slice(callables.items, callables.count as usize) });
+fn callable<'a>(frame: &Frame<'a>) -> Result<Borrowed<'a>, Failure> {
+    let items = frame.callables().map_err(|error| match error {
+        Some(error) => Failure::Engine(error),
+        None => Failure::internal("the engine's FFI has no execution contexts"),
+    })?;
+    let index = frame.index().ok_or_else(|| Failure::internal("the custom call has no index"))?;
     let item = usize::try_from(index).ok().and_then(|index| items.get(index));
-    item.copied().filter(|item| !item.is_null()).ok_or_else(|| {
+    item.copied().flatten().ok_or_else(|| {
         Failure::internal(format!("the custom call means callable {index}, and the run has {}", items.len()))
     })
-}
-
-/// The attribute `index`, a number of 64 bits.
-///
-/// # Safety
-/// The lists must be as long as they say.
-unsafe fn index(attributes: &sys::XLA_FFI_Attrs) -> Option<u64> {
-    // SAFETY: the lists are as long as they say, as this function asks; a scalar's type says how large its value is.
-    unsafe {
-        let count = usize::try_from(attributes.size).ok()?;
-        let names = slice(attributes.names, count);
-        let at = names.iter().position(|&name| slice((*name).ptr.cast::<u8>(), (*name).len) == b"index")?;
-        if *slice(attributes.types, count).get(at)? != sys::XLA_FFI_AttrType_SCALAR {
-            return None;
-        }
-        let scalar = slice(attributes.attrs.cast::<*const sys::XLA_FFI_Scalar>(), count).get(at)?.as_ref()?;
-        match scalar.dtype {
-            sys::XLA_FFI_DataType_U64 | sys::XLA_FFI_DataType_S64 => Some(scalar.value.cast::<u64>().read_unaligned()),
-            _ => None,
-        }
-    }
 }

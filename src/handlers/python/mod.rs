@@ -18,15 +18,19 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
-    engine::process,
+    engine::{
+        ffi::{self, FfiHandler},
+        process,
+    },
     error::Error,
     handlers::python::table::{PYTHON, TAKEN},
 };
 
 mod arrays;
+mod frame;
 mod gil;
 mod handler;
-
+mod numpy;
 mod table;
 
 pub use table::Table;
@@ -48,8 +52,10 @@ pub unsafe fn install(table: *const Table) -> Result<(), Error> {
     // The first table stays.
     let _ = PYTHON.set(python);
     let engine = process::engine()?;
+    // SAFETY: it is a handler, and this library is never unloaded.
+    let handler = unsafe { FfiHandler::new(handler::handler) };
     for target in table::TARGETS {
-        crate::engine::ffi::register_plainly(engine, target, "Host", handler::handler, 0)?;
+        ffi::register_plainly(engine, target, "Host", handler, 0)?;
     }
     if !TAKEN.load(Ordering::Acquire) {
         // The engine refuses without an error.

@@ -9,7 +9,7 @@ use crate::device::cuda::{PinnedBacking, tests::*};
 /// Uploads an array of 4-byte elements.
 fn upload_strided(backing: &CudaBacking, data: *const u8, dims: &[i64], strides: &[i64], to: Address) -> Result<()> {
     // SAFETY: the tests' arrays lie where they say, as do the destinations.
-    unsafe { backing.upload(HostArray { data, dims, strides: Some(strides), element: 4 }, to) }
+    unsafe { backing.upload(HostArray::new(data, dims, Some(strides), 4), to) }
 }
 
 /// The dense array, element by element.
@@ -275,9 +275,8 @@ fn copies_between_devices_are_ordered_on_both() {
         let (backing, from) = (rig.chunked(), pinned.reserve(Bytes::mib(1)).expect("room"));
         let to = backing.reserve(CHUNK).expect("room");
         let content = pattern(1000, 3);
-        let array = HostArray { data: content.as_ptr(), dims: &[1000], strides: None, element: 1 };
-        // SAFETY: a region of ours.
-        unsafe { pinned.upload(array, from.address) }.expect("an upload");
+        // SAFETY: the bytes of a vector, and a region of ours.
+        unsafe { pinned.upload(HostArray::new(content.as_ptr(), &[1000], None, 1), from.address) }.expect("an upload");
         copy(&backing, from.address, to.address, 1000).expect("a copy");
         pinned.release(from).expect("a release");
         assert!(read(&rig.gpu, to.address, 1000) == content);

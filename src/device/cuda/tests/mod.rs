@@ -198,9 +198,8 @@ fn order(backing: &CudaBacking, stream: usize) -> Result<()> {
 /// Uploads bytes.
 fn upload(backing: &CudaBacking, from: &[u8], to: Address) -> Result<()> {
     let dims = [from.len() as i64];
-    let array = HostArray { data: from.as_ptr(), dims: &dims, strides: None, element: 1 };
     // SAFETY: the slice is readable; the destination is the test's.
-    unsafe { backing.upload(array, to) }
+    unsafe { backing.upload(HostArray::new(from.as_ptr(), &dims, None, 1), to) }
 }
 
 /// A stream as the engine has one.

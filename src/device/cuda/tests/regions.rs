@@ -276,9 +276,8 @@ fn pinned_memory_is_the_hosts_and_the_gpus() {
     let region = pinned.reserve(Bytes::mib(2)).expect("room");
     assert!(pinned.reserve(Bytes::new(100)).is_err());
     let content = pattern(1 << 20, 3);
-    let array = HostArray { data: content.as_ptr(), dims: &[1 << 20], strides: None, element: 1 };
-    // SAFETY: a region of ours.
-    unsafe { pinned.upload(array, region.address) }.expect("an upload");
+    // SAFETY: the bytes of a vector, and a region of ours.
+    unsafe { pinned.upload(HostArray::new(content.as_ptr(), &[1 << 20], None, 1), region.address) }.expect("an upload");
     // By the GPU there and back, and the memory goes only when it has done so.
     let backing = rig.chunked();
     let block = backing.reserve(CHUNK).expect("room");
