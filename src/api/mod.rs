@@ -3,6 +3,8 @@
 //! ```text
 //!  table.rs        GetPjrtApi: which of the 138 functions pass to the engine, and which are implemented here
 //!  entry.rs        the edge: NULL, short and long argument structs, panics, errors
+//!  call.rs         a call as the functions' bodies get it, which are safe code
+//!  owned.rs        values that the caller owns, with the function that destroys them
 //!  own_error.rs, error.rs   PJRT_Error: pjrt-arena's or the engine's
 //!  plugin.rs       initialisation and attributes; where engines are looked for
 //!  client.rs, device.rs, context.rs   a file for each of these handles
@@ -11,7 +13,7 @@
 //!  compile.rs, executable.rs, output_kinds.rs, cost.rs   compilation, and what an executable says of its program
 //!  execute.rs      PJRT_LoadedExecutable_Execute
 //!  extensions.rs   the engine's extensions, rebuilt; ffi.rs, partitioners.rs, profiler.rs: extensions of pjrt-arena
-//!  control/        pjrt_arena_*: what PJRT has no function for
+//!  control/        pjrt_arena_*: what PJRT has no function for; text.rs: the texts that they take and return
 //! ```
 //!
 //! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are pjrt-arena's;
@@ -20,6 +22,7 @@
 
 pub mod async_transfer;
 pub mod buffer;
+pub mod call;
 pub mod client;
 pub mod compile;
 pub mod context;
@@ -36,7 +39,9 @@ pub mod ffi;
 pub mod host;
 pub mod output_kinds;
 pub mod own_error;
+pub mod owned;
 pub mod partitioners;
 pub mod plugin;
 pub mod profiler;
 pub mod table;
+pub mod text;

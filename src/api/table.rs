@@ -10,7 +10,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     api::{
-        entry::{PADDING, entry, pass},
+        entry::{Padded, entry, pass},
         extensions,
         own_error::{error_destroy, error_message},
         plugin,
@@ -23,11 +23,7 @@ use crate::{
 const MINOR_WITHOUT_ENGINE: i32 = 81;
 
 /// The table, and the words after it.
-#[repr(C)]
-struct Table {
-    api: sys::PJRT_Api,
-    padding: [usize; PADDING],
-}
+struct Table(Padded<sys::PJRT_Api>);
 
 // SAFETY: the table is written once, before it is shared; its pointers lead to data that lives as long as the
 // process.
@@ -49,7 +45,7 @@ pub extern "C" fn GetPjrtApi() -> *const sys::PJRT_Api {
             WITHOUT_ENGINE.get_or_init(|| build(None))
         }
     });
-    table.map_or(ptr::null(), |table| &raw const table.api)
+    table.map_or(ptr::null(), |table| ptr::from_ref(&table.0).cast())
 }
 
 /// The table in front of `engine`.
@@ -68,7 +64,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     api.PJRT_Error_Message = Some(error_message);
     api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
-    Table { api, padding: [0; PADDING] }
+    Table(Padded::new(api))
 }
 
 /// Whether the table has the function at `offset`: it reaches that far, and the engine has it.
