@@ -12,7 +12,7 @@
 //! Bodies are safe code. So the struct can be written only when the call is over: what a body writes is for the caller,
 //! and nothing here reads it as a handle or as a pointer again.
 
-use std::{ops::Deref, sync::Arc};
+use std::{ops::Deref, ptr, sync::Arc};
 
 use crate::{
     engine::{Args, Engine, Outcome, failure::required, process},
@@ -267,39 +267,62 @@ pub(super) use handles;
 
 handles! { Buffer GivesUp { PJRT_Buffer_Destroy_Args buffer } }
 
-/// The engine is done with the buffer when its function returns.
-pub struct Query;
+/// What the engine does with a buffer that a function lends it.
+pub trait Use {
+    /// What it makes for the caller.
+    type Makes;
+}
 
-/// The engine reads the buffer until the event that its function returns.
-pub struct Reading;
+macro_rules! uses {
+    ($($(#[$doc:meta])* $what:ident $makes:ty;)*) => {$(
+        $(#[$doc])*
+        pub struct $what;
 
-/// The engine reads the buffer until the new one that its function returns is ready.
-pub struct Copying;
+        impl Use for $what {
+            type Makes = $makes;
+        }
+    )*};
+}
 
-/// The engine consumes the buffer.
-pub struct Donation;
+uses! {
+    /// It is done with the buffer when its function returns.
+    Query ();
+    /// It reads the buffer until an event.
+    Reading sys::PJRT_Event;
+    /// It reads the buffer until a new one is ready.
+    Copying sys::PJRT_Buffer;
+    /// It consumes the buffer, and makes a new one of the memory.
+    Donation sys::PJRT_Buffer;
+    /// It consumes the buffer.
+    Consumption ();
+}
 
 /// A struct with a `PJRT_Buffer`, which the caller lends the function.
 ///
 /// # Safety
-/// `buffer_handle` must give the field of that handle, `with_buffer` set it and nothing else. It must be the struct's
-/// one handle of this library. The function must be none that ends the handle. `Use` must be what the engine does with
-/// the buffer.
+/// `buffer_handle` must give the field of that handle. It must be the struct's one handle of this library, and the
+/// function be none that ends it. `Use` must be what the engine does with the buffer, and `made` the field of what it
+/// makes then, which is new and the caller's. `with_buffer` must change these two fields and nothing else.
 pub unsafe trait LendsBuffer: CStruct {
     /// What the engine does with the buffer.
-    type Use;
+    type Use: Use;
 
     /// The handle.
     fn buffer_handle(&self) -> *mut sys::PJRT_Buffer;
 
-    /// The struct with another handle.
+    /// The struct with another handle, and without what the engine makes.
     fn with_buffer(&self, buffer: *mut sys::PJRT_Buffer) -> Self;
+
+    /// What the engine has made.
+    fn made(&self) -> *mut <Self::Use as Use>::Makes {
+        ptr::null_mut()
+    }
 }
 
 macro_rules! lends_buffer {
-    ($($what:ident { $($args:ident $field:ident)* })*) => {$($(
+    ($($what:ident { $($args:ident $field:ident $(=> $made:ident)?)* })*) => {$($(
         // SAFETY: the field is the one handle of this library in the struct, and the function ends it not. What the
-        // engine does with it is what the C API says of the function.
+        // engine does with it and what it makes is what the C API says of the function.
         unsafe impl LendsBuffer for sys::$args {
             type Use = $what;
 
@@ -310,8 +333,14 @@ macro_rules! lends_buffer {
 
             #[inline]
             fn with_buffer(&self, $field: *mut sys::PJRT_Buffer) -> Self {
-                Self { $field, ..*self }
+                Self { $field, $($made: ptr::null_mut(),)? ..*self }
             }
+
+            $(
+                fn made(&self) -> *mut <$what as Use>::Makes {
+                    self.$made
+                }
+            )?
         }
     )*)*};
 }
@@ -337,18 +366,20 @@ lends_buffer! {
         PJRT_Wait_Until_Buffer_Ready_On_Stream_Args buffer
     }
     Reading {
-        PJRT_Buffer_ToHostBuffer_Args src
-        PJRT_Buffer_CopyRawToHost_Args buffer
-        PJRT_Buffer_CopyRawToHostFuture_Args buffer
+        PJRT_Buffer_ToHostBuffer_Args src => event
+        PJRT_Buffer_CopyRawToHost_Args buffer => event
+        PJRT_Buffer_CopyRawToHostFuture_Args buffer => event
     }
     Copying {
-        PJRT_Buffer_CopyToDevice_Args buffer
-        PJRT_Buffer_CopyToMemory_Args buffer
+        PJRT_Buffer_CopyToDevice_Args buffer => dst_buffer
+        PJRT_Buffer_CopyToMemory_Args buffer => dst_buffer
     }
     Donation {
+        PJRT_Buffer_Bitcast_Args buffer => out_buffer
+        PJRT_Buffer_DonateWithControlDependency_Args buffer => out_buffer
+    }
+    Consumption {
         PJRT_Buffer_Delete_Args buffer
-        PJRT_Buffer_Bitcast_Args buffer
-        PJRT_Buffer_DonateWithControlDependency_Args buffer
         PJRT_Client_FulfillAliasBuffer_Args buffer
     }
 }

@@ -18,33 +18,22 @@ use crate::{
 /// The struct of a function that copies a buffer.
 ///
 /// # Safety
-/// `to` must give the fields of the device and the memory to copy to, of which one is NULL, and `copy` that of the
-/// buffer which the engine makes.
+/// `to` must give the fields of the device and the memory to copy to, of which one is NULL.
 unsafe trait Copies: Args + LendsBuffer<Use = Copying> {
     fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory);
-
-    fn copy(&self) -> *mut sys::PJRT_Buffer;
 }
 
-// SAFETY: the fields are those of the function in the C API.
+// SAFETY: the field is that of the function in the C API.
 unsafe impl Copies for sys::PJRT_Buffer_CopyToDevice_Args {
     fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
         (self.dst_device, ptr::null_mut())
     }
-
-    fn copy(&self) -> *mut sys::PJRT_Buffer {
-        self.dst_buffer
-    }
 }
 
-// SAFETY: the fields are those of the function in the C API.
+// SAFETY: the field is that of the function in the C API.
 unsafe impl Copies for sys::PJRT_Buffer_CopyToMemory_Args {
     fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
         (ptr::null_mut(), self.dst_memory)
-    }
-
-    fn copy(&self) -> *mut sys::PJRT_Buffer {
-        self.dst_buffer
     }
 }
 
@@ -59,7 +48,7 @@ fn copy<A: Copies>(call: &Call<'_, A>, buffer: BufferRef<'_>) -> Outcome<*mut sy
     let copy = unsafe {
         match copy_here(&buffer, call.to())? {
             Some(copy) => copy,
-            None => copy_by_engine(&buffer, call.to(), |buffer| call.with_buffer(buffer), A::copy)?,
+            None => copy_by_engine(&buffer, call.to(), |buffer| call.with_buffer(buffer), A::made)?,
         }
     };
     Ok(copy.into_raw())

@@ -20,24 +20,14 @@ use crate::{
 /// Words of zero behind the table, and behind each extension.
 pub const PADDING: usize = 64;
 
-/// A table or an extension in memory: words of zero follow it.
-#[repr(C)]
-pub struct Padded<T> {
-    /// What is shown to callers.
-    pub value: T,
-    padding: [usize; PADDING],
-}
-
-impl<T> Padded<T> {
-    /// With words of zero behind it.
-    pub fn new(value: T) -> Self {
-        Self { value, padding: [0; PADDING] }
+/// A table or an extension in memory, with words of zero behind it. It lives until the process ends.
+pub fn padded<T>(value: T) -> *mut T {
+    #[repr(C)]
+    struct Padded<T> {
+        value: T,
+        padding: [usize; PADDING],
     }
-
-    /// As [`Self::new`]; it lives until the process ends.
-    pub fn leaked(value: T) -> *mut T {
-        ptr::from_mut(Box::leak(Box::new(Self::new(value)))).cast()
-    }
+    ptr::from_mut(Box::leak(Box::new(Padded { value, padding: [0; PADDING] }))).cast()
 }
 
 /// A PJRT function that this library implements.

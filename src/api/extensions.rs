@@ -73,16 +73,18 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     let mut next = engine.extensions();
     while !next.is_null() {
         // SAFETY: the pointer is not NULL, so it is an extension of the engine, which lives as long as the process;
-        // each begins with the base.
-        let base = unsafe { *next };
+        // each begins with the base and has `struct_size` bytes. The new copy has room for them, and does not overlap
+        // them; any bytes make a pointer.
+        let (base, mut words) = unsafe {
+            let base = *next;
+            let mut words: Vec<*mut c_void> = vec![ptr::null_mut(); base.struct_size.div_ceil(WORD) + PADDING];
+            ptr::copy_nonoverlapping(next.cast::<u8>(), words.as_mut_ptr().cast(), base.struct_size);
+            (base, words)
+        };
         let fate = fate(base.type_);
         if fate == Fate::Drop || base.struct_size < size_of::<sys::PJRT_Extension_Base>() {
             log::debug!("extension {} of the engine is left out", base.type_.0);
         } else {
-            let mut words: Vec<*mut c_void> = vec![ptr::null_mut(); base.struct_size.div_ceil(WORD) + PADDING];
-            // SAFETY: the engine's extension has `struct_size` bytes, the new copy has room for them, and they do not
-            // overlap; any bytes make a pointer.
-            unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), words.as_mut_ptr().cast(), base.struct_size) };
             if fate == Fate::Patch {
                 patch(&mut words, base);
             }

@@ -1,6 +1,6 @@
 //! `PJRT_Client_BufferFromHostBuffer`, and copies to the host.
 
-use std::{ptr, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     api::{
@@ -76,44 +76,14 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
     }
 }
 
-/// The struct of a function that reads a buffer's bytes until an event.
-///
-/// # Safety
-/// `event` must give the field of the event that the engine makes.
-unsafe trait Reads: Args + LendsBuffer<Use = Reading> {
-    fn event(&self) -> *mut sys::PJRT_Event;
-
-    /// The struct with NULL for the event.
-    fn without_event(self) -> Self;
-}
-
-macro_rules! reads {
-    ($($args:ident)*) => {$(
-        // SAFETY: the field is that of the event in the C API.
-        unsafe impl Reads for sys::$args {
-            fn event(&self) -> *mut sys::PJRT_Event {
-                self.event
-            }
-
-            fn without_event(self) -> Self {
-                Self { event: ptr::null_mut(), ..self }
-            }
-        }
-    )*};
-}
-
-reads! { PJRT_Buffer_ToHostBuffer_Args PJRT_Buffer_CopyRawToHost_Args PJRT_Buffer_CopyRawToHostFuture_Args }
-
 /// Has the engine read the buffer; it stays in use until the event of the answer.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a buffer that was deleted or donated, or the engine's.
-fn read_by_engine<'a, A: Reads>(call: Call<'a, A>) -> Outcome<(A, &'a mut A)> {
+fn read_by_engine<'a, A: Args + LendsBuffer<Use = Reading>>(call: Call<'a, A>) -> Outcome<(A, &'a mut A)> {
     // SAFETY: the handle is NULL or alive, and the struct satisfies the function's contract, as the call asks; the
     // event is the one that the engine makes.
-    let theirs = unsafe {
-        read(call.buffer_handle(), |buffer| call.with_buffer(buffer).without_event(), |args: &A| args.event())?
-    };
+    let theirs = unsafe { read(call.buffer_handle(), |buffer| call.with_buffer(buffer), A::made)? };
     Ok((theirs, call.out()))
 }
 

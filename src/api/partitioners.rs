@@ -3,7 +3,7 @@
 use crate::{
     api::{
         call::Call,
-        entry::{Entry, Padded, entry},
+        entry::{Entry, entry, padded},
     },
     engine::{Outcome, Raw},
     error::Error,
@@ -13,7 +13,7 @@ use crate::{
 
 /// The extension, with `next` behind it in the chain. It lives until the process ends.
 pub fn extension(next: *mut sys::PJRT_Extension_Base) -> *mut sys::PJRT_Extension_Base {
-    Padded::leaked(sys::PJRT_Custom_Partitioner_Extension {
+    padded(sys::PJRT_Custom_Partitioner_Extension {
         base: sys::PJRT_Extension_Base {
             struct_size: size_of::<sys::PJRT_Custom_Partitioner_Extension>(),
             type_: sys::PJRT_Extension_Type_Custom_Partitioner,

@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     api::{
         call::Call,
-        entry::Padded,
+        entry::padded,
         owned::{delete, owned},
     },
     engine::failure::panicked,
@@ -77,7 +77,7 @@ pub fn extension(next: *mut sys::PJRT_Extension_Base) -> *mut sys::PJRT_Extensio
         next,
     };
     let profiler_api = Box::leak(Box::new(api));
-    Padded::leaked(sys::PJRT_Profiler_Extension { base, profiler_api, traceme_context_id: 0 }).cast()
+    padded(sys::PJRT_Profiler_Extension { base, profiler_api, traceme_context_id: 0 }).cast()
 }
 
 macro_rules! handles {

@@ -71,9 +71,13 @@ pub fn tell(body: impl FnOnce() -> String) -> String {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| format!("panic: {}; this is a bug", panicked(&*panic)))
 }
 
-/// Exports functions that return text: each body makes it of the arguments before `buffer` and `capacity`.
+/// Exports functions that return text: each body makes it of the arguments before `buffer` and `capacity`. It may ask
+/// how long a text the caller has `room` for.
 macro_rules! text_functions {
-    ($($(#[$meta:meta])* pub fn $name:ident($($argument:ident: $type:ty),*) -> String $body:block)*) => {$(
+    ($(
+        $(#[$meta:meta])*
+        pub fn $name:ident($($argument:ident: $type:ty),*) $(with $room:ident)? -> String $body:block
+    )*) => {$(
         $(#[$meta])*
         ///
         /// # Safety
@@ -84,6 +88,7 @@ macro_rules! text_functions {
             buffer: *mut std::ffi::c_char,
             capacity: usize,
         ) -> usize {
+            $(let $room = if buffer.is_null() { 0 } else { capacity };)?
             let text = $crate::api::text::tell(|| $body);
             // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
             unsafe { $crate::api::text::write(&text, buffer, capacity) }

@@ -140,48 +140,22 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
 impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let client = client::find(call.client)?;
-        if call.buffer.is_null() {
-            // SAFETY: the struct satisfies the function's contract, as a call's does; the alias is to hold an error.
-            unsafe { client.session.engine.call(*call)? };
-            return Ok(());
-        }
-        let buffer = call.buffer()?.share();
-        let donation = DonationHold::new(&buffer)?;
+        // Without a buffer the alias is to hold an error.
+        let buffer = if call.buffer.is_null() { None } else { Some(call.buffer()?.share()) };
+        let donation = buffer.as_deref().map(DonationHold::new).transpose()?;
+        let handle = donation.as_ref().map_or(ptr::null_mut(), DonationHold::handle);
         // SAFETY: the hold keeps the handle alive, for the engine to consume; the rest of the struct is the caller's.
-        let outcome = unsafe { client.session.engine.call(call.with_buffer(donation.handle())) };
-        if outcome.is_ok() {
-            match donation.consumed() {
-                // The alias counts as many bytes.
-                Storage::Engine(counted) => drop(counted),
-                // The alias uses the memory from here on, for how long the engine does not say: it stays until the
-                // client ends.
-                other => std::mem::forget(other),
-            }
+        unsafe { client.session.engine.call(call.with_buffer(handle))? };
+        match donation.map(DonationHold::consumed) {
+            // The alias counts as many bytes.
+            Some(Storage::Engine(counted)) => drop(counted),
+            // The alias uses the memory from here on, for how long the engine does not say: it stays until the client
+            // ends.
+            other => std::mem::forget(other),
         }
-        Ok(outcome.map(drop)?)
+        Ok(())
     }
 }
-
-/// The struct of a function that makes a new buffer of the memory of a donated one.
-///
-/// # Safety
-/// `made` must give the field of the buffer that the engine makes.
-unsafe trait Donates: Args + LendsBuffer<Use = Donation> {
-    fn made(&self) -> *mut sys::PJRT_Buffer;
-}
-
-macro_rules! donates {
-    ($($args:ident)*) => {$(
-        // SAFETY: the field is that of the new buffer in the C API.
-        unsafe impl Donates for sys::$args {
-            fn made(&self) -> *mut sys::PJRT_Buffer {
-                self.out_buffer
-            }
-        }
-    )*};
-}
-
-donates! { PJRT_Buffer_Bitcast_Args PJRT_Buffer_DonateWithControlDependency_Args }
 
 /// Has the engine make a new buffer of the memory of the call's: its answer, the new buffer and the struct for the
 /// results.
@@ -189,7 +163,10 @@ donates! { PJRT_Buffer_Bitcast_Args PJRT_Buffer_DonateWithControlDependency_Args
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, FAILED_PRECONDITION while a program from a host callback reads it, or the
 /// engine's.
-fn donate<'a, A: Donates>(call: Call<'a, A>) -> Outcome<(A, *mut sys::PJRT_Buffer, &'a mut A)> {
+fn donate<'a, A>(call: Call<'a, A>) -> Outcome<(A, *mut sys::PJRT_Buffer, &'a mut A)>
+where
+    A: Args + LendsBuffer<Use = Donation>,
+{
     let buffer = call.buffer()?.share();
     let client = client::of_buffer(&buffer)?;
     let donation = DonationHold::new(&buffer)?;

@@ -1,13 +1,13 @@
 //! Reports for C callers: a snapshot in a file, a summary, and what memory did between two instants.
 
-use std::{ffi::c_char, path::Path};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::{
     api::{
         control::track,
-        text::{self, CText, text_functions},
+        text::{CText, text_functions},
     },
     config,
     memory::{Timestamp, history::holdings},
@@ -110,18 +110,16 @@ pub extern "C" fn pjrt_arena_track_begin() -> u64 {
     std::panic::catch_unwind(track::begin).unwrap_or(0)
 }
 
-/// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when it
-/// ended and at the peak between, and what held them at the peak; or `peak_holders_unknown`, why that is not known.
-/// The first call ends it; the text stays until a call had room for all of it. An unknown number is `{"error": ...}`.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_track_end(track: u64, buffer: *mut c_char, capacity: usize) -> usize {
-    let text = text::tell(|| track::end(track));
-    if !buffer.is_null() && text.len() < capacity {
-        track::forget(track);
+text_functions! {
+    /// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when it
+    /// ended and at the peak between, and what held them at the peak; or `peak_holders_unknown`, why that is not known.
+    /// The first call ends it; the text stays until a call had room for all of it. An unknown number is
+    /// `{"error": ...}`.
+    pub fn pjrt_arena_track_end(track: u64) with room -> String {
+        let text = track::end(track);
+        if text.len() < room {
+            track::forget(track);
+        }
+        text
     }
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { text::write(&text, buffer, capacity) }
 }
