@@ -17,15 +17,16 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     api::{
-        call::{Call, Lends, handles},
+        call::{Call, Lends},
         entry::Entry,
+        transfer_manager::Manager,
     },
     device::strided,
     engine::{
         Args, EngineBuffer, Failure, Outcome, Raw,
         views::{self, Array, ViewKind},
     },
-    error::{Error, Result},
+    error::Error,
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
@@ -51,77 +52,17 @@ const _: () = assert!(align_of::<Scalar>() == views::ALIGNMENT);
 
 static SCALAR: Scalar = Scalar([0; 64]);
 
-/// What a caller's `PJRT_AsyncHostToDeviceTransferManager` is.
-struct Manager {
-    client: Arc<Client>,
-    device: Raw<sys::PJRT_Device>,
-    slots: Vec<Slot>,
-    /// A buffer of the engine that is ready, and so are its events: before 0.89 there is no other way to make one.
-    /// `None` if no array lies in an arena.
-    ready: Option<EngineBuffer>,
-}
-
-handles! { Manager GivesUp { PJRT_AsyncHostToDeviceTransferManager_Destroy_Args transfer_manager } }
-handles! {
-    Manager Lends {
-        PJRT_AsyncHostToDeviceTransferManager_TransferData_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_Device_Args transfer_manager
-        PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args transfer_manager
+/// Shares ownership of the call's manager: a callback that runs inside the call may destroy the handle.
+///
+/// # Errors
+/// INVALID_ARGUMENT naming the function if the handle is NULL, FAILED_PRECONDITION once the client is destroyed.
+fn manager_of<A: Lends<Manager>>(call: &Call<'_, A>) -> Outcome<Arc<Manager>> {
+    let manager = call.share("transfer_manager")?;
+    if !manager.client.session.is_open() {
+        let function = Call::<A>::FUNCTION;
+        return Err(Error::failed_precondition(format!("{function}: the client has been destroyed")).into());
     }
-}
-
-impl Manager {
-    /// Shares ownership of the call's manager: a callback that runs inside the call may destroy the handle.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT naming the function if the handle is NULL, FAILED_PRECONDITION once the client is destroyed.
-    fn share<A: Lends<Self>>(call: &Call<'_, A>) -> Outcome<Arc<Self>> {
-        let manager = call.share("transfer_manager")?;
-        if !manager.client.session.is_open() {
-            let function = Call::<A>::FUNCTION;
-            return Err(Error::failed_precondition(format!("{function}: the client has been destroyed")).into());
-        }
-        Ok(manager)
-    }
-
-    /// The array with this index.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT if there is none.
-    fn slot(&self, index: i32, function: &str) -> Result<&Slot> {
-        usize::try_from(index).ok().and_then(|index| self.slots.get(index)).ok_or_else(|| {
-            Error::invalid_argument(format!(
-                "{function}: buffer_index is {index}, the transfer manager has {} buffers",
-                self.slots.len()
-            ))
-        })
-    }
-
-    /// An event that has happened.
-    ///
-    /// # Errors
-    /// The engine's.
-    fn ready_event(&self) -> Outcome<*mut sys::PJRT_Event> {
-        let ready = self.ready.as_ref().ok_or_else(|| Error::internal("a manager without a ready buffer"))?;
-        Ok(ready.ready_event()?.into_raw())
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        if !self.client.session.is_open() {
-            return;
-        }
-        for slot in &self.slots {
-            // SAFETY: the client is open, and the slots are not used again.
-            unsafe { slot.destroy(&self.client) };
-        }
-    }
+    Ok(manager)
 }
 
 /// The device of the call's memory, the first if there are several (as XLA has it). The memory may be any address.
@@ -265,7 +206,7 @@ impl Entry for Create {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let name = Call::<Self>::FUNCTION;
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         let slot = manager.slot(call.buffer_index, name)?;
         let range = usize::try_from(call.offset).ok().zip(usize::try_from(call.transfer_size).ok());
         let Some((offset, len)) =
@@ -311,7 +252,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let name = Call::<Self>::FUNCTION;
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         let slot = manager.slot(call.buffer_index, name)?;
         let strides = match slot.shape() {
             // SAFETY: the dimensions are as many as the struct says, its layout NULL or valid, as the call asks.
@@ -354,7 +295,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let name = Call::<Self>::FUNCTION;
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         let buffer = manager.slot(call.buffer_index, name)?.retrieve(&manager.client, name)?;
         call.out().buffer_out = buffer.into_raw();
         Ok(())
@@ -364,7 +305,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args {
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let name = Call::<Self>::FUNCTION;
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         let slot = manager.slot(call.buffer_index, name)?;
         let (first, last) = (sys::PJRT_Error_Code_CANCELLED, sys::PJRT_Error_Code_UNAUTHENTICATED);
         if !(first.0..=last.0).contains(&call.error_code.0) {
@@ -381,7 +322,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         call.out().buffer_count = manager.slots.len();
         Ok(())
     }
@@ -389,7 +330,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         let size = manager.slot(call.buffer_index, Call::<Self>::FUNCTION)?.size;
         call.out().buffer_size = size;
         Ok(())
@@ -398,7 +339,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_Device_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
-        let manager = Manager::share(&call)?;
+        let manager = manager_of(&call)?;
         call.out().device_out = manager.device.0;
         Ok(())
     }
@@ -406,7 +347,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_Device_Args {
 
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
-        let _manager = Manager::share(&call)?;
+        let _manager = manager_of(&call)?;
         if call.transfer_metadata.is_null() && call.num_metadata > 0 {
             let why =
                 format!("{}: transfer_metadata is NULL, num_metadata is {}", Call::<Self>::FUNCTION, call.num_metadata);

@@ -15,9 +15,11 @@
 use std::{ops::Deref, ptr, sync::Arc};
 
 use crate::{
+    api::transfer_manager::Manager,
     engine::{Args, Engine, Outcome, failure::required, process},
     runtime::{
         buffer::{Buffer, BufferRef, Hold},
+        execute::context::Context,
         transfer::host::is_default_layout,
     },
     sys::{self, CStruct, slice},
@@ -73,7 +75,8 @@ impl<'a, A: CStruct> Call<'a, A> {
         A: EngineHandles,
     {
         let answer = match process::engine() {
-            Ok(engine) => A::send(Sending { call: Call(&mut *self.0), engine }),
+            // The struct satisfies the contract, as `new` asks, and has only handles of the engine.
+            Ok(engine) => A::send(Sending { args: *self.0, engine }),
             Err(error) => Err(error.into()),
         };
         (answer, self.0)
@@ -101,11 +104,10 @@ impl<'a, A: CStruct> Call<'a, A> {
     where
         A: LendsBuffer<Use = Query> + Forward,
     {
-        let mut args = self.0.with_buffer(hold.handle());
-        // SAFETY: the struct satisfies the contract, as `new` asks: its one handle of this library is now the engine's,
-        // alive as long as the hold, and a query needs it no longer than it runs. It is passed on once: the call ends.
-        let call = unsafe { Call::new(&mut args) };
-        Ok((A::send(Sending { call, engine: hold.buffer().session.engine })?, self.0))
+        // The struct satisfies the contract, as `new` asks: its one handle of this library becomes the engine's, alive
+        // as long as the hold, and a query needs it no longer than it runs.
+        let (args, engine) = (self.0.with_buffer(hold.handle()), hold.buffer().session.engine);
+        Ok((A::send(Sending { args, engine })?, self.0))
     }
 
     /// What the caller's handle stands for.
@@ -163,17 +165,18 @@ const fn function_of(args: &'static str) -> &'static str {
     }
 }
 
-/// A call on its way to the process' engine.
-pub struct Sending<'a, A> {
-    /// The call, which ends with this.
-    pub call: Call<'a, A>,
+/// A struct on its way to the engine: it satisfies the contract of its function there, and is sent once. Only calls
+/// make it, which end with that.
+pub struct Sending<A> {
+    args: A,
     engine: &'static Engine,
 }
 
-impl<A> Sending<'_, A> {
-    /// The engine whose handles the call has.
-    pub fn engine(&self) -> &'static Engine {
-        self.engine
+impl<A> Sending<A> {
+    /// The struct, and the engine whose handles it has.
+    #[inline]
+    pub fn into_parts(self) -> (A, &'static Engine) {
+        (self.args, self.engine)
     }
 }
 
@@ -183,15 +186,15 @@ pub trait Forward: CStruct {
     ///
     /// # Errors
     /// The engine's; UNIMPLEMENTED where it has no such function.
-    fn send(sending: Sending<'_, Self>) -> Outcome<Self>;
+    fn send(sending: Sending<Self>) -> Outcome<Self>;
 }
 
 impl<A: Args> Forward for A {
     #[inline]
-    fn send(sending: Sending<'_, Self>) -> Outcome<Self> {
-        // SAFETY: the struct satisfies its function's contract, as `Call::new` asks, the engine is the one whose
-        // handles it has, and it is passed on once: the call ends here.
-        Ok(unsafe { sending.engine.call(*sending.call)? })
+    fn send(sending: Sending<Self>) -> Outcome<Self> {
+        let (args, engine) = sending.into_parts();
+        // SAFETY: the struct satisfies its function's contract, with handles of this engine, and is sent once.
+        Ok(unsafe { engine.call(args)? })
     }
 }
 
@@ -250,22 +253,35 @@ pub unsafe trait GivesUp<T>: CStruct {
     fn handle(&self) -> *const T;
 }
 
-/// Implements [`Lends`] or [`GivesUp`] for structs, of which each names its field.
 macro_rules! handles {
-    ($of:ident $relation:ident { $($args:ident $field:ident)* }) => {$(
+    ($($relation:ident<$of:ident> for { $($args:ident $field:ident)* })*) => {$($(
         // SAFETY: the field is the handle of the struct's function, and this library makes such handles of `Arc`s of
-        // this type. Of the functions `PJRT_*_Destroy` ends the handle, which only `GivesUp` may be of, and no other.
-        unsafe impl $crate::api::call::$relation<$of> for $crate::sys::$args {
+        // this type. Of the functions `PJRT_*_Destroy` ends the handle, which only `GivesUp` is of, and no other does.
+        unsafe impl $relation<$of> for sys::$args {
             #[inline]
             fn handle(&self) -> *const $of {
                 self.$field.cast_const().cast()
             }
         }
-    )*};
+    )*)*};
 }
-pub(super) use handles;
 
-handles! { Buffer GivesUp { PJRT_Buffer_Destroy_Args buffer } }
+handles! {
+    GivesUp<Buffer> for { PJRT_Buffer_Destroy_Args buffer }
+    GivesUp<Context> for { PJRT_ExecuteContext_Destroy_Args context }
+    Lends<Context> for { PJRT_FFI_UserData_Add_Args context }
+    GivesUp<Manager> for { PJRT_AsyncHostToDeviceTransferManager_Destroy_Args transfer_manager }
+    Lends<Manager> for {
+        PJRT_AsyncHostToDeviceTransferManager_TransferData_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_SetBufferError_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_BufferCount_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_BufferSize_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_Device_Args transfer_manager
+        PJRT_AsyncHostToDeviceTransferManager_AddMetadata_Args transfer_manager
+    }
+}
 
 /// What the engine does with a buffer that a function lends it.
 pub trait Use {

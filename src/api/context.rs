@@ -3,17 +3,11 @@
 use std::sync::Arc;
 
 use crate::{
-    api::{
-        call::{Call, handles},
-        entry::Entry,
-    },
+    api::{call::Call, entry::Entry},
     engine::{Outcome, process},
     runtime::execute::context::Context,
     sys,
 };
-
-handles! { Context GivesUp { PJRT_ExecuteContext_Destroy_Args context } }
-handles! { Context Lends { PJRT_FFI_UserData_Add_Args context } }
 
 impl Entry for sys::PJRT_ExecuteContext_Create_Args {
     fn run(call: Call<'_, Self>) -> Outcome {

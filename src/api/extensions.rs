@@ -143,11 +143,10 @@ fn patch(words: &mut [*mut c_void], base: sys::PJRT_Extension_Base) {
 macro_rules! originals {
     ($($args:ident: $extension:ident.$function:ident;)*) => {$(
         impl Forward for sys::$args {
-            fn send(sending: Sending<'_, Self>) -> Outcome<Self> {
-                let function = Extensions::of(sending.engine()).$extension.$function;
-                // SAFETY: the struct satisfies its function's contract, as `Call::new` asks, the engine is the one
-                // whose handles it has, and it is passed on once: the call ends here.
-                unsafe { call(sending.engine(), function, *sending.call) }
+            fn send(sending: Sending<Self>) -> Outcome<Self> {
+                let (args, engine) = sending.into_parts();
+                // SAFETY: the struct satisfies its function's contract, with handles of this engine, and is sent once.
+                unsafe { call(engine, Extensions::of(engine).$extension.$function, args) }
             }
         }
     )*};

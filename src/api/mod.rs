@@ -9,7 +9,8 @@
 //!  plugin.rs       initialisation and attributes; where engines are looked for
 //!  client.rs, device.rs, context.rs   a file for each of these handles
 //!  buffer/         PJRT_Buffer: getters, addresses given to outsiders, buffers that the engine makes
-//!  host.rs, copy.rs, async_transfer.rs   arrays from the host and back, between devices and memories, in pieces
+//!  host.rs, copy.rs   arrays from the host and back, between devices and memories
+//!  async_transfer.rs, transfer_manager.rs   arrays from the host, in pieces
 //!  compile.rs, executable.rs, output_kinds.rs, cost.rs   compilation, and what an executable says of its program
 //!  execute.rs      PJRT_LoadedExecutable_Execute
 //!  extensions.rs   the engine's extensions, rebuilt; ffi.rs, partitioners.rs, profiler.rs: extensions of pjrt-arena
@@ -45,3 +46,4 @@ pub mod plugin;
 pub mod profiler;
 pub mod table;
 pub mod text;
+pub mod transfer_manager;
