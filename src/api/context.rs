@@ -3,24 +3,31 @@
 use std::sync::Arc;
 
 use crate::{
-    api::entry::Entry,
-    engine::{Outcome, failure::required, process},
+    api::{call::Call, entry::Entry},
+    engine::{Outcome, process},
     runtime::execute::context::Context,
     sys,
 };
 
 impl Entry for sys::PJRT_ExecuteContext_Create_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        self.context = Arc::into_raw(Arc::new(Context::new(process::engine()?))).cast_mut().cast();
+    fn run(call: Call<'_, Self>) -> Outcome {
+        call.out().context = Arc::into_raw(Arc::new(Context::new(process::engine()?))).cast_mut().cast();
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_ExecuteContext_Destroy_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let context = required(self.context, "PJRT_ExecuteContext_Destroy", "context")?;
-        // SAFETY: the handle is not NULL, so it is the pointer of an `Arc` whose strong count the caller gives up.
-        drop(unsafe { Arc::from_raw(context.cast::<Context>()) });
+    fn run(call: Call<'_, Self>) -> Outcome {
+        call.required(call.context, "context")?;
+        drop(call.take());
         Ok(())
+    }
+}
+
+impl Entry for sys::PJRT_FFI_UserData_Add_Args {
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let context = call.lent("context")?;
+        // SAFETY: the data lives as long as the executions that get the context, as the call asks.
+        unsafe { context.add(call.user_data.type_id, call.user_data.data) }
     }
 }

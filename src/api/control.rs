@@ -1,8 +1,6 @@
 //! `pjrt_arena_*`: functions that PJRT lacks. Plain C, for clients in any language.
 //!
-//! Functions that return text write at most `capacity` bytes, the last of them NUL, and return how long the whole
-//! text is without it; a caller whose buffer is too small asks again with more. With a NULL buffer they only return
-//! the length.
+//! Most return text, as `text.rs` says.
 
 mod engine;
 mod ffi;
@@ -13,20 +11,19 @@ mod track;
 
 use std::{
     ffi::{c_char, c_int},
-    panic::{AssertUnwindSafe, catch_unwind},
-    ptr,
     sync::atomic::Ordering,
 };
 
 use serde_json::{Map, Value, json};
 
 use crate::{
+    api::text::text_functions,
     config::{self, ENGINE, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
     device::{
         cuda::{self, Vendor},
         host,
     },
-    engine::{failure::panicked, process, scratch},
+    engine::{process, scratch},
     runtime::{
         allocator::pinned_host::KIND,
         client::{self, ClientGuard, limits},
@@ -36,46 +33,32 @@ use crate::{
     },
 };
 
-/// Writes `text` as the module's documentation says.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-pub(super) unsafe fn write_text(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
-    if !buffer.is_null() && capacity > 0 {
-        let mut length = text.len().min(capacity - 1);
-        while !text.is_char_boundary(length) {
-            length -= 1;
-        }
-        // SAFETY: the buffer is not NULL, so it has `capacity` bytes, as this function asks; no more are written.
-        unsafe {
-            ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length);
-            *buffer.add(length) = 0;
-        }
-    }
-    text.len()
-}
-
-/// The text that `body` makes; a panic becomes text too.
-pub(super) fn tell(body: impl FnOnce() -> String) -> String {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| format!("panic: {}; this is a bug", panicked(&*panic)))
-}
-
 /// The version of pjrt-arena, as in its package; lives for ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Whether a client could be created with the present environment, without creating one: an empty text means yes,
-/// anything else is one sentence that says why not. Loads the engine.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_check(buffer: *mut c_char, capacity: usize) -> usize {
-    let sentence = tell(|| check().err().map(|error| error.message).unwrap_or_default());
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&sentence, buffer, capacity) }
+text_functions! {
+    /// Whether a client could be created with the present environment, without creating one: an empty text means yes,
+    /// anything else is one sentence that says why not. Loads the engine.
+    pub fn pjrt_arena_check() -> String {
+        check().err().map(|error| error.message).unwrap_or_default()
+    }
+
+    /// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no
+    /// engine, but starts the GPUs' driver where there is one: a process that forks afterwards cannot use GPUs in the
+    /// child.
+    pub fn pjrt_arena_doctor() -> String {
+        doctor()
+    }
+
+    /// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
+    /// missed and skipped, for each device the bytes of the arena and of the engine's own buffers, there and in
+    /// `pinned_host`, and the engine's scratch.
+    pub fn pjrt_arena_counters() -> String {
+        counters(&client::guard_all()).to_string()
+    }
 }
 
 fn check() -> crate::error::Result<()> {
@@ -83,18 +66,6 @@ fn check() -> crate::error::Result<()> {
     let settings = Settings::read(&Environment::of_process(), &[])?;
     settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
     settings.engine_options(process::kind(), None).map(drop)
-}
-
-/// Every setting, its value, where it came from and what is allowed; the engine; the memory; the GPUs. Loads no engine,
-/// but starts the GPUs' driver where there is one: a process that forks afterwards cannot use GPUs in the child.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_doctor(buffer: *mut c_char, capacity: usize) -> usize {
-    let table = tell(doctor);
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&table, buffer, capacity) }
 }
 
 fn doctor() -> String {
@@ -130,19 +101,6 @@ fn doctor() -> String {
     let gpus = cuda::probe_library(vendor, library).map_or_else(|why| why.to_string(), |driver| driver.to_string());
     findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
     config::doctor(&environment, &[], &findings)
-}
-
-/// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
-/// missed and skipped, for each device the bytes of the arena and of the engine's own buffers, there and in
-/// `pinned_host`, and the engine's scratch.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_counters(buffer: *mut c_char, capacity: usize) -> usize {
-    let counters = tell(|| counters(&client::guard_all()).to_string());
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&counters, buffer, capacity) }
 }
 
 fn counters(clients: &[ClientGuard]) -> Value {

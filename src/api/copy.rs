@@ -3,60 +3,73 @@
 use std::ptr;
 
 use crate::{
-    api::entry::Entry,
-    engine::{Args, Outcome, failure::required},
+    api::{
+        call::{Call, Copying, LendsBuffer},
+        entry::Entry,
+    },
+    engine::{Args, Outcome},
     runtime::{
-        buffer::buffer_ref::BufferRef,
+        buffer::BufferRef,
         transfer::copy::{copy_by_engine, copy_here},
     },
     sys,
 };
 
-/// Copies a buffer to the device or, where that is not NULL, the memory of `to`. `args` makes the engine's call of a
-/// handle.
+/// The struct of a function that copies a buffer.
+///
+/// # Safety
+/// `to` must give the fields of the device and the memory to copy to, of which one is NULL.
+unsafe trait Copies: Args + LendsBuffer<Use = Copying> {
+    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory);
+}
+
+// SAFETY: the field is that of the function in the C API.
+unsafe impl Copies for sys::PJRT_Buffer_CopyToDevice_Args {
+    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
+        (self.dst_device, ptr::null_mut())
+    }
+}
+
+// SAFETY: the field is that of the function in the C API.
+unsafe impl Copies for sys::PJRT_Buffer_CopyToMemory_Args {
+    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
+        (ptr::null_mut(), self.dst_memory)
+    }
+}
+
+/// Copies `buffer`, which is the call's, to where the call says.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.
-///
-/// # Safety
-/// The client, device and memory must be alive, and the struct that `args` makes satisfy its function's contract.
-unsafe fn copy<A: Args>(
-    buffer: BufferRef<'_>,
-    to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
-    args: impl FnOnce(*mut sys::PJRT_Buffer) -> A,
-    result: impl FnOnce(&A) -> *mut sys::PJRT_Buffer,
-) -> Outcome<*mut sys::PJRT_Buffer> {
+fn copy<A: Copies>(call: &Call<'_, A>, buffer: BufferRef<'_>) -> Outcome<*mut sys::PJRT_Buffer> {
     let buffer = buffer.share();
-    // SAFETY: client, device and memory are alive, and the struct satisfies the contract, as this function asks.
+    // SAFETY: device and memory are NULL or alive, and so is the client, as the call asks; the engine gets the caller's
+    // struct with its own handle, which the copy keeps in use, and makes the copy.
     let copy = unsafe {
-        match copy_here(&buffer, to)? {
+        match copy_here(&buffer, call.to())? {
             Some(copy) => copy,
-            None => copy_by_engine(&buffer, to, args, result)?,
+            None => copy_by_engine(&buffer, call.to(), |buffer| call.with_buffer(buffer), A::made)?,
         }
     };
     Ok(copy.into_raw())
 }
 
 impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToDevice";
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, NAME)? };
-        let to = (required(self.dst_device, NAME, "dst_device")?, ptr::null_mut());
-        // SAFETY: buffer and device, and so their client, are alive during the call; the struct is the caller's.
-        self.dst_buffer = unsafe { copy(buffer, to, |buffer| Self { buffer, ..*self }, |args| args.dst_buffer)? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.required(call.dst_device, "dst_device")?;
+        let copy = copy(&call, buffer)?;
+        call.out().dst_buffer = copy;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        const NAME: &str = "PJRT_Buffer_CopyToMemory";
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, NAME)? };
-        let to = (ptr::null_mut(), required(self.dst_memory, NAME, "dst_memory")?);
-        // SAFETY: buffer and memory, and so their client, are alive during the call; the struct is the caller's.
-        self.dst_buffer = unsafe { copy(buffer, to, |buffer| Self { buffer, ..*self }, |args| args.dst_buffer)? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.required(call.dst_memory, "dst_memory")?;
+        let copy = copy(&call, buffer)?;
+        call.out().dst_buffer = copy;
         Ok(())
     }
 }

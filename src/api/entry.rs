@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    api::own_error,
+    api::{call::Call, own_error},
     engine::{Args, Failure, Outcome, failure::panicked, fitted, process},
     error::{Code, Error},
     sys::{self, CStruct},
@@ -20,13 +20,23 @@ use crate::{
 /// Words of zero behind the table, and behind each extension.
 pub const PADDING: usize = 64;
 
+/// A table or an extension in memory, with words of zero behind it. It lives until the process ends.
+pub fn padded<T>(value: T) -> *mut T {
+    #[repr(C)]
+    struct Padded<T> {
+        value: T,
+        padding: [usize; PADDING],
+    }
+    ptr::from_mut(Box::leak(Box::new(Padded { value, padding: [0; PADDING] }))).cast()
+}
+
 /// A PJRT function that this library implements.
 pub trait Entry: CStruct {
     /// The function's body.
     ///
-    /// # Safety
-    /// The fields must satisfy the contract of the PJRT function: handles alive, pointers valid for the call.
-    unsafe fn run(&mut self) -> Outcome;
+    /// # Errors
+    /// What the caller is told: an error of this library, or the engine's.
+    fn run(call: Call<'_, Self>) -> Outcome;
 }
 
 /// The exported function for a struct of such a function.
@@ -34,11 +44,14 @@ pub trait Entry: CStruct {
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
-    // SAFETY: the struct is NULL, or as long as it says and valid for its function, as the C API asks of its callers.
-    guard(function_name::<A>(), || unsafe {
-        check_size(args)?;
-        // A body may write all fields that this library knows, so it gets a copy of a longer struct.
-        fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| (*args).run())
+    guard(Call::<A>::FUNCTION, || {
+        // SAFETY: the struct is NULL, or as long as it says, begins with its size, and is valid for its function, which
+        // it is passed to once, as the C API asks of its callers.
+        unsafe {
+            check_size::<A>(args.cast::<usize>().as_ref())?;
+            // A body may write all fields that this library knows, so it gets a copy of a longer struct.
+            fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| A::run(Call::new(&mut *args)))
+        }
     })
 }
 
@@ -61,27 +74,18 @@ pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
         // SAFETY: the struct is NULL, or as long as it says and valid for its function, as the C API asks of its
         // callers; the slot belongs to `A`.
         unsafe {
-            check_size(args)?;
+            check_size::<A>(args.cast::<usize>().as_ref())?;
             Ok(engine.invoke(args, function)?)
         }
     })
 }
 
-/// The function that takes an argument struct.
-fn function_name<A: CStruct>() -> &'static str {
-    A::NAME.strip_suffix("_Args").unwrap_or(A::NAME)
-}
-
-/// Refuses a struct that is missing, or shorter than any caller's may be.
-///
-/// # Safety
-/// `args` must be NULL or point to a struct of `struct_size` bytes.
-unsafe fn check_size<A: CStruct>(args: *const A) -> Outcome {
-    if args.is_null() {
-        return Err(Error::invalid_argument(format!("{}: the argument struct is NULL", function_name::<A>())).into());
-    }
-    // SAFETY: the struct is not NULL; every argument struct begins with its size.
-    let size = unsafe { args.cast::<usize>().read() };
+/// Refuses a struct that is missing, or shorter than any caller's may be; `size` is its first field.
+fn check_size<A: CStruct>(size: Option<&usize>) -> Outcome {
+    let Some(&size) = size else {
+        let why = format!("{}: the argument struct is NULL", Call::<A>::FUNCTION);
+        return Err(Error::invalid_argument(why).into());
+    };
     if size < A::MIN_SIZE {
         return Err(Error::invalid_argument(format!(
             "Unexpected {} size: expected at least {}, got {size}. Check installed software versions.",

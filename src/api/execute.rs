@@ -1,8 +1,8 @@
 //! `PJRT_LoadedExecutable_Execute`.
 
 use crate::{
-    api::entry::Entry,
-    engine::{Outcome, failure::required},
+    api::{call::Call, entry::Entry},
+    engine::Outcome,
     error::Error,
     runtime::{
         executable::registry::LOADED,
@@ -12,12 +12,12 @@ use crate::{
 };
 
 impl Entry for sys::PJRT_LoadedExecutable_Execute_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, NAME, "executable")?;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let executable = call.required(call.executable, "executable")?;
         let loaded = LOADED.get(executable).ok_or_else(|| {
             Error::invalid_argument(format!("{NAME}: {executable:p} is no executable of this plugin"))
         })?;
-        // SAFETY: the lists are as long as their numbers, and handles and context alive, as `run` asks.
-        unsafe { execute(&loaded, self) }
+        // SAFETY: the lists are as long as their numbers, and handles and context alive, as the call asks.
+        unsafe { execute(&loaded, &call) }
     }
 }

@@ -6,22 +6,27 @@
 //! framework that asks for a newer function without looking at the size reads NULL. An extension that is unknown here
 //! is left out: it may take a `PJRT_Buffer`.
 
-use std::{mem::offset_of, ptr};
+use std::{ffi::c_void, mem::offset_of, ptr};
 
 use crate::{
     api::{
+        call::{Call, Forward, Sending},
         entry::{Entry, PADDING, entry},
-        profiler,
+        partitioners, profiler,
     },
     engine::{
         Engine, Outcome,
         extensions::{Extensions, call},
-        failure::required,
-        process,
     },
-    runtime::{buffer::buffer_ref::BufferRef, executable::registry::EXECUTABLES, execute::context::Context},
-    sys::{self},
+    runtime::executable::registry::EXECUTABLES,
+    sys,
 };
+
+/// Bytes of what an extension is made of: sizes, pointers and functions.
+const WORD: usize = size_of::<*mut c_void>();
+
+/// A function of an extension.
+type Function<A> = unsafe extern "C" fn(*mut A) -> *mut sys::PJRT_Error;
 
 /// What happens to an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,60 +69,55 @@ fn fate(kind: sys::PJRT_Extension_Type) -> Fate {
 
 /// Builds the chain of extensions from the engine's. The copies live until the process ends, like the engine itself.
 pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
-    let mut chain: Vec<*mut sys::PJRT_Extension_Base> = Vec::new();
+    let mut chain: Vec<(sys::PJRT_Extension_Type, Vec<*mut c_void>)> = Vec::new();
     let mut next = engine.extensions();
     while !next.is_null() {
         // SAFETY: the pointer is not NULL, so it is an extension of the engine, which lives as long as the process;
-        // each begins with the base.
-        let base = unsafe { *next };
+        // each begins with the base and has `struct_size` bytes. The new copy has room for them, and does not overlap
+        // them; any bytes make a pointer.
+        let (base, mut words) = unsafe {
+            let base = *next;
+            let mut words: Vec<*mut c_void> = vec![ptr::null_mut(); base.struct_size.div_ceil(WORD) + PADDING];
+            ptr::copy_nonoverlapping(next.cast::<u8>(), words.as_mut_ptr().cast(), base.struct_size);
+            (base, words)
+        };
         let fate = fate(base.type_);
         if fate == Fate::Drop || base.struct_size < size_of::<sys::PJRT_Extension_Base>() {
             log::debug!("extension {} of the engine is left out", base.type_.0);
         } else {
-            let words = vec![0_u64; base.struct_size.div_ceil(size_of::<u64>()) + PADDING];
-            let copy: *mut sys::PJRT_Extension_Base = words.leak().as_mut_ptr().cast();
-            // SAFETY: the engine's extension has `struct_size` bytes, the new copy has room for them, and they do not
-            // overlap.
-            unsafe { ptr::copy_nonoverlapping(next.cast::<u8>(), copy.cast(), base.struct_size) };
             if fate == Fate::Patch {
-                // SAFETY: the copy is of that type and size.
-                unsafe { patch(copy, base) };
+                patch(&mut words, base);
             }
-            chain.push(copy);
+            chain.push((base.type_, words));
         }
         next = base.next;
     }
+    let lacks = |wanted| !chain.iter().any(|&(kind, _)| kind == wanted);
+    let mut head: *mut sys::PJRT_Extension_Base = ptr::null_mut();
+    if lacks(sys::PJRT_Extension_Type_Custom_Partitioner) {
+        head = partitioners::extension(head);
+    }
     // An engine of a real device has a profiler of its own; a trace takes one.
-    // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
-    if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Profiler) {
-        chain.push(profiler::extension());
+    if lacks(sys::PJRT_Extension_Type_Profiler) {
+        head = profiler::extension(head);
     }
-    // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
-    if !chain.iter().any(|&copy| unsafe { (*copy).type_ } == sys::PJRT_Extension_Type_Custom_Partitioner) {
-        chain.push(super::partitioners::extension());
-    }
-    let mut head = ptr::null_mut();
-    for &extension in chain.iter().rev() {
-        // SAFETY: the copies live for ever, begin with the base, and are used by this thread alone.
-        unsafe { (*extension).next = head };
-        head = extension;
+    for (_, mut words) in chain.into_iter().rev() {
+        words[offset_of!(sys::PJRT_Extension_Base, next) / WORD] = head.cast();
+        head = words.leak().as_mut_ptr().cast();
     }
     head
 }
 
-/// Replaces the functions in the slots that the extension is long enough to have.
-///
-/// # Safety
-/// `copy` must point to `base.struct_size` writable bytes of an extension of type `base.type_`.
-unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_Base) {
+/// Replaces the functions in the slots that the extension, which begins with `base`, is long enough to have.
+fn patch(words: &mut [*mut c_void], base: sys::PJRT_Extension_Base) {
     macro_rules! replace {
         ($table:ident, $($slot:ident => $args:ident),*) => {{
             $(
-                if base.struct_size >= offset_of!(sys::$table, $slot) + size_of::<usize>() {
-                    // SAFETY: the slot lies within the extension, which is of this type and writable.
-                    let slot = unsafe { &mut (*copy.cast::<sys::$table>()).$slot };
-                    // A slot that the engine left empty stays so.
-                    *slot = slot.is_some().then_some(entry::<sys::$args>);
+                let _of_that_type: fn(sys::$table) -> Option<Function<sys::$args>> = |table| table.$slot;
+                let at = offset_of!(sys::$table, $slot);
+                // A slot that the engine left empty stays so.
+                if base.struct_size >= at + WORD && !words[at / WORD].is_null() {
+                    words[at / WORD] = entry::<sys::$args> as Function<sys::$args> as *mut c_void;
                 }
             )*
         }};
@@ -140,74 +140,62 @@ unsafe fn patch(copy: *mut sys::PJRT_Extension_Base, base: sys::PJRT_Extension_B
     }
 }
 
-impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
-        // alive.
-        unsafe {
-            let buffer = BufferRef::borrow(self.buffer, "PJRT_Layouts_PJRT_Buffer_MemoryLayout")?;
-            let args = call(
-                engine,
-                originals.layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout,
-                Self { buffer: buffer.hold()?.handle(), ..*self },
-            )?;
-            self.layout = args.layout;
+macro_rules! originals {
+    ($($args:ident: $extension:ident.$function:ident;)*) => {$(
+        impl Forward for sys::$args {
+            fn send(sending: Sending<Self>) -> Outcome<Self> {
+                let (args, engine) = sending.into_parts();
+                // SAFETY: the struct satisfies its function's contract, with handles of this engine, and is sent once.
+                unsafe { call(engine, Extensions::of(engine).$extension.$function, args) }
+            }
         }
+    )*};
+}
+
+originals! {
+    PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args: layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout;
+    PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args: layouts.PJRT_Layouts_PJRT_Executable_GetParameterLayouts;
+    PJRT_Shardings_PJRT_Executable_ParameterShardings_Args: shardings.PJRT_Shardings_PJRT_Executable_ParameterShardings;
+    PJRT_Wait_Until_Buffer_Ready_On_Stream_Args: stream.wait_stream;
+    PJRT_FFI_Type_Register_Args: ffi.type_register;
+}
+
+impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
+        out.layout = theirs.layout;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        let originals = Extensions::of(engine);
-        required(self.executable, "PJRT_Layouts_PJRT_Executable_GetParameterLayouts", "executable")?;
-        let function = originals.layouts.PJRT_Layouts_PJRT_Executable_GetParameterLayouts;
-        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
-        *self = unsafe { call(engine, function, *self)? };
-        if let Some(program) = EXECUTABLES.get(self.executable) {
-            self.num_parameters = program.visible(self.num_parameters);
+    fn run(call: Call<'_, Self>) -> Outcome {
+        call.required(call.executable, "executable")?;
+        let (theirs, out) = call.forward();
+        *out = theirs?;
+        if let Some(program) = EXECUTABLES.get(out.executable) {
+            out.num_parameters = program.visible(out.num_parameters);
         }
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        let originals = Extensions::of(engine);
-        required(self.executable, "PJRT_Shardings_PJRT_Executable_ParameterShardings", "executable")?;
-        let function = originals.shardings.PJRT_Shardings_PJRT_Executable_ParameterShardings;
-        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
-        *self = unsafe { call(engine, function, *self)? };
-        if let Some(program) = EXECUTABLES.get(self.executable) {
-            self.num_parameters = program.visible(self.num_parameters);
+    fn run(call: Call<'_, Self>) -> Outcome {
+        call.required(call.executable, "executable")?;
+        let (theirs, out) = call.forward();
+        *out = theirs?;
+        if let Some(program) = EXECUTABLES.get(out.executable) {
+            out.num_parameters = program.visible(out.num_parameters);
         }
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let engine = process::engine()?;
-        let originals = Extensions::of(engine);
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
-        // alive.
-        unsafe {
-            let buffer = BufferRef::borrow(self.buffer, "PJRT_Wait_Until_Buffer_Ready_On_Stream")?;
-            call(engine, originals.stream.wait_stream, Self { buffer: buffer.hold()?.handle(), ..*self })?;
-        }
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_FFI_UserData_Add_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let context = required(self.context, "PJRT_FFI_UserData_Add", "context")?;
-        // SAFETY: the context is not NULL, so it is a live one of this library, as `run` asks; the data lives as long
-        // as the executions that get the context.
-        unsafe { (*context.cast::<Context>()).add(self.user_data.type_id, self.user_data.data) }
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.forward_for(&buffer.hold()?).map(drop)
     }
 }

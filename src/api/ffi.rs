@@ -1,32 +1,31 @@
 //! The FFI extension: handlers of custom calls and their types.
 
 use crate::{
-    api::entry::Entry,
-    engine::{Outcome, abi::Handler, extensions},
+    api::{call::Call, entry::Entry},
+    engine::{Outcome, abi::Handler},
     handlers::ffi::{Bundle, note_deleter, register_handler},
-    sys::{self, text},
+    sys,
 };
 
 impl Entry for sys::PJRT_FFI_Register_Handler_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the texts are as long as the caller's struct says, and the handler is NULL or an XLA FFI handler
-        // for as long as the process lives, as `run` asks.
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let name = String::from_utf8_lossy(call.target_name());
+        let platform = String::from_utf8_lossy(call.platform_name());
+        // SAFETY: the handler is NULL or an XLA FFI handler for as long as the process lives, as the call asks.
         unsafe {
-            let name = text(self.target_name, self.target_name_size);
-            let platform = text(self.platform_name, self.platform_name_size);
-            let execute = std::mem::transmute::<*mut std::ffi::c_void, Option<Handler>>(self.handler);
-            register_handler(&name, &platform, Bundle { execute, ..Bundle::default() }, self.traits.0)
+            let execute = std::mem::transmute::<*mut std::ffi::c_void, Option<Handler>>(call.handler);
+            register_handler(&name, &platform, Bundle { execute, ..Bundle::default() }, call.traits.0)
         }
     }
 }
 
 impl Entry for sys::PJRT_FFI_Type_Register_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
-        *self = unsafe { extensions::register_type(*self)? };
-        // SAFETY: the type's info is NULL or valid during the call, as `run` asks.
-        let info = unsafe { self.type_info.as_ref() };
-        note_deleter(self.type_id, info.and_then(|info| info.deleter));
+    fn run(call: Call<'_, Self>) -> Outcome {
+        // SAFETY: the type's info is NULL or valid during the call, as the call asks.
+        let deleter = unsafe { call.type_info.as_ref() }.and_then(|info| info.deleter);
+        let (theirs, out) = call.forward();
+        *out = theirs?;
+        note_deleter(out.type_id, deleter);
         Ok(())
     }
 }

@@ -3,15 +3,18 @@
 //! ```text
 //!  table.rs        GetPjrtApi: which of the 138 functions pass to the engine, and which are implemented here
 //!  entry.rs        the edge: NULL, short and long argument structs, panics, errors
+//!  call.rs         a call as the functions' bodies get it, which are safe code
+//!  owned.rs        values that the caller owns, with the function that destroys them
 //!  own_error.rs, error.rs   PJRT_Error: pjrt-arena's or the engine's
 //!  plugin.rs       initialisation and attributes; where engines are looked for
 //!  client.rs, device.rs, context.rs   a file for each of these handles
 //!  buffer/         PJRT_Buffer: getters, addresses given to outsiders, buffers that the engine makes
-//!  host.rs, copy.rs, async_transfer.rs   arrays from the host and back, between devices and memories, in pieces
+//!  host.rs, copy.rs   arrays from the host and back, between devices and memories
+//!  async_transfer.rs, transfer_manager.rs   arrays from the host, in pieces
 //!  compile.rs, executable.rs, output_kinds.rs, cost.rs   compilation, and what an executable says of its program
 //!  execute.rs      PJRT_LoadedExecutable_Execute
 //!  extensions.rs   the engine's extensions, rebuilt; ffi.rs, partitioners.rs, profiler.rs: extensions of pjrt-arena
-//!  control/        pjrt_arena_*: what PJRT has no function for
+//!  control/        pjrt_arena_*: what PJRT has no function for; text.rs: the texts that they take and return
 //! ```
 //!
 //! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are pjrt-arena's;
@@ -20,6 +23,7 @@
 
 pub mod async_transfer;
 pub mod buffer;
+pub mod call;
 pub mod client;
 pub mod compile;
 pub mod context;
@@ -36,7 +40,10 @@ pub mod ffi;
 pub mod host;
 pub mod output_kinds;
 pub mod own_error;
+pub mod owned;
 pub mod partitioners;
 pub mod plugin;
 pub mod profiler;
 pub mod table;
+pub mod text;
+pub mod transfer_manager;

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use crate::{
-    api::entry::Entry,
-    engine::{Outcome, failure::required, process},
+    api::{call::Call, entry::Entry},
+    engine::Outcome,
     runtime::executable::{
         bound::{OWN_KIND, OutputKinds},
         registry::EXECUTABLES,
@@ -13,12 +13,11 @@ use crate::{
 };
 
 impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        let executable = required(self.executable, "PJRT_Executable_OutputMemoryKinds", "executable")?;
-        // SAFETY: the struct satisfies the function's contract, as `run` asks, and goes to the engine unchanged.
-        let answer = unsafe { process::engine()?.call(*self) };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let executable = call.required(call.executable, "executable")?;
+        let (answer, out) = call.forward();
         let Some(program) = EXECUTABLES.get(executable).filter(|program| !program.plan.bound.is_empty()) else {
-            *self = answer?;
+            *out = answer?;
             return Ok(());
         };
         let kinds = program.output_kinds.get_or_init(|| {
@@ -35,9 +34,9 @@ impl Entry for sys::PJRT_Executable_OutputMemoryKinds_Args {
             OutputKinds::new(names, &program.plan.bound)
         });
         // The lists live as long as the program, which the executable keeps. `Raw` is a pointer and nothing else.
-        self.memory_kinds = kinds.pointers.as_ptr().cast();
-        self.memory_kind_sizes = kinds.sizes.as_ptr();
-        self.num_outputs = kinds.pointers.len();
+        out.memory_kinds = kinds.pointers.as_ptr().cast();
+        out.memory_kind_sizes = kinds.sizes.as_ptr();
+        out.num_outputs = kinds.pointers.len();
         Ok(())
     }
 }

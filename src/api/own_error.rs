@@ -10,6 +10,10 @@ use std::{
 };
 
 use crate::{
+    api::{
+        call::Call,
+        owned::{delete, owned},
+    },
     engine::process,
     error::{Code, Error},
     sys::{self, CStruct},
@@ -18,11 +22,12 @@ use crate::{
 /// An error of pjrt-arena.
 #[repr(C)]
 pub struct Own {
-    table: *const sys::PJRT_Error_FunctionTable,
+    table: &'static Table,
     /// The error.
     pub error: Error,
 }
 
+#[repr(transparent)]
 struct Table(sys::PJRT_Error_FunctionTable);
 
 // SAFETY: the table is never written, so several threads may read it at once.
@@ -32,7 +37,7 @@ static TABLE: Table = Table(sys::PJRT_Error_FunctionTable {
     struct_size: size_of::<sys::PJRT_Error_FunctionTable>(),
     instance_size: size_of::<Own>(),
     extension_start: ptr::null_mut(),
-    destroy: Some(destroy),
+    destroy: Some(delete::<Own, sys::PJRT_Error>),
     message: Some(message),
     get_code: Some(get_code),
     for_each_payload: Some(for_each_payload),
@@ -40,38 +45,41 @@ static TABLE: Table = Table(sys::PJRT_Error_FunctionTable {
 
 /// Passes the error to the caller of the C API, who destroys it with `PJRT_Error_Destroy`.
 pub fn into_raw(error: Error) -> *mut sys::PJRT_Error {
-    Box::into_raw(Box::new(Own { table: &raw const TABLE.0, error })).cast()
+    owned(Own { table: &TABLE, error }).0
 }
 
 /// The error of pjrt-arena behind the handle, if it is one.
 ///
 /// # Safety
 /// `error` must be NULL or a live error, pjrt-arena's or the engine's.
-pub unsafe fn own<'a>(error: *const sys::PJRT_Error) -> Option<&'a Own> {
-    if error.is_null() {
-        return None;
+unsafe fn own<'a>(error: *const sys::PJRT_Error) -> Option<&'a Own> {
+    // SAFETY: the error is NULL or alive, as this function asks; errors of this library and of every engine are at
+    // least one word long, and only those of this library begin with the address of this table.
+    unsafe {
+        let first = error.cast::<*const Table>();
+        (!error.is_null() && ptr::eq(first.read(), &raw const TABLE)).then(|| &*error.cast::<Own>())
     }
-    // SAFETY: the error is alive, as this function asks; errors of this library and of every engine are at least one
-    // word long.
-    let first = unsafe { ptr::read(error.cast::<*const sys::PJRT_Error_FunctionTable>()) };
-    // SAFETY: only errors of this library begin with the address of this table, and the error is alive.
-    ptr::eq(first, &raw const TABLE.0).then(|| unsafe { &*error.cast::<Own>() })
 }
 
-unsafe extern "C" fn destroy(error: *mut sys::PJRT_Error) {
-    if !error.is_null() {
-        // SAFETY: this function is in the table of this library's errors alone; they are boxes, destroyed once.
-        drop(unsafe { Box::from_raw(error.cast::<Own>()) });
-    }
+macro_rules! errors {
+    ($($args:ident)*) => {$(
+        impl<'a> Call<'a, sys::$args> {
+            /// The error, if it is one of pjrt-arena.
+            pub fn own_error(&self) -> Option<&'a Own> {
+                // SAFETY: the error is NULL or alive during the call, as `Call::new` asks.
+                unsafe { own(self.error) }
+            }
+        }
+    )*};
 }
+
+errors! { PJRT_Error_Message_Args PJRT_Error_GetCode_Args PJRT_Error_ForEachPayload_Args }
 
 unsafe extern "C" fn message(error: *const sys::PJRT_Error, text: *mut *const c_char, size: *mut usize) {
-    // SAFETY: the error is alive during the call, as the function's contract asks.
-    if let Some(own) = unsafe { own(error) } {
-        // SAFETY: both pointers are valid, as the function's contract asks.
-        unsafe {
-            *text = own.error.message.as_ptr().cast();
-            *size = own.error.message.len();
+    // SAFETY: the error is alive during the call, and both pointers are valid, as the function's contract asks.
+    unsafe {
+        if let Some(own) = own(error) {
+            (*text, *size) = (own.error.message.as_ptr().cast(), own.error.message.len());
         }
     }
 }
@@ -81,18 +89,8 @@ unsafe extern "C" fn get_code(error: *const sys::PJRT_Error) -> sys::PJRT_Error_
     sys::PJRT_Error_Code(unsafe { own(error) }.map_or(Code::Internal, |own| own.error.code) as u32)
 }
 
-unsafe extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Error_PayloadVisitor, _: *mut c_void) {
+extern "C" fn for_each_payload(_: *const sys::PJRT_Error, _: sys::PJRT_Error_PayloadVisitor, _: *mut c_void) {
     // Errors of this library carry no payload.
-}
-
-/// The caller's struct, unless it is NULL or too short to be one: these two functions cannot report an error.
-///
-/// # Safety
-/// `args` must be NULL or point to a struct of `struct_size` bytes that no other thread uses during the call.
-unsafe fn whole<'a, A: CStruct>(args: *mut A) -> Option<&'a mut A> {
-    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks; every struct of
-    // the C API begins with its size.
-    unsafe { (!args.is_null() && args.cast::<usize>().read() >= A::STRUCT_SIZE).then(|| &mut *args) }
 }
 
 /// `PJRT_Error_Destroy`; NULL is fine.
@@ -100,14 +98,12 @@ unsafe fn whole<'a, A: CStruct>(args: *mut A) -> Option<&'a mut A> {
 /// # Safety
 /// `args` must be NULL or valid, the error pjrt-arena's or the engine's, alive, and not be used again.
 pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {
-    // SAFETY: the struct is NULL or valid, as this function asks.
-    let Some(error) = (unsafe { args.as_ref() }).map(|args| args.error).filter(|error| !error.is_null()) else {
-        return;
-    };
-    // SAFETY: the error is alive; each side destroys its own.
+    // SAFETY: the struct is NULL or valid, and the error NULL or alive, as this function asks; each side destroys its
+    // own.
     unsafe {
+        let Some(error) = args.as_ref().map(|args| args.error).filter(|error| !error.is_null()) else { return };
         if own(error).is_some() {
-            destroy(error);
+            delete::<Own, _>(error);
         } else if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Destroy) {
             theirs(args);
         }
@@ -119,17 +115,25 @@ pub unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) 
 /// # Safety
 /// `args` must be NULL or valid, the error pjrt-arena's or the engine's, and alive.
 pub unsafe extern "C" fn error_message(args: *mut sys::PJRT_Error_Message_Args) {
-    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
-    let Some(fields) = (unsafe { whole(args) }) else { return };
-    // SAFETY: the error is alive during the call, as the function's contract asks.
-    if let Some(own) = unsafe { own(fields.error) } {
-        fields.message = own.error.message.as_ptr().cast();
-        fields.message_size = own.error.message.len();
-    } else if fields.error.is_null() {
-        fields.message = c"".as_ptr();
-        fields.message_size = 0;
-    } else if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Message) {
-        // SAFETY: the struct is valid, and its error the engine's, alive.
-        unsafe { theirs(args) };
-    }
+    // SAFETY: the struct is NULL or valid, begins with its size, and is this thread's during the call, as this function
+    // asks. One that is too short is left alone: this function cannot report an error.
+    let whole = unsafe {
+        let is_whole = !args.is_null() && args.cast::<usize>().read() >= sys::PJRT_Error_Message_Args::STRUCT_SIZE;
+        is_whole.then(|| Call::new(&mut *args))
+    };
+    let Some(call) = whole else { return };
+    let message = match call.own_error() {
+        Some(own) => own.error.message.as_str(),
+        // A C string too, for callers that do not look at the length.
+        None if call.error.is_null() => &"\0"[..0],
+        None => {
+            if let Some(theirs) = process::engine().ok().and_then(|engine| engine.table().PJRT_Error_Message) {
+                // SAFETY: the struct is valid, as a call's is, and its error the engine's, alive.
+                unsafe { theirs(call.out()) };
+            }
+            return;
+        }
+    };
+    let out = call.out();
+    (out.message, out.message_size) = (message.as_ptr().cast(), message.len());
 }

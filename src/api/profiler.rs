@@ -15,8 +15,14 @@ use std::{
     ptr,
 };
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::{
-    api::entry::PADDING,
+    api::{
+        call::Call,
+        entry::padded,
+        owned::{delete, owned},
+    },
     engine::failure::panicked,
     error::{Code, Error, Result},
     report::timeline::TIMELINE,
@@ -32,6 +38,12 @@ struct Profiler {
 }
 
 impl Profiler {
+    fn start(&mut self) -> Result<()> {
+        TIMELINE.begin()?;
+        self.records = true;
+        Ok(())
+    }
+
     fn stop(&mut self) {
         if std::mem::take(&mut self.records) {
             self.data = TIMELINE.end().map(|recording| recording.encode()).unwrap_or_default();
@@ -39,151 +51,180 @@ impl Profiler {
     }
 }
 
-/// The extension in memory: words of zero follow it, as they follow the engine's (`extensions.rs`).
-#[repr(C)]
-struct Padded {
-    extension: sys::PJRT_Profiler_Extension,
-    padding: [usize; PADDING],
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        self.stop();
+    }
 }
 
-/// The extension. It lives until the process ends.
-pub fn extension() -> *mut sys::PJRT_Extension_Base {
+/// The extension, with `next` behind it in the chain. It lives until the process ends.
+pub fn extension(next: *mut sys::PJRT_Extension_Base) -> *mut sys::PJRT_Extension_Base {
     let api = sys::PLUGIN_Profiler_Api {
         struct_size: size_of::<sys::PLUGIN_Profiler_Api>(),
         priv_: ptr::null_mut(),
         error_destroy: Some(error_destroy),
         error_message: Some(error_message),
-        error_get_code: Some(error_get_code),
-        create: Some(create),
+        error_get_code: Some(exported::<ErrorGetCode>),
+        create: Some(exported::<Create>),
         destroy: Some(destroy),
-        start: Some(start),
-        stop: Some(stop),
-        collect_data: Some(collect_data),
+        start: Some(exported::<Start>),
+        stop: Some(exported::<Stop>),
+        collect_data: Some(exported::<CollectData>),
     };
     let base = sys::PJRT_Extension_Base {
         struct_size: size_of::<sys::PJRT_Profiler_Extension>(),
         type_: sys::PJRT_Extension_Type_Profiler,
-        next: ptr::null_mut(),
+        next,
     };
     let profiler_api = Box::leak(Box::new(api));
-    let extension = sys::PJRT_Profiler_Extension { base, profiler_api, traceme_context_id: 0 };
-    ptr::from_mut(Box::leak(Box::new(Padded { extension, padding: [0; PADDING] }))).cast()
+    padded(sys::PJRT_Profiler_Extension { base, profiler_api, traceme_context_id: 0 }).cast()
+}
+
+macro_rules! handles {
+    ($($handle:ident: $of:ty { $($args:ident)* })*) => {$($(
+        impl<'a> Call<'a, sys::$args> {
+            #[doc = concat!("What `", stringify!($handle), "` stands for, if it is not NULL.")]
+            fn $handle(&self) -> Option<&'a $of> {
+                // SAFETY: the handle is NULL or alive during the call, as `Call::new` asks, and of `owned`; `destroy`
+                // and `error_destroy`, which end it, make no call of their struct.
+                unsafe { self.$handle.cast::<$of>().as_ref() }
+            }
+        }
+    )*)*};
+}
+
+handles! {
+    profiler: Mutex<Profiler> { PLUGIN_Profiler_Args PLUGIN_Profiler_CollectData_Args }
+    error: Error { PLUGIN_Profiler_Error_Message_Args PLUGIN_Profiler_Error_GetCode_Args }
+}
+
+/// The profiler, or an error that it is NULL.
+fn required(profiler: Option<&Mutex<Profiler>>) -> Result<MutexGuard<'_, Profiler>> {
+    profiler.map(Mutex::lock).ok_or_else(|| Error::invalid_argument("the profiler is NULL"))
+}
+
+/// A function of this API that may fail.
+trait Function {
+    /// Its argument struct.
+    type Args;
+
+    /// Its body.
+    fn run(call: Call<'_, Self::Args>) -> Result<()>;
+}
+
+/// The exported function.
+///
+/// # Safety
+/// `args` must be NULL or valid for the function, and not be used by another thread during the call.
+unsafe extern "C" fn exported<F: Function>(args: *mut F::Args) -> *mut sys::PLUGIN_Profiler_Error {
+    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
+    guard(unsafe { args.as_mut().map(|args| Call::new(args)) }, F::run)
 }
 
 /// Runs `body` on the caller's struct; failures and panics become errors of this API.
-///
-/// # Safety
-/// `args` must be NULL or valid, and not be used by another thread during the call.
-unsafe fn guard<A>(args: *mut A, body: impl FnOnce(&mut A) -> Result<()>) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
-    let args = unsafe { args.as_mut() }.ok_or_else(|| Error::invalid_argument("a profiler's argument struct is NULL"));
+fn guard<A>(args: Option<A>, body: impl FnOnce(A) -> Result<()>) -> *mut sys::PLUGIN_Profiler_Error {
+    let args = args.ok_or_else(|| Error::invalid_argument("a profiler's argument struct is NULL"));
     let outcome = catch_unwind(AssertUnwindSafe(|| args.and_then(body))).unwrap_or_else(|panic| {
         Err(Error::new(Code::Internal, format!("the profiler panicked: {}; this is a bug", panicked(&*panic))))
     });
-    match outcome {
-        Ok(()) => ptr::null_mut(),
-        Err(error) => Box::into_raw(Box::new(error)).cast(),
+    outcome.map_or_else(|error| owned(error).0, |()| ptr::null_mut())
+}
+
+struct Create;
+
+impl Function for Create {
+    type Args = sys::PLUGIN_Profiler_Create_Args;
+
+    fn run(call: Call<'_, Self::Args>) -> Result<()> {
+        call.out().profiler = owned(Mutex::new(Profiler::default())).0;
+        Ok(())
     }
 }
 
-/// The profiler behind a handle.
-///
+struct Start;
+
+impl Function for Start {
+    type Args = sys::PLUGIN_Profiler_Args;
+
+    fn run(call: Call<'_, Self::Args>) -> Result<()> {
+        required(call.profiler())?.start()
+    }
+}
+
+struct Stop;
+
+impl Function for Stop {
+    type Args = sys::PLUGIN_Profiler_Args;
+
+    fn run(call: Call<'_, Self::Args>) -> Result<()> {
+        required(call.profiler())?.stop();
+        Ok(())
+    }
+}
+
+struct CollectData;
+
+impl Function for CollectData {
+    type Args = sys::PLUGIN_Profiler_CollectData_Args;
+
+    fn run(call: Call<'_, Self::Args>) -> Result<()> {
+        let mut profiler = required(call.profiler())?;
+        let data = &mut profiler.data;
+        let out = call.out();
+        out.buffer_size_in_bytes = data.len();
+        if out.buffer.is_null() {
+            out.buffer = data.as_mut_ptr();
+        } else if out.buffer != data.as_mut_ptr() {
+            // SAFETY: the caller has made room for as many bytes as it was told, and passes it as `Call::new` asks; its
+            // buffer does not overlap the profiler's.
+            unsafe { ptr::copy_nonoverlapping(data.as_ptr(), out.buffer, data.len()) };
+        }
+        Ok(())
+    }
+}
+
+struct ErrorGetCode;
+
+impl Function for ErrorGetCode {
+    type Args = sys::PLUGIN_Profiler_Error_GetCode_Args;
+
+    fn run(call: Call<'_, Self::Args>) -> Result<()> {
+        let code = call.error().map_or(0, |error| error.code as i32);
+        call.out().code = code;
+        Ok(())
+    }
+}
+
 /// # Safety
-/// `handle` must be NULL or from `create`, alive, and not be used by another thread during the call.
-unsafe fn profiler<'a>(handle: *mut sys::PLUGIN_Profiler) -> Result<&'a mut Profiler> {
-    // SAFETY: the handle is NULL or a live profiler, and this thread's during the call, as this function asks.
-    unsafe { handle.cast::<Profiler>().as_mut() }.ok_or_else(|| Error::invalid_argument("the profiler is NULL"))
-}
-
-unsafe extern "C" fn create(args: *mut sys::PLUGIN_Profiler_Create_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
-    unsafe {
-        guard(args, |args| {
-            args.profiler = Box::into_raw(Box::<Profiler>::default()).cast();
-            Ok(())
-        })
-    }
-}
-
+/// `args` must be NULL or valid; its profiler NULL or of [`Create`], and not be used again.
 unsafe extern "C" fn destroy(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct; the handle is NULL or of `create`, and not used again.
+    // SAFETY: the struct is NULL or valid; the profiler is NULL or of `owned`, and this is its end, as this function
+    // asks.
     unsafe {
-        guard(args, |args| {
-            if !args.profiler.is_null() {
-                let mut profiler = Box::from_raw(args.profiler.cast::<Profiler>());
-                profiler.stop();
-            }
+        guard(args.as_ref(), |args| {
+            delete::<Mutex<Profiler>, _>(args.profiler);
             Ok(())
         })
     }
 }
 
-unsafe extern "C" fn start(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
-    unsafe {
-        guard(args, |args| {
-            let profiler = profiler(args.profiler)?;
-            TIMELINE.begin()?;
-            profiler.records = true;
-            Ok(())
-        })
-    }
-}
-
-unsafe extern "C" fn stop(args: *mut sys::PLUGIN_Profiler_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
-    unsafe {
-        guard(args, |args| {
-            profiler(args.profiler)?.stop();
-            Ok(())
-        })
-    }
-}
-
-unsafe extern "C" fn collect_data(args: *mut sys::PLUGIN_Profiler_CollectData_Args) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct, with a live handle, that no other thread uses meanwhile.
-    unsafe {
-        guard(args, |args| {
-            let data = &mut profiler(args.profiler)?.data;
-            args.buffer_size_in_bytes = data.len();
-            if args.buffer.is_null() {
-                args.buffer = data.as_mut_ptr();
-            } else if args.buffer != data.as_mut_ptr() {
-                // SAFETY: the caller has made room for as many bytes as it was told; its buffer does not overlap the
-                // profiler's.
-                ptr::copy_nonoverlapping(data.as_ptr(), args.buffer, data.len());
-            }
-            Ok(())
-        })
-    }
-}
-
+/// # Safety
+/// `args` must be NULL or valid; its error NULL or of this API, and not be used again.
 unsafe extern "C" fn error_destroy(args: *mut sys::PLUGIN_Profiler_Error_Destroy_Args) {
-    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and not used again.
+    // SAFETY: the struct is NULL or valid; the error is NULL or of `owned`, and this is its end, as this function asks.
     unsafe {
-        if let Some(args) = args.as_ref().filter(|args| !args.error.is_null()) {
-            drop(Box::from_raw(args.error.cast::<Error>()));
+        if let Some(args) = args.as_ref() {
+            delete::<Error, _>(args.error);
         }
     }
 }
 
+/// # Safety
+/// `args` must be NULL or valid; its error NULL or of this API, and alive.
 unsafe extern "C" fn error_message(args: *mut sys::PLUGIN_Profiler_Error_Message_Args) {
-    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and alive.
-    unsafe {
-        let Some(args) = args.as_mut() else { return };
-        let message = args.error.cast::<Error>().as_ref().map_or("", |error| &error.message);
-        (args.message, args.message_size) = (message.as_ptr().cast(), message.len());
-    }
-}
-
-unsafe extern "C" fn error_get_code(
-    args: *mut sys::PLUGIN_Profiler_Error_GetCode_Args,
-) -> *mut sys::PLUGIN_Profiler_Error {
-    // SAFETY: callers of the API pass NULL or a valid struct; the error is NULL or of `guard`, and alive.
-    unsafe {
-        guard(args, |args| {
-            args.code = args.error.cast::<Error>().as_ref().map_or(0, |error| error.code as i32);
-            Ok(())
-        })
-    }
+    // SAFETY: the struct is NULL or valid, and this thread's during the call, as this function asks.
+    let Some(call) = (unsafe { args.as_mut().map(|args| Call::new(args)) }) else { return };
+    let message = call.error().map_or("", |error| &error.message);
+    let out = call.out();
+    (out.message, out.message_size) = (message.as_ptr().cast(), message.len());
 }

@@ -4,13 +4,17 @@
 //! functions as the engine's: a framework must not be promised more. Words of zero follow it, because frameworks
 //! probe for newer functions by NULL without looking at the size first (engine behaviour T1).
 
-use std::{mem::offset_of, ptr};
+use std::{
+    mem::offset_of,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
 
 use once_cell::sync::OnceCell;
 
 use crate::{
     api::{
-        entry::{PADDING, entry, pass},
+        entry::{entry, padded, pass},
         extensions,
         own_error::{error_destroy, error_message},
         plugin,
@@ -22,21 +26,9 @@ use crate::{
 /// The table's version while there is no engine.
 const MINOR_WITHOUT_ENGINE: i32 = 81;
 
-/// The table, and the words after it.
-#[repr(C)]
-struct Table {
-    api: sys::PJRT_Api,
-    padding: [usize; PADDING],
-}
-
-// SAFETY: the table is written once, before it is shared; its pointers lead to data that lives as long as the
-// process.
-unsafe impl Send for Table {}
-// SAFETY: the table is never written once it is shared.
-unsafe impl Sync for Table {}
-
-static TABLE: OnceCell<Table> = OnceCell::new();
-static WITHOUT_ENGINE: OnceCell<Table> = OnceCell::new();
+// Tables live until the process ends, and are not written once they are here.
+static TABLE: OnceCell<AtomicPtr<sys::PJRT_Api>> = OnceCell::new();
+static WITHOUT_ENGINE: OnceCell<AtomicPtr<sys::PJRT_Api>> = OnceCell::new();
 
 /// The plugin's function table. Finds and loads the engine. Without one every function answers with an error that
 /// says so, and the next call tries again.
@@ -49,11 +41,11 @@ pub extern "C" fn GetPjrtApi() -> *const sys::PJRT_Api {
             WITHOUT_ENGINE.get_or_init(|| build(None))
         }
     });
-    table.map_or(ptr::null(), |table| &raw const table.api)
+    table.map_or(ptr::null(), |table| table.load(Ordering::Relaxed).cast_const())
 }
 
 /// The table in front of `engine`.
-fn build(engine: Option<&'static Engine>) -> Table {
+fn build(engine: Option<&'static Engine>) -> AtomicPtr<sys::PJRT_Api> {
     let mut api = sys::PJRT_Api::default();
     let size = engine.map_or(offset_of!(sys::PJRT_Api, PJRT_Client_CreateErrorBuffer), Engine::table_size);
     api.struct_size = size.min(sys::PJRT_Api::STRUCT_SIZE);
@@ -68,7 +60,7 @@ fn build(engine: Option<&'static Engine>) -> Table {
     api.PJRT_Error_Message = Some(error_message);
     api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
-    Table { api, padding: [0; PADDING] }
+    AtomicPtr::new(padded(api))
 }
 
 /// Whether the table has the function at `offset`: it reaches that far, and the engine has it.

@@ -96,20 +96,6 @@ pub fn stream_of(device: Live<'_, sys::PJRT_Device>) -> Outcome<isize> {
     Ok(unsafe { call(device.engine(), originals.stream.get_stream, args)? }.stream)
 }
 
-/// Registers a type of user data with the engine, through its own function.
-///
-/// # Errors
-/// The engine's.
-///
-/// # Safety
-/// The struct must satisfy the function's contract.
-pub unsafe fn register_type(args: sys::PJRT_FFI_Type_Register_Args) -> Outcome<sys::PJRT_FFI_Type_Register_Args> {
-    let engine = process::engine()?;
-    let originals = Extensions::of(engine);
-    // SAFETY: the struct satisfies the function's contract, as this function asks.
-    unsafe { call(engine, originals.ffi.type_register, args) }
-}
-
 /// Adds user data to a context of the engine.
 ///
 /// # Errors

@@ -1,159 +1,136 @@
 //! What a `PJRT_Buffer` is and where. All answers stay valid after deletion and donation.
 
-use std::{ptr, sync::Arc};
+use std::ptr;
 
 use crate::{
-    api::entry::Entry,
+    api::{call::Call, entry::Entry},
     engine::Outcome,
     runtime::{
-        buffer::{Buffer, buffer_ref::BufferRef, layout, storage::Storage, usage::Life},
+        buffer::{layout, storage::Storage, usage::Life},
         client,
     },
-    sys::{self},
+    sys,
 };
 
 impl Entry for sys::PJRT_Buffer_ElementType_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        self.type_ = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_ElementType")? }.shape.element_type;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.out().type_ = buffer.shape.element_type;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_Dimensions_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let dims = &unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Dimensions")? }.shape.dims;
-        (self.dims, self.num_dims) = (dims.as_ptr(), dims.len());
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let dims = &call.buffer()?.get().shape.dims;
+        let out = call.out();
+        (out.dims, out.num_dims) = (dims.as_ptr(), dims.len());
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
-    unsafe fn run(&mut self) -> Outcome {
+    fn run(call: Call<'_, Self>) -> Outcome {
         // No known engine pads arrays: the array's own sizes are the answer, as XLA gives it.
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnpaddedDimensions")? };
+        let buffer = call.buffer()?;
         if matches!(buffer.state().storage, Storage::Arena(_)) {
-            (self.unpadded_dims, self.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
+            let out = call.out();
+            (out.unpadded_dims, out.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
             return Ok(());
         }
         // A buffer of the engine may have dynamic dimensions.
-        let hold = buffer.hold()?;
-        // SAFETY: the hold keeps client and handle alive; the rest of the struct is the caller's.
-        let args = unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
-        (self.unpadded_dims, self.num_dims) = (args.unpadded_dims, args.num_dims);
+        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
+        (out.unpadded_dims, out.num_dims) = (theirs.unpadded_dims, theirs.num_dims);
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
-        // alive.
-        let args = unsafe {
-            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_DynamicDimensionIndices")?;
-            if buffer.state().allocation().is_some() {
-                // A view has none, and the engine's list may end with the view when the block moves.
-                (self.dynamic_dim_indices, self.num_dynamic_dims) = (ptr::null_mut(), 0);
-                return Ok(());
-            }
-            let hold = buffer.hold()?;
-            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
-        };
-        (self.dynamic_dim_indices, self.num_dynamic_dims) = (args.dynamic_dim_indices, args.num_dynamic_dims);
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        if buffer.state().allocation().is_some() {
+            // A view has none, and the engine's list may end with the view when the block moves.
+            let out = call.out();
+            (out.dynamic_dim_indices, out.num_dynamic_dims) = (ptr::null_mut(), 0);
+            return Ok(());
+        }
+        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
+        (out.dynamic_dim_indices, out.num_dynamic_dims) = (theirs.dynamic_dim_indices, theirs.num_dynamic_dims);
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_GetMemoryLayout_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_GetMemoryLayout")? };
-        self.layout = layout::layout(&buffer)?.as_c();
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let layout = layout::layout(call.buffer()?.get())?.as_c();
+        call.out().layout = layout;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_OnDeviceSizeInBytes_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_OnDeviceSizeInBytes")? };
-        self.on_device_size_in_bytes = buffer.shape.size;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.out().on_device_size_in_bytes = buffer.shape.size;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_Device_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        self.device = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Device")? }.device.0;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.out().device = buffer.device.0;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_Memory_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        self.memory = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Memory")? }.memory.0;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.out().memory = buffer.memory.0;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_IsDeleted")? };
-        self.is_deleted = buffer.state().life() != Life::Live;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        call.out().is_deleted = buffer.state().life() != Life::Live;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
-        // alive.
-        let args = unsafe {
-            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_IsOnCpu")?;
-            let hold = buffer.hold()?;
-            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
-        };
-        self.is_on_cpu = args.is_on_cpu;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
+        out.is_on_cpu = theirs.is_on_cpu;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks; the hold keeps the engine's
-        // alive.
-        let args = unsafe {
-            let buffer = BufferRef::borrow(self.buffer, "PJRT_Buffer_ReadyEvent")?;
-            let hold = buffer.hold()?;
-            buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })?
-        };
-        self.event = args.event;
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
+        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
+        out.event = theirs.event;
         Ok(())
     }
 }
 
 impl Entry for sys::PJRT_Buffer_Delete_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_Delete")? }.delete()
+    fn run(call: Call<'_, Self>) -> Outcome {
+        call.buffer()?.delete()
     }
 }
 
 impl Entry for sys::PJRT_Buffer_Destroy_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        if !self.buffer.is_null() {
-            // SAFETY: the handle is not NULL, so it is the pointer of an `Arc` whose strong count the caller gives up.
-            let buffer = unsafe { Arc::from_raw(self.buffer.cast::<Buffer>().cast_const()) };
-            if let Some(consumed) = buffer.destroy()
-                && let Some(client) = client::of_session(consumed.session)
-            {
-                client.allocator.in_flight.defer_destruction(consumed);
-            }
+    fn run(call: Call<'_, Self>) -> Outcome {
+        if let Some(buffer) = call.take()
+            && let Some(consumed) = buffer.destroy()
+            && let Some(client) = client::of_session(consumed.session)
+        {
+            client.allocator.in_flight.defer_destruction(consumed);
         }
         Ok(())
     }

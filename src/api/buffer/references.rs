@@ -9,7 +9,7 @@
 use std::{ptr, sync::Arc};
 
 use crate::{
-    api::entry::Entry,
+    api::{call::Call, entry::Entry},
     engine::Outcome,
     error::Error,
     memory::MoveBarrier,
@@ -57,12 +57,10 @@ fn address(hold: &Hold<'_>) -> Outcome<usize> {
 }
 
 impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_IncreaseExternalReferenceCount")? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
         let hold = hold_to_pin(buffer)?;
-        // SAFETY: the hold keeps the engine's handle alive.
-        unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
+        call.forward_for(&hold)?;
         let mut state = buffer.state();
         let first = state.add_reference();
         if let Some(allocation) = state.allocation().filter(|_| first) {
@@ -74,9 +72,8 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
 }
 
 impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_DecreaseExternalReferenceCount")? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
         // Without the client there is no buffer of the engine to tell.
         let hold = buffer.hold().ok();
         {
@@ -89,8 +86,7 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
             }
         }
         if let Some(hold) = &hold {
-            // SAFETY: the hold keeps client and handle alive.
-            unsafe { buffer.session.engine.call(Self { buffer: hold.handle(), ..*self })? };
+            call.forward_for(hold)?;
         }
         drop(hold);
         buffer.release_if_unused();
@@ -99,11 +95,10 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
 }
 
 impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_UnsafePointer")? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
         let hold = hold_to_pin(buffer)?;
-        self.buffer_pointer = address(&hold)?;
+        call.out().buffer_pointer = address(&hold)?;
         let mut state = buffer.state();
         let first = state.expose_address();
         if let Some(allocation) = state.allocation().filter(|_| first) {
@@ -115,11 +110,10 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
 }
 
 impl Entry for sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
-    unsafe fn run(&mut self) -> Outcome {
-        // SAFETY: the caller's handle is NULL or alive during the call, as `run` asks.
-        let buffer = unsafe { BufferRef::borrow(self.buffer, "PJRT_Buffer_OpaqueDeviceMemoryDataPointer")? };
+    fn run(call: Call<'_, Self>) -> Outcome {
+        let buffer = call.buffer()?;
         // Not pinned: a caller that wants the address to stay holds a reference already.
-        self.device_memory_ptr = ptr::with_exposed_provenance_mut(address(&buffer.get().hold_live()?)?);
+        call.out().device_memory_ptr = ptr::with_exposed_provenance_mut(address(&buffer.get().hold_live()?)?);
         Ok(())
     }
 }

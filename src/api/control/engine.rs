@@ -1,28 +1,22 @@
 //! The engine for C callers: which one it is, before it is loaded. What a GPU's engine needs in the process has to be
 //! loaded first.
 
-use std::ffi::c_char;
-
 use serde_json::{Value, json};
 
 use crate::{
-    api::control::{tell, write_text},
+    api::text::text_functions,
     config::{self, Environment},
     engine::process,
     error::Result,
 };
 
-/// The engine that is loaded, or that would be with the present environment, as JSON: `kind` is `"cpu"`, `"cuda"` or
-/// `"rocm"`, or null if the file's name does not tell; `path` is its file. Or `error`, one sentence that says why
-/// there is none. Loads nothing into this process; engines for CPUs are tried in one of their own.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_engine(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| engine().unwrap_or_else(|error| json!({"error": error.message})).to_string());
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
+text_functions! {
+    /// The engine that is loaded, or that would be with the present environment, as JSON: `kind` is `"cpu"`, `"cuda"`
+    /// or `"rocm"`, or null if the file's name does not tell; `path` is its file. Or `error`, one sentence that says
+    /// why there is none. Loads nothing into this process; engines for CPUs are tried in one of their own.
+    pub fn pjrt_arena_engine() -> String {
+        engine().unwrap_or_else(|error| json!({"error": error.message})).to_string()
+    }
 }
 
 fn engine() -> Result<Value> {

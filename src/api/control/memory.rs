@@ -1,15 +1,11 @@
 //! Functions that act on the arenas, or show them.
 
-use std::{
-    ffi::{CStr, c_char},
-    slice,
-    time::Instant,
-};
+use std::{ffi::CStr, time::Instant};
 
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::control::{tell, write_text},
+    api::text::{CText, text_functions},
     engine::scratch,
     error::{Error, Result},
     memory::{
@@ -22,6 +18,7 @@ use crate::{
         client::{self, Client},
         device_memory::{DeviceMemory, SharedPool},
     },
+    sys,
     units::Bytes,
 };
 
@@ -33,18 +30,41 @@ fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
     arenas.map(|(client, arena)| each(client, arena)).collect()
 }
 
-/// Moves arrays on every device until free memory is in as few holes as possible; an array for each device, as JSON:
-/// buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
-///
-/// It acts at each call, so the caller passes room for the text at once: 1 KiB for each device is plenty.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_compact(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| Value::from(of_all(compacted)).to_string());
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
+text_functions! {
+    /// Moves arrays on every device until free memory is in as few holes as possible; an array for each device, as
+    /// JSON: buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
+    ///
+    /// It acts at each call, so the caller passes room for the text at once: 1 KiB for each device is plenty.
+    pub fn pjrt_arena_compact() -> String {
+        Value::from(of_all(compacted)).to_string()
+    }
+
+    /// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An
+    /// array for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's
+    /// scratch gave something back. Acts at each call, as [`pjrt_arena_compact`] does.
+    pub fn pjrt_arena_trim() -> String {
+        trim()
+    }
+
+    /// A map of every device's memory in characters, `columns` wide and `rows` high for each.
+    pub fn pjrt_arena_map(columns: usize, rows: usize) -> String {
+        let draw = |client: &Client, memory: &DeviceMemory| {
+            client.allocator.drain();
+            drawn(memory, Screen { columns, rows })
+        };
+        of_all(draw).join("\n")
+    }
+
+    /// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given,
+    /// `dense_bytes` of its elements alone, `layout` as XLA writes tiles, and `smallest_bytes` and `smallest_layout` in
+    /// the best order; or `error`, one sentence. `element_type` is XLA's name, such as `bf16`. `dims` has `rank`
+    /// numbers, and may be NULL for none. Needs no client. The rule and what it leaves out: [`crate::memory::tiles`].
+    pub fn pjrt_arena_tpu_footprint(element_type: CText<'_>, dims: *const i64, rank: usize) -> String {
+        // SAFETY: the dims are NULL or `rank` numbers, as this function asks.
+        let dims = (!dims.is_null() || rank == 0).then(|| unsafe { sys::slice(dims, rank) });
+        let answer = footprint(element_type.get(), dims, rank);
+        answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+    }
 }
 
 fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
@@ -66,25 +86,14 @@ fn compacted(client: &Client, memory: &DeviceMemory) -> Value {
     })
 }
 
-/// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An array
-/// for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's scratch
-/// gave something back. Acts at each call, as [`pjrt_arena_compact`] does.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_trim(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| {
-        let mut answers = of_all(trimmed);
-        let start = Instant::now();
-        let scratch = scratch::discard_holes();
-        if !scratch.is_zero() {
-            answers.push(returned("scratch", scratch, 0, start));
-        }
-        Value::from(answers).to_string()
-    });
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
+fn trim() -> String {
+    let mut answers = of_all(trimmed);
+    let start = Instant::now();
+    let scratch = scratch::discard_holes();
+    if !scratch.is_zero() {
+        answers.push(returned("scratch", scratch, 0, start));
+    }
+    Value::from(answers).to_string()
 }
 
 fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
@@ -115,23 +124,6 @@ fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value
     })
 }
 
-/// A map of every device's memory in characters, `columns` wide and `rows` high for each.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_map(columns: usize, rows: usize, buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| {
-        let draw = |client: &Client, memory: &DeviceMemory| {
-            client.allocator.drain();
-            drawn(memory, Screen { columns, rows })
-        };
-        of_all(draw).join("\n")
-    });
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
-}
-
 fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
     let kind = |state| match state {
         BlockState::Live => MapKind::Live,
@@ -147,53 +139,14 @@ fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
     map(memory.name(), &memory.regions(), &blocks, screen)
 }
 
-/// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given, `dense_bytes`
-/// of its elements alone, `layout` as XLA writes tiles, and `smallest_bytes` and `smallest_layout` in the best order;
-/// or `error`, one sentence. `element_type` is XLA's name, such as `bf16`. Needs no client. The rule and what it leaves
-/// out: [`crate::memory::tiles`].
-///
-/// # Safety
-/// `element_type` must be NUL-terminated, `dims` must have `rank` numbers (NULL will do for none), `buffer` must be
-/// NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_tpu_footprint(
-    element_type: *const c_char,
-    dims: *const i64,
-    rank: usize,
-    buffer: *mut c_char,
-    capacity: usize,
-) -> usize {
-    let answer = tell(|| {
-        // SAFETY: the name is NULL or NUL-terminated, and `dims` NULL or `rank` numbers, as this function asks.
-        let named = unsafe { shape(element_type, dims, rank) };
-        let answer = named.and_then(|(name, dims)| footprint(name, dims));
-        answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
-    });
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&answer, buffer, capacity) }
-}
-
-/// The shape that a C caller names.
-///
-/// # Safety
-/// As for [`pjrt_arena_tpu_footprint`]; the caller's memory must not change while the result is used.
-unsafe fn shape<'a>(element_type: *const c_char, dims: *const i64, rank: usize) -> Result<(&'a str, &'a [i64])> {
-    if element_type.is_null() {
-        return Err(Error::invalid_argument("element_type is NULL; it must be XLA's name of a type, such as bf16"));
-    }
-    // SAFETY: not NULL, so NUL-terminated, as this function asks.
-    let name = unsafe { CStr::from_ptr(element_type) };
-    let name = name.to_str().map_err(|_| Error::invalid_argument(format!("{name:?} is not the name of a type")))?;
-    let dims = match rank {
-        0 => &[][..],
-        _ if dims.is_null() => return Err(Error::invalid_argument(format!("dims is NULL, and rank is {rank}"))),
-        // SAFETY: not NULL, so `rank` numbers that stay during `'a`, as this function asks.
-        _ => unsafe { slice::from_raw_parts(dims, rank) },
+/// What an array takes whose type and dimensions, of which there are `rank`, a C caller names.
+fn footprint(element_type: Option<&CStr>, dims: Option<&[i64]>, rank: usize) -> Result<Value> {
+    let refuse = |why: String| Err(Error::invalid_argument(why));
+    let Some(name) = element_type else {
+        return refuse("element_type is NULL; it must be XLA's name of a type, such as bf16".to_owned());
     };
-    Ok((name, dims))
-}
-
-fn footprint(name: &str, dims: &[i64]) -> Result<Value> {
+    let Ok(name) = name.to_str() else { return refuse(format!("{name:?} is not the name of a type")) };
+    let Some(dims) = dims else { return refuse(format!("dims is NULL, and rank is {rank}")) };
     let element = Element::named(name)?;
     if let Some(dim) = dims.iter().find(|&&dim| dim < 0) {
         return Err(Error::invalid_argument(format!("a dimension of {name}{dims:?} is {dim}; allowed: 0 and more")));
@@ -220,9 +173,9 @@ mod tests {
     /// What the exported function says, with a buffer of `capacity` bytes and what it returned.
     fn told(name: Option<&CStr>, dims: Option<&[i64]>, rank: usize, capacity: usize) -> (String, usize) {
         let mut buffer = vec![b'?'; capacity];
-        let (name, dims) = (name.map_or(ptr::null(), CStr::as_ptr), dims.map_or(ptr::null(), <[i64]>::as_ptr));
+        let dims = dims.map_or(ptr::null(), <[i64]>::as_ptr);
         // SAFETY: each pointer is NULL or as the function asks; `rank` is never more than the dims there are.
-        let length = unsafe { pjrt_arena_tpu_footprint(name, dims, rank, buffer.as_mut_ptr().cast(), capacity) };
+        let length = unsafe { pjrt_arena_tpu_footprint(name.into(), dims, rank, buffer.as_mut_ptr().cast(), capacity) };
         let text = CStr::from_bytes_until_nul(&buffer).unwrap().to_str().unwrap().to_owned();
         (text, length)
     }
@@ -243,7 +196,7 @@ mod tests {
         let (scalar, _) = told(Some(c"f32"), None, 0, 4096);
         assert!(scalar.contains("\"smallest_layout\":\"{:T(128)}\""), "{scalar}");
         // SAFETY: a NULL buffer only asks.
-        let asked = unsafe { pjrt_arena_tpu_footprint(c"f32".as_ptr(), ptr::null(), 0, ptr::null_mut(), 0) };
+        let asked = unsafe { pjrt_arena_tpu_footprint(Some(c"f32").into(), ptr::null(), 0, ptr::null_mut(), 0) };
         assert_eq!(asked, scalar.len());
     }
 

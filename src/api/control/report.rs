@@ -1,15 +1,14 @@
 //! Reports for C callers: a snapshot in a file, a summary, and what memory did between two instants.
 
-use std::{
-    ffi::{CStr, OsStr, c_char},
-    os::unix::ffi::OsStrExt,
-    path::Path,
-};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::{
-    api::control::{tell, track, write_text},
+    api::{
+        control::track,
+        text::{CText, text_functions},
+    },
     config,
     memory::{Timestamp, history::holdings},
     runtime::{
@@ -20,46 +19,36 @@ use crate::{
     units::Bytes,
 };
 
-/// Writes a snapshot of every device to the file `path`, in the format that its end names: `.html`, `.json`,
-/// `.perfetto.json` or `.pickle`. An empty text means that it was written, anything else is one sentence that says why
-/// not. The file is for the user alone (mode 0600); an existing regular file is replaced, a link is refused. It holds
-/// names, shapes, sizes and times, never the contents of an array. Acts at each call: 4 KiB is room for any sentence.
-///
-/// # Safety
-/// `path` must be a C string, `buffer` be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_snapshot(path: *const c_char, buffer: *mut c_char, capacity: usize) -> usize {
-    let sentence = tell(|| {
-        if path.is_null() {
-            return "path is NULL; it must name a file".to_owned();
-        }
-        // SAFETY: not NULL, so it is a C string, as this function asks.
-        let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
-        // A wrong name is an error before anything is gathered.
-        let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Drained::Yes).save(path));
-        saved.err().map(|error| error.message).unwrap_or_default()
-    });
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&sentence, buffer, capacity) }
+text_functions! {
+    /// Writes a snapshot of every device to the file `path`, in the format that its end names: `.html`, `.json`,
+    /// `.perfetto.json` or `.pickle`. An empty text means that it was written, anything else is one sentence that says
+    /// why not. The file is for the user alone (mode 0600); an existing regular file is replaced, a link is refused. It
+    /// holds names, shapes, sizes and times, never the contents of an array. Acts at each call: 4 KiB is room for any
+    /// sentence.
+    pub fn pjrt_arena_snapshot(path: CText<'_>) -> String {
+        path.to_os().map_or_else(|| "path is NULL; it must name a file".to_owned(), |path| save(Path::new(path)))
+    }
+
+    /// A summary of each device's memory, as JSON: an array with, for each device, bytes now, at the peak, allocated
+    /// and freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start
+    /// or [`crate::api::control::pjrt_arena_reset_peak`], sums since the start.
+    pub fn pjrt_arena_summary() -> String {
+        summaries()
+    }
 }
 
-/// A summary of each device's memory, as JSON: an array with, for each device, bytes now, at the peak, allocated and
-/// freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start or
-/// [`crate::api::control::pjrt_arena_reset_peak`], sums since the start.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_summary(buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| {
-        let clients = client::guard_all();
-        clients.iter().for_each(|client| client.allocator.drain());
-        let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
-        let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
-        Value::from(summaries.collect::<Vec<_>>()).to_string()
-    });
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
+fn save(path: &Path) -> String {
+    // A wrong name is an error before anything is gathered.
+    let saved = crate::report::snapshot::Format::of(path).and_then(|_| report::take(Drained::Yes).save(path));
+    saved.err().map(|error| error.message).unwrap_or_default()
+}
+
+fn summaries() -> String {
+    let clients = client::guard_all();
+    clients.iter().for_each(|client| client.allocator.drain());
+    let arenas = clients.iter().flat_map(|client| client.arenas_and_engine());
+    let summaries = arenas.map(|(memory, engine_bytes)| summary(memory, engine_bytes));
+    Value::from(summaries.collect::<Vec<_>>()).to_string()
 }
 
 fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
@@ -121,18 +110,16 @@ pub extern "C" fn pjrt_arena_track_begin() -> u64 {
     std::panic::catch_unwind(track::begin).unwrap_or(0)
 }
 
-/// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when it
-/// ended and at the peak between, and what held them at the peak; or `peak_holders_unknown`, why that is not known.
-/// The first call ends it; the text stays until a call had room for all of it. An unknown number is `{"error": ...}`.
-///
-/// # Safety
-/// `buffer` must be NULL or have `capacity` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pjrt_arena_track_end(track: u64, buffer: *mut c_char, capacity: usize) -> usize {
-    let text = tell(|| track::end(track));
-    if !buffer.is_null() && text.len() < capacity {
-        track::forget(track);
+text_functions! {
+    /// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when
+    /// it ended and at the peak between, and what held them at the peak; or `peak_holders_unknown`, why that is not
+    /// known. The first call ends it; the text stays until a call had room for all of it. An unknown number is
+    /// `{"error": ...}`.
+    pub fn pjrt_arena_track_end(track: u64) with room -> String {
+        let text = track::end(track);
+        if text.len() < room {
+            track::forget(track);
+        }
+        text
     }
-    // SAFETY: the buffer is NULL or has `capacity` bytes, as this function asks.
-    unsafe { write_text(&text, buffer, capacity) }
 }

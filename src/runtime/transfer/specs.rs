@@ -17,14 +17,32 @@ use crate::{
 const CREATE: &str = "PJRT_Client_CreateBuffersForAsyncHostToDevice";
 const LITERAL: &str = "PJRT_AsyncHostToDeviceTransferManager_TransferLiteral";
 
-/// One array to create.
+/// One array to create, checked.
 pub struct Spec<'a> {
     /// The caller's struct.
-    pub raw: sys::PJRT_ShapeSpec,
+    raw: sys::PJRT_ShapeSpec,
     /// Sizes of the dimensions.
     pub dims: &'a [i64],
-    /// The caller's layout; NULL for the default one.
-    pub layout: *mut sys::PJRT_Buffer_MemoryLayout,
+    /// The caller's layout; NULL for the default one, or valid for `'a`.
+    layout: *mut sys::PJRT_Buffer_MemoryLayout,
+}
+
+impl Spec<'_> {
+    /// The caller's struct and layout, which is NULL for the default one.
+    pub fn raw(&self) -> (sys::PJRT_ShapeSpec, *mut sys::PJRT_Buffer_MemoryLayout) {
+        (self.raw, self.layout)
+    }
+
+    /// The type of an element.
+    pub fn element_type(&self) -> sys::PJRT_Buffer_Type {
+        self.raw.element_type
+    }
+
+    /// Whether the layout is the default one.
+    pub fn has_default_layout(&self) -> bool {
+        // SAFETY: the layout is NULL or valid, as `specs` asked.
+        unsafe { CallerLayout::read(self.layout) }.is_default()
+    }
 }
 
 /// The newest element type that an engine of this minor version knows (its header's last enumerator).
