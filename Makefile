@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress asan compat clients wheel setup clean
+.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress fuzz asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -134,6 +134,10 @@ soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay
 # COMPACTIONS=N for another number.
 stress: setup ## 100,000 forced compactions under load from 8 threads
 	$(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS)
+
+# MINUTES=N for another time, SEED=N for another sequence.
+fuzz: setup ## what reads programs, HLO, options and cached plans, on damaged ones: five minutes
+	$(CARGO) run --release --package plugin_tests --example fuzz --locked -- $(or $(MINUTES),5) $(SEED)
 
 # The flag is not stable, so the compiler is told to take it. The engine is not instrumented: its leaks and its globals
 # are left out, while what it writes to memory of ours through malloc is still seen. TESTS= names some of the tests.

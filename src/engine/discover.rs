@@ -17,11 +17,14 @@
 //! still show the `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from
 //! some shell.
 //!
+//! `PYTHONPATH` is part of Python's search path, where Python honours it. So it is looked at only where nobody told the
+//! search path, and not under `python -I` or `-E`; its empty components, which mean the current folder, are passed over.
+//!
 //! `cyxla-pjrt-cpu` has no fixed place: its distribution is known by an entry point of the group `cyxla.plugins`, and
 //! its library is looked up in the module of that entry point, else in the distribution's `RECORD`.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -37,6 +40,8 @@ pub struct Surroundings<'a> {
     pub search_path: &'a [PathBuf],
     /// The environment: `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`.
     pub environment: &'a Environment,
+    /// The command line of this process: whether it is a Python that is to ignore `PYTHONPATH`.
+    pub arguments: &'a [OsString],
     /// The file of this library, as the dynamic loader knows it.
     pub own_library: Option<&'a Path>,
     /// The text of `/proc/self/maps`.
@@ -299,8 +304,11 @@ fn folders(around: &Surroundings<'_>) -> Vec<(PathBuf, Place)> {
         all.extend(folders.map(|folder| (folder, place)));
     };
     add(Place::SearchPath, &mut around.search_path.iter().cloned());
-    if let Some(path) = around.environment.get("PYTHONPATH") {
-        add(Place::PythonPath, &mut std::env::split_paths(path));
+    if let Some(path) = around.environment.get("PYTHONPATH")
+        && around.search_path.is_empty()
+        && !is_isolated(around.arguments)
+    {
+        add(Place::PythonPath, &mut std::env::split_paths(path).filter(|folder| !folder.as_os_str().is_empty()));
     }
     add(Place::Mapped, &mut mapped_site_packages(around.maps).into_iter());
     for (variable, place) in [("VIRTUAL_ENV", Place::VirtualEnv), ("CONDA_PREFIX", Place::CondaPrefix)] {
@@ -320,6 +328,41 @@ fn folders(around: &Surroundings<'_>) -> Vec<(PathBuf, Place)> {
         .filter(|(real, _, _)| seen.insert(real.clone()))
         .map(|(_, folder, place)| (folder, place))
         .collect()
+}
+
+/// Whether a command line is that of a Python that ignores its environment variables: `python -I` or `-E`, alone or
+/// among other options of one letter.
+fn is_isolated(arguments: &[OsString]) -> bool {
+    let program = arguments.first().and_then(|program| Path::new(program).file_name());
+    if !program.is_some_and(|name| name.as_encoded_bytes().starts_with(b"python")) {
+        return false;
+    }
+    let mut rest = arguments[1..].iter().map(|argument| argument.as_encoded_bytes());
+    while let Some(argument) = rest.next() {
+        match argument {
+            b"--check-hash-based-pycs" => _ = rest.next(),
+            [b'-', b'-', ..] if argument.len() > 2 => {}
+            [b'-', letters @ ..] if !letters.is_empty() && letters != b"-" => {
+                for (at, letter) in letters.iter().enumerate() {
+                    match letter {
+                        b'I' | b'E' => return true,
+                        // The program, and what follows is its own.
+                        b'c' | b'm' => return false,
+                        // With a value: the rest of the letters, or the next argument.
+                        b'W' | b'X' => {
+                            if at + 1 == letters.len() {
+                                rest.next();
+                            }
+                            break;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// The names of the folders in which Python installs packages.

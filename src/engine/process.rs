@@ -107,9 +107,16 @@ pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Re
     let search_path = SEARCH.lock().clone();
     let own_library = own_path();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let arguments: Vec<_> = std::env::args_os().collect();
     let found = discover(
         request,
-        &Surroundings { search_path: &search_path, environment, own_library: own_library.as_deref(), maps: &maps },
+        &Surroundings {
+            search_path: &search_path,
+            environment,
+            arguments: &arguments,
+            own_library: own_library.as_deref(),
+            maps: &maps,
+        },
     )?;
     choice::choose(found, |choice| trial::of(&choice.path))
 }

@@ -131,14 +131,6 @@ impl BlockTable {
         }
     }
 
-    /// As [`Self::iter`], to change them.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Record> {
-        self.entries.iter_mut().filter_map(|entry| match entry {
-            Entry::Taken { record, .. } => Some(record),
-            Entry::Vacant { .. } => None,
-        })
-    }
-
     /// All blocks, by index. O(entries ever used at once).
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockId, &Record)> {
         self.entries.iter().enumerate().filter_map(|(index, entry)| match entry {

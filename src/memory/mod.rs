@@ -48,6 +48,7 @@ pub use crate::memory::arena::Block;
 pub use crate::memory::arena::BlockInfo;
 pub use crate::memory::arena::BlockState;
 pub use crate::memory::arena::Compaction;
+pub use crate::memory::arena::Ends;
 pub use crate::memory::arena::Goal;
 pub use crate::memory::arena::Move;
 pub use crate::memory::arena::NoScratch;

@@ -18,10 +18,11 @@
 //!
 //! Every edit either succeeds as a whole or returns [`Reject`], and the caller goes on with the bytes it had: a program
 //! that the engine would accept must never fail because of this module. Nothing here panics on any input, recursion is
-//! capped, every count is checked against the bytes that are left before anything is allocated for it, and time is
-//! linear in the input.
+//! capped, every count is checked against the bytes that are left before anything is allocated for it, and time and
+//! memory are linear in the input: what many may refer to is charged (`budget.rs`).
 #![deny(unsafe_code)]
 
+mod budget;
 mod bytecode;
 pub mod hlo;
 mod memories;

@@ -237,7 +237,11 @@ impl<'a> Program<'a> {
         let parameter_dictionaries = dictionaries(tables, properties.parameter_attributes, parameter_types.len())?;
         let result_dictionaries = dictionaries(tables, properties.result_attributes, result_types.len())?;
 
-        let mut seen = HashMap::new();
+        let kept = size_of::<(Parameter, Known)>() + size_of::<Parameter>() + size_of::<TypeId>();
+        let reason = "main has more parameters or results than a program of this size may, bytes for them";
+        tables.budget.spend(parameter_types.len() + result_types.len(), kept, reason)?;
+
+        let (mut seen, mut types) = (HashMap::new(), vhlo::Types::default());
         let mut parameters = Vec::with_capacity(parameter_types.len());
         for (at, &value_type) in parameter_types.iter().enumerate() {
             let known = known(tables, &mut seen, parameter_dictionaries.get(at).copied())?;
@@ -246,12 +250,12 @@ impl<'a> Program<'a> {
                 None if known.is_donor => Donation::Donor,
                 None => Donation::Kept,
             };
-            parameters.push((Parameter { value_type: vhlo::value_type(tables, value_type)?, donation }, known));
+            parameters.push((Parameter { value_type: types.get(tables, value_type)?, donation }, known));
         }
         let mut results = Vec::with_capacity(result_types.len());
         for (at, &value_type) in result_types.iter().enumerate() {
             let known = known(tables, &mut seen, result_dictionaries.get(at).copied())?;
-            results.push((vhlo::value_type(tables, value_type)?, known));
+            results.push((types.get(tables, value_type)?, known));
         }
         let counts = module_counts(tables, module.attributes)?;
         Ok(Self {

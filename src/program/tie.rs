@@ -100,6 +100,9 @@ impl<'p> Ties<'p> {
         let mut next = next;
         for &(destination, argument) in &self.ties {
             let (value_type, _) = &program.results[destination.result.0];
+            let rank = if let ValueType::Tensor { dimensions, .. } = value_type { dimensions.len() } else { 0 };
+            let reason = "tied results have more dimensions than a program of this size may, bytes for one more";
+            file.tables.budget.spend(rank, size_of::<i64>(), reason)?;
             let tensor = builtin_tensor(added, builtin, value_type)?;
             let mut id = varints([builtin_code::INTEGER, i64_type.0]);
             put_signed(&mut id, FIRST_GROUP + destination.result.0 as i64);
@@ -155,7 +158,7 @@ fn builtin_tensor(added: &mut Additions<'_, '_>, builtin: DialectId, value_type:
         _ => builtin_scalar(added, builtin, *element)?,
     };
     let mut bytes = varints([builtin_code::RANKED_TENSOR_TYPE, dimensions.len() as u64]);
-    for &dimension in dimensions {
+    for &dimension in dimensions.iter() {
         put_signed(&mut bytes, dimension);
     }
     put_varint(&mut bytes, element.0);

@@ -3,7 +3,7 @@
 //! Codes are those of StableHLO's `dialect/VhloBytecode.cpp` and MLIR's `IR/BuiltinDialectBytecode.td`; they have not
 //! changed since VHLO 0.9. Anything else stays opaque: it is carried along by its index.
 
-use std::fmt;
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use crate::program::{
     bytecode::{
@@ -46,8 +46,7 @@ pub(super) mod builtin_code {
     pub(in crate::program) const RANKED_TENSOR_TYPE: u64 = 13;
 }
 
-/// Tensors of higher rank count as [`ValueType::Other`]: it bounds the work for a file that refers to one absurd type
-/// very often.
+/// Tensors of higher rank count as [`ValueType::Other`].
 const HIGHEST_RANK: usize = 256;
 
 /// Declares the element types with their VHLO code, width in bits and name.
@@ -143,7 +142,7 @@ pub enum ValueType {
     /// A ranked tensor without encoding.
     Tensor {
         /// Elements along each dimension; negative where it is known at run time only.
-        dimensions: Vec<i64>,
+        dimensions: Arc<[i64]>,
         /// `None` for `index`, `tf32`, quantized and unknown types.
         element: Option<ElementType>,
     },
@@ -191,8 +190,11 @@ pub(super) fn attribute<'a>(tables: &Tables<'a>, id: AttrId) -> Result<Attribute
     let mut cursor = Cursor::new(entry.bytes);
     Ok(match cursor.varint()? {
         attribute_code::STRING => Attribute::String(tables.string(StringId(cursor.varint()?))?),
-        attribute_code::ARRAY => Attribute::Array(cursor.list(AttrId)?),
-        attribute_code::DICTIONARY => Attribute::Dictionary(pairs(&mut cursor)?),
+        attribute_code::ARRAY => {
+            charge(tables, &cursor)?;
+            Attribute::Array(cursor.list(AttrId)?)
+        }
+        attribute_code::DICTIONARY => Attribute::Dictionary(pairs(tables, &mut cursor)?),
         attribute_code::BOOLEAN => Attribute::Boolean(cursor.varint()? != 0),
         attribute_code::TYPE => Attribute::Type(TypeId(cursor.varint()?)),
         attribute_code::INTEGER => {
@@ -212,7 +214,7 @@ pub(super) fn builtin_attribute<'a>(tables: &Tables<'a>, id: AttrId) -> Result<A
     }
     let mut cursor = Cursor::new(entry.bytes);
     Ok(match cursor.varint()? {
-        builtin_code::DICTIONARY => Attribute::Dictionary(pairs(&mut cursor)?),
+        builtin_code::DICTIONARY => Attribute::Dictionary(pairs(tables, &mut cursor)?),
         builtin_code::STRING => Attribute::String(tables.string(StringId(cursor.varint()?))?),
         builtin_code::INTEGER => {
             let value_type = tables.r#type(TypeId(cursor.varint()?))?;
@@ -232,7 +234,14 @@ pub(super) fn builtin_attribute<'a>(tables: &Tables<'a>, id: AttrId) -> Result<A
     })
 }
 
-fn pairs(cursor: &mut Cursor<'_>) -> Result<Vec<(AttrId, AttrId)>, Reject> {
+/// Charges the decoding of what is left of an entry: others may refer to it, too.
+fn charge(tables: &Tables<'_>, rest: &Cursor<'_>) -> Result<(), Reject> {
+    const REASON: &str = "lists of attributes are decoded too often for a program of this size, bytes for one more";
+    tables.budget.spend(rest.left(), size_of::<AttrId>(), REASON)
+}
+
+fn pairs(tables: &Tables<'_>, cursor: &mut Cursor<'_>) -> Result<Vec<(AttrId, AttrId)>, Reject> {
+    charge(tables, cursor)?;
     let count = cursor.count()?;
     let mut pairs = Vec::with_capacity(count);
     for _ in 0..count {
@@ -256,8 +265,8 @@ fn vhlo_code(tables: &Tables<'_>, entry: Entry<'_>) -> Result<Option<u64>, Rejec
     Cursor::new(entry.bytes).varint().map(Some)
 }
 
-/// Decodes the type of a value. O(rank), and the rank is bounded.
-pub(super) fn value_type(tables: &Tables<'_>, id: TypeId) -> Result<ValueType, Reject> {
+/// Decodes the type of a value. O(rank), and the rank is bounded. [`Types`] does so once for each type.
+fn value_type(tables: &Tables<'_>, id: TypeId) -> Result<ValueType, Reject> {
     let entry = tables.r#type(id)?;
     if !tables.is_custom(entry, VHLO) {
         return Ok(ValueType::Other);
@@ -275,9 +284,25 @@ pub(super) fn value_type(tables: &Tables<'_>, id: TypeId) -> Result<ValueType, R
                 dimensions.push(cursor.signed()?);
             }
             let element = element_type(tables, TypeId(cursor.varint()?))?;
-            Ok(ValueType::Tensor { dimensions, element })
+            Ok(ValueType::Tensor { dimensions: dimensions.into(), element })
         }
         _ => Ok(ValueType::Other),
+    }
+}
+
+/// The types of values, each decoded once, however many values have it.
+#[derive(Debug, Default)]
+pub(super) struct Types(HashMap<TypeId, ValueType>);
+
+impl Types {
+    /// As [`value_type`].
+    pub(super) fn get(&mut self, tables: &Tables<'_>, id: TypeId) -> Result<ValueType, Reject> {
+        if let Some(known) = self.0.get(&id) {
+            return Ok(known.clone());
+        }
+        let decoded = value_type(tables, id)?;
+        self.0.insert(id, decoded.clone());
+        Ok(decoded)
     }
 }
 
@@ -324,9 +349,9 @@ mod tests {
 
     #[test]
     fn types_print_as_xla_prints_them() {
-        let matrix = ValueType::Tensor { dimensions: vec![2, -1], element: Some(ElementType::Bf16) };
+        let matrix = ValueType::Tensor { dimensions: [2, -1].into(), element: Some(ElementType::Bf16) };
         assert_eq!(matrix.to_string(), "bf16[2,?]");
-        assert_eq!(ValueType::Tensor { dimensions: vec![], element: None }.to_string(), "?[]");
+        assert_eq!(ValueType::Tensor { dimensions: [].into(), element: None }.to_string(), "?[]");
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! The arenas of the process at one instant, for `report::snapshot` to write.
 
-use std::{env, path::Path, time::SystemTime};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::Path,
+    time::SystemTime,
+};
 
 use crate::{
     config,
@@ -41,7 +46,7 @@ pub fn take(drained: Drained) -> Snapshot {
     Snapshot {
         library: env!("CARGO_PKG_VERSION"),
         process: std::process::id(),
-        command: command(env::args()),
+        command: command(env::args_os()),
         written: SystemTime::now(),
         began: began(),
         now,
@@ -81,23 +86,25 @@ fn one(client: &Client, memory: &DeviceMemory, engine: Bytes) -> (Device, u64) {
     (device, survey.at.nanos().unwrap_or(0))
 }
 
-/// The name of the program file: of the script, where Python runs one.
-fn command(mut arguments: impl Iterator<Item = String>) -> String {
-    let file = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
+/// The name of the program file: of the script, where Python runs one. What is not UTF-8 of it is replaced.
+fn command(mut arguments: impl Iterator<Item = OsString>) -> String {
+    let file = |path: &OsStr| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
     let program = arguments.next().and_then(|path| file(&path)).unwrap_or_default();
     if !program.starts_with("python") {
         return program;
     }
-    let script = match arguments.next().as_deref() {
-        Some("-m") => arguments.next(),
-        Some(option) if option.starts_with('-') => None,
-        other => other.map(str::to_owned),
+    let script = match arguments.next() {
+        Some(option) if option == "-m" => arguments.next(),
+        Some(option) if option.as_encoded_bytes().starts_with(b"-") => None,
+        other => other,
     };
     script.and_then(|path| file(&path)).unwrap_or(program)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -110,7 +117,15 @@ mod tests {
             (&["python"], "python"),
             (&[], ""),
         ] {
-            assert_eq!(command(arguments.iter().map(|&text| text.to_owned())), expected);
+            assert_eq!(command(arguments.iter().map(OsString::from)), expected);
         }
+    }
+
+    #[test]
+    fn a_command_may_be_no_utf_8() {
+        let of = |arguments: &[&[u8]]| command(arguments.iter().map(|&bytes| OsStr::from_bytes(bytes).to_owned()));
+        assert_eq!(of(&[b"python3", b"/tmp/caf\xe9.py"]), "caf\u{fffd}.py");
+        assert_eq!(of(&[b"/bin/caf\xe9", b"\xff"]), "caf\u{fffd}");
+        assert_eq!(of(&[b"python", b"-\xff", b"x.py"]), "python");
     }
 }

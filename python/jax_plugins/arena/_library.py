@@ -122,8 +122,9 @@ class Library:
     def set_search_path(self) -> None:
         """Tells the library in which folders engine wheels may be installed: Python's own search path."""
         function = self._function("pjrt_arena_set_search_path", ctypes.c_char_p, returns=None)
-        # Path.is_dir raises for a folder that may not be looked into.
-        folders = [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or ".")]  # noqa: PTH100, PTH112
+        # Path.is_dir raises for a folder that may not be looked into. The empty one is the current folder: no wheel is
+        # installed there, and whoever fills it is not to say which library is loaded.
+        folders = [os.path.abspath(folder) for folder in sys.path if folder and os.path.isdir(folder)]  # noqa: PTH100, PTH112
         function(os.fsencode(":".join(folders)))
 
     def gpu_engine(self) -> GpuEngine | None:

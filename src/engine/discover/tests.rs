@@ -9,6 +9,7 @@ struct World {
     root: TempDir,
     search_path: Vec<PathBuf>,
     variables: Vec<(String, PathBuf)>,
+    arguments: Vec<OsString>,
     own_library: Option<PathBuf>,
     maps: String,
 }
@@ -16,7 +17,14 @@ struct World {
 impl World {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
-        Self { root, search_path: Vec::new(), variables: Vec::new(), own_library: None, maps: String::new() }
+        Self {
+            root,
+            search_path: Vec::new(),
+            variables: Vec::new(),
+            arguments: Vec::new(),
+            own_library: None,
+            maps: String::new(),
+        }
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -43,6 +51,7 @@ impl World {
         let around = Surroundings {
             search_path: &self.search_path,
             environment: &environment,
+            arguments: &self.arguments,
             own_library: self.own_library.as_deref(),
             maps: &self.maps,
         };
@@ -260,6 +269,52 @@ fn an_empty_entry_of_the_search_path_is_the_current_folder() {
     world.search_path.push(PathBuf::new());
     let error = world.installed(EngineKind::Cpu).unwrap_err();
     assert!(error.message.contains("in .; install"), "{error}");
+}
+
+#[test]
+fn pythonpath_is_ignored_where_python_ignores_it() {
+    let mut world = World::new();
+    world.write(&format!("pp/{XLA_CPU}"), "");
+    world.variables.push(("PYTHONPATH".to_owned(), world.path("pp")));
+    let arguments = |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
+    for (command, isolated) in [
+        (&["/usr/bin/python3.12", "-I", "x.py"][..], true),
+        (&["python", "-E"], true),
+        (&["python3", "-u", "-W", "ignore", "-sI", "-c", "pass"], true),
+        (&["python3", "-Xdev", "-X", "utf8", "--check-hash-based-pycs", "always", "-BE"], true),
+        (&["python3", "-c", "-I"], false),
+        (&["python3", "-mE", "-I"], false),
+        (&["python3", "-WI", "-X", "-I", "x.py"], false),
+        (&["python3", "x.py", "-I"], false),
+        (&["python3", "-", "-I"], false),
+        (&["python3", "--", "-I"], false),
+        (&["train", "-I"], false),
+        (&["python3"], false),
+        (&[], false),
+    ] {
+        world.arguments = arguments(command);
+        assert_eq!(world.installed(EngineKind::Cpu).is_err(), isolated, "{command:?}");
+    }
+}
+
+#[test]
+fn pythonpath_counts_for_nothing_beside_the_search_path_of_python() {
+    let mut world = World::new();
+    world.write(&format!("pp/{XLA_CPU}"), "");
+    world.variables.push(("PYTHONPATH".to_owned(), world.path("pp")));
+    assert_eq!(world.found(EngineKind::Cpu).1, Place::PythonPath);
+    world.search("sys");
+    assert!(world.installed(EngineKind::Cpu).is_err(), "Python would have named it");
+}
+
+#[test]
+fn an_empty_component_of_pythonpath_is_passed_over() {
+    let mut world = World::new();
+    for text in [":", "::", ":/no/such/folder"] {
+        world.variables = vec![("PYTHONPATH".to_owned(), text.into())];
+        let error = world.installed(EngineKind::Cpu).unwrap_err();
+        assert!(error.message.contains("in no folder, as no Python"), "{text}: {error}");
+    }
 }
 
 proptest! {

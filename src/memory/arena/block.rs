@@ -44,3 +44,13 @@ pub struct BlockInfo {
     /// Why it is pinned, where it is.
     pub pin: PinReason,
 }
+
+/// How far an arena is: equal to an earlier one of the same arena if no block was freed, retired, pinned or unpinned
+/// since, and no scratch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    pub(super) frees: u64,
+    pub(super) pending: Bytes,
+    pub(super) pinned: Bytes,
+    pub(super) scratch: Bytes,
+}

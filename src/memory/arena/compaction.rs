@@ -185,6 +185,7 @@ impl<'a> Compaction<'a> {
         let moved = space.relocate(id, place, &mut self.holds).ok_or_else(stale)?;
         (record.place, record.address) = (BlockPlace::Span(moved), next.to);
         let now = *record;
+        state.owners.note(now.place, next.block);
         state.note_block(EventKind::Move, next.block, &now, next.from.get());
         self.committed += 1;
         self.moved += next.size;
@@ -358,9 +359,12 @@ impl State {
         let extents = self.placement.free();
         let Some(spans) = self.placement.dissolve(&blocks) else { return false };
         let mut spans = spans.into_iter();
-        for record in self.table.iter_mut().filter(|record| matches!(record.place, BlockPlace::Slot(_))) {
-            if let Some(span) = spans.next() {
+        for &(id, _) in &sizes {
+            if let Some(span) = spans.next()
+                && let Some(record) = self.table.get_mut(id)
+            {
                 record.place = BlockPlace::Span(span);
+                self.owners.note(record.place, id);
                 self.counters.slack += self.placement.held(record.place);
             }
         }
@@ -372,17 +376,17 @@ impl State {
     /// Keeps out of circulation what `plan` needs, and writes its moves down.
     fn prepare(&mut self, compaction: &mut Compaction<'_>, input: &PlanInput, plan: &Plan) -> Option<()> {
         let spans = &input.layout.spans;
-        let space = self.placement.space_mut()?;
+        let space = self.placement.space()?;
         for step in &plan.steps {
             let span = spans.get(step.span)?;
             let place = Run { region: step.region, offset: step.to, size: span.size };
             let node = span.node?;
-            let block = input.blocks[node.index()]?;
-            let requested = self.table.get(block)?.requested;
+            let (block, requested) = self.owner(node).map(|(block, record)| (block, record.requested))?;
             let (from, to) = (space.address(node), space.start(place));
             compaction.moves.push(Move { block, from, to, size: requested });
             compaction.places.push(place);
         }
+        let space = self.placement.space_mut()?;
         let touched = compaction.places.iter().chain(plan.hole.as_ref());
         for place in touched {
             let first = spans.partition_point(|span| {

@@ -9,11 +9,11 @@ use crate::{
     error::{Error, Result},
     memory::{
         arena::{
-            block::{Block, BlockInfo},
+            block::{Block, BlockInfo, Ends},
             floor::Floor,
             lock::{Guard, Lock},
             scopes::Scopes,
-            state::{Counters, PlanInput, State},
+            state::{Counters, Owners, PlanInput, State},
             watched::Watched,
         },
         backing::{Backing, Strategy, release_or_log},
@@ -80,6 +80,7 @@ impl Arena {
             scratch: Floor::default(),
             compacting: false,
             input: PlanInput::default(),
+            owners: Owners::default(),
             waiters: 0,
             history: History::default(),
             scopes: Scopes::default(),
@@ -287,6 +288,18 @@ impl Arena {
     /// Sizes asked for, summed over retired blocks: [`Stats::pending_bytes`]. O(1).
     pub fn pending(&self) -> Bytes {
         self.state.lock().counters.pending
+    }
+
+    /// What an allocation that found no room looks at to see whether anything has ended since. O(1).
+    pub fn ends(&self) -> Ends {
+        let state = self.state.lock();
+        let counters = &state.counters;
+        Ends {
+            frees: counters.allocations_before + counters.num_allocs - u64::from(state.table.len()),
+            pending: counters.pending,
+            pinned: counters.pinned,
+            scratch: state.scratch.bytes(),
+        }
     }
 
     /// Starts the peaks over, as XLA's `ClearStats` does: peaks become what is in use, the number of allocations and

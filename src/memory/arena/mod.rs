@@ -33,6 +33,7 @@ mod watched;
 pub use crate::memory::arena::block::Block;
 pub use crate::memory::arena::block::BlockInfo;
 pub use crate::memory::arena::block::BlockState;
+pub use crate::memory::arena::block::Ends;
 pub use crate::memory::arena::compaction::Compaction;
 pub use crate::memory::arena::compaction::Goal;
 pub use crate::memory::arena::compaction::Move;

@@ -16,11 +16,15 @@ use crate::{
         block_table::BlockId,
         compaction::{
             costs::Costs,
+            layout::{Kind, Layout},
             plan::{self, step::Plan},
         },
         history::EventKind,
         provenance::PinReason,
-        space::node::{NodeId, SpanState},
+        space::{
+            around::Around,
+            node::{NodeId, SpanState},
+        },
         strategy::placement::BlockPlace,
     },
 };
@@ -44,7 +48,8 @@ impl Arena {
     }
 
     /// As [`Self::plan_pin`], where other blocks that are live and `movable` make way: in all at no more than `most`
-    /// nanoseconds by `costs`. O(n log n) in the number of blocks, with the lock; O(1) for a block that lies well.
+    /// nanoseconds by `costs`. O(log n) in the number of blocks, with the lock: only spans around the block and around
+    /// a few places for it are looked at.
     ///
     /// # Errors
     /// As [`Self::plan_pin`].
@@ -58,6 +63,19 @@ impl Arena {
         self.begin(Some(id), |state, input| {
             state.plan_pin_making_way(id, costs, most, movable, input).ok_or(Obstacle::Nothing)
         })
+    }
+
+    /// The blocks that [`Self::plan_pin_making_way`] might move at this instant; none for a block that lies well. O(log
+    /// n), with the lock.
+    pub fn neighbours_of_pin(&self, id: BlockId) -> Vec<BlockId> {
+        let state = &mut *self.state.lock();
+        let mut layout = std::mem::take(&mut state.input.layout);
+        state.draw_around(id, &|_| true, &mut layout);
+        let nodes = layout.spans.iter().filter(|span| span.kind == Kind::Movable).filter_map(|span| span.node);
+        let blocks = nodes.filter_map(|node| state.owner(node)).map(|(block, _)| block).filter(|&block| block != id);
+        let blocks = blocks.collect();
+        state.input.layout = layout;
+        blocks
     }
 
     /// Whether a live block would divide the memory of those that move if it were pinned where it lies. O(1).
@@ -128,25 +146,33 @@ impl State {
     }
 
     fn plan_pin_making_way(
-        &mut self,
+        &self,
         id: BlockId,
         costs: &Costs,
         most: u64,
         movable: &dyn Fn(BlockId) -> bool,
         input: &mut PlanInput,
     ) -> Option<Plan> {
+        let around = self.draw_around(id, movable, &mut input.layout)?;
+        plan::pin(&input.layout, around.block, &around.ends, costs).filter(|plan| plan.cost <= most)
+    }
+
+    /// Draws what is around the possible places of a live block that does not lie well for a pinned one.
+    fn draw_around(&self, id: BlockId, movable: &dyn Fn(BlockId) -> bool, layout: &mut Layout) -> Option<Around> {
+        layout.spans.clear();
         let span = self.span_amid(id)?;
-        self.draw(input, &|other| other == id || movable(other))?;
-        let block = input.layout.spans.iter().position(|other| other.node == Some(span))?;
-        plan::pin(&input.layout, block, costs).filter(|plan| plan.cost <= most)
+        let moves = |node| {
+            let owner = self.owner(node).filter(|(_, record)| record.state == SpanState::Live);
+            owner.is_some_and(|(other, _)| other == id || movable(other))
+        };
+        self.placement.space()?.draw_around(span, &moves, layout)
     }
 
     fn prepare_pin(&mut self, compaction: &mut Compaction<'_>, id: BlockId) -> Option<()> {
         let record = *self.table.get(id)?;
         let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
         let space = self.placement.space_mut()?;
-        let place = space.pinned_end(span)?;
-        let hole = space.high_hole_at(place)?;
+        let (hole, place) = space.pinned_end(span)?;
         space.hold(hole, &mut compaction.holds);
         let to = space.start(place);
         compaction.moves.push(Move { block: id, from: record.address, to, size: record.requested });

@@ -14,7 +14,7 @@ use crate::{
         compaction::layout::Layout,
         history::{EventKind, History, Note, block_number, pin_reason_code},
         provenance::{PinReason, Request, Timestamp},
-        space::node::SpanState,
+        space::node::{NodeId, SpanState},
         stats::Stats,
         strategy::placement::{BlockPlace, Placed, Placement, Shortage},
     },
@@ -30,6 +30,28 @@ pub(super) struct PlanInput {
     pub(super) blocks: Vec<Option<BlockId>>,
 }
 
+/// The last block that lay in each span, by the node's number: entering costs a store, leaving nothing.
+#[derive(Debug, Default)]
+pub(super) struct Owners(Vec<Option<BlockId>>);
+
+impl Owners {
+    #[inline(always)]
+    pub(super) fn note(&mut self, place: BlockPlace, id: BlockId) {
+        if let BlockPlace::Span(node) = place {
+            match self.0.get_mut(node.index()) {
+                Some(owner) => *owner = Some(id),
+                None => self.grow(node, id),
+            }
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, node: NodeId, id: BlockId) {
+        self.0.resize(node.index() + 1, None);
+        self.0[node.index()] = Some(id);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) placement: Box<dyn Placement>,
@@ -40,6 +62,7 @@ pub(super) struct State {
     pub(super) compacting: bool,
     /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
     pub(super) input: PlanInput,
+    pub(super) owners: Owners,
     pub(super) waiters: u32,
     pub(super) history: History,
     pub(super) scopes: Scopes,
@@ -107,6 +130,7 @@ impl State {
     ) -> BlockId {
         let size = request.size;
         let id = self.table.insert(request.record(placed.address, placed.place));
+        self.owners.note(placed.place, id);
         let counters = &mut self.counters;
         counters.in_use += size;
         counters.num_allocs += 1;
@@ -122,6 +146,13 @@ impl State {
             self.scopes.raise(self.counters.in_use, self.history.sequence());
         }
         id
+    }
+
+    /// The block that lies in a span of the index, and its record. O(1).
+    pub(super) fn owner(&self, node: NodeId) -> Option<(BlockId, &Record)> {
+        let id = (*self.owners.0.get(node.index())?)?;
+        let record = self.table.get(id).filter(|record| record.place == BlockPlace::Span(node))?;
+        Some((id, record))
     }
 
     pub(super) fn vacate(&mut self, id: BlockId, record: &Record) -> Option<Region> {

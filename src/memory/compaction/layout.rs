@@ -54,7 +54,7 @@ impl Span {
     }
 
     /// The first granule behind it. A region has fewer than 2^32 granules.
-    pub(super) fn end(&self) -> u32 {
+    pub(in crate::memory) fn end(&self) -> u32 {
         self.offset.saturating_add(self.size)
     }
 

@@ -73,12 +73,13 @@ pub(crate) fn clear(layout: &Layout, window: Run, costs: &Costs) -> Option<Plan>
     clear::clear(&LayoutSnapshot::new(layout, costs), window)
 }
 
-/// Moves the block `block`, which is about to be pinned, to where it divides nothing: the upper end of a run, others
-/// making way. `None` where it lies beside what stays already, or no way was found.
+/// Moves the block `block`, which is about to be pinned, to where it divides nothing: directly below the upper end of
+/// one of the spans `ends`, the first that will do, others making way. `None` where it lies beside what stays already,
+/// or no way was found. The layout may have gaps, drawn as spans that stay.
 ///
 /// O(n log n) for n spans.
-pub(crate) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> {
-    pin::pin(layout, block, costs)
+pub(crate) fn pin(layout: &Layout, block: usize, ends: &[usize], costs: &Costs) -> Option<Plan> {
+    pin::pin(layout, block, ends, costs)
 }
 
 /// Moves every block that can move down, so that the holes of each run between blocks that stay become one; and blocks

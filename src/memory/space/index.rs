@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use crate::{
     error::{Error, Result},
     memory::space::{
+        barriers::Barriers,
         bins::{Bin, Bins},
         node::{End, MIN_GRANULE, Node, NodeId, RegionId, Span, SpanState},
     },
@@ -37,6 +38,8 @@ pub(crate) struct Space {
     pub(super) vacant: Option<NodeId>,
     pub(super) regions: Vec<Option<RegionRecord>>,
     pub(super) bins: Bins<NodeId>,
+    /// The pinned spans.
+    pub(super) barriers: Barriers,
     /// Bytes in holes.
     pub(super) free: Bytes,
     /// Bytes in reserved spans.
@@ -68,6 +71,7 @@ impl Space {
             vacant: None,
             regions: Vec::new(),
             bins: Bins::new(),
+            barriers: Barriers::default(),
             free: Bytes::ZERO,
             reserved: Bytes::ZERO,
         }
@@ -130,6 +134,7 @@ impl Space {
             None => self.regions.push(record),
         }
         self.file(first);
+        self.barriers.add_region(id, size);
         Ok(id)
     }
 
@@ -143,6 +148,7 @@ impl Space {
             return Err(Error::internal(format!("region {} is unknown or holds blocks", id.0)));
         };
         // Holes coalesce at once, so a region without blocks is one hole.
+        self.barriers.remove_region(id, self.nodes[record.first.index()].size);
         self.unfile(record.first);
         self.forget_node(record.first);
         Ok(record.region)
@@ -178,8 +184,9 @@ impl Space {
         Some(taken)
     }
 
-    /// Marks a live span as retired: its owner let go, the device may still use it. O(1).
+    /// Marks a live span as retired: its owner let go, the device may still use it. O(1), of a pinned one O(log n).
     pub(crate) fn retire(&mut self, id: NodeId) {
+        self.unpin(id);
         self.nodes[id.index()].state = SpanState::Retired;
     }
 
@@ -188,19 +195,33 @@ impl Space {
         self.nodes[id.index()].state = SpanState::Live;
     }
 
-    /// Marks a taken span as one that stays where it is, whatever was said of it before. O(1).
+    /// Marks a taken span as one that stays where it is, whatever was said of it before. O(log n).
     pub(crate) fn pin(&mut self, id: NodeId) {
-        self.nodes[id.index()].state = SpanState::Pinned;
+        let Node { offset, size, region, state, .. } = self.nodes[id.index()];
+        if state != SpanState::Pinned {
+            self.nodes[id.index()].state = SpanState::Pinned;
+            self.barriers.insert(region, offset, offset + size, self.region_size(region), id);
+        }
     }
 
-    /// Takes back what [`Self::pin`] said. O(1).
+    /// Takes back what [`Self::pin`] said, if it said so. O(log n).
     pub(crate) fn unpin(&mut self, id: NodeId) {
+        if self.nodes[id.index()].state == SpanState::Pinned {
+            self.forget_pin(id);
+        }
+    }
+
+    #[cold]
+    fn forget_pin(&mut self, id: NodeId) {
+        let Node { offset, size, region, next, .. } = self.nodes[id.index()];
         self.nodes[id.index()].state = SpanState::Live;
+        self.barriers.remove(region, offset, offset + size, self.region_size(region), next);
     }
 
     /// Frees a live or retired span and joins it with the holes beside it; the region, when nothing in it is
-    /// taken any more. O(1).
+    /// taken any more. O(1), of a pinned one O(log n).
     pub(crate) fn free(&mut self, mut id: NodeId) -> Option<RegionId> {
+        self.unpin(id);
         let Node { prev, next, region, .. } = self.nodes[id.index()];
         if let Some(next) = next.filter(|&next| self.is_hole(next)) {
             self.unfile(next);
@@ -277,6 +298,13 @@ impl Space {
 
     pub(super) fn base(&self, region: RegionId) -> Address {
         self.regions[usize::from(region.0)].map_or(Address::new(0), |record| record.region.address)
+    }
+
+    /// Granules of a region.
+    fn region_size(&self, region: RegionId) -> u32 {
+        let record = self.regions[usize::from(region.0)].as_ref();
+        // No region has more than 2^32 - 1 granules.
+        record.map_or(0, |record| (record.region.bytes.get() >> self.granule_shift) as u32)
     }
 
     pub(super) fn record_mut(&mut self, region: RegionId) -> &mut RegionRecord {

@@ -19,8 +19,11 @@
 //! *Coalescing* is immediate: two holes never touch. Neighbours never cross a region's edge.
 //!
 //! Complexity: `allocate`, `free` and `retire` are O(1), except that an allocation which finds no larger hole looks
-//! through the whole own bin before it gives up.
+//! through the whole own bin before it gives up. Pinned spans are kept in order besides (`barriers.rs`), O(log pinned),
+//! so that a block about to be pinned finds its place without a look at all spans (`around.rs`).
 
+pub(super) mod around;
+pub(super) mod barriers;
 pub(super) mod bins;
 pub(super) mod index;
 pub(super) mod moves;

@@ -15,6 +15,7 @@ use crate::{
         block_table::BlockId,
         compaction::layout::{Kind, Layout, Run, Span},
         space::{
+            barriers::Gap,
             index::Space,
             node::{Node, NodeId, RegionId, SpanState},
         },
@@ -25,6 +26,9 @@ use crate::{
 
 /// Spans looked at to find a pinned block a place.
 const PIN_PROBES: usize = 64;
+
+/// Gaps between pinned spans looked at for that.
+pub(super) const WIDEST: usize = 5;
 
 /// The reserved spans of one compaction, by place.
 #[derive(Debug, Default)]
@@ -122,6 +126,7 @@ impl Space {
     /// Cuts a taken span into `parts` (offset within it, size, state; in ascending order) and holes between them; the
     /// parts' nodes. O(parts).
     pub(crate) fn shatter(&mut self, id: NodeId, parts: &[(u32, u32, SpanState)]) -> Vec<NodeId> {
+        self.unpin(id);
         let region = self.nodes[id.index()].region;
         let start = self.nodes[id.index()].offset;
         let (mut rest, mut gaps) = (Some(id), Vec::new());
@@ -134,7 +139,10 @@ impl Space {
                 current = self.split_taken(current, before, region);
             }
             rest = (self.nodes[current.index()].size > size).then(|| self.split_taken(current, size, region));
-            self.nodes[current.index()].state = state;
+            match state {
+                SpanState::Pinned => self.pin(current),
+                _ => self.nodes[current.index()].state = state,
+            }
             nodes.push(current);
         }
         gaps.extend(rest);
@@ -186,18 +194,42 @@ impl Space {
         }
     }
 
-    /// Where a live span lies out of the way of those that move: the upper end of the highest hole that holds it,
-    /// unless it lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down.
-    pub(crate) fn pinned_end(&self, id: NodeId) -> Option<Run> {
-        let Node { size, region, .. } = self.nodes[id.index()];
-        let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
-        let down = std::iter::successors(Some(last), |id| self.nodes[id.index()].prev);
+    /// Where a live span lies out of the way of those that move, and in which hole: the upper end of the highest hole
+    /// that holds it, unless it lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down,
+    /// pinned spans that touch taken for one, then at the upper ends of the [`WIDEST`] widest gaps between pinned ones.
+    pub(crate) fn pinned_end(&self, id: NodeId) -> Option<(NodeId, Run)> {
+        let Node { size, region, offset, .. } = self.nodes[id.index()];
         if self.lies_beside_pinned(id) {
             return None;
         }
-        let above = down.take(PIN_PROBES).take_while(|&above| above != id).map(|above| &self.nodes[above.index()]);
-        let hole = above.into_iter().find(|node| node.state == SpanState::Hole && node.size >= size)?;
-        Some(Run { region, offset: hole.offset + hole.size - size, size })
+        let holds = |hole: &NodeId| self.is_hole(*hole) && self.nodes[hole.index()].size >= size;
+        let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
+        let down = std::iter::successors(Some(last), |&above| self.below_pinned(above));
+        let high = down.take(PIN_PROBES).take_while(|&above| above != id).find(holds);
+        let hole = high.or_else(|| {
+            let gaps = self.barriers.gaps(size).take(WIDEST);
+            let above = gaps.filter(|gap| gap.region == region && gap.high > offset);
+            above.filter_map(|gap| self.top_of(gap)).find(holds)
+        })?;
+        let Run { offset, size: room, .. } = self.run(hole);
+        Some((hole, Run { region, offset: offset + room - size, size }))
+    }
+
+    /// The span below this one; below all that touch it, if it is pinned. O(log n).
+    fn below_pinned(&self, id: NodeId) -> Option<NodeId> {
+        let Node { prev, region, offset, state, .. } = self.nodes[id.index()];
+        match state {
+            SpanState::Pinned => self.nodes[self.barriers.first_of(region, offset)?.index()].prev,
+            _ => prev,
+        }
+    }
+
+    /// The highest span of a gap between pinned spans. O(log n).
+    pub(super) fn top_of(&self, gap: Gap) -> Option<NodeId> {
+        match self.barriers.first_of(gap.region, gap.high) {
+            Some(pinned) => self.nodes[pinned.index()].prev,
+            None => self.regions.get(usize::from(gap.region.0)).copied().flatten().map(|record| record.last),
+        }
     }
 
     /// Whether a span that is pinned here divides nothing: another pinned one, or the region's upper end, is its
@@ -206,13 +238,6 @@ impl Space {
         let Node { prev, next, .. } = self.nodes[id.index()];
         let pinned = |id: NodeId| self.nodes[id.index()].state == SpanState::Pinned;
         next.is_none_or(pinned) || prev.is_some_and(pinned)
-    }
-
-    /// The hole that a granule lies in, if it is one of the [`PIN_PROBES`] highest spans of its region.
-    pub(crate) fn high_hole_at(&self, place: Run) -> Option<NodeId> {
-        let last = self.regions.get(usize::from(place.region.0)).copied().flatten()?.last;
-        let mut down = std::iter::successors(Some(last), |id| self.nodes[id.index()].prev).take(PIN_PROBES);
-        down.find(|id| self.nodes[id.index()].offset <= place.offset).filter(|&id| self.is_hole(id))
     }
 
     /// The holes, by region and address. O(spans).

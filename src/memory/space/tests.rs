@@ -41,6 +41,7 @@ fn check(space: &Space) {
         }
         assert_eq!(end, region.address + region.bytes);
     }
+    check_barriers(space);
     assert_eq!(free, space.free_bytes());
     let mut filed = 0;
     let mut bin = Some(Bin::of(0));
@@ -53,6 +54,35 @@ fn check(space: &Space) {
         bin = space.bins.next_above(at);
     }
     assert_eq!(filed, holes, "every hole is in a bin, once");
+}
+
+/// The gaps between pinned spans are as a look at all spans has them.
+fn check_barriers(space: &Space) {
+    let mut expected = Vec::new();
+    for (region, range) in space.regions() {
+        let granules = |address: Address| ((address - range.address).get() >> space.granule_shift) as u32;
+        let mut low = 0;
+        let mut cluster = None;
+        let pinned = space.spans(region).filter(|span| span.state == SpanState::Pinned);
+        let pinned = pinned.map(|span| (granules(span.address), granules(span.address + span.size)));
+        let size = granules(range.address + range.bytes);
+        for (from, to) in pinned.chain([(size, size)]) {
+            if low < from {
+                expected.push((from - low, region, from));
+                cluster = None;
+            }
+            if from < to {
+                let first = *cluster.get_or_insert(from);
+                let found = space.barriers.first_of(region, from).map(|id| space.run(id).offset);
+                assert_eq!(found, Some(first), "the first of those that touch");
+            }
+            low = to;
+        }
+    }
+    expected.sort_unstable();
+    let mut found: Vec<_> = space.barriers.gaps(1).map(|gap| (gap.size, gap.region, gap.high)).collect();
+    found.reverse();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -322,25 +352,23 @@ fn a_pinned_block_lies_at_the_upper_end_of_the_highest_hole_that_holds_it() {
     // Holes of 6, 4 and 2 granules, each below a wall; the last 16 granules are taken.
     let (block, small) = (ids[1], ids[3]);
     [2, 6, 8].iter().for_each(|&hole: &usize| assert_eq!(space.free(ids[hole]), None));
-    assert_eq!(space.pinned_end(block), Some(run(22, 2)), "it fits the highest hole exactly");
-    assert_eq!(space.pinned_end(small), Some(run(23, 1)), "the upper end of it");
-    assert_eq!(space.pinned_end(ids[0]), Some(run(17, 4)), "the highest that is large enough");
-    assert_eq!(space.pinned_end(ids[4]), Some(run(18, 3)));
-    assert_eq!(space.pinned_end(ids[9]), None, "at the region's upper end it divides nothing");
-    assert_eq!(space.high_hole_at(run(22, 2)).map(|id| space.run(id)), Some(run(22, 2)));
-    assert_eq!(space.high_hole_at(run(23, 1)).map(|id| space.run(id)), Some(run(22, 2)));
-    assert_eq!(space.high_hole_at(run(21, 1)), None, "that is a block");
+    let end = |space: &Space, id| space.pinned_end(id).map(|(hole, place)| (space.run(hole), place));
+    assert_eq!(end(&space, block), Some((run(22, 2), run(22, 2))), "it fits the highest hole exactly");
+    assert_eq!(end(&space, small), Some((run(22, 2), run(23, 1))), "the upper end of it");
+    assert_eq!(end(&space, ids[0]), Some((run(17, 4), run(17, 4))), "the highest that is large enough");
+    assert_eq!(end(&space, ids[4]), Some((run(17, 4), run(18, 3))));
+    assert_eq!(end(&space, ids[9]), None, "at the region's upper end it divides nothing");
     // Where a neighbour on either side stays, so may the block.
     assert!(!space.lies_beside_pinned(block) && !space.lies_beside_pinned(ids[4]));
     space.pin(ids[3]);
     assert!(space.lies_beside_pinned(ids[4]), "above a pinned one");
-    assert_eq!(space.pinned_end(ids[4]), None);
+    assert_eq!(end(&space, ids[4]), None);
     assert!(!space.lies_beside_pinned(ids[7]), "its neighbours are holes");
     space.pin(ids[5]);
     space.unpin(ids[3]);
     assert!(space.lies_beside_pinned(ids[4]), "below a pinned one");
     space.unpin(ids[5]);
-    assert_eq!(space.pinned_end(ids[4]), Some(run(18, 3)));
+    assert_eq!(end(&space, ids[4]), Some((run(17, 4), run(18, 3))));
 }
 
 #[test]
@@ -375,6 +403,8 @@ enum Step {
     Allocate(u64, bool),
     Free(prop::sample::Index),
     Retire(prop::sample::Index),
+    Pin(prop::sample::Index),
+    Unpin(prop::sample::Index),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -382,6 +412,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0u32..16, 0u64..1 << 16, any::<bool>()).prop_map(|(shift, size, high)| Step::Allocate(size >> shift, high)),
         2 => any::<prop::sample::Index>().prop_map(Step::Free),
         1 => any::<prop::sample::Index>().prop_map(Step::Retire),
+        2 => any::<prop::sample::Index>().prop_map(Step::Pin),
+        1 => any::<prop::sample::Index>().prop_map(Step::Unpin),
     ]
 }
 
@@ -421,6 +453,8 @@ proptest! {
                     prop_assert_eq!(space.free(id).is_some(), taken.is_empty());
                 }
                 Step::Retire(index) if !taken.is_empty() => space.retire(taken[index.index(taken.len())].2),
+                Step::Pin(index) if !taken.is_empty() => space.pin(taken[index.index(taken.len())].2),
+                Step::Unpin(index) if !taken.is_empty() => space.unpin(taken[index.index(taken.len())].2),
                 _ => {}
             }
             check(&space);

@@ -5,6 +5,7 @@ mod compaction;
 mod history;
 mod model;
 mod moves;
+mod pins;
 mod strategies;
 mod threads;
 mod trimming;

@@ -1,6 +1,7 @@
 //! The file as a whole: header and sections.
 
 use crate::program::{
+    budget::Budget,
     bytecode::{
         reader::Cursor,
         section,
@@ -57,13 +58,14 @@ impl<'a> Artifact<'a> {
         if payload(section::RESOURCES).is_ok_and(|blobs| !blobs.is_empty()) {
             return Err(Reject::new("resource blobs"));
         }
-        let tables = Tables::parse(TableSections {
+        let mut tables = Tables::parse(TableSections {
             strings: payload(section::STRINGS)?,
             dialects: payload(section::DIALECTS)?,
             data: payload(section::DATA)?,
             offsets: payload(section::OFFSETS)?,
             properties: payload(section::PROPERTIES)?,
         })?;
+        tables.budget = Budget::of(file.len());
         Ok(Self { version, producer, ir: payload(section::IR)?, sections, tables })
     }
 

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::HashMap};
 
 use crate::program::{
+    budget::Budget,
     bytecode::{
         ids::{AttrId, DialectId, OpNameId, PropertyId, StringId, TypeId},
         reader::Cursor,
@@ -56,6 +57,8 @@ pub(in crate::program) struct Tables<'a> {
     types: Vec<Entry<'a>>,
     properties: Vec<&'a [u8]>,
     seams: Seams<'a>,
+    /// What decoding the entries may still cost.
+    pub(in crate::program) budget: Budget,
 }
 
 /// The sections cut where new entries go in.
@@ -153,7 +156,8 @@ impl<'a> Tables<'a> {
             type_bytes,
             property_blobs,
         };
-        Ok(Self { strings, dialects, op_names, attributes, types, properties, seams })
+        let budget = Budget::of(sections.offsets.len() + sections.data.len());
+        Ok(Self { strings, dialects, op_names, attributes, types, properties, seams, budget })
     }
 
     pub(in crate::program) fn strings(&self) -> &[&'a [u8]] {

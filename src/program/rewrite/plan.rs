@@ -26,6 +26,9 @@ fn fits(value_type: &ValueType, known: &Known) -> Option<Fits> {
     Some((bits, known.memory_kind.is_pinned_host()))
 }
 
+/// What a destination takes until the program is written: itself, its attributes, and their entries in tables.
+const DESTINATION_BYTES: usize = 512;
+
 pub(super) struct Plan {
     pub(super) placements: Vec<Placement>,
     pub(super) destinations: Vec<Destination>,
@@ -102,6 +105,8 @@ pub(super) fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) 
                 *waiting -= 1;
                 Placement::LeftToDonor
             } else {
+                let reason = "more destinations than a program of this size may have, bytes for one more";
+                tables.budget.spend(1, DESTINATION_BYTES, reason)?;
                 let parameter = ParameterIndex(program.parameter_types.len() + plan.destinations.len());
                 let value_type = program.result_types[at];
                 plan.destinations.push(Destination { result: ResultIndex(at), value_type, known: *known, sharding });

@@ -51,7 +51,7 @@ fn results_beside_a_donor(program: &mut Program<'_>, partitions: u64, fitting: &
     let key = AttrId(0);
     let donor = program.known_parameters().find(|(parameter, _)| parameter.donation == Donation::Donor);
     let value_type = donor.expect("a donor").0.value_type.clone();
-    let other = ValueType::Tensor { dimensions: vec![3, 5, 7], element: Some(vhlo::ElementType::U16) };
+    let other = ValueType::Tensor { dimensions: [3, 5, 7].into(), element: Some(vhlo::ElementType::U16) };
     assert_ne!(value_type, other);
     // Their shardings leave nothing open.
     let known = Known { mhlo_sharding: Some((key, key)), ..Known::default() };
@@ -88,7 +88,7 @@ fn a_donor_takes_a_result_of_its_size_and_another_shape() {
         let placed = placed("0434_shard_donate_unspec", |program| {
             results_beside_a_donor(program, partitions, &[false, true]);
             let ValueType::Tensor { dimensions, element } = program.results[1].0.clone() else { panic!("no tensor") };
-            let flat = vec![dimensions.iter().product()];
+            let flat: std::sync::Arc<[i64]> = [dimensions.iter().product()].into();
             assert_ne!(flat, dimensions);
             program.results[1].0 = ValueType::Tensor { dimensions: flat, element };
         });
@@ -146,7 +146,7 @@ fn a_result_is_fit_by_its_type_and_its_attributes() {
     let policy =
         Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false, one_memory: false };
     let key = (AttrId(0), AttrId(0));
-    let tensor = |dimensions: &[i64], element| ValueType::Tensor { dimensions: dimensions.to_vec(), element };
+    let tensor = |dimensions: &[i64], element| ValueType::Tensor { dimensions: dimensions.into(), element };
     let (f32, s4) = (Some(vhlo::ElementType::F32), Some(vhlo::ElementType::S4));
     let plain = Known::default();
     let pinned = Known { memory_kind: MemoryKind::PinnedHost(key.0, key.1), ..plain };

@@ -14,7 +14,7 @@
 //! for. A resident that was locked is unlocked however the work ends, by a panic too.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -31,6 +31,9 @@ use crate::{
 /// How often a plan is made anew because a buffer of it is in use by then. Each new plan leaves one more buffer where
 /// it is.
 const ATTEMPTS: usize = 16;
+
+/// Residents in use that are looked at to see whether another plan is worth making.
+const WATCHED: usize = 1024;
 
 /// The largest block that is moved out of the way before its address is given out: 0.2 ms at 20 GB/s.
 const PIN_BYTES: Bytes = Bytes::mib(4);
@@ -68,8 +71,23 @@ impl Compacted<'_> {
 pub struct Blocked {
     /// Why there is no plan.
     pub obstacle: Obstacle,
-    /// Whether programs or transfers under way keep buffers where they are.
+    /// Whether programs or transfers under way keep residents where they are.
     pub in_use: bool,
+    /// Those residents, as far as [`WATCHED`].
+    users: Vec<Weak<dyn Resident>>,
+}
+
+impl Blocked {
+    /// Whether the use of one of those has ended. O(those).
+    pub fn has_changed(&self) -> bool {
+        self.users.is_empty()
+            || self.users.iter().any(|resident| resident.upgrade().is_none_or(|resident| !is_in_use(&*resident)))
+    }
+}
+
+/// Whether a program or a transfer keeps a resident where it is.
+fn is_in_use(resident: &dyn Resident) -> bool {
+    matches!(resident.move_barrier(), Some(MoveBarrier::InUse | MoveBarrier::Gone))
 }
 
 /// What [`compact`] did on one device.
@@ -109,17 +127,25 @@ pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
 /// Why it is blocked. A move that fails ends the work early; what was moved stays moved.
 pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'a>, Blocked> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
+    let mut users = Vec::new();
     for _ in 0..ATTEMPTS {
-        let (movable, in_use) = Movable::of(memory, &busy);
+        let movable;
+        (movable, users) = Movable::of(memory, &busy);
         let costs = memory.carrier.costs();
         let plan = memory.plan(goal, &costs, &|block| movable.get(block).is_some());
-        let compaction = plan.map_err(|obstacle| Blocked { obstacle, in_use })?;
-        match lock(compaction.moves(), &movable) {
+        let compaction = match plan {
+            Ok(compaction) => compaction,
+            Err(obstacle) => {
+                let in_use = !(busy.is_empty() && users.is_empty());
+                return Err(Blocked { obstacle, in_use, users });
+            }
+        };
+        match lock(compaction.moves(), |block| movable.get(block)) {
             Ok(locked) => return Ok(perform(memory, compaction, locked)),
             Err(block) => busy.insert(block),
         };
     }
-    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, in_use: true })
+    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, in_use: true, users })
 }
 
 /// Residents by their block's number.
@@ -127,20 +153,21 @@ pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'
 struct Movable(Vec<Option<(BlockId, Arc<dyn Resident>)>>);
 
 impl Movable {
-    /// The residents that may move now, except those that were `busy` a moment ago; and whether a program or a
-    /// transfer keeps others where they are. O(blocks).
-    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, bool) {
-        let (mut movable, mut in_use) = (Self::default(), !busy.is_empty());
+    /// The residents that may move now, except those that were `busy` a moment ago; and those that a program or a
+    /// transfer keeps where they are, as far as [`WATCHED`]. O(blocks).
+    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, Vec<Weak<dyn Resident>>) {
+        let (mut movable, mut users) = (Self::default(), Vec::new());
         for resident in memory.residents.all() {
-            let block = resident.occupied().map(|occupied| occupied.block);
-            let Some(block) = block.filter(|block| !busy.contains(block)) else { continue };
-            match resident.move_barrier() {
-                None => movable.add(block, resident),
-                Some(MoveBarrier::InUse | MoveBarrier::Gone) => in_use = true,
-                Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown | MoveBarrier::NotDefined) => {}
+            let Some(block) = resident.occupied().map(|occupied| occupied.block) else { continue };
+            if busy.contains(&block) || is_in_use(&*resident) {
+                if users.len() < WATCHED {
+                    users.push(Arc::downgrade(&resident));
+                }
+            } else if resident.move_barrier().is_none() {
+                movable.add(block, resident);
             }
         }
-        (movable, in_use)
+        (movable, users)
     }
 
     fn add(&mut self, block: BlockId, resident: Arc<dyn Resident>) {
@@ -167,9 +194,12 @@ pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
 ///
 /// # Errors
 /// The block whose resident is in use now.
-fn lock(moves: &[Move], movable: &Movable) -> Result<Vec<Box<dyn LockedForMove>>, BlockId> {
+fn lock<'a>(
+    moves: &[Move],
+    resident_of: impl Fn(BlockId) -> Option<&'a Arc<dyn Resident>>,
+) -> Result<Vec<Box<dyn LockedForMove>>, BlockId> {
     let locked = |step: &Move| {
-        let resident = movable.get(step.block).ok_or(step.block)?;
+        let resident = resident_of(step.block).ok_or(step.block)?;
         Arc::clone(resident).lock_for_move(step.block).ok_or(step.block)
     };
     moves.iter().map(locked).collect()
@@ -256,30 +286,31 @@ pub fn compact(memory: &DeviceMemory) -> Report {
 
 /// Before the address of an unused resident is given to an outsider, moves it where it hinders compaction least, if
 /// it is small enough for the move to be cheap. Otherwise pinned blocks divide the memory for as long as they live.
+/// What it costs does not grow with the number of blocks.
 pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
     let Some(occupied) = resident.occupied().filter(|occupied| occupied.size <= PIN_BYTES) else { return };
     if resident.move_barrier().is_some() {
         return;
     }
     let block = occupied.block;
-    let (compaction, movable) = match memory.plan_pin(block) {
-        Ok(compaction) => {
-            let mut movable = Movable::default();
-            movable.add(block, Arc::clone(resident));
-            (compaction, movable)
-        }
+    let mut movable: FxHashMap<BlockId, Arc<dyn Resident>> = FxHashMap::default();
+    let compaction = match memory.plan_pin(block) {
+        Ok(compaction) => compaction,
         // It lies well, or cannot lie better: most often a scalar in a slab.
         Err(_) if !memory.stands_amid(block) => return,
         // No hole at the end holds it: other blocks are moved out of the way, if that is cheap too.
         Err(_) => {
-            let (movable, _) = Movable::of(memory, &FxHashSet::default());
+            // Asked without the arena's lock: a resident may be dropped here, and frees its block then.
+            let around = memory.residents.of(&memory.neighbours_of_pin(block));
+            movable.extend(around.into_iter().filter(|(_, other)| other.move_barrier().is_none()));
             let costs = memory.carrier.costs();
-            let may_move = |block| movable.get(block).is_some();
+            let may_move = |other| movable.contains_key(&other);
             let Ok(compaction) = memory.plan_pin_making_way(block, &costs, PIN_NANOS, &may_move) else { return };
-            (compaction, movable)
+            compaction
         }
     };
-    if let Ok(locked) = lock(compaction.moves(), &movable) {
+    movable.insert(block, Arc::clone(resident));
+    if let Ok(locked) = lock(compaction.moves(), |block| movable.get(&block)) {
         drop(perform(memory, compaction, locked));
     }
 }

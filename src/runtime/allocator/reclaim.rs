@@ -42,6 +42,9 @@ pub const ROUNDS: usize = 1000;
 /// How long to wait for a program that runs in its caller's thread: nothing tells when it ends.
 const SHORT_WHILE: Duration = Duration::from_micros(100);
 
+/// After so long the loop begins again, whether anything is known to have changed or not.
+const LONG_WHILE: Duration = Duration::from_millis(50);
+
 /// An array found no room.
 pub struct NoRoom {
     /// The numbers of that instant.
@@ -184,6 +187,8 @@ fn reclaim<T, E>(
         if !allocator.compacts() || over {
             return Break(Err(shortage));
         }
+        let before = memory.ends();
+        let planning = Instant::now();
         let goal = if refused(&shortage) && !std::mem::replace(&mut packed, true) { Goal::Pack } else { goal };
         let blocked = match compaction::carry_out(memory, goal) {
             // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory all
@@ -203,10 +208,25 @@ fn reclaim<T, E>(
             if !blocked.in_use {
                 return Break(Err(shortage));
             }
-            thread::sleep(SHORT_WHILE);
-            round.reap();
+            // A plan keeps the arena's lock: about half of the time at most goes into plans.
+            let least = planning.elapsed().min(LONG_WHILE);
+            wait_for_change(round, least, || memory.ends() != before || blocked.has_changed());
         }
         rounds = 0..ROUNDS;
         Continue(())
     })
+}
+
+/// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not grow
+/// with the number of blocks, as an attempt and a plan do.
+fn wait_for_change(round: &Round<'_>, least: Duration, changed: impl Fn() -> bool) {
+    let start = Instant::now();
+    loop {
+        thread::sleep(SHORT_WHILE);
+        round.reap();
+        let waited = start.elapsed();
+        if waited >= least && (waited >= least + LONG_WHILE || changed() || round.deadline.is_over()) {
+            return;
+        }
+    }
 }

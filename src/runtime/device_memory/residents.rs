@@ -72,6 +72,18 @@ impl Residents {
         drop(before);
     }
 
+    /// The residents of these blocks, as far as they still exist.
+    pub fn of(&self, blocks: &[BlockId]) -> Vec<(BlockId, Arc<dyn Resident>)> {
+        let found: Vec<_> = {
+            let entries = self.0.lock();
+            let entry = |block: &BlockId| Some((*block, entries.get(block.index())?.as_ref()?.upgrade()?));
+            blocks.iter().filter_map(entry).collect()
+        };
+        let lies_there = |block, resident: &Arc<dyn Resident>| resident.occupied().is_some_and(|at| at.block == block);
+        // Without the lock: what is dropped here may be the last reference to a resident.
+        found.into_iter().filter(|(block, resident)| lies_there(*block, resident)).collect()
+    }
+
     /// All residents that still exist. O(blocks).
     pub fn all(&self) -> Vec<Arc<dyn Resident>> {
         self.0.lock().iter().flatten().filter_map(Weak::upgrade).collect()

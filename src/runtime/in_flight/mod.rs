@@ -10,6 +10,7 @@
 //!  resources.rs    what an operation keeps alive
 //!  completions.rs  how allocations that wait for memory learn of operations that complete
 //!  deadline.rs     how long they wait
+//!  deferred.rs     buffers whose handle cannot be destroyed yet
 //! ```
 //!
 //! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation waits for
@@ -49,12 +50,14 @@ use crate::{
         in_flight::{
             completions::Completions,
             deadline::{Deadline, UnderWay},
+            deferred::Deferred,
         },
     },
 };
 
 mod completions;
 pub mod deadline;
+mod deferred;
 mod resources;
 
 pub use resources::{Consumed, Resources};
@@ -165,7 +168,7 @@ impl Round<'_> {
 pub struct InFlight {
     operations: Mutex<VecDeque<Arc<Operation>>>,
     /// Buffers whose handle the engine consumed and whose owner is gone.
-    deferred: Mutex<Vec<Arc<Buffer>>>,
+    deferred: Mutex<Deferred<Arc<Buffer>>>,
     /// The length of `deferred`: mostly zero, which is seen without the lock.
     deferred_count: AtomicUsize,
     /// Resources of executions that failed to start, where the engine could not say when they are free.
@@ -312,7 +315,7 @@ impl InFlight {
         }
         let mut unfenced = mem::take(&mut *self.unfenced.lock());
         unfenced.iter_mut().for_each(|(_, resources)| drop(resources.take_engine_buffers()));
-        let deferred = mem::take(&mut *self.deferred.lock());
+        let deferred = self.deferred.lock().take_all();
         self.deferred_count.store(0, Ordering::Release);
         deferred.iter().for_each(|buffer| buffer.destroy_handle());
         self.count.fetch_sub(operations.len() + unfenced.len() + deferred.len(), Ordering::Release);
@@ -412,14 +415,14 @@ impl InFlight {
         count
     }
 
-    /// Destroys the handles of deferred buffers that are unused now; how many.
+    /// Destroys the handles of deferred buffers that are unused now, as far as they are looked at; how many.
     fn destroy_deferred(&self) -> usize {
         if self.deferred_count.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        let unused: SmallVec<[Arc<Buffer>; 4]> = {
+        let unused = {
             let mut deferred = self.deferred.lock();
-            let unused = deferred.extract_if(.., |buffer| buffer.is_unused()).collect();
+            let unused: SmallVec<[Arc<Buffer>; 4]> = deferred.take_ended(|buffer| buffer.is_unused()).collect();
             self.deferred_count.store(deferred.len(), Ordering::Release);
             unused
         };

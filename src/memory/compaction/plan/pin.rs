@@ -8,11 +8,9 @@
 //!  after    | a g g c c d e e . . B | # | f . | # #   what lies there makes way
 //! ```
 
-use std::{cmp::Reverse, ops::Range};
-
 use crate::memory::compaction::{
     costs::Costs,
-    layout::{Kind, Layout, Run, Spot},
+    layout::{Kind, Layout, Run, Span, Spot},
     plan::{
         clear::clear,
         snapshot::LayoutSnapshot,
@@ -20,45 +18,27 @@ use crate::memory::compaction::{
     },
 };
 
-/// Stretches that are tried.
-const TRIED: usize = 5;
-
-/// What lies between two spans that stay, the block itself taken for one that moves.
-struct Stretch {
-    spans: Range<usize>,
-    low: u32,
-    high: u32,
-    /// At the low end of a region: where programs' scratch grows.
-    lowest: bool,
-}
-
-impl Stretch {
-    fn size(&self) -> u32 {
-        self.high.saturating_sub(self.low)
-    }
-}
-
 /// The plan behind [`crate::memory::compaction::plan::pin()`].
-pub(super) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> {
+pub(super) fn pin(layout: &Layout, block: usize, ends: &[usize], costs: &Costs) -> Option<Plan> {
     let span = *layout.spans.get(block)?;
-    let mut stretches = stretches(layout);
-    let own = stretches.iter().find(|stretch| stretch.spans.contains(&block))?;
-    if own.spans.end == block + 1 || (own.spans.start == block && !own.lowest) {
+    let beside =
+        |at: Option<usize>| at.and_then(|at| layout.spans.get(at)).filter(|beside| beside.region == span.region);
+    // The low end of a region is no such end: scratch grows there.
+    let stays = |beside: &Span| beside.kind == Kind::Fixed;
+    if beside(block.checked_add(1)).is_none_or(stays) || beside(block.checked_sub(1)).is_some_and(stays) {
         return None;
     }
-    stretches.retain(|stretch| stretch.size() >= span.size);
-    stretches.sort_by_key(|stretch| Reverse(stretch.size()));
-
     // What makes way must not go where the block lies, which leaves last.
     let mut around = layout.clone();
     around.spans[block].kind = Kind::Fixed;
     let snapshot = LayoutSnapshot::new(&around, costs);
-    stretches.iter().take(TRIED).find_map(|stretch| {
-        let region = layout.spans.get(stretch.spans.start)?.region;
-        let to = Spot { region, offset: stretch.high.checked_sub(span.size)? };
+    ends.iter().find_map(|&end| {
+        let (region, high) = layout.spans.get(end).map(|end| (end.region, end.end()))?;
+        let to = Spot { region, offset: high.checked_sub(span.size)? };
         // Its new place may overlap its old one.
-        let low = if stretch.spans.contains(&block) { to.offset.max(span.end()) } else { to.offset };
-        let mut plan = clear(&snapshot, Run { region, offset: low, size: stretch.high.checked_sub(low)? })?;
+        let overlaps = region == span.region && span.offset < high;
+        let low = if overlaps { to.offset.max(span.end()) } else { to.offset };
+        let mut plan = clear(&snapshot, Run { region, offset: low, size: high.checked_sub(low)? })?;
         // The block lies in it.
         plan.hole = None;
         plan.steps.push(Step { span: block, region, to: to.offset });
@@ -68,31 +48,10 @@ pub(super) fn pin(layout: &Layout, block: usize, costs: &Costs) -> Option<Plan> 
     })
 }
 
-fn stretches(layout: &Layout) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
-    let mut open = false;
-    let mut region = None;
-    for (index, span) in layout.spans.iter().enumerate() {
-        let lowest = region != Some(span.region);
-        region = Some(span.region);
-        open &= !lowest;
-        if span.kind == Kind::Fixed {
-            open = false;
-        } else if let Some(stretch) = stretches.last_mut().filter(|_| open) {
-            stretch.spans.end = index + 1;
-            stretch.high = span.end();
-        } else {
-            stretches.push(Stretch { spans: index..index + 1, low: span.offset, high: span.end(), lowest });
-            open = true;
-        }
-    }
-    stretches
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{carry_out, layout, text},
+        super::testing::{carry_out, layout, pin_ends, text},
         *,
     };
 
@@ -102,7 +61,8 @@ mod tests {
     fn pinned(regions: &[&str], name: u8) -> Option<(Vec<String>, u64)> {
         let layout = layout(regions);
         let mut movable = (0..layout.spans.len()).filter(|&span| layout.spans[span].is_movable());
-        let plan = pin(&layout, movable.nth(usize::from(name - b'a'))?, &COSTS)?;
+        let block = movable.nth(usize::from(name - b'a'))?;
+        let plan = pin(&layout, block, &pin_ends(&layout, block), &COSTS)?;
         Some((text(&layout, &carry_out(&layout, &COSTS, &plan)), plan.cost))
     }
 

@@ -1,5 +1,7 @@
 //! What the planner's tests share: layouts as text, and a simulator that is too simple to be wrong.
 
+use std::{cmp::Reverse, ops::Range};
+
 use crate::memory::{
     compaction::{
         costs::Costs,
@@ -107,4 +109,45 @@ pub(super) fn text(layout: &Layout, map: &[Vec<Option<usize>>]) -> Vec<String> {
         Some(index) => movable.binary_search(index).map_or('#', |order| char::from(b'a' + order as u8)),
     };
     map.iter().map(|region| region.iter().map(letter).collect()).collect()
+}
+
+/// What lies between two spans that stay, the block itself taken for one that moves.
+struct Stretch {
+    spans: Range<usize>,
+    low: u32,
+    high: u32,
+}
+
+impl Stretch {
+    fn size(&self) -> u32 {
+        self.high.saturating_sub(self.low)
+    }
+}
+
+/// The upper ends of the five largest stretches that hold the block.
+pub(super) fn pin_ends(layout: &Layout, block: usize) -> Vec<usize> {
+    let mut stretches = stretches(layout);
+    stretches.retain(|stretch| stretch.size() >= layout.spans[block].size);
+    stretches.sort_by_key(|stretch| Reverse(stretch.size()));
+    stretches.iter().take(5).map(|stretch| stretch.spans.end - 1).collect()
+}
+
+fn stretches(layout: &Layout) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut open = false;
+    let mut region = None;
+    for (index, span) in layout.spans.iter().enumerate() {
+        open &= region == Some(span.region);
+        region = Some(span.region);
+        if span.kind == Kind::Fixed {
+            open = false;
+        } else if let Some(stretch) = stretches.last_mut().filter(|_| open) {
+            stretch.spans.end = index + 1;
+            stretch.high = span.end();
+        } else {
+            stretches.push(Stretch { spans: index..index + 1, low: span.offset, high: span.end() });
+            open = true;
+        }
+    }
+    stretches
 }

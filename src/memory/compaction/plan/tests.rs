@@ -282,7 +282,7 @@ fn packing_moves_nothing_to_another_run_without_a_gain() {
 fn a_block_is_pinned_at_the_upper_end_of_its_own_stretch_or_a_larger_one() {
     let pinned = |regions: &[&str], block: usize| {
         let layout = layout(regions);
-        let plan = pin(&layout, block, &UNIT)?;
+        let plan = pin(&layout, block, &testing::pin_ends(&layout, block), &UNIT)?;
         Some((text(&layout, &carry_out(&layout, &UNIT, &plan)), plan.cost))
     };
     assert_eq!(pinned(&["a."], 0), Some(after(&[".a"], 11)));
