@@ -130,9 +130,10 @@ fn read_options(input: &[u8], rng: &mut Rng) -> Vec<String> {
 }
 
 fn read_plan(input: &[u8], _: &mut Rng) -> Vec<String> {
-    // Its reason has the input's numbers in it: the words alone tell reasons apart.
-    let words = |text: String| text.chars().filter(|letter| !letter.is_ascii_digit()).take(100).collect();
-    serialized::open(input).err().map(|error| words(error.message)).into_iter().collect()
+    // Its reason quotes the input and has numbers in it: the other words tell reasons apart.
+    let words =
+        |text: &str| text.split('`').step_by(2).flat_map(str::chars).filter(char::is_ascii_alphabetic).collect();
+    serialized::open(input).err().map(|error| words(&error.message)).into_iter().collect()
 }
 
 /// The files of a folder of the corpus with one of these endings.

@@ -67,7 +67,6 @@ fn without_room_above_few_blocks_are_looked_at_however_many_there_are() {
             aside += usize::from(!arena.stands_amid(block.id));
             assert_eq!(arena.pin(block.id), Ok(()));
         }
-        println!("{count} blocks: {most} looked at");
         assert!(most > 0 && most <= around::MOST_SPANS, "{count}: {most}");
         assert!(aside * 20 >= PINS * 19, "{count}: {aside}");
     }
