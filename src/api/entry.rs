@@ -60,6 +60,22 @@ pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn pass<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
+    // SAFETY: the struct is NULL, or as long as it says and valid for its function, as the C API asks of its callers.
+    match process::loaded().and_then(|(engine, _)| unsafe { engine.invoke_fitting(args) }) {
+        Some(Ok(error)) => error,
+        Some(Err(thrown)) => guard(A::FUNCTION, || Err(thrown.end().into())),
+        // SAFETY: as above; nothing was called.
+        None => unsafe { pass_fitted(args) },
+    }
+}
+
+/// As [`pass`], for the first call, for structs of other versions and for functions that the engine lacks.
+///
+/// # Safety
+/// As for [`pass`].
+#[cold]
+#[inline(never)]
+unsafe fn pass_fitted<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
     guard(A::FUNCTION, || {
         let engine = process::engine()?;
         let Some(function) = engine.slot(A::SLOT) else {

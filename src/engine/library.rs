@@ -190,6 +190,28 @@ impl Engine {
         }
     }
 
+    /// As [`Self::invoke`], for a struct that has the size which the engine asks for, as nearly all have: what the
+    /// function returned, NULL or an error of the engine. `None`, and nothing was called, if the struct is NULL or has
+    /// another size, or if the engine lacks the function.
+    ///
+    /// # Errors
+    /// The C++ exception that it threw.
+    ///
+    /// # Safety
+    /// `args` must be NULL or point to a struct of `struct_size` bytes, whose fields satisfy the function's contract.
+    #[inline(always)]
+    pub unsafe fn invoke_fitting<A: Args>(&'static self, args: *mut A) -> Option<Result<*mut sys::PJRT_Error, Caught>> {
+        // SAFETY: the struct is NULL, or begins with its size, as every struct of the C API.
+        let size = *unsafe { args.cast::<usize>().as_ref()? };
+        if size < A::STRUCT_SIZE || self.is_newer() {
+            return None;
+        }
+        let function = self.slot(A::SLOT)?;
+        // SAFETY: the slot belongs to `A`; the struct is as long as the engine asks for, and satisfies the function's
+        // contract, as this function asks.
+        Some(unsafe { exceptions::call(function, args.cast()) })
+    }
+
     /// Owns the error that a function returned, or ends the exception that it threw.
     #[cold]
     fn refused(&'static self, outcome: Result<*mut sys::PJRT_Error, Caught>) -> EngineError {
