@@ -404,7 +404,8 @@ impl InFlight {
 
     /// Asks the engine once more for a fence after the unfenced resources; how many there were.
     fn track_unfenced(&self) -> usize {
-        if !self.has_unfenced.swap(false, Ordering::Acquire) {
+        // Mostly there is none: a load does not take the cache line from the engine's threads, as a swap would.
+        if !self.has_unfenced.load(Ordering::Acquire) || !self.has_unfenced.swap(false, Ordering::Acquire) {
             return 0;
         }
         let unfenced = mem::take(&mut *self.unfenced.lock());
