@@ -20,7 +20,7 @@ use crate::{
     runtime::{
         buffer::{Buffer, BufferRef, Hold},
         execute::context::Context,
-        transfer::host::is_default_layout,
+        transfer::caller_layout::CallerLayout,
     },
     sys::{self, CStruct, slice},
 };
@@ -438,7 +438,7 @@ macro_rules! layouts {
             /// Whether the layout is the default one: dense, the last dimension fastest, no tiles.
             pub fn has_default_layout(&self) -> bool {
                 // SAFETY: the layout is NULL or valid during the call, as `new` asks.
-                unsafe { is_default_layout(self.0.$layout) }
+                unsafe { CallerLayout::read(self.0.$layout) }.is_default()
             }
         }
     )*};

@@ -17,8 +17,9 @@
 //! still show the `site-packages` that the program uses, and show it more truly than a `VIRTUAL_ENV` left over from
 //! some shell.
 //!
-//! `PYTHONPATH` is part of Python's search path, where Python honours it. So it is looked at only where nobody told the
-//! search path, and not under `python -I` or `-E`; its empty components, which mean the current folder, are passed over.
+//! `PYTHONPATH` is part of Python's search path, where Python honours it. So it is looked at only where nobody told
+//! the search path, and not under `python -I` or `-E`; its empty components, which mean the current folder, are passed
+//! over.
 //!
 //! `cyxla-pjrt-cpu` has no fixed place: its distribution is known by an entry point of the group `cyxla.plugins`, and
 //! its library is looked up in the module of that entry point, else in the distribution's `RECORD`.

@@ -13,9 +13,9 @@
 //! when the region is released. Regions of 2 MiB and more start at a multiple of 2 MiB, where huge pages can serve them
 //! if the administrator wants them; they ask for huge pages where the user says so (`huge`).
 //!
-//! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and gives
-//! their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the mappings that
-//! exchanges leave; `capacity` says how much memory there is.
+//! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and
+//! gives their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the
+//! mappings that exchanges leave; `capacity` says how much memory there is.
 
 mod backing;
 mod capacity;

@@ -217,8 +217,8 @@ fn reclaim<T, E>(
     })
 }
 
-/// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not grow
-/// with the number of blocks, as an attempt and a plan do.
+/// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not
+/// grow with the number of blocks, as an attempt and a plan do.
 fn wait_for_change(round: &Round<'_>, least: Duration, changed: impl Fn() -> bool) {
     let start = Instant::now();
     loop {

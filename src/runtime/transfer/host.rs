@@ -29,7 +29,6 @@ use crate::{
         client::{self, Client, MemorySpace},
         in_flight::Resources,
         shape::Shape,
-        transfer::caller_layout::CallerLayout,
     },
     sys,
 };
@@ -56,15 +55,6 @@ pub fn destination(
     memory: *mut sys::PJRT_Memory,
 ) -> Option<MemorySpace<'_>> {
     if memory.is_null() { client.device(device)?.memory_space() } else { client.memory_space_of(memory) }
-}
-
-/// Whether a layout is the default one: dense, the last dimension fastest, no tiles.
-///
-/// # Safety
-/// `layout` must be NULL or valid.
-pub unsafe fn is_default_layout(layout: *const sys::PJRT_Buffer_MemoryLayout) -> bool {
-    // SAFETY: the layout is NULL or valid, as this function asks.
-    unsafe { CallerLayout::read(layout) }.is_default()
 }
 
 /// Has the engine alias the array.
