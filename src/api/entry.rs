@@ -6,6 +6,7 @@
 //! library do not see it. Panics end here as INTERNAL errors.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
 };
@@ -97,32 +98,53 @@ unsafe fn pass_fitted<A: Args>(args: *mut A) -> *mut sys::PJRT_Error {
 }
 
 /// Refuses a struct that is missing, or shorter than any caller's may be; `size` is its first field.
+#[inline]
 fn check_size<A: CStruct>(size: Option<&usize>) -> Outcome {
-    let Some(&size) = size else {
-        let why = format!("{}: the argument struct is NULL", Call::<A>::FUNCTION);
-        return Err(Error::invalid_argument(why).into());
-    };
-    if size < A::MIN_SIZE {
-        return Err(Error::invalid_argument(format!(
-            "Unexpected {} size: expected at least {}, got {size}. Check installed software versions.",
-            A::NAME,
-            A::MIN_SIZE
-        ))
-        .into());
+    match size {
+        Some(&size) if size >= A::MIN_SIZE => Ok(()),
+        size => Err(refused(Call::<A>::FUNCTION, A::NAME, A::MIN_SIZE, size)),
     }
-    Ok(())
+}
+
+/// Why a struct is refused.
+#[cold]
+#[inline(never)]
+fn refused(function: &str, name: &str, least: usize, size: Option<&usize>) -> Failure {
+    Error::invalid_argument(match size {
+        None => format!("{function}: the argument struct is NULL"),
+        Some(size) => format!(
+            "Unexpected {name} size: expected at least {least}, got {size}. Check installed software versions."
+        ),
+    })
+    .into()
 }
 
 /// Runs `body`; failures and panics become error objects, which the caller of the C API owns.
+// What fails is out of line, so that a call that succeeds saves few registers: this is part of every call.
+#[inline]
 fn guard(function: &'static str, body: impl FnOnce() -> Outcome) -> *mut sys::PJRT_Error {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ptr::null_mut(),
-        Ok(Err(Failure::Own(own))) => own_error::into_raw(own),
-        Ok(Err(Failure::Engine(engine))) => engine.into_raw().unwrap_or_else(own_error::into_raw),
-        Err(panic) => {
-            let what = panicked(&*panic);
-            log::error!("{function} panicked: {what}");
-            own_error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
-        }
+        Ok(Err(failure)) => failed(failure),
+        Err(panic) => has_panicked(function, &*panic),
     }
+}
+
+/// The error object of a call that failed.
+#[cold]
+#[inline(never)]
+fn failed(failure: Failure) -> *mut sys::PJRT_Error {
+    match failure {
+        Failure::Own(own) => own_error::into_raw(own),
+        Failure::Engine(engine) => engine.into_raw().unwrap_or_else(own_error::into_raw),
+    }
+}
+
+/// The error object of a call that panicked.
+#[cold]
+#[inline(never)]
+fn has_panicked(function: &str, panic: &(dyn Any + Send)) -> *mut sys::PJRT_Error {
+    let what = panicked(panic);
+    log::error!("{function} panicked: {what}");
+    own_error::into_raw(Error::new(Code::Internal, format!("{function} panicked: {what}; this is a bug")))
 }

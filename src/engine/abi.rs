@@ -51,6 +51,7 @@ struct Roomy<A> {
 ///
 /// # Safety
 /// `args` must point to a struct of `struct_size` bytes, and `size` be at most [`oversize`].
+#[inline]
 pub unsafe fn fitted<A: sys::CStruct, T>(
     args: *mut A,
     sizes: impl RangeBounds<usize>,
@@ -63,6 +64,23 @@ pub unsafe fn fitted<A: sys::CStruct, T>(
     if sizes.contains(&theirs) {
         return body(args);
     }
+    // SAFETY: as this function asks, and `theirs` was read there.
+    unsafe { with_copy(args, theirs, size, body) }
+}
+
+/// As [`fitted`], with a copy of the struct, which has `theirs` bytes. Out of line: callers mostly have the size that
+/// this library knows.
+///
+/// # Safety
+/// As for [`fitted`].
+#[cold]
+#[inline(never)]
+unsafe fn with_copy<A: sys::CStruct, T>(
+    args: *mut A,
+    theirs: usize,
+    size: usize,
+    body: impl FnOnce(*mut A) -> T,
+) -> T {
     let mut copy = MaybeUninit::<Roomy<A>>::zeroed();
     let ours = copy.as_mut_ptr().cast::<u8>();
     let shared = theirs.min(size);
