@@ -3,6 +3,8 @@ whole runs, tiny, in processes of its own."""
 
 import copy
 import json
+import os
+import shutil
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -336,3 +338,13 @@ def test_backends_run_together_in_one_process(tmp_path):
     assert "| `dispatch` |" in run.stdout
     row = json.loads(path.read_text())["programs"]["dispatch"]
     assert row["seconds"].keys() == {"cpu", "bare", "arena"} and min(row["seconds"].values()) > 0
+
+
+def test_two_builds_run_together_in_one_process(tmp_path):
+    path, old = tmp_path / "builds.json", tmp_path / "old.so"
+    shutil.copy(os.environ["PJRT_ARENA_LIBRARY_PATH"], old)
+    counts = ("--quick", "--processes", "1", "--rounds", "2")
+    run = run_python("-m", "bench.together", *counts, "--against", str(old), "--json", str(path), "dispatch")
+    assert "| before | now | now / before |" in run.stdout
+    row = json.loads(path.read_text())["programs"]["dispatch"]
+    assert row["seconds"].keys() == {"before", "now"} and row["ratios"].keys() == {"now/before"}
