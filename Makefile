@@ -119,10 +119,11 @@ bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pj
 	$(if $(TEST_ENGINE),$(ENGINE)) $(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
 	  --svg target/bench.svg $(BENCH)
 
-# However busy the machine. PROGRAM=inline for the programs whose name holds it. See plugin_tests/benches/instructions.rs.
+# BENCH="--against OLD.so add_1 adam" compares this build with another one, on these programs.
 together: target/release/libpjrt_arena.so ## small programs, the backends in turn in one process: ratios that noise does not drown
 	$(if $(TEST_ENGINE),$(ENGINE)) $(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench.together --json target/together.json $(BENCH)
 
+# However busy the machine. PROGRAM=inline for the programs whose name holds it. See plugin_tests/benches/instructions.rs.
 instructions: setup ## instructions of one execution, bare engine and pjrt-arena (needs valgrind)
 	@command -v valgrind >/dev/null || { \
 	  echo "make: counting instructions needs valgrind, and there is none: install it (apt install valgrind)" >&2; exit 1; }
