@@ -112,9 +112,9 @@ fn check_size<A: CStruct>(size: Option<&usize>) -> Outcome {
 fn refused(function: &str, name: &str, least: usize, size: Option<&usize>) -> Failure {
     Error::invalid_argument(match size {
         None => format!("{function}: the argument struct is NULL"),
-        Some(size) => format!(
-            "Unexpected {name} size: expected at least {least}, got {size}. Check installed software versions."
-        ),
+        Some(size) => {
+            format!("Unexpected {name} size: expected at least {least}, got {size}. Check installed software versions.")
+        }
     })
     .into()
 }
