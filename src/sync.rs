@@ -1,6 +1,13 @@
-//! The locks that threads share. A module of its own so that a model checker's can stand in for them.
+//! The locks and atomic numbers that threads share. A module of its own so that a model checker's can stand in for
+//! them.
+
+pub use std::sync::atomic;
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// A lock that spins; a thread that does not get it yields the processor.
+pub type SpinMutex<T> = spin::mutex::SpinMutex<T, spin::Yield>;
+pub use spin::mutex::SpinMutexGuard;
 
 /// Asks the processor for the cache line of a value that will be written soon, without waiting for it.
 #[inline(always)]

@@ -1,276 +1,44 @@
-//! Every interleaving of the threads that share one buffer: users, outsiders, the owner and the mover.
+//! Every interleaving of the threads that share something: a model for each part of the library that synchronises.
 //!
-//! The file under test is the library's own, compiled against the model checker's locks. The bytes are two cells, of
-//! which one is the buffer's place at a time; the checker reports any access that races with the mover's.
+//! The files under test are the library's own, compiled against the model checker's locks and atomic numbers. What the
+//! locks guard is modelled by cells: the checker reports two threads that meet in one.
 
+mod arena;
+mod async_slot;
+mod buffer;
+mod in_flight;
 mod memory;
-#[allow(missing_docs, reason = "see the types that it stands for")]
+mod output_cache;
+#[allow(dead_code, missing_docs, reason = "see the types that it stands for")]
 mod sync;
-#[path = "../../../src/runtime/buffer/usage.rs"]
-#[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
-mod usage;
 
-use loom::{cell::UnsafeCell, sync::Arc, thread};
-use usage::{Life, Reader, Usage, User};
-
-const CONTENTS: u32 = 42;
-const RUBBISH: u32 = 0xdead;
-
-/// Two places, and a buffer that lies in the first.
-struct World {
-    places: [UnsafeCell<u32>; 2],
-    usage: Usage<usize>,
+macro_rules! library {
+    ($($path:literal $name:ident;)*) => {$(
+        #[path = $path]
+        #[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
+        mod $name;
+    )*};
 }
 
-impl World {
-    fn new() -> Arc<Self> {
-        let usage = Usage::new(0);
-        usage.lock().mark_defined();
-        Arc::new(Self { places: [UnsafeCell::new(CONTENTS), UnsafeCell::new(RUBBISH)], usage })
+library! {
+    "../../../src/memory/arena/lock.rs" lock;
+    "../../../src/runtime/buffer/usage.rs" usage;
+    "../../../src/runtime/executable/kept.rs" kept;
+    "../../../src/runtime/in_flight/queue.rs" queue;
+    "../../../src/runtime/transfer/delivery.rs" delivery;
+}
+
+use std::sync::Arc;
+
+/// Checks `threads` in every interleaving, or in those with at most so many `preemptions`, under both ways to keep a
+/// total order of what is sequentially consistent.
+fn every_interleaving(preemptions: impl Into<Option<usize>>, threads: impl Fn() + Send + Sync + 'static) {
+    let threads = Arc::new(threads);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions.into();
+    for fences in [sync::Fences::AfterStores, sync::Fences::BeforeLoads] {
+        fences.choose();
+        let threads = Arc::clone(&threads);
+        builder.check(move || threads());
     }
-
-    fn read(&self, place: usize) -> u32 {
-        // SAFETY: the checker tracks every access and fails the test when two threads meet.
-        self.places[place].with(|cell| unsafe { *cell })
-    }
-
-    fn write(&self, place: usize, value: u32) {
-        // SAFETY: as above.
-        self.places[place].with_mut(|cell| unsafe { *cell = value });
-    }
-
-    /// What the mover does; whether it moved.
-    fn relocate(&self) -> bool {
-        let Some(from) = self.usage.lock_for_move(|place| Some(*place)) else { return false };
-        let to = 1 - from;
-        self.write(to, self.read(from));
-        self.write(from, RUBBISH);
-        self.usage.unlock_after_move(|place| *place = to);
-        true
-    }
-
-    /// What a copy of ours does; whether it was made, and not left to the engine.
-    fn copy(&self, reader: Reader) -> bool {
-        let place = {
-            let mut state = self.usage.lock();
-            if state.life() != Life::Live || !state.begin_copy(reader) {
-                return false;
-            }
-            **state
-        };
-        assert_eq!(self.read(place), CONTENTS);
-        assert_eq!(self.read(place), CONTENTS);
-        drop(self.usage.end_copy(reader));
-        true
-    }
-
-    /// What a launch does that is given the bytes: it writes to them at once where it `consumes` them. Whether it was
-    /// launched, and not given something else.
-    fn launch(&self, consumes: bool) -> bool {
-        let place = {
-            let Some(mut state) = self.usage.lock_for_donation() else { return false };
-            if state.life() != Life::Live {
-                state.end_donation();
-                return false;
-            }
-            state.begin_use(User::Execution);
-            **state
-        };
-        if consumes {
-            self.write(place, RUBBISH);
-        }
-        let mut state = self.usage.lock();
-        state.end_donation();
-        state.end_use(User::Execution);
-        if consumes {
-            state.donate();
-        }
-        true
-    }
-
-    /// What a program does with an argument; whether the buffer was alive.
-    fn run(&self) -> bool {
-        let place = {
-            let mut state = self.usage.lock();
-            if state.life() != Life::Live {
-                return false;
-            }
-            state.begin_use(User::Execution);
-            **state
-        };
-        assert_eq!(self.read(place), CONTENTS);
-        self.usage.lock().end_use(User::Execution);
-        true
-    }
-}
-
-#[test]
-fn programs_never_read_bytes_that_move() {
-    loom::model(|| {
-        let world = World::new();
-        let users: Vec<_> = (0..2)
-            .map(|_| {
-                let world = Arc::clone(&world);
-                thread::spawn(move || assert!(world.run()))
-            })
-            .collect();
-        world.relocate();
-        users.into_iter().for_each(|user| user.join().expect("no panic"));
-        assert_eq!(world.read(**world.usage.lock()), CONTENTS);
-    });
-}
-
-#[test]
-fn an_address_that_an_outsider_holds_stays() {
-    loom::model(|| {
-        let world = World::new();
-        let outsider = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || {
-                let place = {
-                    let mut state = world.usage.lock();
-                    assert!(state.add_reference());
-                    **state
-                };
-                assert_eq!(world.read(place), CONTENTS);
-                assert_eq!(world.read(place), CONTENTS);
-                assert_eq!(world.usage.lock().drop_reference(), Some(true));
-            })
-        };
-        world.relocate();
-        world.relocate();
-        outsider.join().expect("no panic");
-        assert!(world.relocate(), "a released buffer moves");
-    });
-}
-
-#[test]
-fn bytes_are_freed_once_whoever_lets_go_last() {
-    loom::model(|| {
-        let world = World::new();
-        // As `Buffer::land` and `Buffer::delete` do: whoever finds the bytes free takes them.
-        let take_if_free = |world: &World| {
-            let mut state = world.usage.lock();
-            let free = state.is_free() && **state < 2;
-            if free {
-                **state = 2;
-            }
-            free
-        };
-        let user = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.run() && take_if_free(&world))
-        };
-        let mover = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.relocate())
-        };
-        let ended = world.usage.lock().end(Life::Deleted);
-        assert!(ended);
-        let by_owner = take_if_free(&world);
-        let by_user = user.join().expect("no panic");
-        mover.join().expect("no panic");
-        assert!(by_owner ^ by_user, "freed by the owner: {by_owner}, by the user: {by_user}");
-    });
-}
-
-#[test]
-fn two_movers_never_have_the_same_bytes() {
-    loom::model(|| {
-        let world = World::new();
-        let other = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.relocate())
-        };
-        let moved = usize::from(world.relocate()) + usize::from(other.join().expect("no panic"));
-        assert!(moved >= 1);
-        assert_eq!(**world.usage.lock(), moved % 2);
-        assert_eq!(world.read(moved % 2), CONTENTS);
-    });
-}
-
-#[test]
-fn a_launch_never_writes_bytes_that_are_copied() {
-    loom::model(|| {
-        let world = World::new();
-        let copier = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.copy(Reader::Copy))
-        };
-        assert!(world.launch(true), "it waits for copies, and for nothing else");
-        copier.join().expect("no panic");
-        assert!(!world.copy(Reader::Copy), "the bytes are the program's");
-    });
-}
-
-#[test]
-fn a_launch_that_consumed_nothing_leaves_the_bytes_to_copies() {
-    loom::model(|| {
-        let world = World::new();
-        let launch = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || assert!(world.launch(false)))
-        };
-        world.copy(Reader::Copy);
-        launch.join().expect("no panic");
-        assert!(world.copy(Reader::Copy));
-    });
-}
-
-#[test]
-fn a_launch_never_waits_for_a_loan_nor_writes_to_what_is_lent() {
-    loom::model(|| {
-        let world = World::new();
-        let launch = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.launch(true))
-        };
-        let lent = world.copy(Reader::Program);
-        let launched = launch.join().expect("no panic");
-        assert!(lent || launched, "neither has them");
-    });
-}
-
-#[test]
-fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_each_other() {
-    // One of them is copied meanwhile, so that there is something to wait for.
-    loom::model(|| {
-        let worlds = [World::new(), World::new()];
-        assert!(worlds[0].usage.lock().begin_copy(Reader::Copy));
-        let take = |worlds: [&Arc<World>; 2]| {
-            for world in worlds {
-                assert!(world.usage.lock_for_donation().is_some());
-            }
-        };
-        let other = {
-            let [one, two] = worlds.clone();
-            thread::spawn(move || take([&two, &one]))
-        };
-        let copier = {
-            let world = Arc::clone(&worlds[0]);
-            thread::spawn(move || drop(world.usage.end_copy(Reader::Copy)))
-        };
-        let [one, two] = &worlds;
-        take([one, two]);
-        other.join().expect("no panic");
-        copier.join().expect("no panic");
-    });
-}
-
-#[test]
-fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
-    loom::model(|| {
-        let world = World::new();
-        assert!(world.usage.lock().begin_copy(Reader::Copy));
-        let launch = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || assert!(world.launch(true)))
-        };
-        drop(world.usage.end_copy(Reader::Copy));
-        let moved = world.relocate();
-        launch.join().expect("no panic");
-        let place = **world.usage.lock();
-        assert_eq!(place, usize::from(moved));
-        assert_eq!(world.read(place), RUBBISH, "the program wrote there");
-    });
 }

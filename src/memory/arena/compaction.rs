@@ -141,9 +141,7 @@ impl Arena {
             if Instant::now() >= deadline {
                 return;
             }
-            state.waiters += 1;
             state = self.state.sleep(state, Some(deadline));
-            state.waiters -= 1;
         }
     }
 }
@@ -218,7 +216,7 @@ impl<'a> Compaction<'a> {
             self.return_holes(&mut state);
             let result = then(&mut state, self.arena);
             let surplus = state.trim_surplus();
-            self.arena.wake(&state);
+            self.arena.state.wake(&state);
             (result, surplus)
         };
         self.arena.release(surplus);
@@ -244,7 +242,7 @@ impl Drop for Compaction<'_> {
         let surplus = {
             let mut state = self.arena.state.lock();
             self.return_holes(&mut state);
-            self.arena.wake(&state);
+            self.arena.state.wake(&state);
             state.trim_surplus()
         };
         self.arena.release(surplus);

@@ -11,7 +11,7 @@ use crate::{
         arena::{
             block::{Block, BlockInfo, Ends},
             floor::Floor,
-            lock::{Guard, Lock},
+            lock::Lock,
             scopes::Scopes,
             state::{Counters, Owners, PlanInput, State},
             watched::Watched,
@@ -81,7 +81,6 @@ impl Arena {
             compacting: false,
             input: PlanInput::default(),
             owners: Owners::default(),
-            waiters: 0,
             history: History::default(),
             scopes: Scopes::default(),
             device_calls: 0,
@@ -162,9 +161,7 @@ impl Arena {
             if !hopeful || late {
                 return Err(self.out_of_memory(&state, size, shortage));
             }
-            state.waiters += 1;
             state = self.state.sleep(state, deadline);
-            state.waiters -= 1;
         }
     }
 
@@ -224,7 +221,7 @@ impl Arena {
         }
         let surplus = state.vacate(id, &record);
         match surplus {
-            None => self.wake(&state),
+            None => self.state.wake(&state),
             Some(region) => {
                 drop(state);
                 self.release([region]);
@@ -333,7 +330,7 @@ impl Arena {
     /// Threads that wait in [`Self::allocate_waiting`] now.
     #[cfg(test)]
     pub(in crate::memory) fn waiters(&self) -> u32 {
-        self.state.lock().waiters
+        self.state.sleepers()
     }
 
     pub(super) fn release(&self, surplus: impl IntoIterator<Item = Region>) {
@@ -342,13 +339,7 @@ impl Arena {
             release_or_log(&self.backing, region);
             let mut state = self.state.lock();
             state.placement.released(bytes);
-            self.wake(&state);
-        }
-    }
-
-    pub(super) fn wake(&self, state: &Guard<'_, State>) {
-        if state.waiters != 0 {
-            self.state.wake();
+            self.state.wake(&state);
         }
     }
 

@@ -35,7 +35,7 @@ impl Arena {
         }
         let reused = state.reuse(id, &record, provenance, &self.backing);
         // Threads that wait for retired blocks counted on this one.
-        self.wake(&state);
+        self.state.wake(&state);
         Ok(reused)
     }
 }

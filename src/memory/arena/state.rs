@@ -63,7 +63,6 @@ pub(super) struct State {
     /// The last plan's. Its memory serves the next: fresh pages cost a fifth of a plan.
     pub(super) input: PlanInput,
     pub(super) owners: Owners,
-    pub(super) waiters: u32,
     pub(super) history: History,
     pub(super) scopes: Scopes,
     /// Calls of the device when its regions were looked at last.

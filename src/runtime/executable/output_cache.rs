@@ -29,15 +29,7 @@
 //! as there are executions in the queue. Their blocks are retired from the owner's destruction of the buffer until
 //! they are written again, so that the arena's numbers are what they would be without a cache.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
-
-use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     memory::Provenance,
@@ -48,6 +40,7 @@ use crate::{
             pjrt_buffer::{CachedOutput, Recycle},
         },
         device_memory::Allocation,
+        executable::kept::Kept,
         in_flight::InFlight,
     },
     units::Bytes,
@@ -66,29 +59,27 @@ const MOST_BYTES: Bytes = Bytes::mib(1);
 pub struct OutputCache {
     /// Says whether an allocation waits for memory.
     in_flight: Arc<InFlight>,
-    places: Box<[Mutex<Vec<CachedOutput>>]>,
+    places: Kept<Vec<CachedOutput>>,
     /// Buffers that are recycling, where the next execution may have their blocks before they are free.
-    recycling: Box<[Mutex<VecDeque<Arc<Buffer>>>]>,
-    closed: AtomicBool,
+    recycling: Kept<VecDeque<Arc<Buffer>>>,
 }
 
 impl OutputCache {
     /// An empty cache for `destinations`; `in_order` says that the device does one execution after another.
     pub fn new(destinations: usize, in_order: bool, in_flight: Arc<InFlight>) -> Arc<Self> {
-        let places = (0..destinations).map(|_| Mutex::default()).collect();
-        let recycling = (0..destinations).filter(|_| in_order).map(|_| Mutex::default()).collect();
-        Arc::new(Self { in_flight, places, recycling, closed: AtomicBool::new(false) })
+        let (places, recycling) = (Kept::new(destinations), Kept::new(if in_order { destinations } else { 0 }));
+        Arc::new(Self { in_flight, places, recycling })
     }
 
     /// Whether a result of this size is cached for `destination` when its owner destroys it.
     pub fn takes(&self, destination: usize, bytes: usize) -> bool {
-        destination < self.recycling.len() || destination < self.places.len() && bytes <= LARGEST
+        destination < self.recycling.places() || destination < self.places.places() && bytes <= LARGEST
     }
 
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
     #[inline]
     pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
-        let mut output = self.places.get(destination)?.lock().pop()?;
+        let mut output = self.places.take(destination, Vec::pop)?;
         match output.renew(provenance) {
             Ok(()) => Some(output),
             Err(error) => {
@@ -102,10 +93,9 @@ impl OutputCache {
     /// for the execution in `provenance` to write after them. If there is no such execution after all, the buffer
     /// must [take it back](Buffer::take_back).
     pub fn take_recycling(&self, destination: usize, provenance: Provenance) -> Option<(Allocation, Arc<Buffer>)> {
-        let place = self.recycling.get(destination)?;
         loop {
             // No lock is held while the engine destroys handles.
-            let buffer = place.lock().pop_back()?;
+            let buffer = self.recycling.take(destination, VecDeque::pop_back)?;
             let left = buffer.state().take_while_executing();
             let Some((view, mut allocation)) = left else { continue };
             drop(view);
@@ -122,62 +112,50 @@ impl OutputCache {
 
     /// Clears the cache and keeps nothing more.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.clear();
+        self.places.close();
+        self.recycling.close();
     }
 }
 
 impl Recycle for OutputCache {
     fn reuses_early(&self, destination: usize) -> bool {
-        destination < self.recycling.len()
+        destination < self.recycling.places()
     }
 
     fn offer(&self, destination: usize, buffer: Arc<Buffer>) {
-        let Some(place) = self.recycling.get(destination) else { return };
-        let mut place = place.lock();
-        // Read under the lock: a thread that closes the cache after this clears the list.
-        if self.closed.load(Ordering::Acquire) {
-            return;
-        }
-        // Most buffers that came before are free, or were taken.
-        while place.len() >= MOST || place.front().is_some_and(|first| !first.state().recycling) {
-            place.pop_front();
-        }
-        place.push_back(buffer);
+        let keep = |place: &mut VecDeque<Arc<Buffer>>, buffer| {
+            // Most buffers that came before are free, or were taken.
+            while place.len() >= MOST || place.front().is_some_and(|first| !first.state().recycling) {
+                place.pop_front();
+            }
+            place.push_back(buffer);
+            None
+        };
+        drop(self.recycling.add(destination, buffer, || false, keep));
     }
 
-    fn put(&self, destination: usize, mut output: CachedOutput) {
-        if let Some(place) = self.places.get(destination) {
-            let mut place = place.lock();
+    fn put(&self, destination: usize, output: CachedOutput) {
+        let keep = |place: &mut Vec<CachedOutput>, mut output: CachedOutput| {
             let others = place.len();
             let bytes = output.allocation.size().get();
-            let enough = bytes > LARGEST as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
-            // Read under the lock: a thread that waits or closes after this clears the list.
-            if !(enough || self.closed.load(Ordering::Acquire) || self.in_flight.has_waiters()) {
-                if others > 0 && !output.retired {
-                    output.allocation.retire();
-                    output.retired = true;
-                }
-                place.push(output);
-                return;
+            if bytes > LARGEST as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get() {
+                return Some(output);
             }
-        }
-        // No lock is held while the engine destroys handles.
-        drop(output);
+            if others > 0 && !output.retired {
+                output.allocation.retire();
+                output.retired = true;
+            }
+            place.push(output);
+            None
+        };
+        drop(self.places.add(destination, output, || self.in_flight.has_waiters(), keep));
     }
 }
 
 impl Reclaim for OutputCache {
     fn clear(&self) {
-        for place in &self.places {
-            // No lock is held while the engine destroys handles.
-            let outputs = std::mem::take(&mut *place.lock());
-            drop(outputs);
-        }
-        for place in &self.recycling {
-            // Their last use still ends their recycling.
-            let recycling = std::mem::take(&mut *place.lock());
-            drop(recycling);
-        }
+        self.places.clear();
+        // Their last use still ends their recycling.
+        self.recycling.clear();
     }
 }

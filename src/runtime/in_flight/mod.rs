@@ -7,10 +7,10 @@
 //!                                                            results go to the cache (executable/output_cache.rs),
 //!                                                            consumed handles and contexts are destroyed
 //!
-//!  resources.rs    what an operation keeps alive
-//!  completions.rs  how allocations that wait for memory learn of operations that complete
-//!  deadline.rs     how long they wait
-//!  deferred.rs     buffers whose handle cannot be destroyed yet
+//!  resources.rs     what an operation keeps alive
+//!  queue.rs         which operations there are, and how allocations that wait for memory learn of their ends
+//!  deadline.rs      how long they wait
+//!  deferred.rs      buffers whose handle cannot be destroyed yet
 //! ```
 //!
 //! The completion callback runs on a thread of the engine and only sets a flag, unless an allocation waits for
@@ -25,7 +25,6 @@
 //! operation like any other.
 
 use std::{
-    collections::VecDeque,
     mem,
     ops::ControlFlow,
     sync::{
@@ -48,16 +47,16 @@ use crate::{
     runtime::{
         buffer::{Buffer, Recycled},
         in_flight::{
-            completions::Completions,
             deadline::{Deadline, UnderWay},
             deferred::Deferred,
+            queue::{End, Ends, Queue},
         },
     },
 };
 
-mod completions;
 pub mod deadline;
 mod deferred;
+mod queue;
 mod resources;
 
 pub use resources::{Consumed, Resources};
@@ -74,20 +73,22 @@ struct Operation {
     engine: &'static Engine,
     /// Ready once the results are defined; only of operations that write large results.
     results_ready: Option<EngineEvent>,
-    done: AtomicBool,
+    end: End,
     succeeded: AtomicBool,
-    completions: Arc<Completions>,
     resources: Mutex<Resources>,
 }
 
 impl UnderWay for Operation {
     fn is_under_way(&self) -> bool {
-        !self.done.load(Ordering::SeqCst)
+        !self.end.has_come()
     }
 }
 
-impl Operation {
-    /// Frees the memory that only the operation used. May run on any thread, one of the engine's too.
+impl Ends for Operation {
+    fn end(&self) -> &End {
+        &self.end
+    }
+
     fn release_memory(&self) {
         // Locked to the end: a thread that destroys the handles must find those of the buffers that are recycled
         // here.
@@ -97,7 +98,6 @@ impl Operation {
         resources.consumed = consumed;
     }
 
-    /// Ends the operation. Only in calls of the C API, not on the engine's threads.
     fn reap(&self) {
         let mut resources = mem::take(&mut *self.resources.lock());
         resources.release_memory(self.succeeded.load(Ordering::Relaxed), Recycled::keep);
@@ -114,28 +114,8 @@ impl Completion for Operation {
     /// The engine says that the operation is done.
     fn complete(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Ordering::Relaxed);
-        self.completions.begin(1);
-        // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this operation done.
-        self.done.store(true, Ordering::SeqCst);
-        self.completions.done.fetch_add(1, Ordering::Relaxed);
-        if self.completions.has_waiters() {
-            self.release_memory();
-        }
-        self.completions.end(1);
+        self.end.come(|| self.release_memory());
     }
-}
-
-/// Takes the operations that are done out of a queue.
-fn all_done(operations: &mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>; 8]> {
-    let mut done = SmallVec::new();
-    operations.retain(|operation| {
-        let under_way = operation.is_under_way();
-        if !under_way {
-            done.push(Arc::clone(operation));
-        }
-        under_way
-    });
-    done
 }
 
 /// One attempt of [`InFlight::wait_until`].
@@ -150,7 +130,7 @@ impl Round<'_> {
     /// Waits for an operation that completes after this round began, and reaps what is done; `false` if none is under
     /// way, or if the deadline has passed.
     pub fn wait(&self) -> bool {
-        let changed = self.in_flight.wait_for_completion(self.epoch, self.deadline);
+        let changed = self.in_flight.queue.wait(self.epoch, || self.deadline.left());
         if changed {
             self.reap();
         }
@@ -166,7 +146,7 @@ impl Round<'_> {
 /// All operations that are under way for one client.
 #[derive(Default)]
 pub struct InFlight {
-    operations: Mutex<VecDeque<Arc<Operation>>>,
+    queue: Queue<Operation>,
     /// Buffers whose handle the engine consumed and whose owner is gone.
     deferred: Mutex<Deferred<Arc<Buffer>>>,
     /// The length of `deferred`: mostly zero, which is seen without the lock.
@@ -177,22 +157,15 @@ pub struct InFlight {
     has_unfenced: AtomicBool,
     /// Operations, deferred buffers and unfenced resources, together.
     count: AtomicUsize,
-    completions: Arc<Completions>,
 }
 
 impl InFlight {
     /// Keeps `resources` until `event`; the results are defined when `results_ready` is.
     pub fn track(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, resources: Resources) {
-        let operation = Arc::new(Operation {
-            engine: event.engine(),
-            results_ready,
-            done: AtomicBool::new(false),
-            succeeded: AtomicBool::new(false),
-            completions: Arc::clone(&self.completions),
-            resources: Mutex::new(resources),
-        });
         self.count.fetch_add(1, Ordering::Release);
-        self.operations.lock().push_back(Arc::clone(&operation));
+        let (succeeded, resources) = (AtomicBool::new(false), Mutex::new(resources));
+        let operation =
+            self.queue.push(|end| Operation { engine: event.engine(), results_ready, end, succeeded, resources });
         event.notify(operation);
     }
 
@@ -229,18 +202,14 @@ impl InFlight {
     /// nothing is under way.
     pub fn reap_in_order(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.reap_some(|operations| {
-                let done = operations.iter().take_while(|operation| !operation.is_under_way()).count();
-                let all = self.completions.done.load(Ordering::Relaxed);
-                if all > done as isize { all_done(operations) } else { operations.drain(..done).collect() }
-            });
+            self.reaped(self.queue.reap_in_order());
         }
     }
 
     /// Reaps all operations that are done.
     pub fn reap_all(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
-            self.reap_some(all_done);
+            self.reaped(self.queue.reap_all());
         }
     }
 
@@ -248,21 +217,9 @@ impl InFlight {
     /// `newest`; the next call of the C API does the rest of reaping. For a periodic caller on any thread: of the
     /// engine it calls nothing but an event's destructor, if another thread reaps the operation at the same moment.
     pub fn release_stale(&self, newest: &mut usize) {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return;
+        if self.count.load(Ordering::Acquire) != 0 {
+            self.queue.release_stale(newest);
         }
-        let done: SmallVec<[Arc<Operation>; 8]> = {
-            let operations = self.operations.lock();
-            let back = operations.back().map_or(0, |operation| Arc::as_ptr(operation).addr());
-            if std::mem::replace(newest, back) != back {
-                return;
-            }
-            let done: SmallVec<_> = operations.iter().filter(|operation| !operation.is_under_way()).cloned().collect();
-            self.completions.begin(done.len());
-            done
-        };
-        done.iter().for_each(|operation| operation.release_memory());
-        self.completions.end(done.len());
     }
 
     /// Reaps operations whose results are defined already, for which it waits at most 300 us.
@@ -274,10 +231,7 @@ impl InFlight {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let completing: SmallVec<[Arc<Operation>; 4]> = {
-            let operations = self.operations.lock();
-            operations.iter().filter(|operation| operation.is_under_way()).cloned().collect()
-        };
+        let completing: SmallVec<[Arc<Operation>; 4]> = self.queue.under_way();
         let deadline = Instant::now() + READY_WAIT;
         for operation in completing {
             // No lock is held while the engine is asked.
@@ -301,18 +255,12 @@ impl InFlight {
     /// Ends with the client: destroys every consumed handle, and waits for the programs that use them. An operation
     /// that is still under way frees its memory when it completes.
     pub fn end(&self) {
-        // From here on operations that complete free their memory themselves.
-        self.completions.waiters.fetch_add(1, Ordering::SeqCst);
-        let operations = mem::take(&mut *self.operations.lock());
-        for operation in &operations {
+        let operations = self.queue.close(|operation| {
             // No lock is held while the engine destroys a handle: it may wait for the program, whose thread may be
             // about to free the operation's memory. Nothing is recycled after this, so that thread finds no handles.
             let taken = operation.resources.lock().take_engine_buffers();
             drop(taken);
-            if !operation.is_under_way() {
-                operation.release_memory();
-            }
-        }
+        });
         let mut unfenced = mem::take(&mut *self.unfenced.lock());
         unfenced.iter_mut().for_each(|(_, resources)| drop(resources.take_engine_buffers()));
         let deferred = self.deferred.lock().take_all();
@@ -323,19 +271,19 @@ impl InFlight {
 
     /// Whether a program or a transfer is under way.
     pub fn is_busy(&self) -> bool {
-        self.operations.lock().iter().any(|operation| operation.is_under_way())
+        self.queue.is_busy()
     }
 
     /// Whether an allocation waits for memory: caches keep nothing then.
     pub fn has_waiters(&self) -> bool {
-        self.completions.has_waiters()
+        self.queue.has_waiters()
     }
 
     /// A deadline from now on; operations under way put it off if `prolonged`.
     pub fn deadline<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Deadline<'a> {
-        let under_way = |operation: &&Arc<Operation>| prolonged && operation.is_under_way();
         Deadline::new(callbacks, || {
-            self.operations.lock().iter().filter(under_way).map(|operation| Arc::clone(operation) as _).collect()
+            let programs: Vec<_> = if prolonged { self.queue.under_way() } else { Vec::new() };
+            programs.into_iter().map(|program: Arc<Operation>| program as _).collect()
         })
     }
 
@@ -343,60 +291,12 @@ impl InFlight {
     /// memory is here: an attempt that failed calls [`Round::wait`], and continues if that says that something has
     /// changed.
     pub fn wait_until<T>(&self, deadline: &Deadline<'_>, mut attempt: impl FnMut(&Round<'_>) -> ControlFlow<T>) -> T {
-        struct Waiter<'a>(&'a AtomicUsize);
-        impl Drop for Waiter<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-        self.completions.waiters.fetch_add(1, Ordering::SeqCst);
-        let _waiter = Waiter(&self.completions.waiters);
-        self.reap_all();
-        loop {
-            // Read before the attempt: an operation that completes during the attempt ends the wait after it.
-            let epoch = *self.completions.epoch.lock();
-            let round = Round { in_flight: self, deadline, epoch };
-            if let ControlFlow::Break(outcome) = attempt(&round) {
-                return outcome;
-            }
-        }
+        self.queue.wait_until(|| self.reap_all(), |epoch| attempt(&Round { in_flight: self, deadline, epoch }))
     }
 
-    /// Waits until the deadline for one more completion than `seen`; whether there was one, or may have been.
-    fn wait_for_completion(&self, seen: u64, deadline: &Deadline<'_>) -> bool {
-        let under_way = self.is_busy();
-        let mut epoch = self.completions.epoch.lock();
-        while *epoch == seen {
-            let releasing = self.completions.releasing.load(Ordering::SeqCst) != 0;
-            if !(under_way || releasing) {
-                return *epoch != seen;
-            }
-            let late = self.completions.changed.wait_for(&mut epoch, deadline.left()).timed_out();
-            if late && *epoch == seen && deadline.is_over() {
-                return false;
-            }
-        }
-        !deadline.is_over()
-    }
-
-    fn reap_some(&self, pick: impl FnOnce(&mut VecDeque<Arc<Operation>>) -> SmallVec<[Arc<Operation>; 8]>) {
-        // No lock is held while the engine destroys.
-        let reaped = {
-            let mut operations = self.operations.lock();
-            let reaped = pick(&mut operations);
-            if !reaped.is_empty() {
-                self.completions.done.fetch_sub(reaped.len() as isize, Ordering::Relaxed);
-                self.completions.begin(reaped.len());
-            }
-            reaped
-        };
-        for operation in &reaped {
-            operation.reap();
-        }
-        if !reaped.is_empty() {
-            self.completions.end(reaped.len());
-        }
-        let done = reaped.len() + self.destroy_deferred() + self.track_unfenced();
+    /// Does the rest of reaping, after this many operations.
+    fn reaped(&self, operations: usize) {
+        let done = operations + self.destroy_deferred() + self.track_unfenced();
         if done > 0 {
             self.count.fetch_sub(done, Ordering::Release);
         }

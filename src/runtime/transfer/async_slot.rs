@@ -1,16 +1,7 @@
 //! One array of a transfer manager.
 //!
-//! ```text
-//!   stage     Open --- last transfer ---> Closed
-//!               \----- SetBufferError, Destroy ---> Failed
-//!   receiver  NotRetrieved -- RetrieveBuffer --> Served   nothing is left to do: the caller has a view of the block
-//!               \----- before the end ----> Promised      the caller has an alias buffer without bytes
-//!   due       not Open, no copy under way, Promised: the alias gets a view of the block, or the error
-//! ```
-//!
-//! The bytes are copied without a lock: `copies` keeps the block in place, and the thread that ends the last copy
-//! does what is due. It calls the engine without the lock, because the engine calls back those that wait for the
-//! array, and they may use, or destroy, the manager.
+//! `delivery.rs` says when it is delivered, or fails. The engine is called without a lock then, because it calls back
+//! those that wait for the array, and they may use, or destroy, the manager.
 
 use std::{ptr, sync::Arc};
 
@@ -25,13 +16,14 @@ use crate::{
     error::{Error, Result},
     runtime::{
         buffer::{
-            Buffer,
+            Buffer, pjrt_buffer,
             storage::{Counted, Storage},
             usage::Life,
         },
         client::{Client, MemorySpace},
         device_memory::Allocation,
         shape::Shape,
+        transfer::delivery::{Delivery, Due, Receipt, Refusal},
     },
     sys,
 };
@@ -43,26 +35,6 @@ pub struct Reason {
     pub code: sys::PJRT_Error_Code,
     /// Not necessarily UTF-8.
     pub message: Vec<u8>,
-}
-
-/// Which transfers are still accepted.
-enum Stage {
-    /// Any transfer.
-    Open,
-    /// None: the last transfer was accepted.
-    Closed,
-    /// None: the array holds this error.
-    Failed(Reason),
-}
-
-/// Whether the caller has the buffer.
-enum Receiver {
-    /// Not yet.
-    NotRetrieved,
-    /// It was retrieved before its bytes were complete.
-    Promised(Promise),
-    /// It was retrieved, and is complete or an error.
-    Served,
 }
 
 /// The caller's alias buffer of the engine, and the callback that gives it its bytes. The buffer is in use.
@@ -81,8 +53,9 @@ enum Place {
         /// The block's address.
         address: usize,
     },
-    /// To the engine's own transfer manager of this one array, which lies in memory of the engine.
-    Engine(EngineManager),
+    /// To the engine's own transfer manager of this one array, which lies in memory of the engine, counted until the
+    /// buffer has the count.
+    Engine(EngineManager, Mutex<Option<Counted>>),
 }
 
 /// A transfer manager of the engine for one array. Dropped, it is destroyed, unless its client is gone.
@@ -152,30 +125,13 @@ impl Drop for EngineManager {
     }
 }
 
-struct State {
-    stage: Stage,
-    receiver: Receiver,
-    /// Calls that write bytes at this moment.
-    copies: usize,
-    /// The block, until the buffer has it.
-    block: Option<Allocation>,
-    /// The count of the engine's memory, likewise.
-    counted: Option<Counted>,
-}
-
-/// What is to be done once the lock is released.
-enum Due {
-    Deliver(Promise, Allocation),
-    Fail(Option<Promise>, Reason),
-}
-
 /// One array.
 pub struct Slot {
     index: usize,
     /// Bytes on the device.
     pub size: usize,
     place: Place,
-    state: Mutex<State>,
+    delivery: Delivery<Promise, Allocation, Reason>,
 }
 
 /// A write that was accepted. It must end with [`Slot::end`].
@@ -188,29 +144,24 @@ pub enum WriteTarget {
 }
 
 impl Slot {
-    fn new(index: usize, size: usize, place: Place, block: Option<Allocation>) -> Self {
-        let state = State { stage: Stage::Open, receiver: Receiver::NotRetrieved, copies: 0, block, counted: None };
-        Self { index, size, place, state: Mutex::new(state) }
-    }
-
     /// An array in a block of the arena of `space`, which holds it.
     pub fn in_arena(index: usize, shape: Arc<Shape>, space: MemorySpace<'_>, block: Allocation) -> Self {
         let (size, (device, memory)) = (shape.size, space.place());
-        Self::new(index, size, Place::Arena { shape, device, memory, address: block.address() }, Some(block))
+        let place = Place::Arena { shape, device, memory, address: block.address() };
+        Self { index, size, place, delivery: Delivery::new(Some(block)) }
     }
 
     /// An array in the engine's memory: the only one of `manager`, `size` bytes, which are `counted`.
     pub fn in_engine(index: usize, size: usize, manager: EngineManager, counted: Counted) -> Self {
-        let mut slot = Self::new(index, size, Place::Engine(manager), None);
-        slot.state.get_mut().counted = Some(counted);
-        slot
+        let place = Place::Engine(manager, Mutex::new(Some(counted)));
+        Self { index, size, place, delivery: Delivery::new(None) }
     }
 
     /// The array's shape, if it lies in an arena.
     pub fn shape(&self) -> Option<&Shape> {
         match &self.place {
             Place::Arena { shape, .. } => Some(shape),
-            Place::Engine(_) => None,
+            Place::Engine(..) => None,
         }
     }
 
@@ -219,29 +170,23 @@ impl Slot {
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error, as the engine's own manager says it.
     pub fn begin(&self, function: &str, last: bool) -> Result<WriteTarget> {
-        let mut state = self.state.lock();
-        self.require_open(&state, function)?;
-        if last {
-            state.stage = Stage::Closed;
-        }
-        state.copies += 1;
+        self.delivery.begin(last).map_err(|refusal| self.refused(function, refusal))?;
         Ok(match &self.place {
             Place::Arena { address, .. } => WriteTarget::Arena(*address),
-            Place::Engine(manager) => WriteTarget::Engine(manager.handle),
+            Place::Engine(manager, _) => WriteTarget::Engine(manager.handle),
         })
     }
 
-    fn require_open(&self, state: &State, function: &str) -> Result<()> {
+    fn refused(&self, function: &str, refusal: Refusal<Reason>) -> Error {
         let index = self.index;
-        match &state.stage {
-            Stage::Open => Ok(()),
-            Stage::Closed => Err(Error::invalid_argument(format!(
+        match refusal {
+            Refusal::Complete => Error::invalid_argument(format!(
                 "{function} requested for buffer index {index} which has already been fully transferred"
-            ))),
-            Stage::Failed(reason) => Err(Error::invalid_argument(format!(
+            )),
+            Refusal::Failed(reason) => Error::invalid_argument(format!(
                 "{function} requested for buffer index {index} which already holds an error: {}",
                 String::from_utf8_lossy(&reason.message)
-            ))),
+            )),
         }
     }
 
@@ -250,12 +195,7 @@ impl Slot {
     /// # Errors
     /// The engine's, if it cannot take a view of the array; the alias buffer gets the same error.
     pub fn end(&self, client: &Arc<Client>) -> Outcome {
-        let due = {
-            let mut state = self.state.lock();
-            state.copies -= 1;
-            state.due()
-        };
-        self.act(client, due)
+        self.act(client, self.delivery.end())
     }
 
     /// The array becomes an error.
@@ -263,12 +203,7 @@ impl Slot {
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error.
     pub fn fail(&self, client: &Arc<Client>, function: &str, reason: Reason) -> Outcome {
-        let due = {
-            let mut state = self.state.lock();
-            self.require_open(&state, function)?;
-            state.stage = Stage::Failed(reason);
-            state.due()
-        };
+        let due = self.delivery.fail(reason).map_err(|refusal| self.refused(function, refusal))?;
         self.act(client, due)
     }
 
@@ -277,83 +212,87 @@ impl Slot {
     /// # Errors
     /// INVALID_ARGUMENT if it was retrieved before; the engine's.
     pub fn retrieve(&self, client: &Arc<Client>, function: &str) -> Outcome<Arc<Buffer>> {
-        let mut state = self.state.lock();
-        if !matches!(state.receiver, Receiver::NotRetrieved) {
-            return Err(Error::invalid_argument(format!(
-                "{function}: the buffer with index {} was retrieved before",
-                self.index
-            ))
-            .into());
-        }
-        let (shape, device, memory) = match &self.place {
-            Place::Arena { shape, device, memory, .. } => (shape, *device, *memory),
-            Place::Engine(manager) => {
-                let buffer = manager.retrieve()?;
-                state.receiver = Receiver::Served;
-                return match state.counted.take() {
-                    Some(counted) => client.adopt_counted(buffer, counted),
-                    None => client.adopt(buffer),
-                };
+        let retrieved = match &self.place {
+            Place::Arena { shape, device, memory, .. } => self.retrieve_from_arena(client, shape, (*device, *memory)),
+            Place::Engine(manager, counted) => {
+                let give = |_: Option<&mut _>| manager.retrieve().map(Receipt::Served);
+                self.delivery.retrieve(give).map(|given| match (given?.0, counted.lock().take()) {
+                    (buffer, Some(counted)) => client.adopt_counted(buffer, counted),
+                    (buffer, None) => client.adopt(buffer),
+                })
             }
         };
+        retrieved.unwrap_or_else(|| {
+            let index = self.index;
+            let why = format!("{function}: the buffer with index {index} was retrieved before");
+            Err(Error::invalid_argument(why).into())
+        })
+    }
+
+    /// `None` if it was retrieved before.
+    fn retrieve_from_arena(
+        &self,
+        client: &Arc<Client>,
+        shape: &Arc<Shape>,
+        (device, memory): pjrt_buffer::Place,
+    ) -> Option<Outcome<Arc<Buffer>>> {
         let wrap = |view, storage| Buffer::new(view, (device, memory), Arc::clone(shape), storage);
-        let complete = matches!(state.stage, Stage::Closed) && state.copies == 0;
-        if let Some(block) = state.block.take_if(|_| complete) {
-            client.session.open()?;
-            // SAFETY: the client is open, and the memory its own; the block is aligned, holds the whole array, and goes
-            // to the buffer, which frees it only after the view and what uses it.
-            match unsafe { EngineBuffer::view(client.session, memory, block.address(), shape.array()) } {
-                Ok(view) => {
-                    state.receiver = Receiver::Served;
-                    let buffer = wrap(view, Storage::Arena(block));
-                    buffer.mark_defined();
-                    return Ok(buffer);
-                }
-                Err(error) => {
-                    state.block = Some(block);
-                    return Err(error.into());
+        let given = self.delivery.retrieve(|complete| {
+            let open = client.session.open()?;
+            if let Some(place) = complete
+                && let Some(block) = place.take()
+            {
+                // SAFETY: the client is open, and the memory its own; the block is aligned, holds the whole array, and
+                // goes to the buffer, which frees it only after the view and what uses it.
+                match unsafe { EngineBuffer::view(client.session, memory, block.address(), shape.array()) } {
+                    Ok(view) => {
+                        let buffer = wrap(view, Storage::Arena(block));
+                        buffer.mark_defined();
+                        return Ok(Receipt::Served(buffer));
+                    }
+                    Err(error) => {
+                        *place = Some(block);
+                        return Err(error.into());
+                    }
                 }
             }
-        }
-        let open = client.session.open()?;
-        // SAFETY: the client is open, and the memory its own; dimensions and layout live for the call. The buffer is
-        // new, with no other owner.
-        let (alias, callback) = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
-            let made = open.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
-                client: open.handle.0,
-                memory: memory.0,
-                shape_dims: shape.dims.as_ptr(),
-                shape_num_dims: shape.dims.len(),
-                shape_element_type: shape.element_type,
-                shape_layout,
-                ..Default::default()
+            // SAFETY: the client is open, and the memory its own; dimensions and layout live for the call. The buffer
+            // is new, with no other owner.
+            let (alias, callback) = views::with_layout(ptr::null_mut(), shape.dims.len(), |shape_layout| unsafe {
+                let made = open.engine.call(sys::PJRT_Client_CreateAliasBuffer_Args {
+                    client: open.handle.0,
+                    memory: memory.0,
+                    shape_dims: shape.dims.as_ptr(),
+                    shape_num_dims: shape.dims.len(),
+                    shape_element_type: shape.element_type,
+                    shape_layout,
+                    ..Default::default()
+                })?;
+                let alias = EngineBuffer::own(client.session, made.alias_buffer);
+                Ok::<_, EngineError>((alias, Raw(made.fulfill_alias_buffer_cb)))
             })?;
-            let alias = EngineBuffer::own(client.session, made.alias_buffer);
-            Ok::<_, EngineError>((alias, Raw(made.fulfill_alias_buffer_cb)))
-        })?;
-        // Until the array is complete the engine has no memory for this buffer, and the block is the slot's.
-        let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
-        let buffer = wrap(alias, Storage::Engine(nothing));
-        // In use, because its owner may delete it, or donate it, before the bytes are there.
-        buffer.begin_use()?;
-        state.receiver = Receiver::Promised(Promise { buffer: Arc::clone(&buffer), callback });
-        let due = state.due();
-        drop(state);
-        self.act(client, due)?;
-        Ok(buffer)
+            // Until the array is complete the engine has no memory for this buffer, and the block is the slot's.
+            let nothing = Counted::new(client.engine_bytes(device.0, memory.0), 0);
+            let buffer = wrap(alias, Storage::Engine(nothing));
+            // In use, because its owner may delete it, or donate it, before the bytes are there.
+            buffer.begin_use()?;
+            let promise = Promise { buffer: Arc::clone(&buffer), callback };
+            Ok(Receipt::Promised(buffer, promise))
+        });
+        given.map(|given: Outcome<_>| {
+            let (buffer, due) = given?;
+            self.act(client, due)?;
+            Ok(buffer)
+        })
     }
 
     /// No more transfers will come: an array that is still open becomes an error.
     pub fn abandon(&self, client: &Arc<Client>) {
-        let due = {
-            let mut state = self.state.lock();
-            if matches!(state.stage, Stage::Open) {
-                // XLA's words (`host_to_device_transfer_manager.cc`).
-                let message = b"Async transfer object was deleted before transfers completed.".to_vec();
-                state.stage = Stage::Failed(Reason { code: sys::PJRT_Error_Code_INTERNAL, message });
-            }
-            state.due()
-        };
+        let due = self.delivery.abandon(|| {
+            // XLA's words (`host_to_device_transfer_manager.cc`).
+            let message = b"Async transfer object was deleted before transfers completed.".to_vec();
+            Reason { code: sys::PJRT_Error_Code_INTERNAL, message }
+        });
         // The engine's own manager does the same when it is destroyed.
         if let Place::Arena { .. } = self.place
             && let Err(failure) = self.act(client, due)
@@ -363,7 +302,7 @@ impl Slot {
     }
 
     /// Does what became due, without the lock.
-    fn act(&self, client: &Arc<Client>, due: Option<Due>) -> Outcome {
+    fn act(&self, client: &Arc<Client>, due: Option<Due<Promise, Allocation, Reason>>) -> Outcome {
         match (due, &self.place) {
             (Some(Due::Deliver(promise, block)), Place::Arena { shape, memory, .. }) => {
                 promise.deliver(client, *memory, shape, block)
@@ -372,37 +311,9 @@ impl Slot {
                 promise.fulfil(client, Err(&reason));
                 Ok(())
             }
-            (Some(Due::Fail(_, reason)), Place::Engine(manager)) => manager.fail(&reason),
+            (Some(Due::Fail(_, reason)), Place::Engine(manager, _)) => manager.fail(&reason),
             _ => Ok(()),
         }
-    }
-}
-
-impl State {
-    /// What is due now that something changed. Each thing is due once: a promise is taken out, and an array fails
-    /// once, when its last copy has ended.
-    fn due(&mut self) -> Option<Due> {
-        if self.copies > 0 || matches!(self.stage, Stage::Open) {
-            return None;
-        }
-        let promise = match std::mem::replace(&mut self.receiver, Receiver::NotRetrieved) {
-            Receiver::Promised(promise) => {
-                self.receiver = Receiver::Served;
-                Some(promise)
-            }
-            other => {
-                self.receiver = other;
-                None
-            }
-        };
-        if let Stage::Failed(reason) = &self.stage {
-            // The bytes will not be used.
-            self.block = None;
-            return Some(Due::Fail(promise, reason.clone()));
-        }
-        // Without a promise the block stays until the buffer is retrieved.
-        let promise = promise?;
-        self.block.take().map(|block| Due::Deliver(promise, block))
     }
 }
 
