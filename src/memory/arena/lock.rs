@@ -3,8 +3,14 @@
 //! An uncontended parking lock costs two atomic exchanges of about 5 ns, which is as much as finding a block; a
 //! spinning one gives up with a plain store. It suits what it guards: tens of nanoseconds, except while a strategy asks
 //! the device for memory or a compaction is planned, which is rare. A thread that does not get it yields the processor.
+//!
+//! A panic while it is held unlocks it, and tells what it guards ([`Interrupted`]): that may be half changed.
 
-use std::time::Instant;
+use std::{
+    ops::{Deref, DerefMut},
+    thread,
+    time::Instant,
+};
 
 use parking_lot::{Condvar, Mutex};
 use spin::{
@@ -12,8 +18,55 @@ use spin::{
     mutex::{SpinMutex, SpinMutexGuard},
 };
 
+/// What a lock guards.
+pub(super) trait Interrupted {
+    /// A panic has interrupted whoever held the lock. Must not panic itself.
+    fn interrupted(&mut self);
+}
+
 /// What [`Lock::lock`] gives.
-pub(super) type Guard<'a, T> = SpinMutexGuard<'a, T>;
+pub(super) struct Guard<'a, T: Interrupted> {
+    lock: &'a Lock<T>,
+    state: SpinMutexGuard<'a, T>,
+    /// Whether the thread was unwinding before, so that its panic has interrupted nothing here.
+    unwinding: bool,
+}
+
+impl<T: Interrupted> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.state
+    }
+}
+
+impl<T: Interrupted> DerefMut for Guard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.state
+    }
+}
+
+impl<T: Interrupted> Drop for Guard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // One load, as long as no thread of the process panics.
+        if thread::panicking() && !self.unwinding {
+            self.interrupted();
+        }
+    }
+}
+
+impl<T: Interrupted> Guard<'_, T> {
+    #[cold]
+    #[inline(never)]
+    fn interrupted(&mut self) {
+        self.state.interrupted();
+        // Those who wait for memory are told that there will be none.
+        self.lock.wake();
+    }
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -24,7 +77,7 @@ pub(super) struct Lock<T> {
     woken: Condvar,
 }
 
-impl<T> Lock<T> {
+impl<T: Interrupted> Lock<T> {
     pub(super) fn new(state: T) -> Self {
         Self { state: SpinMutex::new(state), wakes: Mutex::new(0), woken: Condvar::new() }
     }
@@ -32,7 +85,7 @@ impl<T> Lock<T> {
     /// Locks.
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
-        self.state.lock()
+        Guard { lock: self, state: self.state.lock(), unwinding: thread::panicking() }
     }
 
     /// Without locking: the exclusive reference shows that no other thread can hold it.
