@@ -23,7 +23,7 @@ use crate::{
     },
     device::{HostArray, strided},
     engine::{
-        Args, EngineBuffer, Failure, Outcome, Raw,
+        Args, EngineBuffer, EngineEvent, Failure, Outcome, Raw,
         views::{self, Array, ViewKind},
     },
     error::Error,
@@ -225,20 +225,23 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
                         ptr::copy_nonoverlapping(call.data.cast::<u8>(), to, len);
                     }
                 }
-                manager.ready_event()
+                manager.ready_event().map(Some)
             }
             // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
-            // caller's, valid until the event.
+            // caller's, valid until the event, which is new and has no other owner.
             WriteTarget::Engine(inner) => unsafe {
                 let args = Self { transfer_manager: inner.0, buffer_index: 0, ..*call };
-                let written = manager.client.session.engine.call(args);
-                written.map(|args| args.done_with_h2d_transfer).map_err(Failure::from)
+                let engine = manager.client.session.engine;
+                let written = engine.call(args).map(|args| EngineEvent::own(engine, args.done_with_h2d_transfer));
+                written.map_err(Failure::from)
             },
         };
         // Also after an error, because the write is over.
         let ended = slot.end(&manager.client);
-        call.out().done_with_h2d_transfer = outcome?;
-        ended
+        let event = outcome?;
+        ended?;
+        call.out().done_with_h2d_transfer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
+        Ok(())
     }
 }
 
@@ -264,20 +267,23 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                     let literal = HostArray::new(call.data.cast(), &shape.dims, strides.as_deref(), element);
                     strided::copy_to_dense(literal, ptr::with_exposed_provenance_mut(address));
                 }
-                manager.ready_event()
+                manager.ready_event().map(Some)
             }
             (WriteTarget::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
             // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
-            // caller's, valid until the event.
+            // caller's, valid until the event, which is new and has no other owner.
             (WriteTarget::Engine(inner), _) => unsafe {
                 let args = Self { transfer_manager: inner.0, buffer_index: 0, ..*call };
-                let written = manager.client.session.engine.call(args);
-                written.map(|args| args.done_with_h2d_transfer).map_err(Failure::from)
+                let engine = manager.client.session.engine;
+                let written = engine.call(args).map(|args| EngineEvent::own(engine, args.done_with_h2d_transfer));
+                written.map_err(Failure::from)
             },
         };
         let ended = slot.end(&manager.client);
-        call.out().done_with_h2d_transfer = outcome?;
-        ended
+        let event = outcome?;
+        ended?;
+        call.out().done_with_h2d_transfer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{EngineBuffer, Outcome, Raw},
+    engine::{EngineBuffer, EngineEvent, Outcome, Raw},
     error::{Error, Result},
     runtime::{client::Client, transfer::async_slot::Slot},
     sys,
@@ -40,8 +40,8 @@ impl Manager {
     ///
     /// # Errors
     /// The engine's.
-    pub fn ready_event(&self) -> Outcome<*mut sys::PJRT_Event> {
+    pub fn ready_event(&self) -> Outcome<EngineEvent> {
         let ready = self.ready.as_ref().ok_or_else(|| Error::internal("a manager without a ready buffer"))?;
-        Ok(ready.ready_event()?.into_raw())
+        Ok(ready.ready_event()?)
     }
 }

@@ -26,6 +26,33 @@ pub const LEFT: u8 = 0xee;
 /// What a byte holds after it was returned to the system.
 pub const DISCARDED: u8 = 0xdd;
 
+/// What a device is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Backing::reserve`] and [`Backing::reserve_up_front`].
+    Reserve,
+    /// [`Backing::release`].
+    Release,
+    /// [`Mover::relocate`].
+    Relocate,
+    /// [`Mover::discard`].
+    Discard,
+}
+
+impl Call {
+    /// Every call.
+    pub const ALL: [Self; 4] = [Self::Reserve, Self::Release, Self::Relocate, Self::Discard];
+}
+
+/// What happens at a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails, and nothing has changed; a region that is to be released stays the device's.
+    Error,
+    /// It panics, and nothing has changed.
+    Panic,
+}
+
 /// A device that counts what it is asked for, and holds bytes if it is told to. Clones are the same device, so that a
 /// test keeps one beside its arena.
 ///
@@ -42,14 +69,14 @@ pub struct FakeBacking {
 struct State {
     capacity: Bytes,
     regions: BTreeMap<Address, Bytes>,
-    reserves: u64,
-    refuse_at: Option<u64>,
+    /// How often each call was made.
+    calls: [u64; Call::ALL.len()],
+    /// The call, which of them, and what happens then.
+    order: Option<(Call, u64, Fault)>,
     violations: u64,
     next: Address,
     /// What each region holds, where bytes are kept.
     contents: Option<BTreeMap<Address, Vec<u8>>>,
-    relocates: u64,
-    fail_at: Option<u64>,
     moves: u64,
     moved: Bytes,
     discarded: Bytes,
@@ -75,13 +102,11 @@ impl FakeBacking {
         let state = State {
             capacity,
             regions: BTreeMap::new(),
-            reserves: 0,
-            refuse_at: None,
+            calls: [0; Call::ALL.len()],
+            order: None,
             violations: 0,
             next: Address::new(1 << 32),
             contents,
-            relocates: 0,
-            fail_at: None,
             moves: 0,
             moved: Bytes::ZERO,
             discarded: Bytes::ZERO,
@@ -89,10 +114,15 @@ impl FakeBacking {
         Self { granularity, in_advance: None, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Lets the `n`th reservation from now on fail; zero is the next one.
-    pub fn refuse_nth(&self, n: u64) {
+    /// Lets something happen at the `n`th of such calls from now on; zero is the next one. There is one order at a time.
+    pub fn order(&self, call: Call, n: u64, fault: Fault) {
         let mut state = self.state.lock();
-        state.refuse_at = Some(state.reserves + n);
+        state.order = Some((call, state.calls[call as usize] + n, fault));
+    }
+
+    /// Takes the order back; whether it was still to come.
+    pub fn countermand(&self) -> bool {
+        self.state.lock().order.take().is_some()
     }
 
     /// Changes the capacity, as another process on the device would. What is reserved stays.
@@ -108,18 +138,12 @@ impl FakeBacking {
 
     /// Reservations asked for so far, refused ones included.
     pub fn reserves(&self) -> u64 {
-        self.state.lock().reserves
+        self.state.lock().calls[Call::Reserve as usize]
     }
 
     /// Calls that a device must never see.
     pub fn violations(&self) -> u64 {
         self.state.lock().violations
-    }
-
-    /// Lets the `n`th move from now on fail, with the source whole; zero is the next one.
-    pub fn fail_nth_relocate(&self, n: u64) {
-        let mut state = self.state.lock();
-        state.fail_at = Some(state.relocates + n);
     }
 
     /// Moves done so far.
@@ -135,6 +159,24 @@ impl FakeBacking {
     /// Bytes discarded so far, each as often as it was.
     pub fn discarded(&self) -> Bytes {
         self.state.lock().discarded
+    }
+
+    /// [`Mover::discard`]. A page is the unit of regions; each one inside of the range is discarded, used or not.
+    ///
+    /// # Errors
+    /// The range does not lie in a region, which is a violation; or an order.
+    pub fn discard_pages(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
+        let mut state = self.state.lock();
+        state.count(Call::Discard)?;
+        let (region, range) = state.locate(from, bytes)?;
+        let start = Bytes::new(range.start as u64).checked_round_up(self.granularity);
+        let end = Bytes::new(range.end as u64).round_down(self.granularity);
+        let Some((start, pages)) = start.and_then(|start| Some((start, end.checked_sub(start)?))) else {
+            return Ok(Bytes::ZERO);
+        };
+        state.fill(region + start, pages, DISCARDED)?;
+        state.discarded += pages;
+        Ok(pages)
     }
 
     /// Writes `bytes` at `to`.
@@ -156,6 +198,19 @@ impl FakeBacking {
 }
 
 impl State {
+    /// Counts a call, and does what was ordered for it.
+    fn count(&mut self, call: Call) -> Result<()> {
+        let number = self.calls[call as usize];
+        self.calls[call as usize] += 1;
+        let Some((_, _, fault)) = self.order.take_if(|(of, at, _)| (*of, *at) == (call, number)) else { return Ok(()) };
+        let text = format!("fake device: {call:?} {number} fails by order");
+        let code = if call == Call::Reserve { Code::ResourceExhausted } else { Code::Internal };
+        match fault {
+            Fault::Error => Err(Error::new(code, text)),
+            Fault::Panic => panic!("{text}"),
+        }
+    }
+
     /// The region in which a range lies, and where in it. A range that lies in none is a violation.
     fn locate(&mut self, from: Address, bytes: Bytes) -> Result<(Address, Range<usize>)> {
         if let Some((&start, &size)) = self.regions.range(..=from).next_back() {
@@ -194,18 +249,12 @@ impl Mover for FakeBacking {
     /// Nothing here is unsafe: a range that lies in no region is an error and a violation.
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
         let mut state = self.state.lock();
-        let number = state.relocates;
-        state.relocates += 1;
+        let ordered = state.count(Call::Relocate);
         // Both are looked at, so that each one that is wrong counts.
         let source = state.locate(from, bytes);
         let destination = state.locate(to, bytes);
         source.and(destination)?;
-        if state.fail_at == Some(number) {
-            return Err(Error::internal(format!(
-                "fake device: move {number} of {} bytes from {from} to {to} fails by order",
-                bytes.get()
-            )));
-        }
+        ordered?;
         if state.contents.is_some() {
             let block = state.held(from, bytes)?.to_vec();
             state.fill(from, bytes, LEFT)?;
@@ -216,35 +265,21 @@ impl Mover for FakeBacking {
         Ok(())
     }
 
-    /// Nothing here is unsafe, as for `relocate`. A page is the unit of regions; each one inside of the range is
-    /// discarded, used or not.
+    /// Nothing here is unsafe, as for `relocate`.
     unsafe fn discard(&self, from: Address, bytes: Bytes) -> Result<Bytes> {
-        let mut state = self.state.lock();
-        let (region, range) = state.locate(from, bytes)?;
-        let start = Bytes::new(range.start as u64).checked_round_up(self.granularity);
-        let end = Bytes::new(range.end as u64).round_down(self.granularity);
-        let Some((start, pages)) = start.and_then(|start| Some((start, end.checked_sub(start)?))) else {
-            return Ok(Bytes::ZERO);
-        };
-        state.fill(region + start, pages, DISCARDED)?;
-        state.discarded += pages;
-        Ok(pages)
+        self.discard_pages(from, bytes)
     }
 }
 
 impl Backing for FakeBacking {
     fn reserve(&self, bytes: Bytes) -> Result<Region> {
         let mut state = self.state.lock();
-        let number = state.reserves;
-        state.reserves += 1;
+        state.count(Call::Reserve)?;
         if bytes.is_zero() || !bytes.is_multiple_of(self.granularity) {
             state.violations += 1;
             return Err(Error::internal(format!("{} bytes are no multiple of {}", bytes.get(), self.granularity)));
         }
         let refuse = |why: String| Err(Error::new(Code::ResourceExhausted, format!("fake device: {why}")));
-        if state.refuse_at == Some(number) {
-            return refuse(format!("reservation {number} of {bytes} is refused by order"));
-        }
         let used: Bytes = state.regions.values().copied().sum();
         if used.checked_add(bytes).is_none_or(|total| total > state.capacity) {
             return refuse(format!(
@@ -271,6 +306,7 @@ impl Backing for FakeBacking {
     fn release(&self, region: Region) -> Result<()> {
         let region = *region;
         let mut state = self.state.lock();
+        state.count(Call::Release)?;
         if state.regions.get(&region.address) == Some(&region.bytes) {
             state.regions.remove(&region.address);
             if let Some(contents) = &mut state.contents {
@@ -299,7 +335,7 @@ mod tests {
     fn it_refuses_by_order_and_by_capacity_and_notices_misuse() {
         let page = Bytes::kib(4);
         let device = FakeBacking::new(Bytes::kib(12), page);
-        device.refuse_nth(1);
+        device.order(Call::Reserve, 1, Fault::Error);
         let region = device.reserve(Bytes::kib(8)).expect("room");
         assert!(device.reserve(page).is_err());
         assert!(device.reserve(page).is_ok());
@@ -327,7 +363,7 @@ mod tests {
         let at = |start: Address, offset| start + Bytes::new(offset);
         assert_eq!(relocate(&device, a, at(a, 2), 4), Ok(()));
         assert_eq!(device.read(a, Bytes::new(7)), Ok(vec![LEFT, LEFT, 1, 2, 3, 4, NEW]));
-        device.fail_nth_relocate(1);
+        device.order(Call::Relocate, 1, Fault::Error);
         assert_eq!(relocate(&device, at(a, 2), b, 4), Ok(()));
         assert!(relocate(&device, b, a, 4).is_err());
         assert_eq!(device.read(b, Bytes::new(5)), Ok(vec![1, 2, 3, 4, NEW]));

@@ -3,7 +3,6 @@
 use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
-    ptr,
     sync::Arc,
 };
 
@@ -34,6 +33,11 @@ unsafe extern "C" fn completed<T: Completion>(error: *mut sys::PJRT_Error, share
     let succeeded = error.is_null();
     // SAFETY: the error is NULL, or the engine's and the callback's to destroy.
     drop(unsafe { EngineError::check(completion.engine(), error) });
+    tell(&*completion, succeeded);
+}
+
+/// Tells of the end. A panic goes no further.
+fn tell(completion: &impl Completion, succeeded: bool) {
     if catch_unwind(AssertUnwindSafe(|| completion.complete(succeeded))).is_err() {
         log::error!("a completion callback of pjrt-arena panicked; this is a bug");
     }
@@ -88,9 +92,9 @@ impl EngineEvent {
         };
         if registered.is_err() {
             // A refused registration never calls back.
-            drop(self.wait());
-            // SAFETY: the share was not given to the engine after all; there is no error to give.
-            unsafe { completed::<T>(ptr::null_mut(), share) };
+            let succeeded = self.wait().is_ok();
+            // SAFETY: the share was not given to the engine after all.
+            tell(&*unsafe { Arc::from_raw(share.cast::<T>()) }, succeeded);
         }
     }
 

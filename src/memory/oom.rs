@@ -35,7 +35,7 @@ pub struct OutOfMemory {
     pub limit: Bytes,
     /// What is known beyond the numbers.
     pub story: Option<Box<OomDetails>>,
-    /// What the device said, where it refused memory that the limit allows.
+    /// What the device said, where it refused memory that the limit allows; or that a panic has interrupted the arena.
     pub refusal: Option<Box<Error>>,
 }
 
@@ -168,6 +168,7 @@ impl fmt::Display for OutOfMemory {
         let (hole, largest) = (self.largest_hole, self.largest_request);
         write!(f, "\n  largest hole {hole}, largest request that would fit {largest} ({} bytes)", largest.get())?;
         match &self.refusal {
+            Some(refusal) if self.is_broken() => write!(f, "\n  {}", refusal.message),
             Some(refusal) => write!(f, "\n  the device refused more memory: {}", refusal.message),
             None if self.requested > self.limit => write!(f, "\n  the request is larger than the limit"),
             None if self.within_reach() >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
@@ -183,6 +184,16 @@ impl OutOfMemory {
     /// As in [`super::Stats::pool_bytes`].
     pub fn pool(&self) -> Bytes {
         self.in_use + self.pending + self.slack + self.reserved + self.free
+    }
+
+    /// The code of the error: INTERNAL where a panic has interrupted the arena.
+    pub fn code(&self) -> Code {
+        if self.is_broken() { Code::Internal } else { Code::ResourceExhausted }
+    }
+
+    /// Whether a panic has interrupted the arena: only then is the refusal no device's.
+    fn is_broken(&self) -> bool {
+        self.refusal.as_ref().is_some_and(|refusal| refusal.code == Code::FailedPrecondition)
     }
 
     /// What may be free, at most, once nothing is under way any more: the slack of retired blocks comes with them.
@@ -236,7 +247,7 @@ impl OutOfMemory {
 
 impl From<OutOfMemory> for Error {
     fn from(oom: OutOfMemory) -> Self {
-        Self::new(Code::ResourceExhausted, oom.to_string())
+        Self::new(oom.code(), oom.to_string())
     }
 }
 

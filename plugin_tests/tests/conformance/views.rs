@@ -240,3 +240,34 @@ fn c27_an_alias_shows_the_error_that_fulfils_it() {
     }
     alias.ready().wait().unwrap_err().expect(Code::INTERNAL, &["never arrived"]);
 }
+
+#[test]
+fn c27_arena_an_alias_frees_the_memory_that_it_was_given() {
+    for strategy in ["preallocate", "growing", "platform", "tpu"] {
+        let client = limited(strategy, MIB);
+        let program = client.compile(&Program::add_one()).unwrap();
+        let donate = client.compile(&Program::donate()).unwrap();
+        for round in 0..3 {
+            let (alias, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+            let real = client.put(&ramp(4.0), &DIMS).unwrap();
+            // A program may have it before it has bytes.
+            let early = (round == 1).then(|| program.run1(&[&alias]).unwrap());
+            promise.keep(Ok(&real)).unwrap();
+            drop(real);
+            assert_eq!(alias.read::<f32>().unwrap(), ramp(4.0));
+            let result = if round == 2 { donate.run1(&[&alias]) } else { program.run1(&[&alias]) };
+            for result in early.into_iter().chain(result) {
+                assert_eq!(result.read::<f32>().unwrap(), ramp(5.0), "{strategy}, round {round}");
+            }
+            drop(alias);
+            settles_at(&client, 0);
+        }
+        // One that nobody has when its bytes come.
+        let (alias, promise) = alias::create(&client, ElementType::F32, &DIMS).unwrap();
+        drop(alias);
+        let real = client.put(&ramp(4.0), &DIMS).unwrap();
+        promise.keep(Ok(&real)).unwrap();
+        drop(real);
+        settles_at(&client, 0);
+    }
+}

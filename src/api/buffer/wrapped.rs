@@ -14,10 +14,7 @@ use crate::{
     report::snapshot::OriginKind,
     runtime::{
         allocator::admission::Admission,
-        buffer::{
-            donation_hold::DonationHold,
-            storage::{Access, Storage},
-        },
+        buffer::{donation_hold::DonationHold, storage::Access},
         client,
         shape::{Shape, dense_size},
         transfer::{host::destination, upload::Upload},
@@ -130,9 +127,27 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
             })?;
             (theirs, EngineBuffer::own(client.session, theirs.alias_buffer))
         };
+        let promise = theirs.fulfill_alias_buffer_cb;
+        let alias = client.adopt_admitted(alias, admitted).inspect_err(|_| {
+            // Nobody else will keep it.
+            let message = "the alias could not be described";
+            // SAFETY: the promise is new, and ends here; the text outlives the call.
+            // XLA returns the very error that an alias is given.
+            _ = unsafe {
+                client.session.engine.call(sys::PJRT_Client_FulfillAliasBuffer_Args {
+                    client: client.session.handle.0,
+                    status_code: sys::PJRT_Error_Code_INTERNAL,
+                    error_message: message.as_ptr().cast(),
+                    error_message_size: message.len(),
+                    fulfill_alias_buffer_cb: promise,
+                    ..Default::default()
+                })
+            };
+        })?;
+        client.aliases.wait(promise.addr(), &alias);
         let out = call.out();
-        out.fulfill_alias_buffer_cb = theirs.fulfill_alias_buffer_cb;
-        out.alias_buffer = client.adopt_admitted(alias, admitted)?.into_raw();
+        out.fulfill_alias_buffer_cb = promise;
+        out.alias_buffer = alias.into_raw();
         Ok(())
     }
 }
@@ -146,13 +161,7 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         let handle = donation.as_ref().map_or(ptr::null_mut(), DonationHold::handle);
         // SAFETY: the hold keeps the handle alive, for the engine to consume; the rest of the struct is the caller's.
         unsafe { client.session.engine.call(call.with_buffer(handle))? };
-        match donation.map(DonationHold::consumed) {
-            // The alias counts as many bytes.
-            Some(Storage::Engine(counted)) => drop(counted),
-            // The alias uses the memory from here on, for how long the engine does not say: it stays until the client
-            // ends.
-            other => std::mem::forget(other),
-        }
+        client.aliases.fulfil(call.fulfill_alias_buffer_cb.addr(), donation.map(DonationHold::consumed));
         Ok(())
     }
 }

@@ -24,6 +24,8 @@ impl Mapping {
     /// The kernel's.
     pub(super) fn new(bytes: Bytes, protection: ProtFlags) -> Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        #[cfg(test)]
+        faults::next()?;
         // SAFETY: a null hint and no MAP_FIXED: the kernel chooses a range that nothing else uses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes.get() as usize, protection, flags) }?;
         Ok(Self(Extent { start: Address::new(start.expose_provenance() as u64), bytes }))
@@ -64,6 +66,8 @@ impl Mapping {
         if pages.bytes.is_zero() {
             return Ok(());
         }
+        #[cfg(test)]
+        faults::next()?;
         // SAFETY: this value owned the pages and is gone, so that no live object lies in them.
         unsafe { munmap(pages.pointer(), pages.len()) }
     }
@@ -74,6 +78,43 @@ impl Drop for Mapping {
         let Extent { start, bytes } = self.0;
         if let Err(errno) = mem::replace(self, Self(Extent { start, bytes: Bytes::ZERO })).unmap() {
             log::warn!("munmap of {} bytes at {start} failed: {errno}; they stay reserved", bytes.get());
+        }
+    }
+}
+
+/// Refusals of the kernel's, by order of a test, on its own thread.
+#[cfg(test)]
+pub(super) mod faults {
+    use std::cell::Cell;
+
+    use rustix::io::{Errno, Result};
+
+    thread_local! {
+        /// Calls until one fails.
+        static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// Lets the `n`th call from now on fail; zero is the next one.
+    pub(in crate::device::host) fn fail_nth(n: u64) {
+        LEFT.set(Some(n));
+    }
+
+    /// Takes the order back; whether it was still to come.
+    pub(in crate::device::host) fn countermand() -> bool {
+        LEFT.take().is_some()
+    }
+
+    /// Asked before each call.
+    pub(in crate::device::host) fn next() -> Result<()> {
+        match LEFT.get() {
+            Some(0) => {
+                LEFT.set(None);
+                Err(Errno::NOMEM)
+            }
+            left => {
+                LEFT.set(left.map(|left| left - 1));
+                Ok(())
+            }
         }
     }
 }

@@ -53,6 +53,9 @@ use crate::{
     units::{Address, Bytes},
 };
 
+#[cfg(test)]
+use crate::device::host::mapping;
+
 /// What an exchange costs, between a process that is idle otherwise and one that is busy; see the text above.
 const PER_EXCHANGE_NS: u32 = 100_000;
 const PER_EXCHANGED_MIB_NS: u32 = 20_000;
@@ -113,6 +116,8 @@ impl Mover for HostBacking {
             }
         }
         drop(cuts);
+        #[cfg(test)]
+        mapping::faults::next().map_err(|errno| failed("madvise", errno))?;
         // SAFETY: whole pages of a region of this device that no thread reads or writes, whose contents may be lost;
         // they stay mapped.
         unsafe { madvise(pages.pointer(), pages.len(), Advice::LinuxDontNeed) }

@@ -1,5 +1,6 @@
 //! The host as a device, on the kernel that runs.
 
+mod faults;
 mod huge;
 
 use std::{

@@ -10,15 +10,13 @@ use crate::{
     memory::{
         arena::{
             block::{Block, BlockInfo, Ends},
-            floor::Floor,
             lock::Lock,
-            scopes::Scopes,
-            state::{Counters, Owners, PlanInput, State},
+            state::State,
             watched::Watched,
         },
         backing::{Backing, Strategy, release_or_log},
-        block_table::{BlockId, BlockTable},
-        history::{EventKind, History},
+        block_table::BlockId,
+        history::EventKind,
         oom::OutOfMemory,
         provenance::{Provenance, Request},
         space::node::{MIN_GRANULE, SpanState},
@@ -73,18 +71,7 @@ impl Arena {
             Strategy::Growing => Box::new(Growing::new(limit, granularity)),
             Strategy::Platform => Box::new(Platform::new(limit, granularity)),
         };
-        let mut state = State {
-            placement,
-            table: BlockTable::default(),
-            counters: Counters::default(),
-            scratch: Floor::default(),
-            compacting: false,
-            input: PlanInput::default(),
-            owners: Owners::default(),
-            history: History::default(),
-            scopes: Scopes::default(),
-            device_calls: 0,
-        };
+        let mut state = State::new(placement);
         if strategy == Strategy::Tpu {
             let refused = |shortage: Shortage| shortage.refusal.unwrap_or_else(|| Error::internal("no region"));
             state.placement.take_up_front(&backing).map_err(refused)?;
@@ -180,7 +167,7 @@ impl Arena {
     /// As [`Self::retire`].
     pub fn retire_as(&self, id: BlockId, provenance: Option<Provenance>) -> Result<()> {
         let state = &mut *self.state.lock();
-        let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
+        let Some(record) = state.table.get_mut(id) else { return self.missing(id, state.is_broken) };
         if record.state == SpanState::Retired {
             let name = &self.name;
             return Err(Error::failed_precondition(format!("arena `{name}`: block {id} is retired already")));
@@ -215,7 +202,7 @@ impl Arena {
     /// As [`Self::free`].
     pub fn free_as(&self, id: BlockId, provenance: Option<Provenance>) -> Result<()> {
         let mut state = self.state.lock();
-        let mut record = state.table.remove(id).ok_or_else(|| self.unknown(id))?;
+        let Some(mut record) = state.table.remove(id) else { return self.missing(id, state.is_broken) };
         if let Some(provenance) = provenance {
             record.provenance = record.provenance.updated(provenance);
         }
@@ -341,6 +328,13 @@ impl Arena {
             state.placement.released(bytes);
             self.state.wake(&state);
         }
+    }
+
+    /// What a call that ends something answers where there is no such block: an arena that a panic has interrupted knows
+    /// none of its blocks, and keeps their memory.
+    #[cold]
+    pub(super) fn missing(&self, id: BlockId, is_broken: bool) -> Result<()> {
+        if is_broken { Ok(()) } else { Err(self.unknown(id)) }
     }
 
     #[cold]

@@ -109,7 +109,7 @@ impl Arena {
 
     fn set_pinned(&self, id: BlockId, from: SpanState, to: SpanState, why: PinReason) -> Result<()> {
         let state = &mut *self.state.lock();
-        let record = state.table.get_mut(id).ok_or_else(|| self.unknown(id))?;
+        let Some(record) = state.table.get_mut(id) else { return self.missing(id, state.is_broken) };
         if record.state != from {
             return Ok(());
         }

@@ -7,6 +7,7 @@ use crate::{
         arena::{
             block::{Block, BlockInfo, BlockState},
             floor::{Floor, NoScratch},
+            lock::Interrupted,
             scopes::Scopes,
             watched::Watched,
         },
@@ -16,7 +17,10 @@ use crate::{
         provenance::{PinReason, Request, Timestamp},
         space::node::{NodeId, SpanState},
         stats::Stats,
-        strategy::placement::{BlockPlace, Placed, Placement, Shortage},
+        strategy::{
+            broken::Broken,
+            placement::{BlockPlace, Placed, Placement, Shortage},
+        },
     },
     region::{AddressRange, Region},
     units::{Address, Bytes},
@@ -67,6 +71,17 @@ pub(super) struct State {
     pub(super) scopes: Scopes,
     /// Calls of the device when its regions were looked at last.
     pub(super) device_calls: u64,
+    /// A panic has interrupted a change.
+    pub(super) is_broken: bool,
+}
+
+impl Interrupted for State {
+    /// What is known of blocks is forgotten, so that no two can ever get the same memory. Neither the old books nor the
+    /// regions are dropped: blocks lie in the regions.
+    fn interrupted(&mut self) {
+        let empty = Self::new(Box::new(Broken));
+        std::mem::forget(std::mem::replace(self, Self { is_broken: true, ..empty }));
+    }
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +120,23 @@ impl Counters {
 }
 
 impl State {
+    /// That of an arena without blocks.
+    pub(super) fn new(placement: Box<dyn Placement>) -> Self {
+        Self {
+            placement,
+            table: BlockTable::default(),
+            counters: Counters::default(),
+            scratch: Floor::default(),
+            compacting: false,
+            input: PlanInput::default(),
+            owners: Owners::default(),
+            history: History::default(),
+            scopes: Scopes::default(),
+            device_calls: 0,
+            is_broken: false,
+        }
+    }
+
     #[inline(always)]
     pub(super) fn attempt(&mut self, request: Request, backing: &Watched) -> Result<Block, Shortage> {
         let size = request.size;

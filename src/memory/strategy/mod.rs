@@ -5,6 +5,7 @@
 //! the device without the lock (unmapping a touched GiB takes tens of milliseconds), then reports it as
 //! `Placement::released`. In between its bytes are *leaving*: still in the pool, but neither used nor free to allocate.
 
+pub(super) mod broken;
 pub(super) mod growing;
 pub(super) mod placement;
 pub(super) mod platform;

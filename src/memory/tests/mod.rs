@@ -2,6 +2,7 @@
 //! against a model ([`model`]).
 
 mod compaction;
+mod faults;
 mod history;
 mod model;
 mod moves;

@@ -3,7 +3,10 @@
 // Named, because the arena has a `Strategy` too.
 use proptest::prelude::{Strategy, *};
 
-use crate::memory::{Strategy as Kind, tests::*};
+use crate::{
+    device::fake::{Call, Fault},
+    memory::{Strategy as Kind, tests::*},
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -203,7 +206,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
                     model.add(arena.allocate(fits).unwrap_or_else(|oom| panic!("{fits} was said to fit: {oom}")));
                 }
             }
-            Step::Refuse(n) => device.refuse_nth(n),
+            Step::Refuse(n) => device.order(Call::Reserve, n, Fault::Error),
             _ => {}
         }
         model.check(&arena, &device);

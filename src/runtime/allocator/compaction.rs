@@ -14,6 +14,7 @@
 //! for. A resident that was locked is unlocked however the work ends, by a panic too.
 
 use std::{
+    mem,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -236,7 +237,7 @@ fn perform<'a>(
 /// Moves one resident's bytes and prepares its view at the new address.
 ///
 /// # Errors
-/// The device's, the engine's or the arena's; the bytes are where they were then.
+/// The device's, the engine's or the arena's; the bytes are where they were then, as after a panic.
 fn relocate(
     memory: &DeviceMemory,
     compaction: &mut Compaction<'_>,
@@ -248,16 +249,31 @@ fn relocate(
     // SAFETY: both addresses lie in regions of this carrier's device: the resident's own block, and one of the same
     // size that the plan took out of circulation. The resident is locked, so nothing uses the bytes of either.
     unsafe { memory.carrier.relocate(step.from, step.to, bytes)? };
+    let back = MoveBack { memory, step, bytes };
     // SAFETY: the bytes are at `step.to` now; the block there is aligned and as large as the old one, and is the
     // resident's from the commit on, or not used if there is none.
     let prepared = unsafe { resident.prepare(step.to) };
-    let committed = prepared.and_then(|()| compaction.commit());
-    if committed.is_err() {
+    prepared.and_then(|()| compaction.commit())?;
+    mem::forget(back);
+    Ok(())
+}
+
+/// A move that is not committed. Dropped, by an error or a panic, it moves the bytes back.
+struct MoveBack<'a> {
+    memory: &'a DeviceMemory,
+    step: Move,
+    bytes: Bytes,
+}
+
+impl Drop for MoveBack<'_> {
+    fn drop(&mut self) {
+        let Move { from, to, .. } = self.step;
         // SAFETY: both blocks are still out of use by all but this thread, as before the move; the old one is the
         // resident's.
-        unsafe { memory.carrier.relocate(step.to, step.from, bytes)? };
+        if let Err(error) = unsafe { self.memory.carrier.relocate(to, from, self.bytes) } {
+            log::error!("an array of {} on {} is lost: {error}", self.bytes, self.memory.name());
+        }
     }
-    committed
 }
 
 /// Moves everything that can move, so that free memory is in as few holes as possible.
@@ -314,3 +330,6 @@ pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
         drop(perform(memory, compaction, locked));
     }
 }
+
+#[cfg(test)]
+mod tests;

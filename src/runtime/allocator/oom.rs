@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::{
     config::Compact,
     device::host,
-    error::{Code, Error},
+    error::Error,
     memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
     runtime::{
         allocator::{compaction, core::Allocator, reclaim::NoRoom},
@@ -54,12 +54,12 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
         hint: hint(allocator, memory, &numbers),
     };
     numbers.story = Some(Box::new(details));
-    let text = numbers.to_string();
+    let (code, text) = (numbers.code(), numbers.to_string());
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {
         report(allocator, path);
     }
-    Error::new(Code::ResourceExhausted, text)
+    Error::new(code, text)
 }
 
 /// What would have made room.

@@ -375,10 +375,9 @@ impl<T> Usage<T> {
     /// Ends what [`Self::lock_for_move`] began; `change` records where the bytes are now.
     pub fn unlock_after_move<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut state = self.state.lock();
-        let result = change(&mut state.body);
         state.moving = false;
-        drop(state);
+        // Who is woken waits for the lock then; even if `change` panics, nobody waits for ever.
         self.changed.notify_all();
-        result
+        change(&mut state.body)
     }
 }

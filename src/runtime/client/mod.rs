@@ -7,6 +7,7 @@
 //!  limits.rs         what the settings allow of each device's memory
 //!  open_devices.rs   arenas for the devices of a new client
 //!  adoption.rs       buffers that the engine made, wrapped
+//!  aliases.rs        alias buffers whose contents are to come
 //! ```
 
 use std::{
@@ -32,6 +33,7 @@ use crate::{
             pinned_host::{PinnedHost, admit_pinned},
         },
         buffer::{Buffer, Place},
+        client::aliases::Aliases,
         counters::Counters,
         device_memory::DeviceMemory,
         host_memories::HostMemories,
@@ -43,6 +45,7 @@ use crate::{
 };
 
 pub mod adoption;
+pub mod aliases;
 pub mod limits;
 pub mod open_devices;
 
@@ -142,6 +145,8 @@ pub struct Client {
     pub nested: Arc<NestedSessions>,
     /// Counts the bytes of the engine's and of outsiders' memory on devices that this process cannot address.
     elsewhere: Arc<AtomicI64>,
+    /// Alias buffers whose contents are to come.
+    pub aliases: Aliases,
     /// Calls outside of the C API's contract that use the engine's client at this moment.
     guards: Guards,
 }
@@ -194,6 +199,7 @@ impl Client {
             platform_version,
             counters: Counters::default(),
             elsewhere: Arc::default(),
+            aliases: Aliases::default(),
             guards: Guards { count: Mutex::new(Some(0)), dropped: Condvar::new() },
         }
     }

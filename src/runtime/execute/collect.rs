@@ -14,6 +14,7 @@ use crate::{
         device_memory::allocation::Allocation,
         executable::loaded::Origin,
         execute::{
+            argument::Argument,
             call::Outputs,
             candidates::Candidate,
             device_launch::{DeviceLaunch, large_result},
@@ -29,13 +30,17 @@ use crate::{
 #[cold]
 pub fn abandon(launch: &mut Launch<'_>) {
     let client = &launch.call.loaded.client;
+    let several = launch.devices.len() > 1;
     let mut waited_for = Vec::new();
     for (index, device) in launch.devices.iter_mut().enumerate() {
+        let nothing_donated = device.destinations.is_empty()
+            && device.copies.is_empty()
+            && !device.arguments.iter().any(Argument::may_be_consumed);
         let mut resources = Resources { user: User::Execution, ..Resources::default() };
         let mut consumed = Vec::new();
         let arguments = device.arguments.iter_mut().enumerate();
         for (number, argument) in arguments.filter(|(_, argument)| argument.may_be_consumed()) {
-            let gone = is_consumed(argument.live());
+            let gone = is_consumed(argument.live(), false);
             if let Some(storage) = argument.finish_donation(gone, true) {
                 consumed.push((index, number));
                 resources.leftovers.extend(storage.into_allocation());
@@ -46,6 +51,11 @@ pub fn abandon(launch: &mut Launch<'_>) {
                 resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
                 device.track_behind(client, queue, resources);
             }
+            // A program that has begun has consumed what it was donated. Of one that was donated nothing, nobody knows.
+            None if several && nothing_donated => {
+                resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
+                client.allocator.in_flight.strand(resources);
+            }
             None => waited_for.push((consumed, resources.leftovers)),
         }
     }
@@ -54,16 +64,21 @@ pub fn abandon(launch: &mut Launch<'_>) {
     for &(index, number) in waited_for.iter().flat_map(|(consumed, _)| consumed) {
         views::end(launch.devices[index].arguments[number].live());
     }
-    // A view that a program on another device was donated is destroyed only when that program is done, so the block
-    // is not reused before that.
+    // A view that a program was donated is destroyed only when that program is done: then its block can be reused, and
+    // what the program reads be freed.
+    for device in &mut launch.devices {
+        device.destinations.clear();
+        device.copies.clear();
+    }
     launch.devices.clear();
 }
 
-/// Makes candidates of the memory of donated arguments that the engine has consumed.
-fn finish_donations(device: &mut DeviceLaunch<'_>, candidates: &mut SmallVec<[Candidate; 8]>) {
+/// Makes candidates of the memory of donated arguments that the engine has consumed. If it does not say whether it has,
+/// an argument is gone if the donations `are_known`: a result may lie there.
+fn finish_donations(device: &mut DeviceLaunch<'_>, are_known: bool, candidates: &mut SmallVec<[Candidate; 8]>) {
     for (number, argument) in device.arguments.iter_mut().enumerate().filter(|(_, argument)| argument.may_be_consumed())
     {
-        let consumed = is_consumed(argument.live());
+        let consumed = is_consumed(argument.live(), are_known);
         if let Some(storage) = argument.finish_donation(consumed, false) {
             candidates.push(Candidate::consumed(number, storage));
         }
@@ -115,8 +130,9 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
             candidates.push(Candidate::new(Origin::Destination(number), allocation, destination.reused));
         }
     }
-    if call.donated().is_none_or(|donated| !donated.is_empty()) {
-        finish_donations(device, &mut candidates);
+    let donated = call.donated();
+    if donated.is_none_or(|donated| !donated.is_empty()) {
+        finish_donations(device, donated.is_some(), &mut candidates);
     }
     if !device.copies.is_empty() {
         finish_copies(device, &mut candidates, &mut consumed, &mut leftovers);

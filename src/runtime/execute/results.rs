@@ -112,9 +112,25 @@ fn locate(
     if candidates.is_empty() || is_elsewhere(program.plan.placements.get(result), candidates) {
         return (None, true);
     }
-    let address = output.address();
-    let has_memory = !matches!(address, Ok(0));
-    (address.ok().and_then(|address| find(address, candidates, next)), has_memory)
+    match output.address() {
+        Ok(address) => (find(address, candidates, next), address != 0),
+        // The engine does not say, but the memory must not be freed that it most likely lies in.
+        Err(error) => {
+            log::warn!("a result of '{}' is taken to lie where it was planned: {}", program.name, error.message());
+            (planned(program.plan.placements.get(result), candidates), true)
+        }
+    }
+}
+
+/// The candidate that a result was to lie in.
+#[cold]
+fn planned(placement: Option<&ResultPlacement>, candidates: &[Candidate]) -> Option<usize> {
+    let origin = match *placement? {
+        ResultPlacement::Destination(number) => Origin::Destination(number),
+        ResultPlacement::Argument(number) => Origin::Argument(number),
+        ResultPlacement::Anywhere(_) => return None,
+    };
+    candidates.iter().position(|candidate| candidate.origin == origin && candidate.allocation.is_some())
 }
 
 /// What was launched on one device.

@@ -155,6 +155,8 @@ pub struct InFlight {
     unfenced: Mutex<Vec<(ExecutionQueue, Resources)>>,
     /// Whether `unfenced` may hold some: seen without the lock.
     has_unfenced: AtomicBool,
+    /// What programs may use of which nobody will ever know whether they have ended: kept until the client is gone.
+    stranded: Mutex<Vec<Resources>>,
     /// Operations, deferred buffers and unfenced resources, together.
     count: AtomicUsize,
 }
@@ -187,6 +189,13 @@ impl InFlight {
                 self.has_unfenced.store(true, Ordering::Release);
             }
         }
+    }
+
+    /// Keeps what a program may use whose end cannot be known, until the client is gone: of a launch over several devices
+    /// that failed on one of them, where the engine does not order executions.
+    #[cold]
+    pub fn strand(&self, resources: Resources) {
+        self.stranded.lock().push(resources);
     }
 
     /// Keeps a buffer whose handle cannot be destroyed yet.

@@ -38,13 +38,15 @@ struct Idle {
     made: usize,
 }
 
+type DeviceWithMemory = (Live<'static, sys::PJRT_Device>, Live<'static, sys::PJRT_Memory>);
+
 /// A client of the engine that one execution at a time has to itself.
 pub struct NestedClient {
     number: usize,
     /// Alive until [`NestedSessions::end`] takes it from those that are idle.
     client: Live<'static, sys::PJRT_Client>,
     /// Its devices with their default memories, in the order of the user's devices.
-    devices: Vec<(Live<'static, sys::PJRT_Device>, Live<'static, sys::PJRT_Memory>)>,
+    devices: Vec<DeviceWithMemory>,
 }
 
 /// One program, loaded once more on each client that it ran on.
@@ -118,12 +120,10 @@ impl NestedSessions {
 
     /// Destroys the nested clients, before the user's client is destroyed.
     pub fn end(&self) {
-        let engine = self.session.engine;
         let clients = std::mem::take(&mut self.idle.lock().clients);
         for client in clients {
-            let args = sys::PJRT_Client_Destroy_Args { client: client.client.raw(), ..Default::default() };
             // SAFETY: the client is alive, and idle: no program runs on it, and its buffers and executables are gone.
-            discard(unsafe { engine.call(args) }, "destroy its client for callbacks");
+            unsafe { destroy(client.client) };
         }
     }
 }
@@ -144,9 +144,20 @@ impl NestedClient {
             })?;
             Live::new(engine, created.client)
         };
+        let devices = Self::devices(client).inspect_err(|_| {
+            // SAFETY: the client is alive, and nothing of it is known to anybody.
+            unsafe { destroy(client) };
+        })?;
+        Ok(Self { number, client, devices })
+    }
+
+    /// The client's devices, each with its default memory.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn devices(client: Live<'static, sys::PJRT_Client>) -> Outcome<Vec<DeviceWithMemory>> {
         let devices = client.handles::<sys::PJRT_Client_AddressableDevices_Args, _>()?.into_iter();
-        let devices = devices.map(|device| Ok((device, device.part::<sys::PJRT_Device_DefaultMemory_Args>()?)));
-        Ok(Self { number, client, devices: devices.collect::<Outcome<_>>()? })
+        devices.map(|device| Ok((device, device.part::<sys::PJRT_Device_DefaultMemory_Args>()?))).collect()
     }
 }
 
@@ -165,6 +176,16 @@ impl NestedExecutables {
             discard(unsafe { engine.call(args) }, "destroy a program for callbacks");
         }
     }
+}
+
+/// Destroys a nested client.
+///
+/// # Safety
+/// It must be alive, idle, and not be used again.
+unsafe fn destroy(client: Live<'_, sys::PJRT_Client>) {
+    let args = sys::PJRT_Client_Destroy_Args { client: client.raw(), ..Default::default() };
+    // SAFETY: the client is alive, and this is its end, as this function asks.
+    discard(unsafe { client.engine().call(args) }, "destroy its client for callbacks");
 }
 
 /// Loads the same program on another client of the engine.

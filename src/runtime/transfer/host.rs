@@ -78,22 +78,24 @@ pub unsafe fn alias(
         device_layout: ptr::null_mut(),
         ..*args
     };
-    // SAFETY: the struct satisfies the function's contract, and the array is dense, as this function asks. The buffer
-    // is a new one of the client, with no other owner.
-    let (made, done_with_host_buffer) = unsafe {
+    // SAFETY: the struct satisfies the function's contract, and the array is dense, as this function asks. Buffer and
+    // event are new ones of the client, with no other owner.
+    let (made, event) = unsafe {
         let done = client.session.engine.call(dense)?;
-        (EngineBuffer::own(client.session, done.buffer), done.done_with_host_buffer)
+        let event = EngineEvent::own(client.session.engine, done.done_with_host_buffer);
+        (EngineBuffer::own(client.session, done.buffer), event)
     };
     let at = args.data.expose_provenance();
     // An engine may have other rules: if it copied, the memory is its own.
-    let buffer = if made.address().is_ok_and(|there| there == at) {
-        let place = space.place();
-        let foreign = Foreign::new(Some(at), client.foreign_bytes(place.0.0), shape.size);
-        Buffer::foreign(made, place, shape, Access::ReadOnly, foreign)
-    } else {
-        client.adopt(made)?
+    let buffer = match made.address() {
+        Ok(there) if there != at => client.adopt(made)?,
+        found => {
+            let place = space.place();
+            let foreign = Foreign::new(found.ok(), client.foreign_bytes(place.0.0), shape.size);
+            Buffer::foreign(made, place, shape, Access::ReadOnly, foreign)
+        }
     };
-    args.done_with_host_buffer = done_with_host_buffer;
+    args.done_with_host_buffer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
     args.buffer = buffer.into_raw();
     Ok(())
 }
@@ -121,20 +123,22 @@ pub unsafe fn from_host_by_engine(
     // Other platforms copy, whatever the semantics.
     .filter(|_| process::kind() == Some(EngineKind::Cpu));
     let at = args.data.expose_provenance();
-    // SAFETY: the struct satisfies the function's contract, as this function asks; the buffer is a new one of the
-    // client, with no other owner, and if it aliases the array, this process can read it there.
+    // SAFETY: the struct satisfies the function's contract, as this function asks; buffer and event are new ones of the
+    // client, with no other owner, and if the buffer aliases the array, this process can read it there.
     unsafe {
         let done = client.session.engine.call(*args)?;
+        let event = EngineEvent::own(client.session.engine, done.done_with_host_buffer);
         let made = EngineBuffer::own(client.session, done.buffer);
-        let aliased = access.filter(|_| at != 0 && made.address().is_ok_and(|there| there == at));
+        let there = made.address().ok();
+        let aliased = access.filter(|_| at != 0 && there.is_none_or(|there| there == at));
         let buffer = match aliased {
             Some(access) => {
                 let readable = plain && client.session.aliasable.contains(args.type_);
-                client.adopt_foreign(made, access, readable.then_some(at))?
+                client.adopt_foreign(made, access, there.filter(|_| readable))?
             }
             None => client.adopt_admitted(made, admitted)?,
         };
-        args.done_with_host_buffer = done.done_with_host_buffer;
+        args.done_with_host_buffer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
         args.buffer = buffer.into_raw();
     }
     Ok(())

@@ -103,6 +103,24 @@ impl Buffer {
         }
     }
 
+    /// Gives a buffer that had none of its own the memory that it lies in; freed at once if nothing uses it any more.
+    ///
+    /// # Errors
+    /// The memory, if the buffer was donated: then it is the result's of a program.
+    pub fn take_over(&self, memory: Storage) -> Result<(), Storage> {
+        let (before, freed) = {
+            let mut state = self.state();
+            if state.life() == Life::Donated {
+                return Err(memory);
+            }
+            let before = std::mem::replace(&mut state.storage, memory);
+            (before, state.take_unneeded())
+        };
+        // Dropped without the lock.
+        drop((before, freed));
+        Ok(())
+    }
+
     /// Takes back the block that `OutputCache::take_recycling` gave away, because executions still use it.
     pub fn take_back(&self, allocation: Allocation) {
         allocation.retire();
