@@ -35,7 +35,7 @@ def measure(platform: str, count: int) -> dict[str, float]:
     device = jax.devices(platform)[0]
     rng = random.Random(1)
     hosts = [np.arange(2**number, dtype=np.int32) for number in range(1, 9)]
-    arrays = []
+    arrays: list[jax.Array] = []
     while len(arrays) < count:
         some = min(10_000, count - len(arrays))
         arrays += jax.device_put([hosts[rng.randrange(8)] for _ in range(some)], device)
@@ -66,7 +66,9 @@ def main() -> None:
     if arguments.platform:
         print(json.dumps(measure(arguments.platform, arguments.counts[0])))
         return
-    print(f"{'':<22} {'arrays':>9} {'view':>9} {'longest':>9} {'put, drop':>9} {'statistics':>10}   us, medians of {PINS}")
+    print(
+        f"{'':<22} {'arrays':>9} {'view':>9} {'longest':>9} {'put, drop':>9} {'statistics':>10}   us, medians of {PINS}"
+    )
     for count in arguments.counts:
         for case, variables in CASES.items():
             platform = "cpu" if variables is None else "arena"

@@ -1,5 +1,5 @@
-"""Names that are no UTF-8, search paths that Python itself ignores, and systems with little of something: mappings, address
-space, disk, memory for each of many devices."""
+"""Names that are no UTF-8, search paths that Python itself ignores, many devices and threads, and systems with little
+of something: mappings, address space, disk."""
 
 import os
 import sys
@@ -102,7 +102,8 @@ def test_as_many_devices_as_there_may_be(strategy):
         assert len(devices) == 4096
         assert {device.memory_stats()["bytes_limit"] for device in devices} == {2 << 20}
         kept = [jax.device_put(np.arange(1000, dtype=np.int32) + device.id, device) for device in devices[::64]]
-        more = [jax.jit(lambda x: x * 2)(array) for array in kept[::16]]
+        # XLA takes devices from 2048 on for those of another process, and runs no programs there, on any backend.
+        more = [jax.jit(lambda x: x * 2)(array) for array in kept[:32:16]]
         for number, array in enumerate(kept):
             assert (np.asarray(array) == np.arange(1000) + 64 * number).all()
         for number, array in enumerate(more):
@@ -110,7 +111,8 @@ def test_as_many_devices_as_there_may_be(strategy):
         # Each has its own.
         error = exhausted(lambda: jax.device_put(np.zeros(3 << 20, np.uint8), devices[4095]))
         assert "on cpu:4095" in error, error
-        assert sum(len(array.devices()) for array in kept) == len(memory.summary().devices[::64])
+        held = [device["in_use_bytes"] for device in memory.stats()]
+        assert set(held[::64]) == {4000, 8000} and sum(held) == 4000 * (64 + 2), sum(held)
         """,
         PJRT_ARENA_DEVICES="4096",
         PJRT_ARENA_STRATEGY=strategy,
@@ -118,7 +120,9 @@ def test_as_many_devices_as_there_may_be(strategy):
     )
 
 
-@pytest.mark.parametrize("settings", [{"PJRT_ARENA_STRATEGY": "tpu"}, {"PJRT_ARENA_STRATEGY": "platform"}])
+@pytest.mark.parametrize(
+    "settings", [{"PJRT_ARENA_STRATEGY": "tpu"}, {"PJRT_ARENA_STRATEGY": "platform"}], ids=["tpu", "platform"]
+)
 def test_64_threads_allocate_run_and_free_at_once(settings):
     run_beside(
         """
@@ -188,7 +192,7 @@ def test_no_more_mappings_are_an_error_and_freed_ones_come_back():
                 kept.append(jax.device_put(host, devices[0]).block_until_ready())
             except (RuntimeError, ValueError) as error:
                 errors.add(str(error))
-        for array in kept + [array - 1 for array in before[:0]]:
+        for array in kept:
             assert (np.asarray(array) == host).all()
         assert errors, "mappings were not used up"
         for error in errors:

@@ -25,7 +25,9 @@ class Turns:
         """While this is entered, nobody else is if `alone`."""
         with self._changed:
             number, self._given = self._given, self._given + 1
-            self._changed.wait_for(lambda: self._called == number and (self._inside == 0 if alone else self._inside >= 0))
+            self._changed.wait_for(
+                lambda: self._called == number and (self._inside == 0 if alone else self._inside >= 0)
+            )
             self._called += 1
             self._inside = -1 if alone else self._inside + 1
             self._changed.notify_all()

@@ -88,7 +88,8 @@ impl Crowd {
         let device = FakeBacking::new(Bytes::new(u64::MAX / 2), Bytes::kib(4));
         let mut arena = Arena::new("bench".into(), strategy, limit, Box::new(device)).expect("a good arena");
         arena.record_history(1 << 16);
-        let pairs = sizes.iter().map_while(|&(block, hole)| Some((arena.allocate(block).ok()?, arena.allocate(hole).ok()?)));
+        let pairs =
+            sizes.iter().map_while(|&(block, hole)| Some((arena.allocate(block).ok()?, arena.allocate(hole).ok()?)));
         let (live, holes): (Vec<Block>, Vec<Block>) = pairs.unzip();
         let mut rest = Vec::new();
         while let Ok(block) = arena.allocate(arena.stats().largest_free_block.max(granule)) {
@@ -138,7 +139,8 @@ fn measured(strategy: Strategy, count: usize) -> Vec<(&'static str, f64)> {
     let some = 500;
     let mut made = Vec::with_capacity(some * ROUNDS);
     let mut sizes = Rng::with_seed(2);
-    let allocate = crowd.each(some, |arena, _| made.extend(arena.allocate(black_box(Bytes::new(size(&mut sizes).get() / 4))).ok()));
+    let allocate = crowd
+        .each(some, |arena, _| made.extend(arena.allocate(black_box(Bytes::new(size(&mut sizes).get() / 4))).ok()));
     let per_round = (made.len() / ROUNDS).max(1);
     let mut times: Vec<f64> = made
         .chunks(per_round)

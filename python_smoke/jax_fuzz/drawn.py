@@ -44,7 +44,7 @@ def read(text: str) -> dict[str, str]:
     Raises:
       ValueError: there is no `=` in a part.
     """
-    return {name: value for name, value in (part.split("=", 1) for part in text.split(",") if part)}
+    return dict(part.split("=", 1) for part in text.split(",") if part)
 
 
 def variables(settings: dict[str, str]) -> dict[str, str]:

@@ -65,7 +65,8 @@ def _act(world: World, steps: int, faults: list[str]) -> None:
     actions, weights = zip(*ACTIONS.items(), strict=True)
     step = 0
     try:
-        for step in range(1, steps + 1):
+        while step < steps:
+            step += 1
             if faults:
                 return
             try:
@@ -84,7 +85,10 @@ def _act(world: World, steps: int, faults: list[str]) -> None:
 
 
 def _books() -> list[list[int]]:
-    return [[device[name] for name in ("in_use_bytes", "live_blocks", "pending_bytes", "engine_bytes")] for device in memory.stats()]
+    return [
+        [device[name] for name in ("in_use_bytes", "live_blocks", "pending_bytes", "engine_bytes")]
+        for device in memory.stats()
+    ]
 
 
 def _left(before: list[list[int]], patience: float = 30.0) -> Any:

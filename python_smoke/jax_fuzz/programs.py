@@ -64,7 +64,7 @@ class Program:
         """Calls the compiled function."""
         if (jitted := self.compiled.get(out_shardings)) is None:
             more = {} if out_shardings is None else {"out_shardings": out_shardings}
-            # A function of its own: `jax.jit` wants one that is hashable, and keeps it.
-            jitted = jax.jit(lambda *arguments: self(*arguments), donate_argnums=self.donated, **more)
+            # Not the object itself, which `jax.jit` would want to be hashable.
+            jitted = jax.jit(self.__call__, donate_argnums=self.donated, **more)
             self.compiled[out_shardings] = jitted
         return jax.tree.leaves(jitted(*arguments))

@@ -38,10 +38,11 @@ def main() -> int:
 def run(length: float, every: float, out: Path) -> int:
     """Works for so many seconds; 1 if something was wrong."""
     import jax
+    from turns import Turns
+
     from mixed_soak import plot, samples
     from mixed_soak.gate import Gate, Thread
     from mixed_soak.workers import all_workers
-    from turns import Turns
 
     gate, turns = Gate(), Turns()
     threads = [Thread(worker, gate, turns) for worker in all_workers(jax.devices("arena"))]
@@ -84,7 +85,8 @@ def run(length: float, every: float, out: Path) -> int:
     last = seen[-1]
     done_steps = ", ".join(f"{title} {steps:,}" for title, steps in last["steps"])
     print(f"{last['seconds']:.0f} s, {len(seen)} samples; steps: {done_steps}")
-    print(f"compactions {last['compactions']:,}, moved {last['moved_bytes'] / 2**30:.1f} GiB in {last['moved_blocks']:,} blocks")
+    moved = f"{last['moved_bytes'] / 2**30:.1f} GiB in {last['moved_blocks']:,} blocks"
+    print(f"compactions {last['compactions']:,}, moved {moved}")
     print(f"no room {last['exhausted']:,} times, after which the worker began anew; books at rest {last['books']}")
     print(text)
     for fault in faults:

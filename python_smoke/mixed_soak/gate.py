@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import traceback
 
-from mixed_soak.workers import Worker
 from turns import Turns
+
+from mixed_soak.workers import Worker
 
 #: So often in a row a worker may find no room, though it has let go of all that it held before it tried again.
 PATIENCE = 200

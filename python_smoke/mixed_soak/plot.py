@@ -35,13 +35,15 @@ def svg(samples: list[dict[str, Any]], verdict: str) -> str:
     add(root, "rect", **{"class": "page"}, x=0.5, y=0.5, width=WIDTH - 1, height=HEIGHT - 1, rx=8)
     add(root, "text", "Resident memory of the soak run, MiB", **{"class": "title"}, x=20, y=31)
     add(root, "text", verdict, **{"class": "soft"}, x=20, y=51)
-    for x, name, text in ((20, "rest", "at rest, all arrays gone"), (220, "busy", "at work")):
-        add(root, "line", **{"class": name}, x1=x, x2=x + 22, y1=69, y2=69)
-        add(root, "text", text, **{"class": "soft"}, x=x + 28, y=73)
+    for start, name, text in ((20, "rest", "at rest, all arrays gone"), (220, "busy", "at work")):
+        add(root, "line", **{"class": name}, x1=start, x2=start + 22, y1=69, y2=69)
+        add(root, "text", text, **{"class": "soft"}, x=start + 28, y=73)
     for number in range(round(top / step) + 1):
-        y = BOTTOM - (BOTTOM - TOP) * number * step / top
-        add(root, "line", **{"class": "grid" if number else "one"}, x1=LEFT, x2=RIGHT, y1=round(y, 1), y2=round(y, 1))
-        add(root, "text", f"{number * step:g}", **{"class": "soft", "text-anchor": "end"}, x=LEFT - 8, y=round(y + 4, 1))
+        y = round(BOTTOM - (BOTTOM - TOP) * number * step / top, 1)
+        add(root, "line", **{"class": "grid" if number else "one"}, x1=LEFT, x2=RIGHT, y1=y, y2=y)
+        add(
+            root, "text", f"{number * step:g}", **{"class": "soft", "text-anchor": "end"}, x=LEFT - 8, y=round(y + 4, 1)
+        )
     for tenth in range(0, 11, 2):
         x = round(LEFT + (RIGHT - LEFT) * tenth / 10, 1)
         minutes = f"{end * tenth / 10:.3g} min"

@@ -67,8 +67,9 @@ def verdict(samples: list[dict[str, Any]]) -> tuple[list[str], str]:
     grown = slope(warm) * (warm[-1]["seconds"] - warm[0]["seconds"])
     median = statistics.median(sample["resident"] for sample in warm)
     text = (
-        f"resident memory after the warm-up: median {median / 2**20:.1f} MiB, slope {slope(warm) * 3600 / 2**20:+.2f} MiB "
-        f"an hour, by it {grown / 2**20:+.2f} MiB in all ({grown / median:+.2%}; at most {GROWTH:.0%})"
+        f"resident memory after the warm-up: median {median / 2**20:.1f} MiB, "
+        f"slope {slope(warm) * 3600 / 2**20:+.2f} MiB an hour, "
+        f"by it {grown / 2**20:+.2f} MiB in all ({grown / median:+.2%}; at most {GROWTH:.0%})"
     )
     if grown > GROWTH * median:
         faults.append(text)

@@ -44,7 +44,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Ramp:
-    """The numbers `start + step * i`, in integers that wrap round: what sums, products and slices make of them is one."""
+    """The numbers `start + step * i`, in integers that wrap round: sums, products and slices of them are such, too."""
 
     size: int
     dtype: str
@@ -59,7 +59,7 @@ class Ramp:
     def check(self, array: Any) -> None:
         """Compares an array with the numbers."""
         seen = np.asarray(array)
-        assert (seen.shape, seen.dtype) == ((self.size,), self.dtype), (self, seen.shape, seen.dtype)
+        assert (seen.shape, str(seen.dtype)) == ((self.size,), self.dtype), (self, seen.shape, seen.dtype)
         wrong = np.flatnonzero(seen != self.numpy())
         assert not wrong.size, f"{self}: {wrong.size} elements are wrong, the first at {wrong[0]}: {seen[wrong[0]]}"
 
@@ -72,7 +72,7 @@ class Training(Worker):
         self._device = device
         with jax.default_device(device):
             *state, optimiser = model.initial_state()
-        self._first = jax.tree.map(lambda leaf: np.array(leaf), state)
+        self._first = jax.tree.map(np.array, state)
         self._train = model.make_step(optimiser)
         self._expected: list[bytes] | None = None
         self.rest()
