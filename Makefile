@@ -129,16 +129,24 @@ instructions: setup ## instructions of one execution, bare engine and pjrt-arena
 	  echo "make: counting instructions needs valgrind, and there is none: install it (apt install valgrind)" >&2; exit 1; }
 	$(ENGINE) $(CARGO) bench --package plugin_tests --bench instructions --locked -- $(PROGRAM)
 
-soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat
-	$(RELEASE) JAX_PLATFORMS=arena,cpu "$(PY)" python_smoke/soak.py
+# MINUTES=60 for so long of mixed work instead: figures go to target/soak.jsonl and target/soak.svg.
+soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay flat; MINUTES=60: mixed work under pressure
+	$(RELEASE) JAX_PLATFORMS=arena,cpu PYTHONPATH=python_smoke "$(PY)" \
+	  $(if $(MINUTES),-m mixed_soak --minutes $(MINUTES) --out target/soak,python_smoke/soak.py)
 
 # COMPACTIONS=N for another number.
 stress: setup ## 100,000 forced compactions under load from 8 threads
 	$(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS)
 
-# MINUTES=N for another time, SEED=N for another sequence.
-fuzz: setup ## what reads programs, HLO, options and cached plans, on damaged ones: five minutes
-	$(CARGO) run --release --package plugin_tests --example fuzz --locked -- $(or $(MINUTES),5) $(SEED)
+# MINUTES=N for another time, SEED=N for another sequence. Each of the two has half of the time; both run if one finds
+# something.
+HALF = $(shell awk "BEGIN { print $(or $(MINUTES),5) / 2 }")
+
+fuzz: target/debug/libpjrt_arena.so ## damaged input for all that reads some, and random JAX programs with random settings: five minutes
+	@status=0; \
+	$(CARGO) run --release --package plugin_tests --example fuzz --locked -- $(HALF) $(SEED) || status=1; \
+	$(DEBUG) PYTHONPATH=python_smoke "$(PY)" -m jax_fuzz --minutes $(HALF) $(addprefix --seed ,$(SEED)) || status=1; \
+	exit $$status
 
 # The flag is not stable, so the compiler is told to take it. The engine is not instrumented: its leaks and its globals
 # are left out, while what it writes to memory of ours through malloc is still seen. TESTS= names some of the tests.

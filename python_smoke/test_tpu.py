@@ -9,6 +9,36 @@ from test_compaction import TPU, run_case
 pytestmark = pytest.mark.arena
 
 
+def test_a_view_at_the_bottom_leaves_programs_their_scratch():
+    """An array that a program reads does not move, so a view of it then stays at the bottom for as long as it lives."""
+    run_case(
+        """
+        slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200_000, lambda _, x: (x * 3 + 1) % 1000, x))
+        scratch = jax.jit(lambda x: jnp.sort(jnp.sin(x)[::-1])[:10] + jnp.cumsum(x)[:10])
+        x = ramp(1000)
+        large = ramp(MIB // 4)
+        needs = scratch.lower(large).compile().memory_analysis().temp_size_in_bytes
+        assert needs >= MIB, needs
+        expected = np.asarray(jax.jit(scratch)(jax.device_put(np.asarray(large), jax.devices("cpu")[0])))
+        under_way = slow(x)
+        view = np.asarray(x)
+        address = view.ctypes.data
+        for _ in range(3):
+            result = scratch(large)
+            np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-4)
+        assert stats()["bytes_reserved"] >= needs
+        assert address == view.ctypes.data == x.unsafe_buffer_pointer()
+        assert np.array_equal(view, np.arange(1000))
+        # Scratch goes to whoever needs the room.
+        del result, large
+        under_way.block_until_ready()
+        whole = ramp(60 * MIB // 4)
+        assert float(whole[-1]) > 0
+        """,
+        **TPU,
+    )
+
+
 def test_scratch_is_set_aside_at_the_bottom():
     run_case(
         """

@@ -1,13 +1,15 @@
-//! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`.
+//! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`; with `-- scale`
+//! how they grow with the number of live blocks, on a device of addresses without memory.
 //!
 //! Numbers are for reading; nothing fails on time. Each line is the median of 15 rounds on one thread, with the lock
 //! taken and released for every operation. Whole traces are timed by `arena-replay`.
 
 use std::{hint::black_box, time::Instant};
 
+use fastrand::Rng;
 use pjrt_arena::{
-    device::host::HostBacking,
-    memory::{Arena, Strategy},
+    device::{fake::FakeBacking, host::HostBacking},
+    memory::{Arena, Block, Provenance, Strategy, compaction::Costs},
     units::Bytes,
 };
 
@@ -38,6 +40,9 @@ fn pairs(arena: &Arena, size: Bytes, count: usize) -> f64 {
 }
 
 fn main() {
+    if std::env::args().any(|argument| argument == "scale") {
+        return scale();
+    }
     println!("{:<44} {:>10}", "", "ns per op");
     for (strategy, count) in
         [(Strategy::Preallocate, 100_000), (Strategy::Growing, 100_000), (Strategy::Platform, 1000)]
@@ -62,4 +67,124 @@ fn main() {
         let name = format!("preallocate, with a history: pair of {size}");
         println!("{name:<44} {:>10.1}", pairs(&arena, size, 100_000));
     }
+}
+
+/// An arena with many live blocks, which is full but for the holes between them.
+struct Crowd {
+    arena: Arena,
+    live: Vec<Block>,
+    rng: Rng,
+}
+
+impl Crowd {
+    /// `count` live blocks with a hole behind each. No hole is much larger than the others: those of 248 to 251 granules
+    /// share a bin.
+    fn new(strategy: Strategy, count: usize) -> Self {
+        let mut rng = Rng::with_seed(1);
+        let sizes: Vec<(Bytes, Bytes)> =
+            (0..count).map(|_| (size(&mut rng), Bytes::new(256 * rng.u64(248..252)))).collect();
+        let granule = Bytes::new(256);
+        let limit: Bytes = sizes.iter().map(|&(block, hole)| block.round_down(granule) + granule + hole).sum();
+        let device = FakeBacking::new(Bytes::new(u64::MAX / 2), Bytes::kib(4));
+        let mut arena = Arena::new("bench".into(), strategy, limit, Box::new(device)).expect("a good arena");
+        arena.record_history(1 << 16);
+        let pairs =
+            sizes.iter().map_while(|&(block, hole)| Some((arena.allocate(block).ok()?, arena.allocate(hole).ok()?)));
+        let (live, holes): (Vec<Block>, Vec<Block>) = pairs.unzip();
+        let mut rest = Vec::new();
+        while let Ok(block) = arena.allocate(arena.stats().largest_free_block.max(granule)) {
+            rest.push(block);
+        }
+        for block in holes {
+            arena.free(block.id).expect("live");
+        }
+        Self { arena, live, rng }
+    }
+
+    /// The median nanoseconds of one step for each of `some` blocks, taken at random.
+    fn each(&mut self, some: usize, mut step: impl FnMut(&Arena, &mut Block)) -> f64 {
+        let mut times: Vec<f64> = (0..ROUNDS)
+            .map(|_| {
+                let places: Vec<usize> = (0..some).map(|_| self.rng.usize(0..self.live.len())).collect();
+                let start = Instant::now();
+                places.iter().for_each(|&place| step(&self.arena, &mut self.live[place]));
+                start.elapsed().as_nanos() as f64 / some as f64
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2]
+    }
+}
+
+/// From 256 bytes to 64 KiB, as often in each power of two.
+fn size(rng: &mut Rng) -> Bytes {
+    Bytes::new((256.0 * 256f64.powf(rng.f64())) as u64)
+}
+
+/// A table: what each operation costs with so many live blocks.
+fn scale() {
+    const COUNTS: [usize; 4] = [1000, 10_000, 100_000, 1_000_000];
+    println!("{:<44} {:>10} {:>10} {:>10} {:>10}", "ns, live blocks:", "10^3", "10^4", "10^5", "10^6");
+    for strategy in [Strategy::Preallocate, Strategy::Tpu] {
+        let columns: Vec<Vec<(&str, f64)>> = COUNTS.iter().map(|&count| measured(strategy, count)).collect();
+        for row in 0..columns[0].len() {
+            let cells: Vec<String> = columns.iter().map(|column| format!("{:>10.0}", column[row].1)).collect();
+            println!("{:<44} {}", format!("{strategy}: {}", columns[0][row].0), cells.join(" "));
+        }
+    }
+}
+
+fn measured(strategy: Strategy, count: usize) -> Vec<(&'static str, f64)> {
+    let mut crowd = Crowd::new(strategy, count);
+    let some = 500;
+    let mut made = Vec::with_capacity(some * ROUNDS);
+    let mut sizes = Rng::with_seed(2);
+    let allocate = crowd
+        .each(some, |arena, _| made.extend(arena.allocate(black_box(Bytes::new(size(&mut sizes).get() / 4))).ok()));
+    let per_round = (made.len() / ROUNDS).max(1);
+    let mut times: Vec<f64> = made
+        .chunks(per_round)
+        .map(|round| {
+            let start = Instant::now();
+            round.iter().for_each(|block| crowd.arena.free(black_box(block.id)).expect("live"));
+            start.elapsed().as_nanos() as f64 / round.len() as f64
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let free = times[times.len() / 2];
+    let replace = crowd.each(some, |arena, block| {
+        arena.free(block.id).expect("live");
+        *block = arena.allocate(block.size).expect("its own room");
+    });
+    let pin = crowd.each(some, |arena, block| {
+        arena.pin(block.id).expect("live");
+        arena.unpin(block.id).expect("live");
+    });
+    // As before a NumPy view: where would it lie better, and what would have to make way? Nothing moves.
+    let place = crowd.each(some, |arena, block| {
+        if arena.plan_pin(block.id).is_err() {
+            black_box(arena.neighbours_of_pin(block.id));
+            drop(arena.plan_pin_making_way(block.id, &Costs::COPY, 400_000, &|_| true));
+        }
+    });
+    let reuse = crowd.each(some, |arena, block| {
+        arena.retire(block.id).expect("live");
+        block.id = arena.reuse_in_place(block.id, Provenance::default()).expect("retired");
+    });
+    // The largest hole goes and comes between two looks.
+    let statistics = crowd.each(some, |arena, _| {
+        let hole = arena.allocate(arena.stats().largest_free_block).expect("the largest hole");
+        arena.free(hole.id).expect("live");
+    });
+    let snapshot = crowd.each(1, |arena, _| _ = black_box(arena.survey()));
+    vec![
+        ("allocate", allocate),
+        ("free", free),
+        ("free, and allocate the same size", replace),
+        ("pin and unpin", pin),
+        ("look for a place for a pin", place),
+        ("retire and reuse", reuse),
+        ("statistics, and a pair of the largest hole", statistics),
+        ("snapshot of the arena", snapshot),
+    ]
 }

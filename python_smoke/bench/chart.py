@@ -90,20 +90,20 @@ class _Chart:
         )
         mean = geometric_mean([speedup["median"] for _, speedup, _ in self._rows])
         title = "How many times as fast as JAX's CPU backend"
-        _add(root, "title", text=f"{title}: pjrt-arena, geometric mean {show_ratio(mean)}")
-        _add(root, "style", text=STYLE)
-        _add(root, "rect", **{"class": "page"}, x=0.5, y=0.5, width=WIDTH - 1, height=self._height - 1, rx=8)
-        _add(root, "text", title, **{"class": "title"}, x=20, y=31)
+        add(root, "title", text=f"{title}: pjrt-arena, geometric mean {show_ratio(mean)}")
+        add(root, "style", text=STYLE)
+        add(root, "rect", **{"class": "page"}, x=0.5, y=0.5, width=WIDTH - 1, height=self._height - 1, rx=8)
+        add(root, "text", title, **{"class": "title"}, x=20, y=31)
         machine, settings = self._report["machine"], self._report["settings"]
         where = f"pjrt-arena on {machine['cpus']} CPUs ({machine['cpu']}), median of {settings['rounds']}"
-        _add(root, "text", f"{where}; geometric mean {show_ratio(mean)}", **{"class": "soft"}, x=20, y=51)
+        add(root, "text", f"{where}; geometric mean {show_ratio(mean)}", **{"class": "soft"}, x=20, y=51)
         self._legend(root)
         bottom = TOP + ROW * len(self._rows)
         for tick in TICKS:
             if self._low <= tick <= self._high:
                 x = self._x(tick)
-                _add(root, "line", **{"class": "grid" if tick != 1 else "one"}, x1=x, x2=x, y1=TOP - 4, y2=bottom + 4)
-                _add(root, "text", f"{tick:g}x", **{"class": "soft", "text-anchor": "middle"}, x=x, y=bottom + 20)
+                add(root, "line", **{"class": "grid" if tick != 1 else "one"}, x1=x, x2=x, y1=TOP - 4, y2=bottom + 4)
+                add(root, "text", f"{tick:g}x", **{"class": "soft", "text-anchor": "middle"}, x=x, y=bottom + 20)
         for number, row in enumerate(self._rows):
             self._bar(root, TOP + ROW * number + ROW / 2, *row)
         ElementTree.indent(root)
@@ -111,35 +111,34 @@ class _Chart:
 
     def _legend(self, root: ElementTree.Element) -> None:
         y = 73
-        _add(root, "rect", **{"class": "fast"}, x=20, y=y - 9, width=22, height=10, rx=2)
-        _add(root, "text", "faster", **{"class": "soft"}, x=48, y=y)
-        _add(root, "rect", **{"class": "slow"}, x=96, y=y - 9, width=22, height=10, rx=2)
-        _add(root, "text", "slower", **{"class": "soft"}, x=124, y=y)
-        _add(root, "line", **{"class": "spread"}, x1=178, x2=200, y1=y - 4, y2=y - 4)
-        _add(root, "text", "quartiles", **{"class": "soft"}, x=206, y=y)
+        add(root, "rect", **{"class": "fast"}, x=20, y=y - 9, width=22, height=10, rx=2)
+        add(root, "text", "faster", **{"class": "soft"}, x=48, y=y)
+        add(root, "rect", **{"class": "slow"}, x=96, y=y - 9, width=22, height=10, rx=2)
+        add(root, "text", "slower", **{"class": "soft"}, x=124, y=y)
+        add(root, "line", **{"class": "spread"}, x1=178, x2=200, y1=y - 4, y2=y - 4)
+        add(root, "text", "quartiles", **{"class": "soft"}, x=206, y=y)
         _diamond(root, 278, y - 4)
-        _add(
-            root, "text", "the same program writing into its own donated, warm result", **{"class": "soft"}, x=290, y=y
-        )
+        add(root, "text", "the same program writing into its own donated, warm result", **{"class": "soft"}, x=290, y=y)
 
     def _bar(self, root: ElementTree.Element, y: float, title: str, speedup: dict, floor: dict | None) -> None:
         one, end = self._x(1), self._x(speedup["median"])
-        _add(root, "text", title, **{"text-anchor": "end"}, x=LEFT - 14, y=y + 4.5)
+        add(root, "text", title, **{"text-anchor": "end"}, x=LEFT - 14, y=y + 4.5)
         kind = "fast" if round(speedup["median"], 2) >= 1 else "slow"
-        _add(root, "rect", **{"class": kind}, x=min(one, end), y=y - 6.5, width=max(1, abs(end - one)), height=13, rx=2)
+        add(root, "rect", **{"class": kind}, x=min(one, end), y=y - 6.5, width=max(1, abs(end - one)), height=13, rx=2)
         low, high = self._x(speedup["q1"]), self._x(speedup["q3"])
         if high - low > 2:
-            _add(root, "line", **{"class": "spread"}, x1=low, x2=high, y1=y, y2=y)
+            add(root, "line", **{"class": "spread"}, x1=low, x2=high, y1=y, y2=y)
         if speedup["median"] < self._low:
-            _add(root, "path", **{"class": kind}, d=f"M{LEFT - 7} {y}l8 -6.5v13z")
+            add(root, "path", **{"class": kind}, d=f"M{LEFT - 7} {y}l8 -6.5v13z")
         if floor is not None:
             _diamond(root, self._x(floor["median"]), y)
-        _add(root, "text", show_ratio(speedup["median"]), **{"text-anchor": "end"}, x=WIDTH - 20, y=y + 4.5)
+        add(root, "text", show_ratio(speedup["median"]), **{"text-anchor": "end"}, x=WIDTH - 20, y=y + 4.5)
 
 
 def _diamond(root: ElementTree.Element, x: float, y: float) -> None:
-    _add(root, "path", **{"class": "floor"}, d=f"M{x} {y - 5}l5 5l-5 5l-5 -5z")
+    add(root, "path", **{"class": "floor"}, d=f"M{x} {y - 5}l5 5l-5 5l-5 -5z")
 
 
-def _add(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: object) -> None:
+def add(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: object) -> None:
+    """Adds an element with these attributes."""
     ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()}).text = text

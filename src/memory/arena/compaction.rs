@@ -319,8 +319,9 @@ impl State {
             Goal::Pack => Some(plan::pack(layout, costs)),
             Goal::Bottom(size) => {
                 let bottom = space.bottom(self.placement.bottom()?, size)?;
-                let taken = self.scratch.span().map_or(0, |span| space.run(span).size);
-                let window = Run { offset: taken, size: bottom.size.checked_sub(taken)?, ..bottom };
+                let kept = self.scratch.span().map_or(Run { size: 0, ..bottom }, |span| space.run(span));
+                let (offset, size) = (kept.offset + kept.size, bottom.size.checked_sub(kept.size)?);
+                let window = Run { offset, size, ..bottom };
                 plan::clear(layout, window, costs)
             }
         }

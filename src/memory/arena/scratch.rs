@@ -5,6 +5,9 @@
 //!  0         floor = the largest scratch of the programs under way, or what it was before
 //! ```
 //!
+//! While a block at the low end cannot move, because an outsider holds its address, scratch lies in another hole: a TPU
+//! has no such blocks, and programs must not fail for as long as a NumPy view lives.
+//!
 //! A device runs one program after another, so programs that wait for each other share one scratch. When the last
 //! one is done the floor stays up, because the next step wants it again; an allocation that finds no room lowers it to
 //! what is needed at that time: on a TPU too, arrays outrank programs (XLA, `docs/errors/error_0100.md`).
@@ -25,6 +28,15 @@ impl Arena {
         self.state.lock().begin_scratch(bytes)
     }
 
+    /// As [`Self::begin_scratch`], wherever there is a hole: for a low end with a block that cannot move, such as one
+    /// whose address an outsider holds. It stays there until no program needs any and an allocation takes the room.
+    ///
+    /// # Errors
+    /// The numbers, when no hole has so much; [`super::Goal::Hole`] may open one.
+    pub fn begin_scratch_anywhere(&self, bytes: Bytes) -> Result<(), NoScratch> {
+        self.state.lock().begin_scratch_anywhere(bytes)
+    }
+
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.
     pub fn end_scratch(&self, bytes: Bytes) {
         let under_way = &mut self.state.lock().scratch.under_way;
@@ -41,5 +53,13 @@ impl Compaction<'_> {
     /// As [`Arena::begin_scratch`].
     pub fn begin_scratch(self, bytes: Bytes) -> Result<(), NoScratch> {
         self.finish(|state, _| state.begin_scratch(bytes))
+    }
+
+    /// Ends the compaction, and keeps what it opened before another allocation can use it.
+    ///
+    /// # Errors
+    /// As [`Arena::begin_scratch_anywhere`].
+    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), NoScratch> {
+        self.finish(|state, _| state.begin_scratch_anywhere(bytes))
     }
 }

@@ -15,7 +15,10 @@ use crate::{
         compaction::layout::Layout,
         history::{EventKind, History, Note, block_number, pin_reason_code},
         provenance::{PinReason, Request, Timestamp},
-        space::node::{NodeId, SpanState},
+        space::{
+            index::Space,
+            node::{End, NodeId, RegionId, SpanState},
+        },
         stats::Stats,
         strategy::{
             broken::Broken,
@@ -242,12 +245,31 @@ impl State {
     }
 
     pub(super) fn begin_scratch(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
+        self.keep_scratch(bytes, |space, region, floor| space.raise_floor(region, floor, bytes))
+    }
+
+    /// As [`Self::begin_scratch`], in any hole.
+    pub(super) fn begin_scratch_anywhere(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
+        self.keep_scratch(bytes, |space, _, floor| {
+            let span = space.allocate(bytes, End::Low)?;
+            // The region stays: the new span lies in it.
+            floor.into_iter().for_each(|floor| _ = space.free(floor));
+            Some(span)
+        })
+    }
+
+    /// Keeps `bytes` for a program, in the span that `keep` makes in the place of the one that is kept.
+    fn keep_scratch(
+        &mut self,
+        bytes: Bytes,
+        keep: impl FnOnce(&mut Space, RegionId, Option<NodeId>) -> Option<NodeId>,
+    ) -> Result<(), NoScratch> {
         if bytes > self.scratch.bytes
             && let Some(region) = self.placement.bottom()
         {
             let floor = self.scratch.span;
             let space = self.placement.space_mut();
-            let raised = space.and_then(|space| Some((space.raise_floor(region, floor, bytes)?, space)));
+            let raised = space.and_then(|space| Some((keep(space, region, floor)?, space)));
             let Some((span, space)) = raised else {
                 return Err(NoScratch { wanted: bytes, free: self.placement.free(), reserved: self.scratch.bytes });
             };

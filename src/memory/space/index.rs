@@ -7,6 +7,7 @@ use crate::{
     memory::space::{
         barriers::Barriers,
         bins::{Bin, Bins},
+        largest::Largest,
         node::{End, MIN_GRANULE, Node, NodeId, RegionId, Span, SpanState},
     },
     region::AddressRange,
@@ -38,6 +39,7 @@ pub(crate) struct Space {
     pub(super) vacant: Option<NodeId>,
     pub(super) regions: Vec<Option<RegionRecord>>,
     pub(super) bins: Bins<NodeId>,
+    largest: Largest,
     /// The pinned spans.
     pub(super) barriers: Barriers,
     /// Bytes in holes.
@@ -71,6 +73,7 @@ impl Space {
             vacant: None,
             regions: Vec::new(),
             bins: Bins::new(),
+            largest: Largest::default(),
             barriers: Barriers::default(),
             free: Bytes::ZERO,
             reserved: Bytes::ZERO,
@@ -239,10 +242,20 @@ impl Space {
         (record.taken == 0).then_some(region)
     }
 
-    /// The largest hole. O(holes in the last bin).
+    /// The largest hole. O(1), but O(holes in the last bin) where the last hole of the largest size has gone since.
     pub(crate) fn largest_hole(&self) -> Bytes {
-        let holes = self.holes_from(self.bins.last().and_then(|bin| self.bins.head(bin)));
-        self.bytes(holes.map(|(_, node)| node.size).max().unwrap_or(0))
+        if let Some(size) = self.largest.get() {
+            return self.bytes(size);
+        }
+        let (mut size, mut count) = (0, 0);
+        for (_, node) in self.holes_from(self.bins.last().and_then(|bin| self.bins.head(bin))) {
+            if node.size > size {
+                (size, count) = (node.size, 0);
+            }
+            count += u32::from(node.size == size);
+        }
+        self.largest.set(size, count);
+        self.bytes(size)
     }
 
     /// The size of the hole that freeing the span would leave. O(1).
@@ -374,6 +387,7 @@ impl Space {
         node.state = SpanState::Hole;
         (node.bin_prev, node.bin_next) = (None, head);
         self.bins.set_head(bin, Some(id));
+        self.largest.came(size);
         self.free += self.bytes(size);
     }
 
@@ -387,6 +401,7 @@ impl Space {
         if let Some(after) = bin_next {
             self.nodes[after.index()].bin_prev = bin_prev;
         }
+        self.largest.went(size);
         self.free -= self.bytes(size);
     }
 

@@ -20,12 +20,14 @@
 //!
 //! Complexity: `allocate`, `free` and `retire` are O(1), except that an allocation which finds no larger hole looks
 //! through the whole own bin before it gives up. Pinned spans are kept in order besides (`barriers.rs`), O(log pinned),
-//! so that a block about to be pinned finds its place without a look at all spans (`around.rs`).
+//! so that a block about to be pinned finds its place without a look at all spans (`around.rs`), and the
+//! size of the largest hole is kept for statistics (`largest.rs`).
 
 pub(super) mod around;
 pub(super) mod barriers;
 pub(super) mod bins;
 pub(super) mod index;
+mod largest;
 pub(super) mod moves;
 pub(super) mod node;
 #[cfg(test)]

@@ -296,6 +296,44 @@ fn the_bottom_is_cleared_above_what_scratch_has_already() {
     assert_eq!(more, Some(Obstacle::TooLittle { free: Bytes::ZERO }));
 }
 
+#[test]
+fn scratch_lies_elsewhere_while_a_block_at_the_low_end_is_pinned() {
+    let (arena, _device) = arena(Kind::Tpu, Bytes::mib(16));
+    let mib = Bytes::mib;
+    let (low, above) = (take(&arena, mib(2)), take(&arena, mib(3)));
+    assert_eq!(arena.pin(low.id), Ok(()));
+    assert!(arena.begin_scratch(mib(4)).is_err());
+    let blocked = arena.plan(Goal::Bottom(mib(4)), &Costs::COPY, &all).err();
+    assert_eq!(blocked, Some(Obstacle::Barriers { free: mib(11) }));
+    assert_eq!(arena.begin_scratch_anywhere(mib(12)).map_err(|numbers| numbers.free), Err(mib(11)));
+    assert_eq!(arena.begin_scratch_anywhere(mib(4)), Ok(()));
+    let kept = arena.scratch().expect("it is kept");
+    assert_eq!((kept.address, kept.bytes), (above.address + mib(3), mib(4)));
+    assert_eq!(arena.begin_scratch(mib(3)), Ok(()), "they share it");
+    // Its own upper end is cleared for more.
+    let next = take(&arena, mib(1));
+    assert!(arena.begin_scratch(mib(6)).is_err(), "a block is in the way");
+    let mut compaction = arena.plan(Goal::Bottom(mib(6)), &Costs::COPY, &all).expect("it may move");
+    assert_eq!(compaction.moves().iter().map(|step| step.block).collect::<Vec<_>>(), [next.id]);
+    carry_out(&mut compaction);
+    assert_eq!(compaction.begin_scratch(mib(6)), Ok(()));
+    assert_eq!(arena.scratch().map(|kept| (kept.address, kept.bytes)), Some((above.address + mib(3), mib(6))));
+    // Another hole takes its place where there is none above it; the old one is free.
+    free_all(&arena, [&next, &above]);
+    let top = take(&arena, mib(5));
+    assert_eq!(arena.free(low.id), Ok(()));
+    assert!(arena.begin_scratch_anywhere(mib(7)).is_err());
+    assert_eq!(arena.stats().reserved_bytes, mib(6), "a failure leaves it as it was");
+    // With the last program it goes to whoever needs the room, and the next is at the low end.
+    [4, 3, 6].iter().for_each(|&mib| arena.end_scratch(Bytes::mib(mib)));
+    assert_eq!(arena.free(top.id), Ok(()));
+    let whole = take(&arena, mib(16));
+    assert_eq!(arena.scratch(), None);
+    assert_eq!(arena.free(whole.id), Ok(()));
+    assert_eq!(arena.begin_scratch(mib(5)), Ok(()));
+    assert_eq!(arena.scratch().map(|kept| kept.address), Some(whole.address));
+}
+
 /// Blocks in slots become ordinary ones where nothing else makes room, and take less then.
 #[test]
 fn small_blocks_leave_their_slots_for_a_hole_and_the_history_knows() {

@@ -66,6 +66,14 @@ impl Compacted<'_> {
     pub fn begin_scratch(self, bytes: Bytes) -> Result<(), crate::memory::NoScratch> {
         self.compaction.begin_scratch(bytes)
     }
+
+    /// Reserves the hole for scratch.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Arena::begin_scratch_anywhere`].
+    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), crate::memory::NoScratch> {
+        self.compaction.begin_scratch_anywhere(bytes)
+    }
 }
 
 /// Why a goal was not reached.

@@ -126,24 +126,38 @@ pub fn find_room(allocator: &Allocator, memory: &DeviceMemory, request: Request)
     })
 }
 
-/// Reserves the low end of the pool for a program's scratch, for which there was no room at once.
+/// Reserves the low end of the pool for a program's scratch, for which there was no room at once; or another hole, if
+/// a block at the low end stays where it is.
 ///
 /// # Errors
 /// The numbers.
 #[cold]
 pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Result<(), NoScratch> {
-    reclaim(
+    let hopeful = |shortage: &NoScratch| {
+        let stats = memory.stats();
+        shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
+    };
+    let bottom = reclaim(
         allocator,
         memory,
         Goal::Bottom(bytes),
         |_| memory.begin_scratch(bytes),
         |compacted| compacted.begin_scratch(bytes),
-        |shortage| {
-            let stats = memory.stats();
-            shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
-        },
+        hopeful,
         |_| false,
-    )
+    );
+    bottom.or_else(|shortage| {
+        let elsewhere = reclaim(
+            allocator,
+            memory,
+            Goal::Hole(bytes),
+            |_| memory.begin_scratch_anywhere(bytes),
+            |compacted| compacted.begin_scratch_anywhere(bytes),
+            hopeful,
+            |_| false,
+        );
+        elsewhere.map_err(|_| shortage)
+    })
 }
 
 /// The loop: `attempt` may wait so long for retired blocks, `take` uses what a compaction opened, `hopeful` says
