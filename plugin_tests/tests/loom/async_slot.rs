@@ -1,8 +1,6 @@
 //! One array of a transfer manager: threads that write pieces of it, retrieve it, fail it and abandon it.
 
-use std::sync::Arc;
-
-use loom::{cell::UnsafeCell, thread};
+use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 use crate::{every_interleaving, sync::Mutex};
 
@@ -85,7 +83,10 @@ impl World {
     fn retrieve(&self) -> bool {
         let given = self.delivery.retrieve(|complete| {
             Ok::<_, ()>(match complete.and_then(Option::take) {
-                Some(block) => Receipt::Served(self.receive(block)),
+                Some(block) => {
+                    self.receive(block);
+                    Receipt::Served(())
+                }
                 None => Receipt::Promised((), Promise),
             })
         });

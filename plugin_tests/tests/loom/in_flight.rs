@@ -181,7 +181,7 @@ fn each_of_two_allocations_gets_a_block() {
 }
 
 /// An operation that is done behind one that is not is reaped in order too, however its callback met the reaping
-/// before: the number of those that are done is right when all is quiet.
+/// before: the number of those that are done is never too low for long.
 #[test]
 fn what_is_done_behind_a_long_operation_is_reaped() {
     every_interleaving(None, || {
