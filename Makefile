@@ -68,8 +68,8 @@ bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the heade
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
 	$(ENGINE) $(CARGO) test --workspace --locked
 
-test-unit: target/debug/libpjrt_arena.so ## of the Rust tests the unit tests of src, conformance and the order of the layers
-	$(ENGINE) $(CARGO) test --workspace --locked --lib --test conformance --test layers
+test-unit: target/debug/libpjrt_arena.so ## of the Rust tests the unit tests of src, conformance, faults and the order of the layers
+	$(ENGINE) $(CARGO) test --workspace --locked --lib --test conformance --test faults --test layers
 
 # As many processes as there are processors, up to four: each has JAX and compiles. A file's tests stay in one process.
 JOBS   ?= $(shell n=$$(nproc); [ "$$n" -lt 4 ] && echo "$$n" || echo 4)

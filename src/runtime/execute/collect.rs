@@ -31,11 +31,11 @@ use crate::{
 pub fn abandon(launch: &mut Launch<'_>) {
     let client = &launch.call.loaded.client;
     let several = launch.devices.len() > 1;
+    let are_known = launch.call.donated().is_some();
     let mut waited_for = Vec::new();
     for (index, device) in launch.devices.iter_mut().enumerate() {
-        let nothing_donated = device.destinations.is_empty()
-            && device.copies.is_empty()
-            && !device.arguments.iter().any(Argument::may_be_consumed);
+        let donates = are_known && device.arguments.iter().any(Argument::may_be_consumed)
+            || !(device.destinations.is_empty() && device.copies.is_empty());
         let mut resources = Resources { user: User::Execution, ..Resources::default() };
         let mut consumed = Vec::new();
         let arguments = device.arguments.iter_mut().enumerate();
@@ -51,9 +51,10 @@ pub fn abandon(launch: &mut Launch<'_>) {
                 resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
                 device.track_behind(client, queue, resources);
             }
-            // A program that has begun has consumed what it was donated. Of one that was donated nothing, nobody knows.
-            None if several && nothing_donated => {
+            // A program that has begun has consumed what it was donated; of one that was donated nothing nobody knows.
+            None if several && (!donates || !consumed.is_empty() || device.has_begun()) => {
                 resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
+                device.move_into(&mut resources);
                 client.allocator.in_flight.strand(resources);
             }
             None => waited_for.push((consumed, resources.leftovers)),
@@ -63,12 +64,6 @@ pub fn abandon(launch: &mut Launch<'_>) {
     // waiting comes first: one device's memory is not another's, but an argument's may be an outsider's.
     for &(index, number) in waited_for.iter().flat_map(|(consumed, _)| consumed) {
         views::end(launch.devices[index].arguments[number].live());
-    }
-    // A view that a program was donated is destroyed only when that program is done: then its block can be reused, and
-    // what the program reads be freed.
-    for device in &mut launch.devices {
-        device.destinations.clear();
-        device.copies.clear();
     }
     launch.devices.clear();
 }

@@ -248,12 +248,23 @@ impl<'a> DeviceLaunch<'a> {
     /// After an execution that failed: keeps `resources`, destinations and copies until the device is done with what
     /// was launched of it all the same, and with the executions before it.
     pub fn track_behind(&mut self, client: &Client, queue: ExecutionQueue, mut resources: Resources) {
+        self.move_into(&mut resources);
+        client.allocator.in_flight.track_behind(queue, resources);
+    }
+
+    /// Whether the program has consumed a destination or a copy, which it does when it begins.
+    pub fn has_begun(&self) -> bool {
+        let copies = self.copies.iter().map(|copy| &copy.destination);
+        self.destinations.iter().chain(copies).any(|destination| destination.view.is_consumed())
+    }
+
+    /// Adds destinations and copies to `resources`.
+    pub fn move_into(&mut self, resources: &mut Resources) {
         let copies = self.copies.drain(..).map(|copy| copy.destination);
         for destination in self.destinations.drain(..).chain(copies) {
             resources.consumed.push(destination.view);
             resources.leftovers.extend(destination.block.take());
         }
-        client.allocator.in_flight.track_behind(queue, resources);
     }
 
     /// Allocates and views every destination.
