@@ -17,8 +17,8 @@ from pathlib import Path
 
 from jax_fuzz.drawn import draw, read, variables, word
 
-#: Seconds that a process may take. It ends itself before, with what its threads do.
-LONGEST = 400
+#: Seconds that a process may take. One that hangs ends itself before, with what its threads do.
+LONGEST = 3600
 
 
 def main() -> int:

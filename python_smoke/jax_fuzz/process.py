@@ -18,7 +18,7 @@ from jax_plugins.arena import memory
 from jax_fuzz.actions import ACTIONS
 from jax_fuzz.world import Different, Exhausted, World
 
-#: Seconds after which a process that does not end shows what its threads do, and ends.
+#: Seconds without a step of any thread after which a process shows what its threads do, and ends.
 LONGEST = 300
 #: A device's bytes, without which its limit is unknown.
 LEAST = 1 << 20
@@ -67,6 +67,7 @@ def _act(world: World, steps: int, faults: list[str]) -> None:
     try:
         while step < steps:
             step += 1
+            faulthandler.dump_traceback_later(LONGEST, exit=True)
             if faults:
                 return
             try:

@@ -31,6 +31,13 @@ class Exhausted(Exception):
     """The arena had no room."""
 
 
+def is_gone(array: jax.Array) -> bool:
+    """Whether an array was deleted or donated, or a part of it, which other arrays may share."""
+    if array.is_deleted() or len(array.devices()) == 1:
+        return bool(array.is_deleted())
+    return any(shard.data.is_deleted() for shard in array.addressable_shards)
+
+
 @dataclass(eq=False)
 class Pair:
     """An array of the arena, and what it must be."""
@@ -146,7 +153,7 @@ class World:
 
     def sweep(self) -> None:
         """Forgets what was deleted or donated as another array of the same buffer, such as a program's own argument."""
-        self.pairs = [pair for pair in self.pairs if not pair.ours.is_deleted() and not pair.theirs.is_deleted()]
+        self.pairs = [pair for pair in self.pairs if not is_gone(pair.ours) and not is_gone(pair.theirs)]
 
     def keep_within_budget(self) -> None:
         """Drops arrays until they take no more than they may."""

@@ -14,7 +14,10 @@
 
 use crate::{
     error::Result,
-    memory::arena::{compaction::Compaction, core::Arena, floor::NoScratch},
+    memory::{
+        arena::{compaction::Compaction, core::Arena, floor::NoScratch},
+        space::node::SpanState,
+    },
     units::Bytes,
 };
 
@@ -35,6 +38,15 @@ impl Arena {
     /// The numbers, when no hole has so much; [`super::Goal::Hole`] may open one.
     pub fn begin_scratch_anywhere(&self, bytes: Bytes) -> Result<(), NoScratch> {
         self.state.lock().begin_scratch_anywhere(bytes)
+    }
+
+    /// Whether a pinned block lies in the lowest `bytes` of the pool. O(spans there).
+    pub fn is_bottom_pinned(&self, bytes: Bytes) -> bool {
+        let state = self.state.lock();
+        let Some((space, bottom)) = state.placement.space().zip(state.placement.bottom()) else { return false };
+        let end = space.region(bottom).map(|region| region.address + bytes);
+        let mut low = space.spans(bottom).take_while(|span| Some(span.address) < end);
+        low.any(|span| span.state == SpanState::Pinned)
     }
 
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.

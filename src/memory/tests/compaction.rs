@@ -301,8 +301,9 @@ fn scratch_lies_elsewhere_while_a_block_at_the_low_end_is_pinned() {
     let (arena, _device) = arena(Kind::Tpu, Bytes::mib(16));
     let mib = Bytes::mib;
     let (low, above) = (take(&arena, mib(2)), take(&arena, mib(3)));
+    assert!(!arena.is_bottom_pinned(mib(16)));
     assert_eq!(arena.pin(low.id), Ok(()));
-    assert!(arena.begin_scratch(mib(4)).is_err());
+    assert!(arena.is_bottom_pinned(mib(1)) && arena.begin_scratch(mib(4)).is_err());
     let blocked = arena.plan(Goal::Bottom(mib(4)), &Costs::COPY, &all).err();
     assert_eq!(blocked, Some(Obstacle::Barriers { free: mib(11) }));
     assert_eq!(arena.begin_scratch_anywhere(mib(12)).map_err(|numbers| numbers.free), Err(mib(11)));

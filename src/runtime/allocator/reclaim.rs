@@ -143,7 +143,8 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
         Goal::Bottom(bytes),
         |_| memory.begin_scratch(bytes),
         |compacted| compacted.begin_scratch(bytes),
-        hopeful,
+        // What an outsider holds is not waited for.
+        |shortage| hopeful(shortage) && !memory.is_bottom_pinned(bytes),
         |_| false,
     );
     bottom.or_else(|shortage| {
