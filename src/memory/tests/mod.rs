@@ -9,6 +9,7 @@ mod pins;
 mod strategies;
 mod threads;
 mod trimming;
+mod waiting;
 
 use std::time::{Duration, Instant};
 
