@@ -36,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::{
@@ -372,8 +372,11 @@ impl InFlight {
                 return *epoch != seen;
             }
             let late = self.completions.changed.wait_for(&mut epoch, deadline.left()).timed_out();
-            if late && *epoch == seen && deadline.is_over() {
-                return false;
+            if late && *epoch == seen {
+                if deadline.is_over() {
+                    return false;
+                }
+                MutexGuard::unlocked(&mut epoch, || deadline.look_for_signals());
             }
         }
         !deadline.is_over()
