@@ -58,6 +58,7 @@ SLOW = (
     "test_callback_threads.py::test_under_vmap[broadcast_all]",
     "test_partitioners.py::test_shardings_and_numbers_are_those_of_jaxs_own_backend",
     "test_process.py::test_limits_of_the_shell_leave_room_for_arrays[growing-*]",
+    "test_process.py::test_a_process_ends_while_threads_run_callbacks[12]",
     "test_scratch.py::*[growing]",
     "test_scratch.py::*[tpu]",
     "test_scratch.py::*[variables1]",
