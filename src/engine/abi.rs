@@ -75,12 +75,7 @@ pub unsafe fn fitted<A: sys::CStruct, T>(
 /// As for [`fitted`].
 #[cold]
 #[inline(never)]
-unsafe fn with_copy<A: sys::CStruct, T>(
-    args: *mut A,
-    theirs: usize,
-    size: usize,
-    body: impl FnOnce(*mut A) -> T,
-) -> T {
+unsafe fn with_copy<A: sys::CStruct, T>(args: *mut A, theirs: usize, size: usize, body: impl FnOnce(*mut A) -> T) -> T {
     let mut copy = MaybeUninit::<Roomy<A>>::zeroed();
     let ours = copy.as_mut_ptr().cast::<u8>();
     let shared = theirs.min(size);

@@ -11,6 +11,8 @@
 //! jaxlib has such a handler in its own XLA, and does not pass on all of it (its instantiate stage is missing from
 //! `custom_call_targets`), so this one replaces it.
 //!
+//! [`interrupted`] is for waits that take long: Ctrl-C ends them (`signals.rs`).
+//!
 //! The library is not linked with Python, because clients without Python use it as well. `jax_plugins.arena` passes
 //! the addresses of the functions and objects that are needed ([`Table`]), once. That is why no crate is used: crates
 //! for Python's C API link with it.
@@ -50,6 +52,7 @@ pub fn staying_if_ending<T>(wait: impl FnOnce() -> T) -> T {
 /// then, which ends the process as well. The main thread, which ends the interpreter, goes on.
 pub fn stop_if_ending() {
     if let Some(python) = PYTHON.get()
+        && python.is_ending()
         && !signals::is_main_thread()
     {
         python.stop_if_ending();

@@ -106,8 +106,8 @@ impl<'a> DeviceLaunch<'a> {
         }
     }
 
-    /// Reserves the program's scratch, and allocates and views every destination. `patience` is what the first
-    /// destination may have, and `later` what the others may.
+    /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
+    /// allocation of the first destination, and of the others.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; what was made so far is freed with this.
