@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
 import pytest
-from harness import run_jax
+from harness import clean_environment, run_jax
 
 pytestmark = pytest.mark.arena
 
@@ -45,3 +51,143 @@ def test_a_process_ends_while_a_thread_that_nobody_waits_for_computes():
     for _ in range(2):
         run = run_jax(code, check=False)
         assert (run.returncode, run.stdout) == (0, "end\n"), run.stderr[-2000:]
+
+
+ENDING = """
+import sys, threading, time
+import jax, numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+# Without what JAX does in a callback: jaxlib's own functions end the process there, on any backend.
+plus = Primitive("plus")
+plus.def_abstract_eval(lambda aval: aval)
+def lower(context, x):
+    add = lambda v: (v + np.float32(1),)
+    avals = context.avals_in, context.avals_out
+    return mlir.emit_python_callback(context, add, None, [x], *avals, has_side_effect=True)[0]
+mlir.register_lowering(plus, lower)
+x = jax.device_put(np.float32(0))
+assert float(jax.jit(plus.bind)(x)) == 1
+# The threads do not come back from it, which would end the process, too.
+endless = jax.jit(lambda x: jax.lax.fori_loop(0, 1 << 30, lambda _, y: plus.bind(y), x)).lower(x).compile()
+for _ in range(3):
+    threading.Thread(target=lambda: endless(x), daemon=True).start()
+time.sleep(0.5)
+# The other threads seldom have the interpreter's lock, so all of them wait for it when the interpreter ends.
+sys.setswitchinterval(1)
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    pass
+print("end")
+"""
+
+
+@pytest.mark.parametrize("runs", [2, 12])
+def test_a_process_ends_while_threads_run_callbacks(runs):
+    """Python up to 3.13 unwinds the stack of a thread that wants its lock when the interpreter has ended; none of the
+    library's frames, of the engine's or of jaxlib's may be unwound."""
+    for _ in range(runs):
+        run = run_jax(ENDING, check=False)
+        assert (run.returncode, run.stdout) == (0, "end\n"), run.stderr[-2000:]
+
+
+WAITING = """
+import os
+import jax, jax.numpy as jnp, numpy as np
+from harness import host_array
+first = jax.devices()[0]
+long = jax.jit(lambda a: jax.lax.fori_loop(0, 1 << 30, lambda _, b: jnp.sin(b), a).sum())
+x = jax.device_put(host_array(offset=16, count=3 << 20), first)
+long = long.lower(x).compile()
+fill = jax.jit(lambda: jnp.full((3 << 20,), 7, jnp.float32)).lower().compile()
+upload = lambda: jax.device_put(host_array(offset=16, count=3 << 20), first)
+small = jax.device_put(np.float32(1), first)
+busy = long(x)
+# There is room for another large array when the program ends, which it does not.
+del x
+print("waits", flush=True)
+try:
+    WAIT()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert not busy.is_ready()
+# The client goes on.
+assert float(small) == 1
+again = jax.device_put(host_array(3, offset=16), first)
+assert np.asarray(again)[-1] == (64 << 10) + 2
+print("works", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("wait", ["fill", "upload"])
+@pytest.mark.parametrize("compact", ["off", "on"])
+def test_ctrl_c_ends_a_wait_for_memory(wait, compact):
+    settings = {"PJRT_ARENA_LIMIT": "16MiB", "PJRT_ARENA_COMPACT": compact}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WAITING.replace("WAIT", wait))],
+        env=clean_environment(**settings),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(1)  # It waits by now; if not, Python raises KeyboardInterrupt by itself.
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        assert process.stdout.readline() == "interrupted\n"
+        # The wait itself would be ten seconds.
+        assert time.monotonic() - sent < 5
+        assert process.stdout.readline() == "works\n"
+        assert process.wait(timeout=100) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_child_drops_what_it_has_of_its_parent_and_ends():
+    """While threads of the parent compute, of which the child has none. It ends as those of multiprocessing do: what JAX
+    does at the end of a process ends a child with a signal, on JAX's own CPU backend as well."""
+    code = """
+    import gc, os, signal, threading, time, warnings
+    import jax, jax.numpy as jnp, numpy as np
+    warnings.simplefilter("ignore")  # JAX warns of forks
+    plus = jax.jit(lambda x: x + 1)
+    again = jax.jit(lambda x: x + 1, donate_argnums=0)
+    long = jax.jit(lambda a: jax.lax.fori_loop(0, 10, lambda _, b: b @ a / 1000, a))
+    kept = [jnp.full((1 << 18,), number, jnp.float32) for number in range(8)]
+    views = [np.asarray(array) for array in kept[:2]]
+    x = jnp.ones((1000, 1000))
+    over = threading.Event()
+    def work():
+        mine = plus(kept[0])
+        while not over.is_set():
+            mine = again(mine)
+            [plus(kept[0]) for _ in range(4)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(5):
+        busy = long(x)
+        child = os.fork()
+        if child == 0:
+            views.clear()
+            kept.pop().delete()
+            kept.clear()
+            del busy, long, plus, again, x
+            gc.collect()
+            os._exit(7)
+        end = time.monotonic() + 60
+        while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        if status[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status[1]) == 7 and status[0] == child, (number, status)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert [float(array[-1]) for array in kept] == list(range(8))
+    print(float(plus(kept[3])[0]))
+    """
+    assert run_jax(code).stdout == "4.0\n"

@@ -59,6 +59,7 @@ SLOW = (
     "test_odd_surroundings.py::test_as_many_devices_as_there_may_be[growing]",
     "test_partitioners.py::test_shardings_and_numbers_are_those_of_jaxs_own_backend",
     "test_process.py::test_limits_of_the_shell_leave_room_for_arrays[growing-*]",
+    "test_process.py::test_a_process_ends_while_threads_run_callbacks[12]",
     "test_scratch.py::*[growing]",
     "test_scratch.py::*[tpu]",
     "test_scratch.py::*[variables1]",

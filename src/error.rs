@@ -6,6 +6,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Code {
+    /// The caller gave up.
+    Cancelled = 1,
     /// The caller passed something that can never work.
     InvalidArgument = 3,
     /// A named thing does not exist.

@@ -1,12 +1,14 @@
 //! Keeps forks and work under locks apart.
 //!
 //! A child after `fork` has only the thread that forked. A lock that another thread holds at that moment is never
-//! released in the child. So work that a background thread does under a lock passes a gate, and forks wait at it.
+//! released in the child. So work that a background thread does under a lock passes a gate, and forks wait at it. What
+//! other threads do at that moment is not waited for: what the child has from its parent is left as it is, and no lock
+//! of it is taken when it ends (`api/child.rs`).
 
 use std::{
     sync::{
         OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
 };
@@ -22,6 +24,32 @@ extern "C" fn close() {
 
 extern "C" fn open() {
     CLOSED.store(false, Ordering::Release);
+}
+
+/// How many forks lie between this process and the one that loaded the library.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The process's generation: another one in a child than in its parent.
+pub fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Has each child call `act` before anything else of its own, from the first call on. It may take no lock.
+pub fn in_children(act: fn()) {
+    static ACT: OnceLock<fn()> = OnceLock::new();
+    extern "C" fn begin() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        if let Some(act) = ACT.get() {
+            act();
+        }
+    }
+    if ACT.set(act).is_ok() {
+        // SAFETY: the function takes no lock.
+        let errno = unsafe { libc::pthread_atfork(None, None, Some(begin)) };
+        if errno != 0 {
+            log::info!("arrays may not be collected in children: pthread_atfork failed with {errno}");
+        }
+    }
 }
 
 /// Lets no fork begin while `work` runs.

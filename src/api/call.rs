@@ -140,6 +140,16 @@ impl<'a, A: CStruct> Call<'a, A> {
         })
     }
 
+    /// What the caller gives up, before it is taken over; `None` for NULL.
+    pub fn peek<T>(&self) -> Option<&T>
+    where
+        A: GivesUp<T>,
+    {
+        // SAFETY: the handle is NULL, or the pointer of an `Arc`, as `GivesUp` asks, which nobody drops before `take`
+        // ends the call.
+        unsafe { self.0.handle().as_ref() }
+    }
+
     /// Takes over what the caller gives up, if it is not NULL.
     #[inline]
     pub fn take<T>(self) -> Option<Arc<T>>

@@ -45,13 +45,23 @@ pub trait Entry: CStruct {
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn entry<A: Entry>(args: *mut A) -> *mut sys::PJRT_Error {
+    // SAFETY: as this function asks.
+    unsafe { enter(args, A::run) }
+}
+
+/// As [`entry`], with a body of its own.
+///
+/// # Safety
+/// As for [`entry`].
+#[inline(always)]
+pub unsafe fn enter<A: CStruct>(args: *mut A, body: impl FnOnce(Call<'_, A>) -> Outcome) -> *mut sys::PJRT_Error {
     guard(Call::<A>::FUNCTION, || {
         // SAFETY: the struct is NULL, or as long as it says, begins with its size, and is valid for its function, which
         // it is passed to once, as the C API asks of its callers.
         unsafe {
             check_size::<A>(args.cast::<usize>().as_ref())?;
             // A body may write all fields that this library knows, so it gets a copy of a longer struct.
-            fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| A::run(Call::new(&mut *args)))
+            fitted(args, A::STRUCT_SIZE..=A::STRUCT_SIZE, A::STRUCT_SIZE, |args| body(Call::new(&mut *args)))
         }
     })
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!  table.rs        GetPjrtApi: which of the 138 functions pass to the engine, and which are implemented here
 //!  entry.rs        the edge: NULL, short and long argument structs, panics, errors
+//!  child.rs        what ends nothing in a child after fork
 //!  call.rs         a call as the functions' bodies get it, which are safe code
 //!  owned.rs        values that the caller owns, with the function that destroys them
 //!  own_error.rs, error.rs   PJRT_Error: pjrt-arena's or the engine's
@@ -24,6 +25,7 @@
 pub mod async_transfer;
 pub mod buffer;
 pub mod call;
+pub mod child;
 pub mod client;
 pub mod compile;
 pub mod context;

@@ -14,12 +14,15 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     api::{
+        child,
         entry::{entry, padded, pass},
         extensions,
         own_error::{error_destroy, error_message},
         plugin,
     },
     engine::{Engine, process},
+    fork,
+    runtime::client,
     sys::{self, CStruct},
 };
 
@@ -60,7 +63,19 @@ fn build(engine: Option<&'static Engine>) -> AtomicPtr<sys::PJRT_Api> {
     api.PJRT_Error_Message = Some(error_message);
     api.PJRT_Plugin_Attributes = Some(plugin::attributes);
     fill(&mut api, engine);
+    fork::in_children(in_child);
     AtomicPtr::new(padded(api))
+}
+
+/// Replaces functions of the table in a child after fork, which has one thread.
+fn in_child() {
+    if let Some(table) = TABLE.get()
+        && !client::is_none_open()
+    {
+        // SAFETY: the table lives until the process ends. This thread is the only one, and in the middle of `fork`: none
+        // reads the table.
+        child::replace(unsafe { &mut *table.load(Ordering::Relaxed) });
+    }
 }
 
 /// Whether the table has the function at `offset`: it reaches that far, and the engine has it.

@@ -12,7 +12,7 @@ use crate::{
         views::{AliasableTypes, ViewKind},
     },
     error::{Error, Result},
-    sys,
+    fork, sys,
 };
 
 /// A client of the engine.
@@ -31,6 +31,8 @@ pub struct Session {
     /// Whether the engine does the executions of a device one after another.
     pub orders_executions: bool,
     open: AtomicBool,
+    /// The process that has it.
+    generation: u32,
 }
 
 impl fmt::Debug for Session {
@@ -48,7 +50,13 @@ impl Session {
         orders_executions: bool,
     ) -> &'static Self {
         let open = AtomicBool::new(true);
-        Box::leak(Box::new(Self { engine, handle, view_kind, aliasable, orders_executions, open }))
+        let generation = fork::generation();
+        Box::leak(Box::new(Self { engine, handle, view_kind, aliasable, orders_executions, open, generation }))
+    }
+
+    /// Whether this process has the client from its parent, where the engine's threads stayed.
+    pub fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
     }
 
     /// Whether the engine's client is still there.

@@ -5,16 +5,16 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::sys::slice;
+use crate::{handlers::python, sys::slice};
 
 /// `give(reply, code, bytes, size)`: the answer. Each question defines its codes.
 pub type Give = unsafe extern "C" fn(*mut c_void, c_int, *const u8, usize);
 
 /// The answer to a question: `question(give, reply)` calls a function that calls `give` with `reply` before it returns.
-/// `None` if it did not.
+/// `None` if it did not. What it calls must let a stack unwind: see [`python::staying_if_ending`].
 pub fn ask(question: impl FnOnce(Give, *mut c_void)) -> Option<(c_int, Vec<u8>)> {
     let mut reply: Option<(c_int, Vec<u8>)> = None;
-    question(take, (&raw mut reply).cast());
+    python::staying_if_ending(|| question(take, (&raw mut reply).cast()));
     reply
 }
 

@@ -48,7 +48,7 @@ static PARTITIONERS: Mutex<BTreeMap<Vec<u8>, Partitioner>> = Mutex::new(BTreeMap
 /// `resolve(program, size, options, size, give, reply)` calls `give` once with `reply`, before it returns. The code is
 /// 0 for the same program, -1 for another one, -2 for one that should be tried first, and otherwise an error's code;
 /// the bytes are then its message.
-type Resolve = unsafe extern "C" fn(*const u8, usize, *const u8, usize, Give, *mut c_void);
+type Resolve = unsafe extern "C-unwind" fn(*const u8, usize, *const u8, usize, Give, *mut c_void);
 
 static RESOLVE: OnceCell<Resolve> = OnceCell::new();
 

@@ -3,11 +3,16 @@
 //! The gate stands in for Python. What makes a program one of these is the name of a custom call, which here is the
 //! name of the module; a large argument has the engine run it on a thread of its own.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use plugin_tests::{Buffer, Client, Code, Gate, Loaded, Program, RunOptions, event::elsewhere, gate};
 
-use crate::{engine, limited, settles_at, ticket};
+use crate::{DIMS, engine, lent, limited, plus, ramp, replicas, settles_at, ticket};
 
 const LARGE: usize = 1 << 20;
 
@@ -103,4 +108,45 @@ fn c28_arena_programs_with_callbacks_are_recognised_when_they_come_back() {
     let bare = Client::create_on(engine(), 1, &[]).unwrap();
     let blob = bare.compile(&program()).unwrap().executable().serialize().unwrap();
     fails_at_once(&client, &client.deserialize(&blob).unwrap());
+}
+
+#[test]
+fn t08_arena_a_callback_runs_a_program_of_several_devices_on_one_of_them() {
+    if replicas::waits_for_all_devices() {
+        return;
+    }
+    let client = Arc::new(Client::create(2, &[]).unwrap());
+    let devices = client.addressable_devices();
+    let program = Arc::new(client.compile(&Program::add_one().replicated(2)).unwrap());
+    // Where the results of each device lie. They are waited for and destroyed, so each run writes over the one before.
+    let places: Arc<[Mutex<BTreeSet<usize>>; 2]> = Arc::default();
+    let run_alone = {
+        let (client, places) = (Arc::clone(&client), Arc::clone(&places));
+        move |index: usize, start: f32| {
+            let device = devices[index];
+            let x = client.put_on(device, &ramp(start), &DIMS).unwrap();
+            let how = RunOptions { device: Some(device), ..RunOptions::default() };
+            let y = program.execute(&[&[&x]], how).unwrap().only();
+            assert_eq!((y.device(), y.memory()), (device, device.default_memory()));
+            assert_eq!(y.read::<f32>().unwrap(), plus(&ramp(start), 1.0));
+            places[index].lock().unwrap().insert(y.address().unwrap());
+        }
+    };
+    let calling_back = client.compile(&lent::calling_back()).unwrap();
+    let gate = {
+        let run_alone = run_alone.clone();
+        Gate::running(move |_| {
+            [0, 1, 1, 0, 1, 0, 0, 1].iter().zip(1i16..).for_each(|(&index, start)| run_alone(index, start.into()));
+            Ok(())
+        })
+    };
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let outer = calling_back.run(&[&x, &ticket(&client, &gate)]).unwrap();
+    assert_eq!(outer[0].read::<f32>().unwrap(), ramp(0.0));
+    let seen = places.each_ref().map(|places| places.lock().unwrap().clone());
+    assert!(seen.iter().all(|places| places.len() == 1), "{seen:?}");
+    assert_ne!(seen[0], seen[1]);
+    // Outside of a callback each device's results come back as destinations just so.
+    [1, 0].iter().for_each(|&index| run_alone(index, 9.0));
+    assert_eq!(places.each_ref().map(|places| places.lock().unwrap().clone()), seen);
 }

@@ -11,7 +11,7 @@ use crate::{DIMS, MIB, N, limited, ramp, settles_at, ticket};
 
 /// `f32[1024]`: `x` behind a gate whose action is a callback to the library; light enough that the calling thread runs
 /// it inside of Execute, so that what others run at the same time is not queued behind it.
-fn calling_back() -> Program {
+pub fn calling_back() -> Program {
     gate::prepare_callback();
     Program::text(
         "module {

@@ -1,10 +1,17 @@
 //! Out of memory: an error with numbers, after which everything still works and nothing has leaked.
 
-use std::sync::Arc;
+use std::{
+    hint,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use plugin_tests::{Buffer, Client, Code, ElementType, Failure, Gate, Program, event::elsewhere, gate};
 
-use crate::{DIMS, MIB, limited, ramp, settles_at, ticket};
+use crate::{DIMS, MIB, N, limited, ramp, settles_at, ticket};
 
 fn megabytes(client: &Client, count: i64) -> plugin_tests::Result<Buffer> {
     Buffer::uninitialized(client, ElementType::U8, &[count * MIB])
@@ -137,4 +144,54 @@ fn c31_arena_asynchronous_transfers_count_and_report_it() {
     exhausted(client.transfer(ElementType::U8, &[&[5 * MIB]]));
     drop((manager, buffer));
     settles_at(&client, 0);
+}
+
+#[test]
+fn c31_arena_launches_that_each_hold_a_part_do_not_refuse_each_other() {
+    const ROUNDS: usize = 300;
+    const THREADS: usize = 2;
+    for strategy in ["preallocate", "growing", "platform", "tpu"] {
+        let client = limited(strategy, MIB);
+        let program = client.compile(&Program::two_results()).unwrap();
+        let x = client.put(&ramp(0.0), &DIMS).unwrap();
+        // Room for the results of one program, and one more array.
+        let filler = Buffer::uninitialized(&client, ElementType::U8, &[MIB - 4 * 4 * N as i64]).unwrap();
+        let (arrived, served) = (AtomicUsize::new(0), [const { AtomicUsize::new(0) }; ROUNDS]);
+        // Threads that spin leave it at the same moment.
+        let meet = |number: usize| {
+            arrived.fetch_add(1, Ordering::SeqCst);
+            while arrived.load(Ordering::SeqCst) < number * THREADS {
+                hint::spin_loop();
+                thread::yield_now();
+            }
+        };
+        let failures: Mutex<Vec<Failure>> = Mutex::default();
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for (round, served) in served.iter().enumerate() {
+                        meet(3 * round + 1);
+                        let outcome = program.run(&[&x, &x]);
+                        let waited = outcome
+                            .as_ref()
+                            .map_err(Clone::clone)
+                            .and_then(|results| results.iter().try_for_each(|result| result.ready().wait()));
+                        match waited {
+                            Ok(()) => drop(served.fetch_add(1, Ordering::SeqCst)),
+                            Err(failure) => failures.lock().unwrap().push(failure),
+                        }
+                        // The results of the one that was served live until the other was refused.
+                        meet(3 * round + 2);
+                        drop(outcome);
+                        meet(3 * round + 3);
+                    }
+                });
+            }
+        });
+        failures.into_inner().unwrap().into_iter().for_each(|failure| drop(exhausted::<()>(Err(failure))));
+        let unserved = served.iter().filter(|served| served.load(Ordering::SeqCst) != 1).count();
+        assert_eq!(unserved, 0, "{strategy}: rounds of {ROUNDS} in which no program was served");
+        drop((x, filler));
+        settles_at(&client, 0);
+    }
 }

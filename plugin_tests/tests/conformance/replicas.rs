@@ -35,7 +35,7 @@ fn two() -> (Client, [Device; 2]) {
 
 /// Whether the engine takes a run on one of a program's devices for one on all of them, and waits for the others for
 /// ever: by itself as well (PJRT 0.115, `docs/engines.md`).
-fn waits_for_all_devices() -> bool {
+pub fn waits_for_all_devices() -> bool {
     engine().version().1 >= 115
 }
 

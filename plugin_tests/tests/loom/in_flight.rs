@@ -99,7 +99,7 @@ impl World {
             if self.memory.take() {
                 return ControlFlow::Break(true);
             }
-            if self.queue.wait(epoch, || Duration::MAX) {
+            if self.queue.wait(epoch, || Duration::MAX, || ()) {
                 reap();
                 return ControlFlow::Continue(());
             }
@@ -276,7 +276,7 @@ fn an_allocation_that_waits_gets_a_block_that_goes_to_the_cache() {
             world.cache.clear();
             if world.memory.take() {
                 ControlFlow::Break(true)
-            } else if world.queue.wait(epoch, || Duration::MAX) {
+            } else if world.queue.wait(epoch, || Duration::MAX, || ()) {
                 reap();
                 ControlFlow::Continue(())
             } else {

@@ -33,6 +33,7 @@ use crate::{
     handlers::{
         depth::InHandler,
         ffi::tables::{Kind, Tables},
+        python,
     },
     sys,
 };
@@ -97,7 +98,7 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         }
         let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
-        let outcome = exceptions::call_handler(handler, frame);
+        let outcome = python::staying_if_ending(|| exceptions::call_handler(handler, frame));
         (*frame).api = engines;
         outcome.unwrap_or_else(|exception| (*slot.tables.load(Ordering::Acquire)).failed(&exception.end_of_handler()))
     }

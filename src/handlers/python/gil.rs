@@ -22,8 +22,9 @@ impl Gil {
         if python.is_ending() {
             return None;
         }
-        // SAFETY: the interpreter is alive.
-        let state = unsafe { (python.gil_ensure)() };
+        // SAFETY: the interpreter is alive. If it begins to end while this thread waits for the GIL, it may unwind the
+        // thread's stack, which stays here.
+        let state = python.staying_if_ending(|| unsafe { (python.gil_ensure)() });
         Some(Self { python, state, _here: PhantomData })
     }
 

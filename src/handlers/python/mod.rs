@@ -11,6 +11,8 @@
 //! jaxlib has such a handler in its own XLA, and does not pass on all of it (its instantiate stage is missing from
 //! `custom_call_targets`), so this one replaces it.
 //!
+//! [`interrupted`] is for waits that take long: Ctrl-C ends them (`signals.rs`).
+//!
 //! The library is not linked with Python, because clients without Python use it as well. `jax_plugins.arena` passes
 //! the addresses of the functions and objects that are needed ([`Table`]), once. That is why no crate is used: crates
 //! for Python's C API link with it.
@@ -31,9 +33,31 @@ mod frame;
 mod gil;
 mod handler;
 mod numpy;
+mod signals;
 mod table;
 
+pub use signals::interrupted;
 pub use table::Table;
+
+/// Calls what may wait for Python's lock inside. Python up to 3.13 unwinds the stacks of threads that wait for it when
+/// the interpreter ends: such a thread stops here for good, because none of the frames below may be unwound.
+pub fn staying_if_ending<T>(wait: impl FnOnce() -> T) -> T {
+    match PYTHON.get() {
+        Some(python) => python.staying_if_ending(wait),
+        None => wait(),
+    }
+}
+
+/// Stops this thread for good if the interpreter is ending and the thread would come back to it: jaxlib wants the GIL
+/// then, which ends the process as well. The main thread, which ends the interpreter, goes on.
+pub fn stop_if_ending() {
+    if let Some(python) = PYTHON.get()
+        && python.is_ending()
+        && !signals::is_main_thread()
+    {
+        python.stop_if_ending();
+    }
+}
 
 /// Has the engine call Python for the custom calls of JAX's host callbacks. Calling it again changes nothing.
 ///

@@ -3,7 +3,7 @@
 use std::{
     ffi::{c_char, c_int, c_void},
     marker::PhantomData,
-    mem::{offset_of, size_of},
+    mem::{self, offset_of, size_of},
     ptr::NonNull,
     sync::atomic::AtomicBool,
     thread,
@@ -149,6 +149,21 @@ impl Table {
         while self.is_ending() {
             thread::park();
         }
+    }
+
+    /// Calls what may wait for the GIL. If the interpreter ends meanwhile, this thread stops here for good: see
+    /// [`Self::stop_if_ending`].
+    pub(super) fn staying_if_ending<T>(&self, wait: impl FnOnce() -> T) -> T {
+        struct Stay<'a>(&'a Table);
+        impl Drop for Stay<'_> {
+            fn drop(&mut self) {
+                self.0.stop_if_ending();
+            }
+        }
+        let stay = Stay(self);
+        let outcome = wait();
+        mem::forget(stay);
+        outcome
     }
 }
 

@@ -40,6 +40,9 @@ pub struct Arena {
     pub(super) limit: Bytes,
     pub(super) backing: Watched,
     pub(super) state: Lock<State>,
+    /// How often a waiting allocation computed whether retired blocks will make room.
+    #[cfg(test)]
+    pub(in crate::memory) predictions: std::sync::atomic::AtomicUsize,
 }
 
 impl Arena {
@@ -77,7 +80,15 @@ impl Arena {
             state.placement.take_up_front(&backing).map_err(refused)?;
             state.counters.peak_pool = state.placement.pool();
         }
-        Ok(Self { name: name.into(), strategy, limit, backing, state: Lock::new(state) })
+        Ok(Self {
+            name: name.into(),
+            strategy,
+            limit,
+            backing,
+            state: Lock::new(state),
+            #[cfg(test)]
+            predictions: Default::default(),
+        })
     }
 
     /// Gives small blocks a place among the others from here on: what lies in slots is moved only where nothing else
@@ -127,7 +138,8 @@ impl Arena {
     ///
     /// Whether they would help is computed, not guessed: retired blocks are joined with the holes beside them (and
     /// whole regions with the limit). If the request does not fit even then, the error comes at once; if it would,
-    /// but another thread takes the room, likewise.
+    /// but another thread takes the room, likewise. It is computed, O(blocks), again only once something has taken
+    /// room, and for half of the time at most: that is under the lock.
     ///
     /// # Errors
     /// As [`Self::allocate`].
@@ -137,18 +149,32 @@ impl Arena {
         let mut state = self.state.lock();
         // A timeout that the clock cannot hold is no bound at all.
         let mut deadline = None;
+        // What the last prediction was made from, and when the next may be made.
+        let mut predicted = None;
         loop {
             let shortage = match state.attempt(request, &self.backing) {
                 Ok(block) => return Ok(block),
                 Err(shortage) => shortage,
             };
-            let hopeful = state.placement.fits_after_pending(size, shortage.refusal.is_some());
-            let deadline = *deadline.get_or_insert_with(|| Instant::now().checked_add(timeout));
-            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if !hopeful || late {
+            let now = Instant::now();
+            let deadline = *deadline.get_or_insert_with(|| now.checked_add(timeout));
+            let refused = shortage.refusal.is_some();
+            let mut until = deadline;
+            match predicted {
+                Some((from, _)) if from == state.takings(refused) => {}
+                Some((_, next)) if now < next => until = Some(deadline.map_or(next, |deadline| deadline.min(next))),
+                _ if state.placement.fits_after_pending(size, refused) => {
+                    let took = now.elapsed();
+                    predicted = Some((state.takings(refused), now + 2 * took));
+                    #[cfg(test)]
+                    self.predictions.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+                _ => return Err(self.out_of_memory(&state, size, shortage)),
+            }
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(self.out_of_memory(&state, size, shortage));
             }
-            state = self.state.sleep(state, deadline);
+            state = self.state.sleep(state, until);
         }
     }
 

@@ -182,6 +182,14 @@ impl State {
         id
     }
 
+    /// What has to change for room that retired blocks will make to be there no more: a block or scratch took a part of
+    /// it, a region went, or the device refuses memory now. Blocks that end only add to it.
+    pub(super) fn takings(&self, refused: bool) -> (u64, Bytes, Bytes, [bool; 2]) {
+        let counters = &self.counters;
+        let taken = counters.allocations_before + counters.num_allocs + counters.moves + counters.migrations;
+        (taken, self.placement.pool(), self.scratch.bytes(), [refused, self.compacting])
+    }
+
     /// The block that lies in a span of the index, and its record. O(1).
     pub(super) fn owner(&self, node: NodeId) -> Option<(BlockId, &Record)> {
         let id = (*self.owners.0.get(node.index())?)?;

@@ -10,6 +10,7 @@ mod pins;
 mod strategies;
 mod threads;
 mod trimming;
+mod waiting;
 
 use std::time::{Duration, Instant};
 

@@ -142,7 +142,7 @@ fn grant_memory<'a>(
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
     let mut first = true;
-    allocator.in_flight.wait_until(&deadline, |round| {
+    let granted = allocator.in_flight.wait_until(&deadline, |round| {
         // The pool may not be able to join its pieces: with more than the last program needed, it would keep both.
         if std::mem::take(&mut first) && matches!(demand, Demand::Program(_)) && observe(allocator, shared) {
             shared.trim_to(Bytes::ZERO);
@@ -179,7 +179,8 @@ fn grant_memory<'a>(
         }
         packed = false;
         Continue(())
-    })
+    });
+    granted.map_err(|error| deadline.explain(error))
 }
 
 /// Admits what takes of the engine's fixed share, once the engine's own arrays have so little of it.
@@ -191,7 +192,7 @@ fn wait_for_share<'a>(
     share: Bytes,
 ) -> Result<Entered<'a>> {
     let deadline = allocator.deadline();
-    allocator.in_flight.wait_until(&deadline, |round| {
+    let entered = allocator.in_flight.wait_until(&deadline, |round| {
         allocator.drain();
         let wanted = demand.wants(engine_bytes);
         if let Some(entered) = shared.budget.enter(wanted) {
@@ -209,7 +210,8 @@ fn wait_for_share<'a>(
                 allocator.settings.gpu_scratch
             ),
         )))
-    })
+    });
+    entered.map_err(|error| deadline.explain(error))
 }
 
 /// Room for an array that the engine makes. Until the array exists, its memory is neither granted to others nor taken

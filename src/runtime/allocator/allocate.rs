@@ -6,7 +6,7 @@ use crate::{
     config::Compact,
     error::Result,
     memory::{
-        Goal, NoScratch, Provenance, Request,
+        Goal, Provenance, Request,
         tiles::{self, Element},
     },
     report::timeline::{TIMELINE, What},
@@ -15,7 +15,7 @@ use crate::{
             compaction,
             core::Allocator,
             oom,
-            reclaim::{self, NoRoom},
+            reclaim::{self, NoRoom, Patience},
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         in_flight::THROTTLE,
@@ -56,6 +56,7 @@ pub fn allocate(
     memory: &Arc<DeviceMemory>,
     shape: &Shape,
     provenance: Provenance,
+    patience: Patience,
 ) -> Result<Allocation, NoRoom> {
     let size = footprint(allocator, shape);
     let since = TIMELINE.clock();
@@ -69,7 +70,7 @@ pub fn allocate(
     let request = Request { size, provenance };
     let block = match reclaim::take(memory, request) {
         Ok(block) => block,
-        Err(_) => reclaim::find_room(allocator, memory, request)?,
+        Err(_) => reclaim::find_room(allocator, memory, request, patience)?,
     };
     if size >= LARGE_ARRAY && !allocator.trimmer.is_awake() {
         allocator.watch(memory);
@@ -91,7 +92,8 @@ pub fn allocate_or_explain(
     shape: &Shape,
     provenance: Provenance,
 ) -> Result<Allocation> {
-    allocate(allocator, memory, shape, provenance).map_err(|shortage| oom::exhausted(allocator, memory, shortage))
+    allocate(allocator, memory, shape, provenance, Patience::Waits)
+        .map_err(|shortage| oom::exhausted(allocator, memory, shortage))
 }
 
 /// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and, where the
@@ -121,12 +123,8 @@ pub fn open_hole<'a>(allocator: &Allocator, memory: &DeviceMemory, shapes: impl 
 /// Reserves the low end of the pool for a program's scratch.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with the numbers.
-pub fn reserve_scratch(
-    allocator: &Allocator,
-    memory: &Arc<DeviceMemory>,
-    bytes: Bytes,
-) -> Result<ScratchReservation, NoScratch> {
+/// RESOURCE_EXHAUSTED with the numbers, or CANCELLED.
+pub fn reserve_scratch(allocator: &Allocator, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<ScratchReservation> {
     match memory.begin_scratch(bytes) {
         Ok(()) => {}
         Err(_) => reclaim::find_scratch(allocator, memory, bytes)?,

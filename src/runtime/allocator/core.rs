@@ -5,16 +5,20 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     config::{Compact, Settings},
     engine::{Session, views::ViewKind},
+    error::Result,
     memory::{Strategy, idle::WORTH_WATCHING},
     runtime::{
         allocator::trimmer::{TrimInterval, Trimmer},
         device_memory::DeviceMemory,
-        in_flight::{InFlight, deadline::Deadline},
+        in_flight::{
+            InFlight,
+            deadline::{Deadline, cancelled},
+        },
     },
 };
 
@@ -47,6 +51,8 @@ pub struct Allocator {
     pub settings: Arc<Settings>,
     /// Called when an allocation fails and the settings name a file for a report.
     pub on_exhausted: OnExhausted,
+    /// Of the launch that waits for memory while it holds some.
+    turn: Mutex<()>,
     caches: Mutex<Vec<Weak<dyn Reclaim>>>,
 }
 
@@ -68,6 +74,7 @@ impl Allocator {
             trimmer: Trimmer::default(),
             settings,
             on_exhausted,
+            turn: Mutex::default(),
             caches: Mutex::default(),
         }
     }
@@ -85,6 +92,26 @@ impl Allocator {
     /// How long a call of this client may wait for memory from now on.
     pub fn deadline(&self) -> Deadline<'_> {
         self.in_flight.deadline(&self.callbacks_under_way, self.session.orders_executions)
+    }
+
+    /// The right to wait for memory while holding some, which one launch has at a time: two might wait for each other.
+    /// `None` if no launch has given it up before the deadline.
+    ///
+    /// # Errors
+    /// CANCELLED if a signal ended the wait.
+    #[cold]
+    pub fn turn(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+        let deadline = self.deadline();
+        while !deadline.is_over() {
+            if let Some(turn) = self.turn.try_lock_for(deadline.left()) {
+                return Ok(Some(turn));
+            }
+            deadline.look_for_signals();
+        }
+        match deadline.interrupted() {
+            Some(after) => Err(cancelled(after, "Another program waited for memory, which this one waited for.")),
+            None => Ok(None),
+        }
     }
 
     /// Registers a cache, which [`Self::clear_caches`] clears.

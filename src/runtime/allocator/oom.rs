@@ -18,6 +18,7 @@ use crate::{
     runtime::{
         allocator::{compaction, core::Allocator, reclaim::NoRoom},
         device_memory::{DeviceMemory, origins::ORIGINS},
+        in_flight::deadline::cancelled,
     },
     units::Bytes,
 };
@@ -28,10 +29,13 @@ const HOLDERS: usize = 5;
 /// The least time between two reports: a program that tries again and again does not write all the time.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
 
-/// The error for an array that found no room. Remembers it, and writes the report.
+/// The error for an array that found no room. Remembers it, and writes the report, unless a signal ended the wait.
 #[cold]
 pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom) -> Error {
-    let NoRoom { mut numbers, provenance, tried } = shortage;
+    let NoRoom { mut numbers, provenance, tried, interrupted, .. } = shortage;
+    if let Some(after) = interrupted {
+        return cancelled(after, &numbers.to_string());
+    }
     let mut blocks = memory.blocks();
     memory.complete(&mut blocks);
     let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));

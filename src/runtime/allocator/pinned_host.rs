@@ -138,7 +138,7 @@ pub fn admit_pinned(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) ->
 fn make_room(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result<Charge> {
     let deadline = allocator.deadline();
     let mut rounds = 0..ROUNDS;
-    allocator.in_flight.wait_until(&deadline, |round| {
+    let charged = allocator.in_flight.wait_until(&deadline, |round| {
         allocator.drain();
         pinned.arena.trim();
         let over = match pinned.budget.take(bytes) {
@@ -164,5 +164,6 @@ fn make_room(allocator: &Allocator, pinned: &PinnedHost, bytes: Bytes) -> Result
                 pinned.arena.stats().pool_bytes,
             ),
         )))
-    })
+    });
+    charged.map_err(|error| deadline.explain(error))
 }

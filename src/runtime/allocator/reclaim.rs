@@ -23,7 +23,7 @@ use std::{
 
 use crate::{
     error::{Code, Error, Result},
-    memory::{Block, Goal, NoScratch, Obstacle, OutOfMemory, Provenance, Request, Tried},
+    memory::{Block, Goal, Obstacle, OutOfMemory, Provenance, Request, Tried},
     runtime::{
         allocator::{
             compaction::{self, Compacted},
@@ -31,7 +31,7 @@ use crate::{
             shared::{discard_holes, take_back},
         },
         device_memory::DeviceMemory,
-        in_flight::Round,
+        in_flight::{Round, deadline::Deadline},
     },
     units::Bytes,
 };
@@ -45,6 +45,15 @@ const SHORT_WHILE: Duration = Duration::from_micros(100);
 /// After so long the loop begins again, whether anything is known to have changed or not.
 const LONG_WHILE: Duration = Duration::from_millis(50);
 
+/// Whether an allocation may wait for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It waits for operations under way.
+    Waits,
+    /// It waits for nothing, because its caller holds memory that others may wait for.
+    None,
+}
+
 /// An array found no room.
 pub struct NoRoom {
     /// The numbers of that instant.
@@ -53,6 +62,10 @@ pub struct NoRoom {
     pub provenance: Provenance,
     /// What compaction did, where it is on.
     pub tried: Option<Tried>,
+    /// After how long a signal ended the wait, if one did.
+    pub interrupted: Option<Duration>,
+    /// Whether nothing was waited for.
+    pub gave_up: bool,
 }
 
 /// A block with memory behind it.
@@ -103,13 +116,30 @@ fn fill_from_holes(memory: &DeviceMemory, block: Block, refusal: Error) -> Resul
 /// # Errors
 /// The numbers.
 #[cold]
-pub fn find_room(allocator: &Allocator, memory: &DeviceMemory, request: Request) -> Result<Block, NoRoom> {
+pub fn find_room(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    request: Request,
+    patience: Patience,
+) -> Result<Block, NoRoom> {
+    if patience == Patience::None {
+        allocator.drain();
+        let provenance = request.provenance;
+        return take(memory, request).map_err(|numbers| NoRoom {
+            numbers: Box::new(numbers),
+            provenance,
+            tried: None,
+            interrupted: None,
+            gave_up: true,
+        });
+    }
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
+    let deadline = allocator.deadline();
     let found = reclaim(
         allocator,
-        memory,
-        Goal::Hole(request.size),
+        &deadline,
+        (memory, Goal::Hole(request.size)),
         |at_most| filled(memory, memory.allocate_waiting(request, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
@@ -122,7 +152,8 @@ pub fn find_room(allocator: &Allocator, memory: &DeviceMemory, request: Request)
     found.map_err(|numbers| {
         let (blocks, bytes) = moved.get();
         let tried = allocator.compacts().then_some(Tried { hole_before, blocks, bytes });
-        NoRoom { numbers: Box::new(numbers), provenance: request.provenance, tried }
+        let interrupted = deadline.interrupted();
+        NoRoom { numbers: Box::new(numbers), provenance: request.provenance, tried, interrupted, gave_up: false }
     })
 }
 
@@ -130,35 +161,37 @@ pub fn find_room(allocator: &Allocator, memory: &DeviceMemory, request: Request)
 /// a block at the low end stays where it is.
 ///
 /// # Errors
-/// The numbers.
+/// RESOURCE_EXHAUSTED with the numbers, or CANCELLED.
 #[cold]
-pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Result<(), NoScratch> {
+pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Result<()> {
+    let deadline = allocator.deadline();
     let hopeful = |shortage: &NoScratch| {
         let stats = memory.stats();
         shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
     };
     let bottom = reclaim(
         allocator,
-        memory,
-        Goal::Bottom(bytes),
+        &deadline,
+        (memory, Goal::Bottom(bytes)),
         |_| memory.begin_scratch(bytes),
         |compacted| compacted.begin_scratch(bytes),
         // What an outsider holds is not waited for.
         |shortage| hopeful(shortage) && !memory.is_bottom_pinned(bytes),
         |_| false,
     );
-    bottom.or_else(|shortage| {
+    let found = bottom.or_else(|shortage| {
         let elsewhere = reclaim(
             allocator,
-            memory,
-            Goal::Hole(bytes),
+            &deadline,
+            (memory, Goal::Hole(bytes)),
             |_| memory.begin_scratch_anywhere(bytes),
             |compacted| compacted.begin_scratch_anywhere(bytes),
             hopeful,
             |_| false,
         );
         elsewhere.map_err(|_| shortage)
-    })
+    });
+    found.map_err(|shortage| deadline.explain(shortage.into()))
 }
 
 /// The loop: `attempt` may wait so long for retired blocks, `take` uses what a compaction opened, `hopeful` says
@@ -166,17 +199,17 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
 /// memory for it.
 fn reclaim<T, E>(
     allocator: &Allocator,
-    memory: &DeviceMemory,
-    goal: Goal,
+    deadline: &Deadline<'_>,
+    (memory, goal): (&DeviceMemory, Goal),
     attempt: impl Fn(Duration) -> Result<T, E>,
     take: impl Fn(Compacted<'_>) -> Result<T, E>,
     hopeful: impl Fn(&E) -> bool,
     refused: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
-    let deadline = allocator.deadline();
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
-    allocator.in_flight.wait_until(&deadline, |round: &Round<'_>| {
+    allocator.in_flight.wait_until(deadline, |round: &Round<'_>| {
+        deadline.look_for_signals();
         // Other threads may have filled the caches since.
         allocator.clear_caches();
         let (since, at_most) = (Instant::now(), deadline.left());

@@ -326,6 +326,11 @@ pub fn unregister(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
     Some(clients.swap_remove(index))
 }
 
+/// Whether there is no client. Without a lock: if another thread is about to change that, there is one.
+pub fn is_none_open() -> bool {
+    CLIENTS.try_read().is_some_and(|clients| clients.is_empty())
+}
+
 /// All clients of the process, none of which is destroyed while its guard lives.
 pub fn guard_all() -> Vec<ClientGuard> {
     CLIENTS.read().iter().filter_map(Client::guard).collect()

@@ -19,7 +19,7 @@ use crate::{
 
 /// `analyze(module, size, give, reply)`, with an `HloModuleProto`, calls `give` once with `reply`, before it returns.
 /// The code is -1 for an answer, which has a line for each property, `VALUE NAME`; with any other there is none.
-pub type Analyze = unsafe extern "C" fn(*const u8, usize, Give, *mut c_void);
+pub type Analyze = unsafe extern "C-unwind" fn(*const u8, usize, Give, *mut c_void);
 
 /// The function that analyses programs for engines that do not, once installed.
 pub static ANALYZE: OnceCell<Analyze> = OnceCell::new();

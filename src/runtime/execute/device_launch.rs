@@ -5,8 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{EngineBuffer, EngineError, EngineEvent, Failure, Outcome, fence::ExecutionQueue},
-    error::Error,
+    engine::{EngineBuffer, EngineEvent, Failure, Outcome, fence::ExecutionQueue},
+    error::{Code, Error},
     memory::{
         Execution, Provenance,
         budget::{Charge, Entered},
@@ -17,7 +17,7 @@ use crate::{
             allocate::{LARGE_ARRAY, allocate, open_hole, reserve_scratch},
             oom::exhausted,
             pinned_host::admit_pinned,
-            reclaim::NoRoom,
+            reclaim::{NoRoom, Patience},
         },
         buffer::CachedOutput,
         client::{Client, Device},
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Why destinations were not placed.
-enum Unplaced {
+pub enum Unplaced {
     /// There is no room for one destination in this memory.
     NoRoom(Arc<DeviceMemory>, NoRoom),
     /// Another failure.
@@ -46,17 +46,22 @@ enum Unplaced {
 impl Unplaced {
     /// What the caller is told.
     #[cold]
-    fn explain(self, client: &Client) -> Failure {
+    pub fn explain(self, client: &Client) -> Failure {
         match self {
             Self::NoRoom(full, shortage) => exhausted(&client.allocator, &full, shortage).into(),
             Self::Failed(failure) => failure,
         }
     }
+
+    /// Whether there might be room later, and it was not waited for.
+    pub fn gave_up(&self) -> bool {
+        matches!(self, Self::NoRoom(_, shortage) if shortage.gave_up)
+    }
 }
 
-impl From<EngineError> for Unplaced {
-    fn from(error: EngineError) -> Self {
-        Self::Failed(error.into())
+impl<T: Into<Failure>> From<T> for Unplaced {
+    fn from(failure: T) -> Self {
+        Self::Failed(failure.into())
     }
 }
 
@@ -101,11 +106,12 @@ impl<'a> DeviceLaunch<'a> {
         }
     }
 
-    /// Reserves the program's scratch, and allocates and views every destination.
+    /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
+    /// allocation of the first destination, and of the others.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; what was made so far is freed with this.
-    pub fn prepare(&mut self, loaded: &Loaded) -> Outcome {
+    pub fn prepare(&mut self, loaded: &Loaded, patience: [Patience; 2]) -> Result<(), Unplaced> {
         let program = &*loaded.program;
         if !program.unplaced_pinned.is_zero()
             && let Some(pinned) = self.device.and_then(|device| device.pinned.as_ref())
@@ -127,15 +133,15 @@ impl<'a> DeviceLaunch<'a> {
         // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
         // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
-            self.scratch =
-                Some(reserve_scratch(&loaded.client.allocator, memory, program.scratch).map_err(|shortage| {
-                    Error::from(shortage).context(&format!("Error loading program '{}'", program.name))
-                })?);
+            self.scratch = Some(
+                reserve_scratch(&loaded.client.allocator, memory, program.scratch)
+                    .map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?,
+            );
         }
-        self.place_destinations(loaded, device, memory).map_err(|unplaced| unplaced.explain(&loaded.client))?;
+        self.place_destinations(loaded, device, memory, patience)?;
         let demand = (&*program.name, program.scratch);
         self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
-            Err(refused) if self.may_block_admission(loaded, device, memory) => {
+            Err(refused) if refused.code != Code::Cancelled && self.may_block_admission(loaded, device, memory) => {
                 self.admit_first(loaded, device, memory, refused)?
             }
             admitted => admitted?,
@@ -153,9 +159,13 @@ impl<'a> DeviceLaunch<'a> {
         loaded: &Loaded,
         device: &Device,
         memory: &Arc<DeviceMemory>,
+        patience: [Patience; 2],
     ) -> Result<(), Unplaced> {
-        let outcome = self.try_place_destinations(loaded, device);
+        let outcome = self.try_place_destinations(loaded, device, patience);
         let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
+        if shortage.gave_up || shortage.interrupted.is_some() {
+            return Err(Unplaced::NoRoom(full, shortage));
+        }
         // One by one they found no room. A hole for all of them may open once those made so far, which hold nothing
         // yet, are freed.
         self.destinations.clear();
@@ -166,7 +176,15 @@ impl<'a> DeviceLaunch<'a> {
         if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
-        self.try_place_destinations(loaded, device)
+        self.try_place_destinations(loaded, device, patience)
+    }
+
+    /// Frees what was prepared.
+    #[cold]
+    pub fn give_back(&mut self) {
+        self.destinations.clear();
+        self.copies.clear();
+        (self.scratch, self.admission, self.pinned) = (None, None, None);
     }
 
     /// Whether the destinations may be why the program was not admitted.
@@ -196,7 +214,7 @@ impl<'a> DeviceLaunch<'a> {
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.place_destinations(loaded, device, memory) {
+        match self.place_destinations(loaded, device, memory, [Patience::Waits; 2]) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),
@@ -271,7 +289,12 @@ impl<'a> DeviceLaunch<'a> {
     ///
     /// # Errors
     /// As [`Self::prepare`].
-    fn try_place_destinations(&mut self, loaded: &Loaded, device: &Device) -> Result<(), Unplaced> {
+    fn try_place_destinations(
+        &mut self,
+        loaded: &Loaded,
+        device: &Device,
+        [patience, later]: [Patience; 2],
+    ) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
@@ -288,13 +311,14 @@ impl<'a> DeviceLaunch<'a> {
             let Some(space) = space else {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
+            let patience = if self.destinations.is_empty() { patience } else { later };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(space.arena()), shortage);
             let recycling =
                 loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
             let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
                 None => DestinationBlock::new(
-                    allocate(&client.allocator, space.arena(), shape, provenance).map_err(full)?,
+                    allocate(&client.allocator, space.arena(), shape, provenance, patience).map_err(full)?,
                     None,
                 ),
             };

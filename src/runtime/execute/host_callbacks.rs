@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 
 use crate::{
     engine::{EngineError, EngineEvent},
+    handlers::python,
     runtime::client::Client,
 };
 
@@ -37,6 +38,8 @@ impl CallbackRun {
 impl Drop for CallbackRun {
     fn drop(&mut self) {
         self.0.allocator.callbacks_under_way.fetch_sub(1, Ordering::Relaxed);
+        // Its callbacks may have failed because the interpreter is ending.
+        python::stop_if_ending();
     }
 }
 

@@ -6,12 +6,15 @@ use smallvec::SmallVec;
 
 use crate::{
     engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
-    runtime::execute::{
-        call::{Call, Outputs},
-        device_launch::DeviceLaunch,
-        donation_copy,
-        host_callbacks::{self, CallbackRun},
-        nested::NestedRun,
+    runtime::{
+        allocator::reclaim::Patience,
+        execute::{
+            call::{Call, Outputs},
+            device_launch::{DeviceLaunch, Unplaced},
+            donation_copy,
+            host_callbacks::{self, CallbackRun},
+            nested::NestedRun,
+        },
     },
     sys,
 };
@@ -65,9 +68,31 @@ impl<'a> Launch<'a> {
         for index in 0..call.args.num_devices {
             let (device_index, device) = call.device(index);
             self.devices.push(DeviceLaunch::new(device_index, device));
-            let launch = &mut self.devices[index];
-            launch.prepare(call.loaded)?;
-            donation_copy::prepare(&call, index, device, launch.run, &mut launch.copies)?;
+        }
+        match self.prepare_devices(Patience::None) {
+            Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
+            prepared => prepared.map_err(|unplaced| unplaced.explain(&call.loaded.client)),
+        }
+    }
+
+    /// Prepares once more, and waits for memory: what was prepared is given back before, and of the launches that
+    /// wait while they hold destinations, one goes after the other.
+    #[cold]
+    fn prepare_in_turn(&mut self) -> Outcome {
+        self.devices.iter_mut().for_each(DeviceLaunch::give_back);
+        let client = &self.call.loaded.client;
+        let _turn = client.allocator.turn()?;
+        self.prepare_devices(Patience::Waits).map_err(|unplaced| unplaced.explain(client))
+    }
+
+    /// Prepares each device; `holding` is the patience of an allocation while the launch holds destinations.
+    #[inline]
+    fn prepare_devices(&mut self, holding: Patience) -> Result<(), Unplaced> {
+        let mut first = Patience::Waits;
+        for (index, launch) in self.devices.iter_mut().enumerate() {
+            launch.prepare(self.call.loaded, [first, holding])?;
+            first = holding;
+            donation_copy::prepare(&self.call, index, launch.device, launch.run, &mut launch.copies)?;
         }
         Ok(())
     }

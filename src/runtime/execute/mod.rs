@@ -12,6 +12,9 @@
 //!           way become operations in flight (in_flight/); one that is done, the usual case for small ones, needs none
 //! ```
 //!
+//! A launch that holds destinations waits for no memory, unless it is its turn (`launch.rs`): two would wait for each
+//! other.
+//!
 //! Allocation comes before anything is acquired, so that the program's own arguments may be moved to make room for
 //! its results. Every failure before collecting leaves all arguments as they were, unless the engine itself consumed
 //! them. From collecting on nothing fails. Nothing is ever run twice.

@@ -8,13 +8,21 @@
 //!
 //! While a program with host callbacks runs it is a tenth of a second, however long that program takes: the program
 //! may wait for the very thread that waits here (engine behaviour T9).
+//!
+//! A signal ends the wait of Python's main thread, where its handler raises an exception: Ctrl-C, as a rule.
 
 use std::{
+    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
     time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Code, Error},
+    handlers::python,
 };
 
 /// How long an allocation waits if nothing prolongs it.
@@ -24,7 +32,7 @@ const BOUND_WITH_PROGRAMS: Duration = Duration::from_secs(600);
 /// The same while a program with host callbacks runs.
 const BOUND_IN_CALLBACKS: Duration = Duration::from_millis(100);
 /// How long one sleep takes where only programs prolong the wait: an operation that completes wakes the waiting
-/// thread, the end of the last program does not.
+/// thread, the end of the last program does not. And how often a waiting thread looks for signals.
 const POLL: Duration = Duration::from_millis(100);
 
 /// A program, or a transfer, that may be under way.
@@ -38,6 +46,11 @@ pub struct Deadline<'a> {
     deadline: Instant,
     programs: Vec<Arc<dyn UnderWay>>,
     callbacks: Option<&'a AtomicI64>,
+    began: Instant,
+    /// When signals are looked for next.
+    next_look: Cell<Instant>,
+    /// How long after the beginning a signal ended it.
+    interrupted: Cell<Option<Duration>>,
 }
 
 impl<'a> Deadline<'a> {
@@ -48,16 +61,25 @@ impl<'a> Deadline<'a> {
             0 => (BOUND, programs()),
             _ => (BOUND_IN_CALLBACKS, Vec::new()),
         };
-        Self { deadline: Instant::now() + bound, programs, callbacks: Some(callbacks) }
+        Self { programs, callbacks: Some(callbacks), ..Self::at(Instant::now() + bound) }
     }
 
     /// A deadline at this instant, whatever is under way.
     pub fn at(deadline: Instant) -> Self {
-        Self { deadline, programs: Vec::new(), callbacks: None }
+        let began = Instant::now();
+        let (next_look, interrupted) = (Cell::new(began + POLL), Cell::new(None));
+        Self { deadline, programs: Vec::new(), callbacks: None, began, next_look, interrupted }
     }
 
-    /// How long to sleep at most; zero where it is over.
+    /// How long to sleep before [`Self::look_for_signals`] at most; zero where it is over.
     pub fn left(&self) -> Duration {
+        self.left_in_all().min(POLL)
+    }
+
+    fn left_in_all(&self) -> Duration {
+        if self.interrupted.get().is_some() {
+            return Duration::ZERO;
+        }
         let left = self.deadline.saturating_duration_since(Instant::now());
         let too_long = || self.deadline.elapsed() > BOUND_WITH_PROGRAMS - BOUND;
         let callbacks = || self.callbacks.is_some_and(|callbacks| callbacks.load(Ordering::Relaxed) != 0);
@@ -67,10 +89,37 @@ impl<'a> Deadline<'a> {
         left
     }
 
+    /// Ends the wait if a signal has arrived whose handler raises an exception. The thread must hold no lock.
+    pub fn look_for_signals(&self) {
+        let now = Instant::now();
+        if now >= self.next_look.get() && self.interrupted.get().is_none() {
+            if python::interrupted() {
+                self.interrupted.set(Some(self.began.elapsed()));
+            }
+            self.next_look.set(Instant::now() + POLL);
+        }
+    }
+
+    /// How long after the beginning a signal ended the wait, if one did.
+    pub fn interrupted(&self) -> Option<Duration> {
+        self.interrupted.get()
+    }
+
+    /// The error of what was waited for in vain: CANCELLED where a signal ended the wait.
+    pub fn explain(&self, error: Error) -> Error {
+        self.interrupted().map_or(error.clone(), |after| cancelled(after, &error.message))
+    }
+
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
+}
+
+/// The error of a wait that a signal ended after so long; `why` it waited.
+#[cold]
+pub fn cancelled(after: Duration, why: &str) -> Error {
+    Error::new(Code::Cancelled, format!("A signal ended the wait for memory after {after:.1?}. {why}"))
 }
 
 #[cfg(test)]
@@ -88,7 +137,7 @@ mod tests {
     fn after_the_deadline<'a>(callbacks: &'a AtomicI64, programs: &[&Arc<AtomicBool>]) -> Deadline<'a> {
         let mut deadline =
             Deadline::new(callbacks, || programs.iter().map(|&program| Arc::clone(program) as _).collect());
-        assert!(!deadline.is_over() && deadline.left() <= BOUND);
+        assert!(!deadline.is_over() && deadline.left_in_all() <= BOUND);
         deadline.deadline = Instant::now();
         deadline
     }

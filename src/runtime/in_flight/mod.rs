@@ -130,7 +130,8 @@ impl Round<'_> {
     /// Waits for an operation that completes after this round began, and reaps what is done; `false` if none is under
     /// way, or if the deadline has passed.
     pub fn wait(&self) -> bool {
-        let changed = self.in_flight.queue.wait(self.epoch, || self.deadline.left());
+        let deadline = self.deadline;
+        let changed = self.in_flight.queue.wait(self.epoch, || deadline.left(), || deadline.look_for_signals());
         if changed {
             self.reap();
         }

@@ -222,8 +222,9 @@ impl<T: Ends> Queue<T> {
     }
 
     /// Waits for one more completion than `seen`, until no time is `left`; whether there was one, or may have been, in
-    /// time. `false` at once if nothing is under way.
-    pub(super) fn wait(&self, seen: u64, left: impl Fn() -> Duration) -> bool {
+    /// time. `false` at once if nothing is under way. Each time that so long has passed without one, `look` is called,
+    /// without a lock.
+    pub(super) fn wait(&self, seen: u64, left: impl Fn() -> Duration, look: impl Fn()) -> bool {
         let under_way = self.is_busy();
         let mut epoch = self.completions.epoch.lock();
         while *epoch == seen {
@@ -232,8 +233,13 @@ impl<T: Ends> Queue<T> {
                 return false;
             }
             let late = self.completions.changed.wait_for(&mut epoch, left()).timed_out();
-            if late && *epoch == seen && left().is_zero() {
-                return false;
+            if late && *epoch == seen {
+                if left().is_zero() {
+                    return false;
+                }
+                drop(epoch);
+                look();
+                epoch = self.completions.epoch.lock();
             }
         }
         !left().is_zero()

@@ -1,0 +1,37 @@
+//! What a wait for retired blocks costs does not grow with the blocks that end meanwhile, counted in predictions.
+
+use std::{sync::atomic::Ordering, thread};
+
+use crate::memory::tests::*;
+
+const SIZE: Bytes = Bytes::kib(8);
+
+#[test]
+fn blocks_that_end_during_a_wait_cause_no_new_prediction() {
+    for strategy in ALL {
+        for count in [1_000, 100_000] {
+            let limit = Bytes::new(count * SIZE.get()) + Bytes::mib(4);
+            let (arena, _device) = arena(strategy, limit);
+            let small: Vec<Block> = (0..count).map(|_| take(&arena, SIZE)).collect();
+            let large = take(&arena, arena.stats().largest_request);
+            let ending: Vec<Block> = small.iter().copied().step_by(10).collect();
+            ending.iter().chain([&large]).for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
+            thread::scope(|scope| {
+                let waiter = scope.spawn(|| arena.allocate_waiting(large.size, LONG));
+                while arena.waiters() == 0 {
+                    thread::yield_now();
+                }
+                for block in ending {
+                    assert_eq!(arena.free(block.id), Ok(()));
+                    thread::yield_now();
+                }
+                assert_eq!(arena.free(large.id), Ok(()));
+                assert!(waiter.join().expect("no panic").is_ok(), "{strategy}");
+            });
+            // Under `platform` each block that ends gives a region back, and a prediction looks at four numbers.
+            if strategy != Strategy::Platform {
+                assert_eq!(arena.predictions.load(Ordering::Relaxed), 1, "{strategy}, {count} blocks");
+            }
+        }
+    }
+}
