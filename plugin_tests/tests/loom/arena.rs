@@ -3,12 +3,19 @@
 use loom::thread;
 use std::sync::Arc;
 
-use crate::every_interleaving;
-
-use crate::lock::Lock;
+use crate::{
+    every_interleaving,
+    lock::{Interrupted, Lock},
+};
 
 /// How many blocks are free.
 type Arena = Arc<Lock<u32>>;
+
+impl Interrupted for u32 {
+    fn interrupted(&mut self) {
+        *self = 0;
+    }
+}
 
 /// As `Arena::allocate_waiting`, for as long as it takes.
 fn allocate(arena: &Arena) {

@@ -23,7 +23,7 @@ use std::{
 
 use crate::{
     error::{Code, Error, Result},
-    memory::{Block, Goal, Obstacle, OutOfMemory, Provenance, Request, Tried},
+    memory::{Block, Goal, NoScratch, Obstacle, OutOfMemory, Provenance, Request, Tried},
     runtime::{
         allocator::{
             compaction::{self, Compacted},

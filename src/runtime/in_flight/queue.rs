@@ -1,8 +1,9 @@
 //! The operations under way, and how allocations that wait for memory learn of their ends.
 //!
-//! An operation that completes only sets a flag, unless an allocation waits. Whoever frees memory announces it before
-//! another thread can see that the operation is done, or miss it, and wakes those that wait when the memory is free. So
-//! an allocation gives up only when nothing is under way and nobody is about to free anything.
+//! An operation that completes only sets a flag, unless an allocation waits: that one reaps what it finds done. Whoever
+//! frees memory while an allocation waits, or takes operations out of the queue, announces it before another thread can
+//! see that they are done, or miss them, and wakes those that wait when the memory is free. So an allocation gives up
+//! only when nothing is under way, nothing is to be reaped, and nobody is about to free anything.
 
 use std::{collections::VecDeque, mem, ops::ControlFlow, sync::Arc, time::Duration};
 
@@ -41,14 +42,20 @@ impl End {
     /// The operation is done. Calls `release_memory` if an allocation waits.
     pub(super) fn come(&self, release_memory: impl FnOnce()) {
         let completions = &*self.completions;
-        completions.begin(1);
+        // Mostly nobody waits. Then nothing is announced: the caller's thread reads the line that this would write.
+        let announced = completions.has_waiters();
+        if announced {
+            completions.begin(1);
+        }
         // Sequentially consistent on both sides: either this sees the waiter, or the waiter sees this operation done.
         self.done.store(true, Ordering::SeqCst);
         completions.done.fetch_add(1, Ordering::Relaxed);
         if completions.has_waiters() {
             release_memory();
+            completions.advance(usize::from(announced));
+        } else if announced {
+            completions.end(1);
         }
-        completions.end(1);
     }
 }
 
@@ -122,7 +129,14 @@ impl<T: Ends> Queue<T> {
 
     /// Whether an operation is under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.operations.lock().iter().any(|operation| !operation.end().has_come())
+        self.look().0
+    }
+
+    /// Whether an operation is under way, and whether one is done, but not yet reaped.
+    fn look(&self) -> (bool, bool) {
+        let operations = self.operations.lock();
+        let under_way = operations.iter().filter(|operation| !operation.end().has_come()).count();
+        (under_way > 0, operations.len() > under_way)
     }
 
     /// Those that are under way.
@@ -225,7 +239,11 @@ impl<T: Ends> Queue<T> {
     /// time. `false` at once if nothing is under way. Each time that so long has passed without one, `look` is called,
     /// without a lock.
     pub(super) fn wait(&self, seen: u64, left: impl Fn() -> Duration, look: impl Fn()) -> bool {
-        let under_way = self.is_busy();
+        let (under_way, done) = self.look();
+        if !under_way && done {
+            // Such an operation may have completed unannounced, and nobody else may free its memory.
+            return !left().is_zero();
+        }
         let mut epoch = self.completions.epoch.lock();
         while *epoch == seen {
             let releasing = self.completions.releasing.load(Ordering::SeqCst) != 0;
