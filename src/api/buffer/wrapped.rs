@@ -160,8 +160,11 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         let donation = buffer.as_deref().map(DonationHold::new).transpose()?;
         let handle = donation.as_ref().map_or(ptr::null_mut(), DonationHold::handle);
         // SAFETY: the hold keeps the handle alive, for the engine to consume; the rest of the struct is the caller's.
-        unsafe { client.session.engine.call(call.with_buffer(handle))? };
-        client.aliases.fulfil(call.fulfill_alias_buffer_cb.addr(), donation.map(DonationHold::consumed));
+        let kept = unsafe { client.session.engine.call(call.with_buffer(handle)) };
+        // The promise is used up in any case, and so is the buffer, if the engine has taken it.
+        let taken = donation.filter(|donation| kept.is_ok() || donation.is_consumed());
+        client.aliases.fulfil(call.fulfill_alias_buffer_cb.addr(), taken.map(DonationHold::consumed));
+        kept?;
         Ok(())
     }
 }

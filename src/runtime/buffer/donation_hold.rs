@@ -1,6 +1,7 @@
 //! A buffer that one call of the engine may consume.
 
 use crate::{
+    engine::{Live, views},
     error::{Error, Result},
     runtime::buffer::{pjrt_buffer::Buffer, storage::Storage, usage::User},
     sys,
@@ -26,6 +27,12 @@ impl<'a> DonationHold<'a> {
     /// The engine's buffer.
     pub fn handle(&self) -> *mut sys::PJRT_Buffer {
         self.handle
+    }
+
+    /// Whether the engine says that it has consumed the buffer.
+    pub fn is_consumed(&self) -> bool {
+        // SAFETY: the client is open, because the hold began in this call of the C API, and the hold keeps the handle alive.
+        views::is_consumed(unsafe { Live::new(self.buffer.session.engine, self.handle) }, false)
     }
 
     /// The engine has consumed the buffer: gives its memory.
