@@ -56,6 +56,7 @@ SLOW = (
     "test_callback_threads.py::test_on_several_devices",
     "test_callback_threads.py::test_threads_run_programs[1]",
     "test_callback_threads.py::test_under_vmap[broadcast_all]",
+    "test_mixed_soak.py::test_some_seconds_of_it",
     "test_odd_surroundings.py::test_as_many_devices_as_there_may_be[growing]",
     "test_partitioners.py::test_shardings_and_numbers_are_those_of_jaxs_own_backend",
     "test_process.py::test_limits_of_the_shell_leave_room_for_arrays[growing-*]",
