@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod arrays;
+mod ending;
 mod frame;
 mod gil;
 mod handler;
@@ -36,28 +37,9 @@ mod numpy;
 mod signals;
 mod table;
 
+pub use ending::{staying_if_ending, stop_if_ending};
 pub use signals::interrupted;
 pub use table::Table;
-
-/// Calls what may wait for Python's lock inside. Python up to 3.13 unwinds the stacks of threads that wait for it when
-/// the interpreter ends: such a thread stops here for good, because none of the frames below may be unwound.
-pub fn staying_if_ending<T>(wait: impl FnOnce() -> T) -> T {
-    match PYTHON.get() {
-        Some(python) => python.staying_if_ending(wait),
-        None => wait(),
-    }
-}
-
-/// Stops this thread for good if the interpreter is ending and the thread would come back to it: jaxlib wants the GIL
-/// then, which ends the process as well. The main thread, which ends the interpreter, goes on.
-pub fn stop_if_ending() {
-    if let Some(python) = PYTHON.get()
-        && python.is_ending()
-        && !signals::is_main_thread()
-    {
-        python.stop_if_ending();
-    }
-}
 
 /// Has the engine call Python for the custom calls of JAX's host callbacks. Calling it again changes nothing.
 ///

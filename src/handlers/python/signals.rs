@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use once_cell::sync::Lazy;
 
 use crate::handlers::python::{
-    staying_if_ending,
+    ending::{is_main_thread, staying_if_ending},
     table::{Borrowed, New},
 };
 
@@ -102,12 +102,6 @@ unsafe extern "C-unwind" fn raise(parts: *mut c_void) -> c_int {
     // SAFETY: the GIL is held, as this function asks, and the references are given up.
     unsafe { (python.restore)(class, exception, traceback) };
     -1
-}
-
-/// Whether this is the process's main thread.
-pub(super) fn is_main_thread() -> bool {
-    // SAFETY: both functions only return a number.
-    unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) }
 }
 
 /// Has Python's handlers of signals run, if this is the process's main thread and Python's code called from it.
