@@ -245,11 +245,10 @@ impl Ends for Recycling {
     fn reap(&self) {
         let block = std::mem::take(&mut *self.operation.block.lock());
         let Some(world) = self.world.upgrade().filter(|_| block) else { return };
-        let keep = |list: &mut Vec<_>, cached| {
+        let cached = Cached(Arc::clone(&world.memory));
+        if let Some(mut list) = world.cache.open(0, || world.queue.has_waiters()) {
             list.push(cached);
-            None
-        };
-        drop(world.cache.add(0, Cached(Arc::clone(&world.memory)), || world.queue.has_waiters(), keep));
+        }
     }
 }
 

@@ -54,17 +54,15 @@ impl World {
     fn put(&self) {
         let output = Output { block: UnsafeCell::new(0), freed: Arc::clone(&self.freed) };
         output.write(WRITTEN);
-        let keep = |list: &mut Vec<_>, output| {
-            list.push(output);
-            None
-        };
         // Nothing but the lock orders this look after what a thread does that clears the list.
-        drop(self.kept.add(0, output, || self.waiters.load(Ordering::Relaxed) != 0, keep));
+        if let Some(mut list) = self.kept.open(0, || self.waiters.load(Ordering::Relaxed) != 0) {
+            list.push(output);
+        }
     }
 
     /// What an execution does that wants a destination; whether there was one.
     fn take(&self) -> bool {
-        let Some(output) = self.kept.take(0, Vec::pop) else { return false };
+        let Some(output) = self.kept.list(0).and_then(|mut list| list.pop()) else { return false };
         assert_eq!(output.read(), WRITTEN);
         output.write(WRITTEN + 1);
         true

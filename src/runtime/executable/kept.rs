@@ -1,7 +1,7 @@
 //! Lists of what is kept for later, until somebody needs its memory.
 
 use crate::sync::{
-    Mutex,
+    Mutex, MutexGuard,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -22,25 +22,18 @@ impl<L: Default> Kept<L> {
         self.lists.len()
     }
 
-    /// Lets `keep` put `value` into the list of `place`, unless it is closed or somebody `waits` for memory. Gives back
-    /// what is not kept: no lock is held while the engine destroys handles.
-    pub(super) fn add<T>(
-        &self,
-        place: usize,
-        value: T,
-        waits: impl FnOnce() -> bool,
-        keep: impl FnOnce(&mut L, T) -> Option<T>,
-    ) -> Option<T> {
-        let Some(list) = self.lists.get(place) else { return Some(value) };
-        let mut list = list.lock();
+    /// The list of `place`, locked, for something to be put in; `None` if it is closed or somebody `waits` for memory.
+    #[inline]
+    pub(super) fn open(&self, place: usize, waits: impl FnOnce() -> bool) -> Option<MutexGuard<'_, L>> {
+        let list = self.list(place)?;
         // Read under the lock: a thread that waits or closes after this clears the list.
-        if self.closed.load(Ordering::Acquire) || waits() { Some(value) } else { keep(&mut list, value) }
+        (!(self.closed.load(Ordering::Acquire) || waits())).then_some(list)
     }
 
-    /// What `choose` takes out of the list of `place`.
+    /// The list of `place`, locked, for something to be taken out.
     #[inline]
-    pub(super) fn take<T>(&self, place: usize, choose: impl FnOnce(&mut L) -> Option<T>) -> Option<T> {
-        choose(&mut *self.lists.get(place)?.lock())
+    pub(super) fn list(&self, place: usize) -> Option<MutexGuard<'_, L>> {
+        Some(self.lists.get(place)?.lock())
     }
 
     /// Drops what is kept.

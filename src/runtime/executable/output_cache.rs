@@ -79,7 +79,7 @@ impl OutputCache {
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
     #[inline]
     pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
-        let mut output = self.places.take(destination, Vec::pop)?;
+        let mut output = self.places.list(destination)?.pop()?;
         match output.renew(provenance) {
             Ok(()) => Some(output),
             Err(error) => {
@@ -95,7 +95,7 @@ impl OutputCache {
     pub fn take_recycling(&self, destination: usize, provenance: Provenance) -> Option<(Allocation, Arc<Buffer>)> {
         loop {
             // No lock is held while the engine destroys handles.
-            let buffer = self.recycling.take(destination, VecDeque::pop_back)?;
+            let buffer = self.recycling.list(destination)?.pop_back()?;
             let left = buffer.state().take_while_executing();
             let Some((view, mut allocation)) = left else { continue };
             drop(view);
@@ -123,32 +123,30 @@ impl Recycle for OutputCache {
     }
 
     fn offer(&self, destination: usize, buffer: Arc<Buffer>) {
-        let keep = |place: &mut VecDeque<Arc<Buffer>>, buffer| {
-            // Most buffers that came before are free, or were taken.
-            while place.len() >= MOST || place.front().is_some_and(|first| !first.state().recycling) {
-                place.pop_front();
-            }
-            place.push_back(buffer);
-            None
-        };
-        drop(self.recycling.add(destination, buffer, || false, keep));
+        let Some(mut place) = self.recycling.open(destination, || false) else { return };
+        // Most buffers that came before are free, or were taken.
+        while place.len() >= MOST || place.front().is_some_and(|first| !first.state().recycling) {
+            place.pop_front();
+        }
+        place.push_back(buffer);
     }
 
-    fn put(&self, destination: usize, output: CachedOutput) {
-        let keep = |place: &mut Vec<CachedOutput>, mut output: CachedOutput| {
+    fn put(&self, destination: usize, mut output: CachedOutput) {
+        if let Some(mut place) = self.places.open(destination, || self.in_flight.has_waiters()) {
             let others = place.len();
             let bytes = output.allocation.size().get();
-            if bytes > LARGEST as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get() {
-                return Some(output);
+            let enough = bytes > LARGEST as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
+            if !enough {
+                if others > 0 && !output.retired {
+                    output.allocation.retire();
+                    output.retired = true;
+                }
+                place.push(output);
+                return;
             }
-            if others > 0 && !output.retired {
-                output.allocation.retire();
-                output.retired = true;
-            }
-            place.push(output);
-            None
-        };
-        drop(self.places.add(destination, output, || self.in_flight.has_waiters(), keep));
+        }
+        // No lock is held while the engine destroys handles.
+        drop(output);
     }
 }
 
