@@ -146,8 +146,8 @@ def test_ctrl_c_ends_a_wait_for_memory(wait, compact):
 
 
 def test_a_child_drops_what_it_has_of_its_parent_and_ends():
-    """While threads of the parent compute, of which the child has none. It ends as those of multiprocessing do: what JAX
-    does at the end of a process ends a child with a signal, on JAX's own CPU backend as well."""
+    """While threads of the parent compute, of which the child has none. It ends as those of multiprocessing do: what
+    JAX does at the end of a process ends a child with a signal, on JAX's own CPU backend as well."""
     code = """
     import gc, os, signal, threading, time, warnings
     import jax, jax.numpy as jnp, numpy as np
