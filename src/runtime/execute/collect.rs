@@ -26,11 +26,12 @@ use crate::{
 };
 
 /// After a launch that the engine refused or gave up: arguments that it has consumed all the same are gone, and
-/// everything else is freed. Programs that it has launched on other devices before may be under way.
+/// everything else is freed. Programs that it has launched on other devices before may be under way, unless the launch is
+/// over.
 #[cold]
 pub fn abandon(launch: &mut Launch<'_>) {
     let client = &launch.call.loaded.client;
-    let several = launch.devices.len() > 1;
+    let several = launch.devices.len() > 1 && !launch.is_over;
     let are_known = launch.call.donated().is_some();
     let mut waited_for = Vec::new();
     for (index, device) in launch.devices.iter_mut().enumerate() {

@@ -46,6 +46,8 @@ pub struct Launch<'a> {
     pub devices: SmallVec<[DeviceLaunch<'a>; 1]>,
     /// The execution on a nested client, if there is one. It ends after the devices' arguments and destinations.
     pub nested: Option<Box<NestedRun<'a>>>,
+    /// Whether its programs have ended, though it failed.
+    pub is_over: bool,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
 }
@@ -55,7 +57,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
-        Self { call, devices: SmallVec::new(), nested: None, width }
+        Self { call, devices: SmallVec::new(), nested: None, is_over: false, width }
     }
 
     /// Prepares scratch, destinations and donation copies.
@@ -195,6 +197,7 @@ impl<'a> Launch<'a> {
             if let Err(error) = outcome {
                 // The caller gets the error, and will not destroy the results. The program is over, so this does not
                 // block.
+                self.is_over = true;
                 started.into_devices().for_each(|(_, outputs)| outputs.for_each(drop));
                 return Err(error);
             }
