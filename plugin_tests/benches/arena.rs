@@ -1,5 +1,5 @@
-//! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`; with `-- scale`
-//! how they grow with the number of live blocks, on a device of addresses without memory.
+//! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`; with
+//! `-- scale` how they grow with the number of live blocks, on a device of addresses without memory.
 //!
 //! Numbers are for reading; nothing fails on time. Each line is the median of 15 rounds on one thread, with the lock
 //! taken and released for every operation. Whole traces are timed by `arena-replay`.
@@ -77,8 +77,8 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// `count` live blocks with a hole behind each. No hole is much larger than the others: those of 248 to 251 granules
-    /// share a bin.
+    /// `count` live blocks with a hole behind each. No hole is much larger than the others: those of 248 to 251
+    /// granules share a bin.
     fn new(strategy: Strategy, count: usize) -> Self {
         let mut rng = Rng::with_seed(1);
         let sizes: Vec<(Bytes, Bytes)> =

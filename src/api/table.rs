@@ -72,8 +72,8 @@ fn in_child() {
     if let Some(table) = TABLE.get()
         && !client::is_none_open()
     {
-        // SAFETY: the table lives until the process ends. This thread is the only one, and in the middle of `fork`: none
-        // reads the table.
+        // SAFETY: the table lives until the process ends. This thread is the only one, and in the middle of `fork`:
+        // none reads the table.
         child::replace(unsafe { &mut *table.load(Ordering::Relaxed) });
     }
 }

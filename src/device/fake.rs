@@ -114,7 +114,8 @@ impl FakeBacking {
         Self { granularity, in_advance: None, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Lets something happen at the `n`th of such calls from now on; zero is the next one. There is one order at a time.
+    /// Lets something happen at the `n`th of such calls from now on; zero is the next one. There is one order at a
+    /// time.
     pub fn order(&self, call: Call, n: u64, fault: Fault) {
         let mut state = self.state.lock();
         state.order = Some((call, state.calls[call as usize] + n, fault));

@@ -109,8 +109,8 @@ impl EngineBuffer {
         Ok(unsafe { Live::new(self.session.engine, self.handle.0) })
     }
 
-    /// Whether a program that was donated the buffer has consumed it; also where the engine does not say. Asking does not
-    /// block, even while the program runs.
+    /// Whether a program that was donated the buffer has consumed it; also where the engine does not say. Asking does
+    /// not block, even while the program runs.
     pub fn is_consumed(&self) -> bool {
         self.live().is_ok_and(|buffer| views::is_consumed(buffer, true))
     }

@@ -303,8 +303,8 @@ pub fn ready_event(buffer: Live<'_, sys::PJRT_Buffer>) -> Result<EngineEvent, En
     event.ok_or_else(|| EngineError::Own(Error::internal("a buffer without an event")))
 }
 
-/// Whether a program has consumed a buffer, or what is to be taken for true `if_unknown`, where the engine does not say.
-/// Asking does not block, even while the program runs.
+/// Whether a program has consumed a buffer, or what is to be taken for true `if_unknown`, where the engine does not
+/// say. Asking does not block, even while the program runs.
 #[inline]
 pub fn is_consumed(buffer: Live<'_, sys::PJRT_Buffer>, if_unknown: bool) -> bool {
     buffer.ask::<sys::PJRT_Buffer_IsDeleted_Args>().map_or(if_unknown, |answer| answer.is_deleted)

@@ -7,8 +7,8 @@ use crate::{
     live, seam, slot, table,
 };
 
-/// Arms a fault at the `nth` call of the function in `slot` from now on: 0 fails it, 1 delays it, 2 spoils the event that
-/// it gives, 3 throws, 4 fails an execution that has begun. Whether there is such a function, and such a kind.
+/// Arms a fault at the `nth` call of the function in `slot` from now on: 0 fails it, 1 delays it, 2 spoils the event
+/// that it gives, 3 throws, 4 fails an execution that has begun. Whether there is such a function, and such a kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn faulty_engine_arm(slot: usize, nth: u64, kind: u32) -> bool {
     let kind = Kind::of(kind).filter(|_| table::has(slot));

@@ -15,9 +15,9 @@
 //!  the engine that FAULTY_ENGINE_BEHIND names
 //! ```
 //!
-//! What a test asks of it, by functions that it exports. A slot is a function's number in the table, from zero; a kind is
-//! 0 to fail, 1 to be late, 2 to spoil the event that it gives, 3 to throw, 4 to
-//! fail an execution that all devices have begun.
+//! What a test asks of it, by functions that it exports. A slot is a function's number in the table, from zero; a kind
+//! is 0 to fail, 1 to be late, 2 to spoil the event that it gives, 3 to throw, 4 to fail an execution that all devices
+//! have begun.
 //!
 //! | function | what it does |
 //! |---|---|
@@ -28,9 +28,9 @@
 //! | `faulty_engine_live(slot)` | handles that it gave and that are alive |
 //! | `faulty_engine_misuse(text, size)` | what the library under test did wrong: handles destroyed twice, or never given |
 //!
-//! A function that destroys something, or waits, fails after the engine has done it: an error of `PJRT_Event_Await` says
-//! that the event has happened with an error, and a `..._Destroy` that failed has destroyed all the same. All others
-//! fail before the engine is asked.
+//! A function that destroys something, or waits, fails after the engine has done it: an error of `PJRT_Event_Await`
+//! says that the event has happened with an error, and a `..._Destroy` that failed has destroyed all the same. All
+//! others fail before the engine is asked.
 
 mod control;
 mod error;

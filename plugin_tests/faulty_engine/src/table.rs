@@ -126,8 +126,8 @@ impl Tables {
         let mut tables = Self { engine, shown: Padded { api: engine, padding: [0; 64] } };
         for (slot, &function) in CALLS.iter().enumerate().take((size - FIRST) / size_of::<usize>()) {
             if tables.slot(slot).is_some() {
-                // SAFETY: the slot lies in the table, and holds such a function; that one may unwind is what the table's
-                // type does not say.
+                // SAFETY: the slot lies in the table, and holds such a function; that one may unwind is what the
+                // table's type does not say.
                 unsafe { (&raw mut tables.shown.api).byte_add(FIRST).cast::<Unwinding>().add(slot).write(function) };
             }
         }

@@ -11,8 +11,8 @@ type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_vo
 /// Throws a `std::runtime_error` (Itanium C++ ABI, "Throwing an Exception").
 pub fn throw() -> ! {
     let text = std::ffi::CString::new(TEXT).expect("the text has no NUL");
-    // SAFETY: the library is libstdc++'s; types of the functions are those of the ABI and of libstdc++, whose exceptions
-    // of this class have 16 bytes, and which copies the text.
+    // SAFETY: the library is libstdc++'s; types of the functions are those of the ABI and of libstdc++, whose
+    // exceptions of this class have 16 bytes, and which copies the text.
     unsafe {
         let library = Library::new("libstdc++.so.6").expect("libstdc++ is installed");
         let find = |name: &[u8]| *library.get::<*const c_void>(name).expect("libstdc++ exports it");

@@ -356,8 +356,8 @@ impl Arena {
         }
     }
 
-    /// What a call that ends something answers where there is no such block: an arena that a panic has interrupted knows
-    /// none of its blocks, and keeps their memory.
+    /// What a call that ends something answers where there is no such block: an arena that a panic has interrupted
+    /// knows none of its blocks, and keeps their memory.
     #[cold]
     pub(super) fn missing(&self, id: BlockId, is_broken: bool) -> Result<()> {
         if is_broken { Ok(()) } else { Err(self.unknown(id)) }

@@ -16,11 +16,11 @@
 //! [`Backing::reserve`](super::Backing::reserve) (and [`Backing::release`](super::Backing::release) when growth needs
 //! the room), so every function may be called from any thread, the engine's own included.
 //!
-//! A panic while the lock is held breaks the arena: its books may be half changed, and with wrong books two arrays could
-//! get the same memory. It forgets them, unlocks, and wakes who waits. From then on every allocation fails with INTERNAL
-//! and its name; blocks that it gave before stay where they are, to be read and written; to free, retire or pin them
-//! succeeds and does nothing. Its numbers are zero, and its regions stay mapped until the process ends. `lock` sees the
-//! panic, `state` forgets, and the strategy `broken` refuses.
+//! A panic while the lock is held breaks the arena: its books may be half changed, and with wrong books two arrays
+//! could get the same memory. It forgets them, unlocks, and wakes who waits. From then on every allocation fails with
+//! INTERNAL and its name; blocks that it gave before stay where they are, to be read and written; to free, retire or
+//! pin them succeeds and does nothing. Its numbers are zero, and its regions stay mapped until the process ends. `lock`
+//! sees the panic, `state` forgets, and the strategy `broken` refuses.
 
 pub(super) mod block;
 mod compaction;

@@ -31,7 +31,8 @@ impl<'a> DonationHold<'a> {
 
     /// Whether the engine says that it has consumed the buffer.
     pub fn is_consumed(&self) -> bool {
-        // SAFETY: the client is open, because the hold began in this call of the C API, and the hold keeps the handle alive.
+        // SAFETY: the client is open, because the hold began in this call of the C API, and the hold keeps the handle
+        // alive.
         views::is_consumed(unsafe { Live::new(self.buffer.session.engine, self.handle) }, false)
     }
 

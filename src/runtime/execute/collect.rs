@@ -26,8 +26,8 @@ use crate::{
 };
 
 /// After a launch that the engine refused or gave up: arguments that it has consumed all the same are gone, and
-/// everything else is freed. Programs that it has launched on other devices before may be under way, unless the launch is
-/// over.
+/// everything else is freed. Programs that it has launched on other devices before may be under way, unless the launch
+/// is over.
 #[cold]
 pub fn abandon(launch: &mut Launch<'_>) {
     let client = &launch.call.loaded.client;

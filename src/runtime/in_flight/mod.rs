@@ -192,8 +192,8 @@ impl InFlight {
         }
     }
 
-    /// Keeps what a program may use whose end cannot be known, until the client is gone: of a launch over several devices
-    /// that failed on one of them, where the engine does not order executions.
+    /// Keeps what a program may use whose end cannot be known, until the client is gone: of a launch over several
+    /// devices that failed on one of them, where the engine does not order executions.
     #[cold]
     pub fn strand(&self, resources: Resources) {
         self.stranded.lock().push(resources);

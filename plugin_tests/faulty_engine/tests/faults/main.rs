@@ -1,6 +1,6 @@
 //! A fault at every call of the engine: for each function and each n, the n-th call fails, is late, throws, or gives an
-//! event with an error, while a workload runs. Whatever the workload's calls answer then, an error names the cause, what
-//! was read is right, nothing stays behind, and the same workload runs without an error right after.
+//! event with an error, while a workload runs. Whatever the workload's calls answer then, an error names the cause,
+//! what was read is right, nothing stays behind, and the same workload runs without an error right after.
 //!
 //! One test and one process, because the fault is armed for the process. A workload's calls come in the same order each
 //! time but for those of other threads, so n is no name of one call; every call that there is gets its turn.
@@ -81,7 +81,8 @@ fn run(what: String, workload: Workload, world: &World) -> Vec<Note> {
     held::notes()
 }
 
-/// What is held when nothing runs: bytes in use of each device, and handles of the engine by the function that gave them.
+/// What is held when nothing runs: bytes in use of each device, and handles of the engine by the function that gave
+/// them.
 fn books(world: &World) -> (Vec<i64>, Vec<usize>) {
     let bytes = world.devices.iter().map(|device| device.bytes_in_use().expect("statistics")).collect();
     (bytes, Faulty::get().live())

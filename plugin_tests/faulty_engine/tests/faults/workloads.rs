@@ -1,5 +1,5 @@
-//! What runs while a fault is injected: each workload does the same calls every time, goes on after an error, and leaves
-//! nothing behind.
+//! What runs while a fault is injected: each workload does the same calls every time, goes on after an error, and
+//! leaves nothing behind.
 
 use std::sync::LazyLock;
 
@@ -324,8 +324,8 @@ pub fn compiling(world: &World) {
     });
 }
 
-/// A client from its creation to its end, with a program that calls back into the host, which has a client of the engine
-/// to itself.
+/// A client from its creation to its end, with a program that calls back into the host, which has a client of the
+/// engine to itself.
 pub fn whole_life(_: &World) {
     gate::prepare();
     step("a client", || {
