@@ -64,9 +64,15 @@ layers: ## what each layer of src measures: circles of files, arrows that point 
 bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the headers beside it
 	$(LIBCLANG) PJRT_ARENA_BINDINGS=write $(CARGO) check --package pjrt-arena --lib --features bindgen --locked
 
-# The library is built first: the tests of plugin_tests and python_smoke load it as a file.
+# The library is built first: the tests of plugin_tests and python_smoke load it as a file. Cargo runs one program of
+# tests after the other, and many of them keep one processor busy, so two of it run at once. What the first one says
+# comes when both have ended.
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
-	$(ENGINE) $(CARGO) test --workspace --locked
+	@$(CARGO) test --workspace --locked --no-run
+	@export $(ENGINE); said="$(CARGO_TARGET_DIR)/test-rust.txt"; status=0; \
+	$(CARGO) test --workspace --exclude plugin_tests --locked >"$$said" 2>&1 & first=$$!; \
+	$(CARGO) test --package plugin_tests --locked || status=$$?; \
+	wait $$first || status=$$?; cat "$$said"; exit $$status
 
 test-unit: target/debug/libpjrt_arena.so ## of the Rust tests the unit tests of src, conformance, faults and the order of the layers
 	$(ENGINE) $(CARGO) test --workspace --locked --lib --test conformance --test faults --test layers

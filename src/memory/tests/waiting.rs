@@ -9,7 +9,9 @@ const SIZE: Bytes = Bytes::kib(8);
 #[test]
 fn blocks_that_end_during_a_wait_cause_no_new_prediction() {
     for strategy in ALL {
-        for count in [1_000, 100_000] {
+        // Each block of `platform` is a region, which costs two calls of the kernel.
+        let counts: &[u64] = if strategy == Strategy::Platform { &[1_000] } else { &[1_000, 100_000] };
+        for &count in counts {
             let limit = Bytes::new(count * SIZE.get()) + Bytes::mib(4);
             let (arena, _device) = arena(strategy, limit);
             let small: Vec<Block> = (0..count).map(|_| take(&arena, SIZE)).collect();
