@@ -217,7 +217,8 @@ impl History {
         self.sequence
     }
 
-    /// Notes an event that happened at `at`.
+    /// Notes an event that happened at `at`. In line, so that no note is written to memory to be passed.
+    #[inline(always)]
     pub(super) fn note(&mut self, at: Timestamp, note: Note) {
         if self.capacity == 0 {
             return;
@@ -228,12 +229,7 @@ impl History {
         let event = Event { stamp, block, address, bytes, other, origin, step };
         match self.ring.get_mut(self.cursor) {
             Some(oldest) => *oldest = event,
-            None => {
-                if self.ring.is_empty() {
-                    self.ring.reserve_exact(self.capacity);
-                }
-                self.ring.push(event);
-            }
+            None => self.lengthen(event),
         }
         self.cursor = if self.cursor + 1 == self.capacity { 0 } else { self.cursor + 1 };
         self.sequence += 1;
@@ -241,6 +237,16 @@ impl History {
         // instruction, which is this lock's end: with the prefetch a note takes a third of the time. The first events
         // of each round go without.
         prefetch_write(self.ring.get(self.cursor + AHEAD));
+    }
+
+    /// An event of the first round.
+    #[cold]
+    #[inline(never)]
+    fn lengthen(&mut self, event: Event) {
+        if self.ring.is_empty() {
+            self.ring.reserve_exact(self.capacity);
+        }
+        self.ring.push(event);
     }
 
     /// Notes how the regions differ from those of the last look.

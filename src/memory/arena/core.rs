@@ -206,11 +206,13 @@ impl Arena {
         }
         let before = *record;
         record.state = SpanState::Retired;
-        state.placement.retire(before.place);
+        let held = state.placement.retire(before.place);
         state.counters.in_use -= before.requested;
         state.counters.pending += before.requested;
         state.counters.pending_blocks += 1;
-        state.note_block(EventKind::Retire, id, &before, 0);
+        if state.history.is_on() {
+            state.note_held(EventKind::Retire, id, &before, held, 0);
+        }
         Ok(())
     }
 

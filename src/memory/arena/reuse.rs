@@ -43,11 +43,10 @@ impl Arena {
 impl State {
     fn reuse(&mut self, id: BlockId, record: &Record, provenance: Provenance, backing: &Watched) -> BlockId {
         let Record { requested: size, address, place, .. } = *record;
-        let held = self.placement.held(place);
+        let held = self.placement.reuse(place);
         // One reading of the clock for both: they are one event.
         let at = self.history.is_on().then(|| self.note_free(id, record, held, false));
         self.table.remove(id);
-        self.placement.reuse(place);
         self.counters.pending -= size;
         self.counters.pending_blocks -= 1;
         self.enter(Request { size, provenance }, Placed { place, address, held }, at, backing)

@@ -369,12 +369,16 @@ impl State {
         at
     }
 
-    /// Notes something else about a block, whose record is as it was before.
+    /// Notes something else about a block that takes `held` from the pool; its record is as it was before.
     #[inline(never)]
+    pub(super) fn note_held(&mut self, kind: EventKind, id: BlockId, before: &Record, held: Bytes, other: u64) {
+        self.history.note(Timestamp::now(), Note { other, ..of_block(kind, id, before, held) });
+    }
+
+    /// As [`Self::note_held`], for callers that do not know what the block takes.
     pub(super) fn note_block(&mut self, kind: EventKind, id: BlockId, before: &Record, other: u64) {
         if self.history.is_on() {
-            let held = self.placement.held(before.place);
-            self.history.note(Timestamp::now(), Note { other, ..of_block(kind, id, before, held) });
+            self.note_held(kind, id, before, self.placement.held(before.place), other);
         }
     }
 

@@ -21,9 +21,13 @@ impl Placement for Broken {
         Err(Shortage { refusal: Some(Error::failed_precondition(why)) })
     }
 
-    fn retire(&mut self, _: BlockPlace) {}
+    fn retire(&mut self, _: BlockPlace) -> Bytes {
+        Bytes::ZERO
+    }
 
-    fn reuse(&mut self, _: BlockPlace) {}
+    fn reuse(&mut self, _: BlockPlace) -> Bytes {
+        Bytes::ZERO
+    }
 
     fn vacate(&mut self, _: BlockPlace, _: SpanState) -> Vacated {
         Vacated { held: Bytes::ZERO, surplus: None }

@@ -254,12 +254,14 @@ impl Placement for Growing {
         self.extent_size = None;
     }
 
-    fn retire(&mut self, place: BlockPlace) {
+    fn retire(&mut self, place: BlockPlace) -> Bytes {
         self.pool.retire(place);
+        self.pool.held(place)
     }
 
-    fn reuse(&mut self, place: BlockPlace) {
+    fn reuse(&mut self, place: BlockPlace) -> Bytes {
         self.pool.reuse(place);
+        self.pool.held(place)
     }
 
     fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {

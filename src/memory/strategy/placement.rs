@@ -60,11 +60,11 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Finds room for `size` bytes, with the device's help where the strategy takes memory on demand.
     fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage>;
 
-    /// Notes that a live block was retired. O(1).
-    fn retire(&mut self, place: BlockPlace);
+    /// Notes that a live block was retired; what its place takes from the pool. O(1).
+    fn retire(&mut self, place: BlockPlace) -> Bytes;
 
-    /// Notes that a retired block has an owner again. O(1).
-    fn reuse(&mut self, place: BlockPlace);
+    /// Notes that a retired block has an owner again; what its place takes from the pool. O(1).
+    fn reuse(&mut self, place: BlockPlace) -> Bytes;
 
     /// Frees a block's room; `was` says whether it was live or retired. O(1).
     fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated;

@@ -70,12 +70,16 @@ impl Placement for Platform {
         Ok(Placed { place: BlockPlace::Mapping { index }, address, held: need })
     }
 
-    fn retire(&mut self, place: BlockPlace) {
-        self.retired += self.bytes(place);
+    fn retire(&mut self, place: BlockPlace) -> Bytes {
+        let bytes = self.bytes(place);
+        self.retired += bytes;
+        bytes
     }
 
-    fn reuse(&mut self, place: BlockPlace) {
-        self.retired -= self.bytes(place);
+    fn reuse(&mut self, place: BlockPlace) -> Bytes {
+        let bytes = self.bytes(place);
+        self.retired -= bytes;
+        bytes
     }
 
     fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {

@@ -88,6 +88,7 @@ impl Pool {
         }
     }
 
+    #[inline(always)]
     pub(super) fn retire(&mut self, place: BlockPlace) {
         match place {
             BlockPlace::Span(id) => self.space.retire(id),
@@ -96,6 +97,7 @@ impl Pool {
         }
     }
 
+    #[inline(always)]
     pub(super) fn reuse(&mut self, place: BlockPlace) {
         match place {
             BlockPlace::Span(id) => self.space.reuse(id),

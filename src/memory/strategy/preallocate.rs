@@ -173,12 +173,14 @@ impl Placement for Preallocate {
         self.coloured_up_to = Bytes::new(self.limit.get() / COLOURED_UP_TO);
     }
 
-    fn retire(&mut self, place: BlockPlace) {
+    fn retire(&mut self, place: BlockPlace) -> Bytes {
         self.pool.retire(place);
+        self.pool.held(place)
     }
 
-    fn reuse(&mut self, place: BlockPlace) {
+    fn reuse(&mut self, place: BlockPlace) -> Bytes {
         self.pool.reuse(place);
+        self.pool.held(place)
     }
 
     fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
