@@ -15,13 +15,16 @@ use crate::memory::{
         barriers::Gap,
         bins::Bin,
         index::Space,
-        moves::WIDEST,
         node::{Node, NodeId, SpanState},
     },
 };
 
+/// Gaps between pinned ones whose upper ends are looked at, the widest first.
+const PLACES: usize = 2;
 /// Spans below each upper end that are looked at.
 const BELOW_AN_END: usize = 64;
+/// Of them, below those that make way: what makes way may be pushed there.
+const BELOW_A_PLACE: usize = 4;
 /// Holes looked at for blocks that make way.
 const HOLES: usize = 128;
 /// Of them, for each size, so many may be too small.
@@ -30,7 +33,7 @@ const TOO_SMALL: usize = 16;
 const BESIDE: usize = 2;
 /// Most that a drawing has: what was looked at, and a filler before each.
 #[cfg(test)]
-pub(crate) const MOST_SPANS: usize = 2 * (2 * BESIDE + 1 + WIDEST * BELOW_AN_END + HOLES);
+pub(crate) const MOST_SPANS: usize = 2 * (2 * BESIDE + 1 + PLACES * BELOW_AN_END + HOLES);
 
 /// A block about to be pinned, in a drawing of what is around its possible places.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ pub(crate) struct Around {
     /// The block, as an index into the layout's spans.
     pub(crate) block: usize,
     /// Where its new place may end, best first: as indices into the layout's spans, of the last span below.
-    pub(crate) ends: SmallVec<[usize; WIDEST]>,
+    pub(crate) ends: SmallVec<[usize; PLACES]>,
 }
 
 impl Space {
@@ -55,9 +58,9 @@ impl Space {
         drawn.push(id);
         drawn.extend(self.below(id).take(BESIDE));
         drawn.extend(self.above(id).take(BESIDE));
-        let mut tops: SmallVec<[NodeId; WIDEST]> = SmallVec::new();
+        let mut tops: SmallVec<[NodeId; PLACES]> = SmallVec::new();
         let mut leaving: SmallVec<[u32; BELOW_AN_END]> = SmallVec::new();
-        for gap in self.barriers.gaps(size).take(WIDEST) {
+        for gap in self.barriers.gaps(size).take(PLACES) {
             tops.extend(self.draw_end(gap, id, size, &mut drawn, &mut leaving));
         }
         self.add_holes(&mut leaving, &mut drawn);
@@ -89,10 +92,11 @@ impl Space {
         let top = self.top_of(gap)?;
         let floor = gap.high.checked_sub(size)?;
         let (before, in_the_way) = (drawn.len(), leaving.len());
-        let mut lowest = gap.high;
+        let (mut lowest, mut below_the_place) = (gap.high, 0);
         for id in std::iter::once(top).chain(self.below(top)).take(BELOW_AN_END) {
             let Node { offset, size, state, .. } = self.nodes[id.index()];
-            if state == SpanState::Pinned {
+            below_the_place += usize::from(lowest <= floor);
+            if state == SpanState::Pinned || below_the_place > BELOW_A_PLACE {
                 break;
             }
             if lowest > floor && state != SpanState::Hole && id != block {

@@ -28,7 +28,7 @@ use crate::{
 const PIN_PROBES: usize = 64;
 
 /// Gaps between pinned spans looked at for that.
-pub(super) const WIDEST: usize = 5;
+const WIDEST: usize = 5;
 
 /// The reserved spans of one compaction, by place.
 #[derive(Debug, Default)]

@@ -317,7 +317,8 @@ pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
         return;
     }
     let block = occupied.block;
-    let mut movable: FxHashMap<BlockId, Arc<dyn Resident>> = FxHashMap::default();
+    // So few that a look at each of them costs less than a table.
+    let mut movable: Vec<(BlockId, Arc<dyn Resident>)> = Vec::new();
     let compaction = match memory.plan_pin(block) {
         Ok(compaction) => compaction,
         // It lies well, or cannot lie better: most often a scalar in a slab.
@@ -325,16 +326,17 @@ pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
         // No hole at the end holds it: other blocks are moved out of the way, if that is cheap too.
         Err(_) => {
             // Asked without the arena's lock: a resident may be dropped here, and frees its block then.
-            let around = memory.residents.of(&memory.neighbours_of_pin(block));
-            movable.extend(around.into_iter().filter(|(_, other)| other.move_barrier().is_none()));
+            movable = memory.residents.of(&memory.neighbours_of_pin(block));
+            movable.retain(|(_, other)| other.move_barrier().is_none());
             let costs = memory.carrier.costs();
-            let may_move = |other| movable.contains_key(&other);
+            let may_move = |other| movable.iter().any(|(block, _)| *block == other);
             let Ok(compaction) = memory.plan_pin_making_way(block, &costs, PIN_NANOS, &may_move) else { return };
             compaction
         }
     };
-    movable.insert(block, Arc::clone(resident));
-    if let Ok(locked) = lock(compaction.moves(), |block| movable.get(&block)) {
+    movable.push((block, Arc::clone(resident)));
+    let resident_of = |id| movable.iter().find(|(block, _)| *block == id).map(|(_, resident)| resident);
+    if let Ok(locked) = lock(compaction.moves(), resident_of) {
         drop(perform(memory, compaction, locked));
     }
 }
