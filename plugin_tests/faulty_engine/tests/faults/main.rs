@@ -6,6 +6,7 @@
 //! One test and one process, because the fault is armed for the process. A workload's calls come in the same order each
 //! time but for those of other threads, so n is no name of one call; every call that there is gets its turn.
 
+mod clients;
 mod engine;
 mod exceptions;
 mod held;
