@@ -106,6 +106,23 @@ fn destinations_of_a_launch_that_failed_late_stay_while_they_are_written() {
     on_faulty_engine!(arguments_outlive_the_programs_that_read_them("platform", "on"));
 }
 
+/// `f32[1048576]`: `a`, an argument with this attribute, behind a gate that the library takes for a callback into Python
+/// by the module's name, plus 1.
+fn calling_back(attribute: &str) -> Program {
+    Program::text(&format!(
+        "module @xla_ffi_python_cpu_callback {{
+          func.func public @main(%a: tensor<1048576xf32> {attribute}, %t: tensor<i32>) -> tensor<1048576xf32> {{
+            %g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t)
+              {{api_version = 4 : i32, has_side_effect = true, backend_config = {{}}}}
+              : (tensor<1048576xf32>, tensor<i32>) -> tensor<1048576xf32>
+            %c = stablehlo.constant dense<1.0> : tensor<1048576xf32>
+            %y = stablehlo.add %g, %c : tensor<1048576xf32>
+            return %y : tensor<1048576xf32>
+          }}
+        }}"
+    ))
+}
+
 /// A launch on one device throws while its program is under way, which reads its argument and writes to what it was
 /// donated: the array or a destination. Neither is anybody else's before the program ends.
 fn memory_outlives_the_program(strategy: &str, program: Program, dims: &[i64]) {
@@ -154,6 +171,9 @@ fn memory_of_a_launch_that_threw_stays_with_its_program() {
         for strategy in ["preallocate", "growing", "tpu", "platform"] {
             memory_outlives_the_program(strategy, Program::gate_large(), &[LARGE as i64]);
             memory_outlives_the_program(strategy, Program::gate_donate(), &DIMS);
+            for attribute in ["", "{tf.aliasing_output = 0 : i32}"] {
+                memory_outlives_the_program(strategy, calling_back(attribute), &[LARGE as i64]);
+            }
         }
     });
 }
