@@ -191,3 +191,64 @@ def test_a_child_drops_what_it_has_of_its_parent_and_ends():
     print(float(plus(kept[3])[0]))
     """
     assert run_jax(code).stdout == "4.0\n"
+
+
+def test_a_child_is_told_that_its_parents_client_does_not_work_there():
+    """The threads of the engine stayed with the parent: what waits for one of them would wait for ever. What is there
+    already is read where it lies. (A new program is not tried: jaxlib waits for a thread of its own before it compiles.)"""
+    code = """
+    import os, signal, sys, time, traceback, warnings
+    import jax, jax.extend, jax.numpy as jnp, numpy as np
+    warnings.simplefilter("ignore")  # JAX warns of forks
+    plus = jax.jit(lambda x: x + 1)
+    long = jax.jit(lambda a: jax.lax.fori_loop(0, 1 << 30, lambda _, b: jnp.sin(b), a).sum())
+    x = jnp.arange(3 << 20, dtype=jnp.float32)
+    small = jnp.arange(8).astype(jnp.int4)  # Read by a copy of the engine's.
+    plus(x).block_until_ready()
+    jax.block_until_ready((x, small))
+    compiled = long.lower(x).compile()
+    busy = [compiled(x), compiled(x)]
+    refused = {
+        "a program": lambda: np.asarray(plus(x)),
+        "an upload": lambda: jax.device_put(np.ones(1 << 18, np.float32), jax.devices()[0]),
+        "a copy to the host": lambda: np.asarray(small),
+        "a copy": lambda: jax.device_put(x, jax.devices()[1]),
+        "a result under way": lambda: busy[0].block_until_ready(),
+        "to read one": lambda: np.asarray(busy[1]),
+    }
+    def child():
+        assert np.asarray(x)[-1] == (3 << 20) - 1
+        for what, attempt in refused.items():
+            print(what, file=sys.stderr, flush=True)
+            try:
+                attempt()
+            except (RuntimeError, ValueError) as error:
+                assert "FAILED_PRECONDITION" in str(error) and "forked" in str(error), error
+            else:
+                raise AssertionError(what)
+        # A client of its own works.
+        jax.extend.backend.clear_backends()
+        own = jax.device_put(np.arange(1 << 20, dtype=np.float32), jax.devices()[0])
+        assert np.asarray(jax.device_put(own, jax.devices()[1]))[-1] == (1 << 20) - 1
+        assert own.device.memory_stats()["bytes_in_use"] == 4 << 20
+        assert np.asarray(x)[-1] == (3 << 20) - 1
+        x.delete()
+    number = os.fork()
+    if number == 0:
+        try:
+            child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(7)
+    end = time.monotonic() + 60
+    while (status := os.waitpid(number, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if status[0] == 0:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+    print(os.waitstatus_to_exitcode(status[1]) if status[0] else "hangs", flush=True)
+    os._exit(0)
+    """
+    run = run_jax(code, PJRT_ARENA_DEVICES="2")
+    assert run.stdout.split() == ["7"], run.stderr[-2000:]

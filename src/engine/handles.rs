@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     engine::{Engine, EngineError, live::Live},
+    error::Error,
     sys,
 };
 
@@ -57,6 +58,27 @@ impl EngineEvent {
     pub unsafe fn own(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Option<Self> {
         // SAFETY: an event that is not NULL is alive, and nobody else destroys it, as this function asks.
         (!event.is_null()).then(|| Self { event: unsafe { Live::new(engine, event) } })
+    }
+
+    /// A new event that has happened with this error.
+    ///
+    /// # Errors
+    /// The engine's; UNIMPLEMENTED before 0.89.
+    pub fn failed(engine: &'static Engine, error: &Error) -> Result<Self, EngineError> {
+        // SAFETY: the first struct has only an out field. The event is new and nobody else's; the text outlives the
+        // call.
+        unsafe {
+            let made = engine.call(sys::PJRT_Event_Create_Args::default())?.event;
+            let event = Self { event: Live::new(engine, made) };
+            engine.call(sys::PJRT_Event_Set_Args {
+                event: made,
+                error_code: sys::PJRT_Error_Code(error.code as u32),
+                error_message: error.message.as_ptr().cast(),
+                error_message_size: error.message.len(),
+                ..Default::default()
+            })?;
+            Ok(event)
+        }
     }
 
     /// The engine whose event it is.

@@ -217,7 +217,7 @@ impl Engine {
     fn refused(&'static self, outcome: Result<*mut sys::PJRT_Error, Caught>) -> EngineError {
         match outcome {
             Ok(error) => EngineError::Engine { engine: self, error },
-            Err(caught) => EngineError::Own(caught.end()),
+            Err(caught) => EngineError::Thrown(caught.end()),
         }
     }
 }
@@ -231,8 +231,10 @@ pub enum EngineError {
         /// Never NULL.
         error: *mut sys::PJRT_Error,
     },
-    /// It lacks the function, or threw an exception.
+    /// It lacks the function.
     Own(Error),
+    /// It threw an exception: what it has done before is not known.
+    Thrown(Error),
 }
 
 impl EngineError {
@@ -256,7 +258,7 @@ impl EngineError {
     /// The error's message, copied.
     pub fn message(&self) -> String {
         match self {
-            Self::Own(error) => error.message.clone(),
+            Self::Own(error) | Self::Thrown(error) => error.message.clone(),
             Self::Engine { engine, error } => {
                 let mut args = sys::PJRT_Error_Message_Args { error: *error, ..Default::default() };
                 args.struct_size = size_of_val(&args);
@@ -276,10 +278,15 @@ impl EngineError {
         self.has(Code::ResourceExhausted)
     }
 
+    /// Whether the engine threw an exception.
+    pub fn is_exception(&self) -> bool {
+        matches!(self, Self::Thrown(_))
+    }
+
     /// Whether this is its code.
     pub fn has(&self, code: Code) -> bool {
         match self {
-            Self::Own(error) => error.code == code,
+            Self::Own(error) | Self::Thrown(error) => error.code == code,
             Self::Engine { engine, error } => {
                 let args = sys::PJRT_Error_GetCode_Args { error: *error, ..Default::default() };
                 // SAFETY: the error is alive.
@@ -297,7 +304,7 @@ impl EngineError {
         let this = std::mem::ManuallyDrop::new(self);
         match &*this {
             Self::Engine { error, .. } => Ok(*error),
-            Self::Own(error) => Err(error.clone()),
+            Self::Own(error) | Self::Thrown(error) => Err(error.clone()),
         }
     }
 }
@@ -324,7 +331,7 @@ impl fmt::Debug for EngineError {
 impl From<EngineError> for Error {
     fn from(error: EngineError) -> Self {
         match &error {
-            EngineError::Own(own) => own.clone(),
+            EngineError::Own(own) | EngineError::Thrown(own) => own.clone(),
             EngineError::Engine { .. } => Error::new(Code::Internal, error.message()),
         }
     }

@@ -13,7 +13,9 @@ thread_local! {
     static HANDLERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many programs are under way that threads of handlers run.
+/// How many programs are under way that threads of handlers run, of all clients: a callback into Python does not say
+/// whose program it is part of. So while a handler's thread runs a program of one client, what callbacks of another
+/// client run gets nested clients, too: as many as run at the same time, which are used again.
 static PROGRAMS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether this thread runs a handler of a custom call.

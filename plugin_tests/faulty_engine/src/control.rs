@@ -4,11 +4,12 @@ use std::ffi::c_char;
 
 use crate::{
     faults::{self, Kind},
-    live, seam, slot, table,
+    live, seam, slot, sys, table, throws,
 };
 
 /// Arms a fault at the `nth` call of the function in `slot` from now on: 0 fails it, 1 delays it, 2 spoils the event
-/// that it gives, 3 throws, 4 fails an execution that has begun. Whether there is such a function, and such a kind.
+/// that it gives, 3 throws, 4 fails an execution that has begun, 5 throws when the engine has done it. Whether there is
+/// such a function, and such a kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn faulty_engine_arm(slot: usize, nth: u64, kind: u32) -> bool {
     let kind = Kind::of(kind).filter(|_| table::has(slot));
@@ -28,7 +29,7 @@ pub extern "C" fn faulty_engine_calls(slot: usize) -> u64 {
 }
 
 /// The kinds of faults that make sense for the function in `slot`, as bits: one that an error is read with can only be
-/// late, and one that ends something, or waits, would throw only after that, which is as failing.
+/// late, one that ends something, or waits, throws only after that, and so does no function that changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn faulty_engine_kinds(slot: usize) -> u32 {
     let applies = |kind| match kind {
@@ -37,6 +38,7 @@ pub extern "C" fn faulty_engine_kinds(slot: usize) -> u32 {
         Kind::Event => live::gives_event(slot),
         Kind::Throw => !seam::tells_of_errors(slot) && !seam::fails_after(slot),
         Kind::Late => slot == slot!(PJRT_LoadedExecutable_Execute),
+        Kind::ThrowAfter => seam::has_effects(slot),
     };
     (0..).map_while(Kind::of).filter(|&kind| applies(kind)).map(|kind| 1 << kind as u32).sum()
 }
@@ -57,4 +59,11 @@ pub unsafe extern "C" fn faulty_engine_misuse(text: *mut c_char, size: usize) ->
     // SAFETY: there is room for `size` bytes, as this function asks.
     unsafe { text.cast::<u8>().copy_from_nonoverlapping(misuse.as_ptr(), misuse.len().min(size)) };
     misuse.len()
+}
+
+/// A handler of XLA FFI that throws in the middle of the execution that calls it.
+#[unsafe(no_mangle)]
+pub extern "C" fn faulty_engine_thrower()
+-> unsafe extern "C-unwind" fn(*mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_FFI_Error {
+    throws::handler
 }

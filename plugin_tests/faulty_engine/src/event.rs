@@ -42,7 +42,10 @@ pub unsafe fn spoil(slot: usize, args: *mut c_void) {
 }
 
 /// Destroys an error of the engine's; NULL is fine.
-unsafe fn end(error: *mut sys::PJRT_Error) {
+///
+/// # Safety
+/// `error` must be NULL or alive, and nobody else destroy it.
+pub unsafe fn end(error: *mut sys::PJRT_Error) {
     if !error.is_null() {
         let mut args = sys::PJRT_Error_Destroy_Args { error, ..Default::default() };
         args.struct_size = size_of_val(&args);

@@ -19,12 +19,14 @@ pub enum Kind {
     Throw,
     /// An execution fails when all devices have begun it: none of its results is given.
     Late,
+    /// It throws a C++ exception after the engine has done it; what the engine gave is destroyed.
+    ThrowAfter,
 }
 
 impl Kind {
     /// The kind with this number, by which tests name it.
     pub fn of(number: u32) -> Option<Self> {
-        [Self::Fail, Self::Delay, Self::Event, Self::Throw, Self::Late].get(number as usize).copied()
+        [Self::Fail, Self::Delay, Self::Event, Self::Throw, Self::Late, Self::ThrowAfter].get(number as usize).copied()
     }
 }
 

@@ -17,7 +17,7 @@
 //!
 //! What a test asks of it, by functions that it exports. A slot is a function's number in the table, from zero; a kind
 //! is 0 to fail, 1 to be late, 2 to spoil the event that it gives, 3 to throw, 4 to fail an execution that all devices
-//! have begun.
+//! have begun, 5 to throw when the engine has done it.
 //!
 //! | function | what it does |
 //! |---|---|
@@ -26,6 +26,7 @@
 //! | `faulty_engine_calls(slot)` | calls of the function so far |
 //! | `faulty_engine_kinds(slot)` | the kinds that make sense for it, as bits |
 //! | `faulty_engine_live(slot)` | handles that it gave and that are alive |
+//! | `faulty_engine_thrower()` | a handler of XLA FFI that throws in the middle of an execution |
 //! | `faulty_engine_misuse(text, size)` | what the library under test did wrong: handles destroyed twice, or never given |
 //!
 //! A function that destroys something, or waits, fails after the engine has done it: an error of `PJRT_Event_Await`

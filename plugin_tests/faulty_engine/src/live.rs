@@ -5,7 +5,7 @@ use std::{collections::HashMap, ffi::c_void, sync::LazyLock};
 use parking_lot::Mutex;
 
 use crate::{
-    slot, sys,
+    event, slot, sys,
     table::{Function, behind},
 };
 
@@ -16,10 +16,20 @@ pub enum Kind {
     Buffer,
     /// `PJRT_Event`.
     Event,
-    /// `PJRT_LoadedExecutable` and `PJRT_Executable`.
+    /// `PJRT_LoadedExecutable`.
+    Loaded,
+    /// `PJRT_Executable`.
     Executable,
-    /// Clients, topologies, contexts, managers of transfers.
-    Other,
+    /// `PJRT_Client`.
+    Client,
+    /// `PJRT_TopologyDescription`.
+    Topology,
+    /// `PJRT_ExecuteContext`.
+    Context,
+    /// `PJRT_AsyncHostToDeviceTransferManager`.
+    Manager,
+    /// `PJRT_AsyncTrackingEvent`.
+    Tracking,
 }
 
 /// Handles that are alive, and the slot of the function that gave each.
@@ -70,20 +80,31 @@ macro_rules! lists {
             )*}
         }
 
-        /// Notes what a call that succeeded gave.
-        ///
-        /// # Safety
-        /// `args` must be the struct of the function in `slot`, which has just succeeded.
-        pub unsafe fn note_gifts(slot: usize, args: *mut c_void) {
+        /// Whether the function gives a handle.
+        pub fn gives(slot: usize) -> bool {
+            [$(slot!($gift),)* slot!(PJRT_LoadedExecutable_Execute)].contains(&slot)
+        }
+
+        /// Calls `with` for the place of each handle that a call gave.
+        unsafe fn gifts(slot: usize, args: *mut c_void, mut with: impl FnMut(Kind, &mut *mut c_void)) {
             pastey::paste! {$(
                 if slot == slot!($gift) {
-                    // SAFETY: the struct is the function's.
-                    given(Kind::$kind, unsafe { (*args.cast::<sys::[<$gift _Args>]>()).$given }.addr(), slot);
+                    // SAFETY: the struct is the function's, and the field a pointer.
+                    with(Kind::$kind, unsafe {
+                        &mut *(&raw mut (*args.cast::<sys::[<$gift _Args>]>()).$given).cast()
+                    });
                 }
             )*}
             if slot == slot!(PJRT_LoadedExecutable_Execute) {
                 // SAFETY: the struct is the function's, which has succeeded.
-                unsafe { note_results(&*args.cast::<sys::PJRT_LoadedExecutable_Execute_Args>(), slot) };
+                unsafe { results(&*args.cast::<sys::PJRT_LoadedExecutable_Execute_Args>(), with) };
+            }
+        }
+
+        /// The function that ends a handle. The structs of all of them have it behind the head.
+        fn ending(kind: Kind) -> Function {
+            match kind {
+                $(Kind::$of => behind(slot!($end)),)*
             }
         }
     };
@@ -93,13 +114,13 @@ lists! {
     ends {
         PJRT_Buffer_Destroy.buffer: Buffer,
         PJRT_Event_Destroy.event: Event,
-        PJRT_LoadedExecutable_Destroy.executable: Executable,
+        PJRT_LoadedExecutable_Destroy.executable: Loaded,
         PJRT_Executable_Destroy.executable: Executable,
-        PJRT_Client_Destroy.client: Other,
-        PJRT_TopologyDescription_Destroy.topology: Other,
-        PJRT_ExecuteContext_Destroy.context: Other,
-        PJRT_AsyncHostToDeviceTransferManager_Destroy.transfer_manager: Other,
-        PJRT_AsyncTrackingEvent_Destroy.event: Other,
+        PJRT_Client_Destroy.client: Client,
+        PJRT_TopologyDescription_Destroy.topology: Topology,
+        PJRT_ExecuteContext_Destroy.context: Context,
+        PJRT_AsyncHostToDeviceTransferManager_Destroy.transfer_manager: Manager,
+        PJRT_AsyncTrackingEvent_Destroy.event: Tracking,
     }
     gives {
         PJRT_Client_BufferFromHostBuffer.buffer: Buffer,
@@ -121,17 +142,17 @@ lists! {
         PJRT_AsyncHostToDeviceTransferManager_TransferLiteral.done_with_h2d_transfer: Event,
         PJRT_CopyToDeviceStream_AddChunk.transfer_complete: Event,
         PJRT_Event_Create.event: Event,
-        PJRT_Client_Compile.executable: Executable,
-        PJRT_Client_Load.loaded_executable: Executable,
-        PJRT_Executable_DeserializeAndLoad.loaded_executable: Executable,
+        PJRT_Client_Compile.executable: Loaded,
+        PJRT_Client_Load.loaded_executable: Loaded,
+        PJRT_Executable_DeserializeAndLoad.loaded_executable: Loaded,
         PJRT_LoadedExecutable_GetExecutable.executable: Executable,
         PJRT_Compile.executable: Executable,
-        PJRT_Client_Create.client: Other,
-        PJRT_TopologyDescription_Create.topology: Other,
-        PJRT_TopologyDescription_Deserialize.topology: Other,
-        PJRT_ExecuteContext_Create.context: Other,
-        PJRT_Client_CreateBuffersForAsyncHostToDevice.transfer_manager: Other,
-        PJRT_Device_CreateAsyncTrackingEvent.event: Other,
+        PJRT_Client_Create.client: Client,
+        PJRT_TopologyDescription_Create.topology: Topology,
+        PJRT_TopologyDescription_Deserialize.topology: Topology,
+        PJRT_ExecuteContext_Create.context: Context,
+        PJRT_Client_CreateBuffersForAsyncHostToDevice.transfer_manager: Manager,
+        PJRT_Device_CreateAsyncTrackingEvent.event: Tracking,
     }
 }
 
@@ -146,46 +167,57 @@ unsafe fn completions<'a>(args: *const sys::PJRT_LoadedExecutable_Execute_Args) 
     }
 }
 
-/// Notes results and events of an execution.
-unsafe fn note_results(args: &sys::PJRT_LoadedExecutable_Execute_Args, slot: usize) {
+/// Calls `with` for the place of each result and event of an execution.
+unsafe fn results(args: &sys::PJRT_LoadedExecutable_Execute_Args, mut with: impl FnMut(Kind, &mut *mut c_void)) {
     // SAFETY: the lists are as long as the numbers say; there are as many results as the program has.
     unsafe {
         let outputs = outputs(args.executable);
         for device in 0..args.num_devices {
             for output in 0..outputs {
-                given(Kind::Buffer, (*(*args.output_lists.add(device)).add(output)).addr(), slot);
+                with(Kind::Buffer, &mut *(*args.output_lists.add(device)).add(output).cast());
             }
         }
         for event in completions(args) {
-            given(Kind::Event, event.addr(), slot);
+            with(Kind::Event, &mut *(&raw mut *event).cast());
         }
     }
 }
 
-/// Destroys what an execution gave.
+/// Notes what a call that succeeded gave.
 ///
 /// # Safety
-/// `args` must be the struct of an execution that has just succeeded, and nobody else use what it gave.
-pub unsafe fn take_back(args: *mut sys::PJRT_LoadedExecutable_Execute_Args) {
-    // SAFETY: the lists are as long as the numbers say; buffers and events are alive, and destroyed once.
-    unsafe {
-        let args = &*args;
-        let outputs = outputs(args.executable);
-        for device in 0..args.num_devices {
-            for output in 0..outputs {
-                let buffer = *(*args.output_lists.add(device)).add(output);
-                gone(Kind::Buffer, buffer.addr());
-                let mut end = sys::PJRT_Buffer_Destroy_Args { buffer, ..Default::default() };
-                ask(behind(slot!(PJRT_Buffer_Destroy)), &mut end);
+/// `args` must be the struct of the function in `slot`, which has just succeeded.
+pub unsafe fn note_gifts(slot: usize, args: *mut c_void) {
+    // SAFETY: as this function asks.
+    unsafe { gifts(slot, args, |kind, place| given(kind, place.addr(), slot)) }
+}
+
+/// Destroys what a call gave, as if it had never been there. But for an execution, the call's work is over then: what
+/// reads or writes memory of the host is waited for.
+///
+/// # Safety
+/// `args` must be the struct of the function in `slot`, which has just succeeded, and nobody else use what it gave.
+pub unsafe fn take_back(slot: usize, args: *mut c_void) {
+    let end = |kind, place: &mut *mut c_void| {
+        let handle = std::mem::replace(place, std::ptr::null_mut());
+        if handle.is_null() {
+            return;
+        }
+        gone(kind, handle.addr());
+        // SAFETY: the handle is alive, and destroyed once, after the last look at it; the struct begins as those of all
+        // functions that take it, and has room for its rest.
+        unsafe {
+            if kind == Kind::Event && slot != slot!(PJRT_LoadedExecutable_Execute) {
+                let mut wait = sys::PJRT_Event_Await_Args { event: handle.cast(), ..Default::default() };
+                wait.struct_size = size_of_val(&wait);
+                event::end(behind(slot!(PJRT_Event_Await))((&raw mut wait).cast()));
             }
+            let mut end = sys::PJRT_Event_Destroy_Args { event: handle.cast(), ..Default::default() };
+            ask(ending(kind), &mut end);
         }
-        for place in completions(args) {
-            let event = std::mem::replace(place, std::ptr::null_mut());
-            gone(Kind::Event, event.addr());
-            let mut end = sys::PJRT_Event_Destroy_Args { event, ..Default::default() };
-            ask(behind(slot!(PJRT_Event_Destroy)), &mut end);
-        }
-    }
+    };
+    // SAFETY: as this function asks.
+    unsafe { gifts(slot, args, end) }
 }
 
 /// Calls the engine itself, so that nothing is counted.

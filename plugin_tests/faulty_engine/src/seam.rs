@@ -19,6 +19,19 @@ pub fn fails_after(slot: usize) -> bool {
     live::ends(slot) || [slot!(PJRT_Event_Await), slot!(PJRT_Client_FulfillAliasBuffer)].contains(&slot)
 }
 
+/// Whether the function leaves something behind: a handle that it gives, or a change of what it is passed. Not so that an
+/// exception could come after it: of an alias nobody could fulfil the promise, and a callback is noted last of all. After
+/// an execution memory stays with the program, which has tests of its own.
+pub fn has_effects(slot: usize) -> bool {
+    let changes = [
+        slot!(PJRT_Buffer_Delete),
+        slot!(PJRT_Buffer_IncreaseExternalReferenceCount),
+        slot!(PJRT_Buffer_DecreaseExternalReferenceCount),
+    ];
+    let none = [slot!(PJRT_Client_CreateAliasBuffer), slot!(PJRT_LoadedExecutable_Execute)];
+    (fails_after(slot) || live::gives(slot) || changes.contains(&slot)) && !none.contains(&slot)
+}
+
 /// Whether the function is one that callers read an error with: two return nothing, and of the third no caller expects
 /// that it fails.
 pub fn tells_of_errors(slot: usize) -> bool {
@@ -46,8 +59,12 @@ pub unsafe fn cross(slot: usize, args: *mut c_void) -> *mut sys::PJRT_Error {
         match fault {
             Some(Kind::Fail) => error::new(),
             Some(Kind::Late) => {
-                live::take_back(args.cast());
+                live::take_back(slot, args);
                 error::new()
+            }
+            Some(Kind::ThrowAfter) => {
+                live::take_back(slot, args);
+                throws::throw()
             }
             Some(Kind::Event) => {
                 event::spoil(slot, args);

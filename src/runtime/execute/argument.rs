@@ -162,6 +162,15 @@ impl<'a> Argument<'a> {
         self.hold = Hold::Released;
         Some(self.buffer.share())
     }
+
+    /// As [`Self::into_operation`], for an operation whose end nobody will know: what is lent to it stays so.
+    #[cold]
+    pub fn into_stranded(&mut self) -> Arc<Buffer> {
+        if self.hold == Hold::Read {
+            self.hold = Hold::Released;
+        }
+        self.buffer.share()
+    }
 }
 
 impl Drop for Argument<'_> {

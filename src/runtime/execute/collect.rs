@@ -1,6 +1,6 @@
 //! After the engine was called: which memory each result has, and what is still in use.
 
-use std::{any::Any, sync::Arc};
+use std::{any::Any, mem, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -26,12 +26,12 @@ use crate::{
 };
 
 /// After a launch that the engine refused or gave up: arguments that it has consumed all the same are gone, and
-/// everything else is freed. Programs that it has launched on other devices before may be under way, unless the launch
-/// is over.
+/// everything else is freed. Programs that it has launched may be under way, of several devices on those before, or
+/// where it `threw`, unless the launch is over.
 #[cold]
-pub fn abandon(launch: &mut Launch<'_>) {
+pub fn abandon(launch: &mut Launch<'_>, threw: bool) {
     let client = &launch.call.loaded.client;
-    let several = launch.devices.len() > 1 && !launch.is_over;
+    let may_run = (launch.devices.len() > 1 || threw) && !launch.is_over;
     let are_known = launch.call.donated().is_some();
     let mut waited_for = Vec::new();
     for (index, device) in launch.devices.iter_mut().enumerate() {
@@ -53,10 +53,12 @@ pub fn abandon(launch: &mut Launch<'_>) {
                 device.track_behind(client, queue, resources);
             }
             // A program that has begun has consumed what it was donated; of one that was donated nothing nobody knows.
-            None if several && (!donates || !consumed.is_empty() || device.has_begun()) => {
-                resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
+            None if may_run && (!donates || !consumed.is_empty() || device.has_begun()) => {
+                resources.buffers.extend(device.arguments.iter_mut().map(Argument::into_stranded));
                 device.move_into(&mut resources);
                 client.allocator.in_flight.strand(resources);
+                // What it reads on a nested client it reads for ever, and nobody else gets that client.
+                mem::forget(launch.nested.take());
             }
             None => waited_for.push((consumed, resources.leftovers)),
         }

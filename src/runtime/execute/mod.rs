@@ -66,7 +66,7 @@ pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute
     let started = match launch.start() {
         Ok(started) => started,
         Err(error) => {
-            collect::abandon(&mut launch);
+            collect::abandon(&mut launch, error.is_exception());
             return Err(error.into());
         }
     };

@@ -11,10 +11,11 @@ pub enum Kind {
     Event = 2,
     Throw = 3,
     Late = 4,
+    ThrowAfter = 5,
 }
 
-/// Every kind but the last, which only an execution on several devices can show.
-pub const KINDS: [Kind; 4] = [Kind::Fail, Kind::Delay, Kind::Event, Kind::Throw];
+/// Every kind but `Late`, which only an execution on several devices can show.
+pub const KINDS: [Kind; 5] = [Kind::Fail, Kind::Delay, Kind::Event, Kind::Throw, Kind::ThrowAfter];
 
 /// The text of every error that the engine makes up.
 pub const TEXT: &str = "injected fault";
@@ -87,6 +88,12 @@ impl Faulty {
         KINDS.into_iter().filter(move |&kind| bits >> kind as u32 & 1 == 1)
     }
 
+    /// A handler that throws in the middle of the execution that calls it.
+    pub fn thrower(&self) -> plugin_tests::ffi::Handler {
+        // SAFETY: the type is the engine's, but that the handler throws, which its callers in the engine do not mind.
+        unsafe { self.symbol::<unsafe extern "C" fn() -> plugin_tests::ffi::Handler>("faulty_engine_thrower")() }
+    }
+
     /// Handles that are alive, by the slot of the function that gave them.
     pub fn live(&self) -> Vec<usize> {
         // SAFETY: the type is the engine's.
@@ -107,3 +114,15 @@ impl Faulty {
         String::from_utf8(text).expect("sentences")
     }
 }
+
+/// Runs the rest of the test in a process whose engine is this one.
+macro_rules! on_faulty_engine {
+    ($body:expr) => {{
+        let (behind, engine) = (plugin_tests::plugin::engine_path(), $crate::engine::library());
+        let path = |path: &std::path::Path| path.to_str().expect("a path of letters").to_owned();
+        let (behind, engine) = (path(&behind), path(&engine));
+        plugin_tests::in_child!(&[("FAULTY_ENGINE_BEHIND", &behind), ("PJRT_ARENA_ENGINE", &engine)], || $body);
+    }};
+}
+
+pub(crate) use on_faulty_engine;

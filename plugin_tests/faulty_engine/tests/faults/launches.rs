@@ -1,15 +1,18 @@
-//! A launch that fails when all devices have begun the program.
+//! A launch that fails when all devices have begun the program, and a program that fails on one of them later.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use plugin_tests::{Gate, Program, Signal, Value, gate, in_child, plugin::engine_path};
+use plugin_tests::{Gate, Program, RunOptions, Signal, Value, gate};
 
 use crate::{
-    engine::{self, Faulty, Kind, TEXT},
-    held::{self, Client},
+    engine::{self, Faulty, Kind, TEXT, on_faulty_engine},
+    held::{self, Client, DIMS, ramp},
     workloads::scalar,
 };
 
@@ -90,15 +93,6 @@ fn arguments_outlive_the_programs_that_read_them(strategy: &str, rewrite: &str) 
     assert!(held::notes().is_empty());
 }
 
-macro_rules! on_faulty_engine {
-    ($body:expr) => {{
-        let (behind, engine) = (engine_path(), engine::library());
-        let path = |path: &std::path::Path| path.to_str().expect("a path of letters").to_owned();
-        let (behind, engine) = (path(&behind), path(&engine));
-        in_child!(&[("FAULTY_ENGINE_BEHIND", &behind), ("PJRT_ARENA_ENGINE", &engine)], || $body);
-    }};
-}
-
 #[test]
 fn arguments_of_a_launch_that_failed_late_stay_while_they_are_read() {
     on_faulty_engine!({
@@ -110,4 +104,139 @@ fn arguments_of_a_launch_that_failed_late_stay_while_they_are_read() {
 #[test]
 fn destinations_of_a_launch_that_failed_late_stay_while_they_are_written() {
     on_faulty_engine!(arguments_outlive_the_programs_that_read_them("platform", "on"));
+}
+
+/// `f32[1048576]`: `a`, an argument with this attribute, behind a gate that the library takes for a callback into Python
+/// by the module's name, plus 1.
+fn calling_back(attribute: &str) -> Program {
+    Program::text(&format!(
+        "module @xla_ffi_python_cpu_callback {{
+          func.func public @main(%a: tensor<1048576xf32> {attribute}, %t: tensor<i32>) -> tensor<1048576xf32> {{
+            %g = stablehlo.custom_call @pjrt_arena_test_gate(%a, %t)
+              {{api_version = 4 : i32, has_side_effect = true, backend_config = {{}}}}
+              : (tensor<1048576xf32>, tensor<i32>) -> tensor<1048576xf32>
+            %c = stablehlo.constant dense<1.0> : tensor<1048576xf32>
+            %y = stablehlo.add %g, %c : tensor<1048576xf32>
+            return %y : tensor<1048576xf32>
+          }}
+        }}"
+    ))
+}
+
+/// A launch on one device throws while its program is under way, which reads its argument and writes to what it was
+/// donated: the array or a destination. Neither is anybody else's before the program ends.
+fn memory_outlives_the_program(strategy: &str, program: Program, dims: &[i64]) {
+    let client =
+        plugin_tests::Client::create(1, &[("strategy", strategy.into()), ("limit", "67108864".into())]).unwrap();
+    gate::prepare();
+    let program = client.compile(&program).unwrap();
+    let count = dims[0] as usize;
+    let put = |value: f32| client.put(&vec![value; count], dims).unwrap();
+    let is_back = Signal::<()>::default();
+    let (gate, ended) = {
+        let (is_back, ended) = (is_back.clone(), Signal::<f32>::default());
+        let over = ended.clone();
+        let gate = Gate::running(move |frame| {
+            // The call may wait for the program, so that it is not back for as long as this goes on.
+            let begun = Instant::now();
+            while is_back.get().is_none() && begun.elapsed() < Duration::from_millis(300) {
+                std::thread::yield_now();
+            }
+            over.set(frame.argument::<f32>(0).iter().sum());
+            Ok(())
+        });
+        (gate, ended)
+    };
+    let (x, ticket) = (put(1.0), client.put(&[gate.ticket()], &[]).unwrap());
+    Faulty::get().arm(engine::slot("PJRT_LoadedExecutable_Execute"), 1, Kind::ThrowAfter);
+    let failure = program.run(&[&x, &ticket]).err().expect("an error by order");
+    assert!(failure.message.contains(TEXT), "{failure}");
+    drop((x, ticket));
+    // What is free is taken by others.
+    let others: Vec<_> = (0..4).map(|at| put(at as f32)).collect();
+    is_back.set(());
+    assert_eq!(ended.wait(), count as f32, "{strategy}: it read what it was passed");
+    // A program that nobody waits for ends before this one.
+    let open = Gate::running(|_| Ok(()));
+    let (y, ticket) = (put(5.0), client.put(&[open.ticket()], &[]).unwrap());
+    program.run(&[&y, &ticket]).unwrap()[0].ready().wait().unwrap();
+    for (at, other) in others.iter().enumerate() {
+        assert_eq!(other.read::<f32>().unwrap(), vec![at as f32; count], "{strategy}: another array");
+    }
+}
+
+#[test]
+fn memory_of_a_launch_that_threw_stays_with_its_program() {
+    on_faulty_engine!({
+        for strategy in ["preallocate", "growing", "tpu", "platform"] {
+            memory_outlives_the_program(strategy, Program::gate_large(), &[LARGE as i64]);
+            memory_outlives_the_program(strategy, Program::gate_donate(), &DIMS);
+            for attribute in ["", "{tf.aliasing_output = 0 : i32}"] {
+                memory_outlives_the_program(strategy, calling_back(attribute), &[LARGE as i64]);
+            }
+        }
+    });
+}
+
+/// The program of one device fails, while that of the other one is still to write its results.
+fn a_failure_on_one_device(strategy: &str) {
+    let client =
+        plugin_tests::Client::create(2, &[("strategy", strategy.into()), ("limit", "8388608".into())]).unwrap();
+    let devices = client.addressable_devices();
+    gate::prepare();
+    let program = client.compile(&Program::gate_donate().replicated(2)).unwrap();
+    let put = |device: usize, start: f32| client.put_on(devices[device], &ramp(start), &DIMS).unwrap();
+    let bystanders = [put(0, 10.0), put(1, 20.0)];
+    let in_use = || devices.iter().map(|device| device.stats().unwrap().bytes_in_use).collect::<Vec<_>>();
+    let before = in_use();
+    for _ in 0..5 {
+        let (fails, slow) = (Signal::<()>::default(), Gate::closed());
+        let failing = {
+            let fails = fails.clone();
+            Gate::running(move |_| {
+                fails.wait();
+                Err("a late failure".into())
+            })
+        };
+        let arguments = [put(0, 1.0), put(1, 2.0)];
+        let tickets = [&failing, &slow].map(Gate::ticket);
+        let tickets = [0, 1].map(|at| client.put_on(devices[at], &[tickets[at]], &[]).unwrap());
+        let lists = [0, 1].map(|at| [&arguments[at], &tickets[at]]);
+        let how = RunOptions { complete: true, ..RunOptions::default() };
+        let mut run = program.execute(&[&lists[0], &lists[1]], how).unwrap();
+        assert!(arguments.iter().all(|argument| argument.is_deleted()), "both are donated");
+        drop((arguments, tickets));
+        [&failing, &slow].iter().for_each(|gate| gate.wait_reached());
+        fails.set(());
+        let failed = run.outputs.remove(0);
+        let failures = failed.iter().map(|result| result.read::<f32>().map(drop)).chain([run.complete[0].wait()]);
+        for failure in failures {
+            assert!(failure.unwrap_err().message.contains("a late failure"), "{strategy}");
+        }
+        drop(failed);
+        // What is free is taken by others: not what the slow program reads and writes.
+        let others: Vec<_> = (0..40).map(|at| put(at % 2, 100.0 + at as f32)).collect();
+        assert!(!run.complete[1].is_ready());
+        slow.open();
+        assert_eq!(run.outputs[0][0].read::<f32>().unwrap(), ramp(3.0), "{strategy}");
+        run.complete[1].wait().unwrap();
+        for (at, other) in others.iter().enumerate() {
+            assert_eq!(other.read::<f32>().unwrap(), ramp(100.0 + at as f32), "{strategy}: another array");
+        }
+    }
+    for (at, bystander) in bystanders.iter().enumerate() {
+        assert_eq!(bystander.read::<f32>().unwrap(), ramp(10.0 * (at + 1) as f32));
+    }
+    let begun = std::time::Instant::now();
+    while in_use() != before {
+        assert!(begun.elapsed() < plugin_tests::event::HANG / 10, "{strategy}: bytes stay in use");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_failure_after_the_launch_is_of_one_device() {
+    on_faulty_engine!({
+        ["preallocate", "growing", "platform", "tpu"].iter().for_each(|strategy| a_failure_on_one_device(strategy));
+    });
 }

@@ -1,11 +1,14 @@
-//! A fault at every call of the engine: for each function and each n, the n-th call fails, is late, throws, or gives an
-//! event with an error, while a workload runs. Whatever the workload's calls answer then, an error names the cause,
-//! what was read is right, nothing stays behind, and the same workload runs without an error right after.
+//! A fault at every call of the engine: for each function and each n, the n-th call fails, is late, throws before or
+//! after its work, or gives an event with an error, while a workload runs. Whatever the workload's calls answer then, an
+//! error names the cause, what was read is right, nothing stays behind, and the same workload runs without an error
+//! right after.
 //!
 //! One test and one process, because the fault is armed for the process. A workload's calls come in the same order each
 //! time but for those of other threads, so n is no name of one call; every call that there is gets its turn.
 
+mod clients;
 mod engine;
+mod exceptions;
 mod held;
 mod launches;
 mod workloads;
@@ -38,8 +41,18 @@ const WORKLOADS: [Workload; 5] = [
     Workload { name: "programs", run: workloads::programs, each: 30, kinds: &KINDS },
     Workload { name: "pressure", run: workloads::pressure, each: 30, kinds: &KINDS },
     // These two take tens of milliseconds.
-    Workload { name: "compiling", run: workloads::compiling, each: 2, kinds: &[Kind::Fail, Kind::Event, Kind::Throw] },
-    Workload { name: "whole life", run: workloads::whole_life, each: 3, kinds: &[Kind::Fail, Kind::Event] },
+    Workload {
+        name: "compiling",
+        run: workloads::compiling,
+        each: 2,
+        kinds: &[Kind::Fail, Kind::Event, Kind::Throw, Kind::ThrowAfter],
+    },
+    Workload {
+        name: "whole life",
+        run: workloads::whole_life,
+        each: 3,
+        kinds: &[Kind::Fail, Kind::Event, Kind::ThrowAfter],
+    },
 ];
 
 /// What came of the faults at one function.

@@ -77,3 +77,20 @@ fn every_call_of_the_kernel_may_fail() {
         }
     }
 }
+
+#[test]
+fn a_region_whose_surroundings_stay_mapped_is_given_all_the_same() {
+    let device = HostBacking::new();
+    // The first call maps, the second one gives back what lies before the region or behind it.
+    faults::fail_nth(1);
+    let region = device.reserve(Bytes::mib(4));
+    assert!(!faults::countermand(), "something is given back");
+    let region = region.expect("the kernel had room");
+    // SAFETY: the region is mapped, and this test's alone.
+    unsafe {
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(region.address.get() as usize);
+        at.write_bytes(5, region.bytes.get() as usize);
+        assert_eq!(at.add(region.bytes.get() as usize - 1).read(), 5);
+    }
+    device.release(region).expect("the region goes back by itself");
+}
