@@ -386,11 +386,12 @@ impl State {
         self.note_block(kind, id, before, pin_reason_code(why));
     }
 
-    /// Notes what is kept for scratch, if that changed.
+    /// Notes what is kept for scratch, and where, if that changed.
     pub(super) fn note_scratch(&mut self, before: Bytes) {
         let now = self.scratch.bytes();
         if self.history.is_on() && now != before {
-            let note = Note { other: before.get(), ..Note::new(EventKind::Scratch, now) };
+            let address = self.scratch_region().map_or(Address::new(0), |kept| kept.address);
+            let note = Note { other: before.get(), address, ..Note::new(EventKind::Scratch, now) };
             self.history.note(Timestamp::now(), note);
         }
     }

@@ -335,3 +335,22 @@ fn scratch_goes_from_the_history_too() {
     let of = |mib| Bytes::mib(mib).get();
     assert_eq!(told, [(EventKind::Scratch, 40, 0), (EventKind::Scratch, 0, of(40)), (EventKind::Allocate, 80, of(80))]);
 }
+
+#[test]
+fn the_history_has_where_scratch_lies() {
+    let (mut arena, _device) = arena(Kind::Tpu, Bytes::mib(80));
+    arena.record_history(100);
+    let bottom = arena.begin_scratch(Bytes::mib(4)).map(|()| arena.survey().scratch).expect("all is free");
+    // A block above it that an outsider holds: more goes elsewhere.
+    let mut low = take(&arena, Bytes::mib(70));
+    arena.end_scratch(Bytes::mib(4));
+    assert_eq!(arena.pin(low.id), Ok(()));
+    low = take(&arena, Bytes::mib(1));
+    assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(5)), Ok(()));
+    let elsewhere = arena.survey().scratch;
+    assert_ne!(elsewhere, bottom, "above {}", low.address);
+    let list = arena.survey().events.list;
+    let told = list.iter().filter(|event| event.kind() == EventKind::Scratch);
+    let told: Vec<_> = told.map(|event| Some(AddressRange { address: event.address, bytes: event.bytes })).collect();
+    assert_eq!(told, [bottom, elsewhere]);
+}

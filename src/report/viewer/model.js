@@ -279,7 +279,7 @@ function redo(device, history) {
   for (const [at, size] of history.regions.values()) openRegion(at, size, 0);
   for (const slot of history.live.values()) open(slot, 0);
 
-  // Scratch lies at the bottom of the lowest region; and changes size.
+  // Scratch lies at the bottom of the lowest region, or where its event says; and changes size.
   const reserve = (size, at, position) => {
     let bottom = at > 0 ? at : history.reservedAddress;
     if (bottom < 0)
