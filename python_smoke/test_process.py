@@ -195,7 +195,7 @@ def test_a_child_drops_what_it_has_of_its_parent_and_ends():
 
 def test_a_child_is_told_that_its_parents_client_does_not_work_there():
     """The threads of the engine stayed with the parent: what waits for one of them would wait for ever. What is there
-    already is read where it lies. (A new program is not tried: jaxlib waits for a thread of its own before it compiles.)"""
+    already is read where it lies. (Not tried: a new program, for which jaxlib waits for a thread of its own.)"""
     code = """
     import os, signal, sys, time, traceback, warnings
     import jax, jax.extend, jax.numpy as jnp, numpy as np
