@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress fuzz asan compat clients wheel setup clean
+.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress fuzz fuzz-inputs asan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -150,9 +150,18 @@ HALF = $(shell awk "BEGIN { print $(or $(MINUTES),5) / 2 }")
 
 fuzz: target/debug/libpjrt_arena.so ## damaged input for all that reads some, and random JAX programs with random settings: five minutes
 	@status=0; \
-	$(CARGO) run --release --package plugin_tests --example fuzz --locked -- $(HALF) $(SEED) || status=1; \
+	$(MAKE) --no-print-directory fuzz-inputs MINUTES=$(HALF) || status=1; \
 	$(DEBUG) PYTHONPATH=python_smoke "$(PY)" -m jax_fuzz --minutes $(HALF) $(addprefix --seed ,$(SEED)) || status=1; \
 	exit $$status
+
+# LLVM's SanitizerCoverage counts the edges of our code that an input reaches. TARGET=hlo reads only what has such a name,
+# READ="hlo FILE..." reads findings again. With --target build scripts are left alone.
+HOST     := x86_64-unknown-linux-gnu
+COVERAGE := RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
+fuzz-inputs: ## the first half of make fuzz alone: what was read, how long it took, which edges were reached
+	$(COVERAGE) $(CARGO) run --profile instrumented --target $(HOST) --package plugin_tests --example fuzz --locked -- \
+	  $(if $(READ),read $(READ),$(or $(MINUTES),5) $(or $(SEED),1) $(TARGET))
 
 # The flag is not stable, so the compiler is told to take it. The engine is not instrumented: its leaks and its globals
 # are left out, while what it writes to memory of ours through malloc is still seen. TESTS= names some of the tests.
@@ -160,7 +169,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-rdynamic" \
   ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/asan"
 asan: setup ## the conformance tests, a short stress among them, under AddressSanitizer
 	$(ENGINE) $(ASAN) $(CARGO) test --package plugin_tests --test conformance --locked \
-	  --target x86_64-unknown-linux-gnu -- $(TESTS)
+	  --target $(HOST) -- $(TESTS)
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
 # ONLY=0.7.2:3.11,0.12 for some of them; ENGINE=0.115,0.81 or ENGINE=all for the engines of python_smoke/engines.py.
