@@ -15,8 +15,8 @@
 //! ```
 //!
 //! A finding is a panic, a process that dies, an input that takes longer than [`LONGEST`], or more memory than the
-//! input's size allows. It is written to `target/fuzz/`, and the end is not zero. What a reader may choose depends on
-//! the input alone, so that a finding that was saved repeats.
+//! input's size allows. It is written to `target/fuzz/`, and the end is not zero. A finding is
+//! read again in every way that its reader may choose, so that it repeats.
 
 mod coverage;
 mod memory;
@@ -91,9 +91,10 @@ fn read_again(target: &str, files: &[&str]) -> ExitCode {
         let said = match fs::read(file) {
             Err(error) => Err(error.to_string()),
             Ok(input) => {
-                let outcome = worker::read(target, &input);
-                let accepted = outcome.accepted.map(|accepted| if accepted { "accepted" } else { "refused" });
-                accepted.map(|word| format!("{word} in {:?} with {} bytes", outcome.took, outcome.memory))
+                let outcomes = (0..worker::CHOICES).map(|choice| worker::read(target, &input, choice));
+                let accepted: Result<Vec<bool>, String> = outcomes.map(|outcome| outcome.accepted).collect();
+                accepted
+                    .map(|all| format!("accepted in {} of {} ways", all.iter().filter(|&&one| one).count(), all.len()))
             }
         };
         if said.is_err() {

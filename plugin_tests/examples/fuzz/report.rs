@@ -50,7 +50,15 @@ fn print(name: &str, tally: &Tally) {
     );
 }
 
-/// Prints for each file of the library how many of its edges were reached; the lines of the others go to a file.
+#[derive(Default)]
+struct Sums {
+    edges: usize,
+    edges_reached: usize,
+    lines: usize,
+    lines_reached: usize,
+}
+
+/// Prints for each file of the library how many of its edges and lines were reached; the other lines go to a file.
 pub(crate) fn coverage(told: &[Told], folder: &Path) {
     let mut edges: BTreeMap<usize, bool> = BTreeMap::new();
     for &(address, reached) in told.iter().flat_map(|told| &told.edges) {
@@ -64,27 +72,32 @@ pub(crate) fn coverage(told: &[Told], folder: &Path) {
         println!("which edges of which files were reached is not told: there is no addr2line, which binutils has");
         return;
     };
-    let (mut files, mut missed) = (BTreeMap::<String, (usize, usize)>::new(), Vec::new());
-    for (reached, line) in edges.values().zip(&lines) {
-        let Some((file, number)) = line else { continue };
-        for name in [file.as_str(), "all"] {
-            let (hit, all) = files.entry(name.to_owned()).or_default();
-            (*hit, *all) = (*hit + usize::from(*reached), *all + 1);
-        }
-        if !reached {
-            missed.push((file, number));
+    // A line has several edges; those to the panics of checks, such as that of an overflow, are never reached.
+    let (mut sums, mut by_line) = (BTreeMap::<&str, Sums>::new(), BTreeMap::<(&str, u32), bool>::new());
+    for (&reached, line) in edges.values().zip(&lines) {
+        let Some((file, line)) = line else { continue };
+        *by_line.entry((file, *line)).or_default() |= reached;
+        for name in [file, "all"] {
+            let sums = sums.entry(name).or_default();
+            (sums.edges, sums.edges_reached) = (sums.edges + 1, sums.edges_reached + usize::from(reached));
         }
     }
-    println!("\n{:<44} {:>8} {:>8}", "edges of", "all", "reached");
-    for (file, (hit, all)) in &files {
-        println!("{file:<44} {all:>8} {hit:>8} {:>4} %", 100 * hit / all);
+    for ((file, _), &reached) in &by_line {
+        for name in [file, "all"] {
+            let sums = sums.entry(name).or_default();
+            (sums.lines, sums.lines_reached) = (sums.lines + 1, sums.lines_reached + usize::from(reached));
+        }
     }
-    missed.sort_unstable();
-    missed.dedup();
-    let text: String = missed.iter().map(|(file, number)| format!("{file}:{number}\n")).collect();
+    println!("\n{:<40} {:>8} {:>8} {:>8} {:>8}", "coverage of", "edges", "reached", "lines", "reached");
+    for (name, Sums { edges, edges_reached, lines, lines_reached }) in &sums {
+        let percent = 100 * lines_reached / lines;
+        println!("{name:<40} {edges:>8} {edges_reached:>8} {lines:>8} {lines_reached:>8} {percent:>4} %");
+    }
+    let missed = by_line.iter().filter(|(_, reached)| !**reached).map(|(line, _)| line);
+    let text: String = missed.map(|(file, number)| format!("{file}:{number}\n")).collect();
     let path = folder.join("not_reached.txt");
     match fs::write(&path, text) {
-        Ok(()) => println!("lines with edges that no input reached: {}", path.display()),
+        Ok(()) => println!("lines that no input reached: {}", path.display()),
         Err(error) => eprintln!("{} cannot be written: {error}", path.display()),
     }
 }

@@ -23,21 +23,20 @@ mod trace;
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) name: &'static str,
-    /// Reads an input, and says whether it was accepted. What it may choose comes from the generator, which depends on
-    /// the input and nothing else.
+    /// Reads an input, and says whether it was accepted. What it may choose comes from the generator.
     pub(crate) read: fn(&[u8], &mut Rng) -> bool,
     pub(crate) corpus: fn() -> Vec<Vec<u8>>,
-    /// Inputs of one round: more for those that are read faster.
+    /// Inputs of one round.
     pub(crate) share: u32,
 }
 
 pub(crate) const TARGETS: [Target; 6] = [
-    Target { name: "rewrite", read: rewrite, corpus: programs, share: 50 },
+    Target { name: "rewrite", read: rewrite, corpus: programs, share: 100 },
     Target { name: "annotations", read: annotations, corpus: programs, share: 50 },
     Target { name: "hlo", read: read_hlo, corpus: || files("hlo", "pb"), share: 50 },
-    Target { name: "options", read: read_options, corpus: all_options, share: 100 },
+    Target { name: "options", read: read_options, corpus: all_options, share: 50 },
     Target { name: "plans", read: read_plan, corpus: plans, share: 50 },
-    Target { name: "traces", read: read_trace, corpus: traces, share: 50 },
+    Target { name: "traces", read: read_trace, corpus: traces, share: 25 },
 ];
 
 fn rewrite(input: &[u8], rng: &mut Rng) -> bool {

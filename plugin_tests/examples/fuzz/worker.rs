@@ -29,6 +29,8 @@ const LONGEST_INPUT: usize = 1 << 18;
 /// Inputs that join the corpus of a target are at most so many, and so long.
 const MOST_JOINED: usize = 4000;
 const LONGEST_JOINED: usize = 1 << 14;
+/// Readers have options; an input is read with those of a number below this.
+pub(crate) const CHOICES: u64 = 64;
 /// A worker ends after so many findings.
 const MOST_FINDINGS: u64 = 20;
 
@@ -102,10 +104,9 @@ pub(crate) struct Outcome {
     pub(crate) memory: usize,
 }
 
-/// Reads an input. What the reader chooses depends on the input only, so that a saved one repeats.
-pub(crate) fn read(target: &Target, input: &[u8]) -> Outcome {
-    let sum = input.iter().fold(0_u32, |sum, &byte| sum.wrapping_add(byte.into()));
-    let mut rng = Rng::with_seed(u64::from(sum) << 32 | input.len() as u64);
+/// Reads an input. What the reader may choose is one of [`CHOICES`] by number, so that a saved input repeats.
+pub(crate) fn read(target: &Target, input: &[u8], choice: u64) -> Outcome {
+    let mut rng = Rng::with_seed(choice);
     coverage::clear();
     let start = Instant::now();
     let (read, memory) = memory::peak_of(|| catch_unwind(AssertUnwindSafe(|| (target.read)(input, &mut rng))));
@@ -135,15 +136,15 @@ impl Corpus {
         if one.bytes.len() <= other.bytes.len() { one } else { other }
     }
 
-    /// Reads an input, which joins the corpus if it reaches something new.
-    fn read(&mut self, input: &[u8], folder: &Path, seed: u64) {
+    /// Reads an input; whether it reaches something new.
+    fn read(&mut self, input: &[u8], choice: u64, folder: &Path, seed: u64) -> bool {
         let target = &TARGETS[self.target];
-        let mut outcome = read(target, input);
+        let mut outcome = read(target, input, choice);
         let new = self.seen.add();
         if outcome.took > self.tally.longest {
             // Twice more: the shortest of them is the input's, and the others the machine's.
             for _ in 0..2 {
-                outcome.took = outcome.took.min(read(target, input).took);
+                outcome.took = outcome.took.min(read(target, input, choice).took);
             }
         }
         let tally = &mut self.tally;
@@ -158,9 +159,11 @@ impl Corpus {
                 eprintln!("{}, seed {seed}, input {}: {what}: {}", target.name, tally.inputs, file.display());
             }
         }
-        if new && input.len() <= LONGEST_JOINED && self.entries.len() < MOST_JOINED {
-            self.entries.push(Entry::new(input));
-        }
+        new
+    }
+
+    fn join(&mut self, input: &[u8]) {
+        self.entries.push(Entry::new(input));
     }
 }
 
@@ -184,9 +187,9 @@ pub(crate) fn run(seed: u64, time: Duration, only: &str, folder: &Path) -> Told 
         seeds.sort_by_key(Vec::len);
         for input in seeds {
             note(corpus.target, &input);
-            corpus.read(&input, folder, seed);
-            if coverage::edges() == 0 {
-                corpus.entries.push(Entry::new(&input));
+            let new = (0..CHOICES).filter(|&choice| corpus.read(&input, choice, folder, seed)).count();
+            if new > 0 || coverage::edges() == 0 {
+                corpus.join(&input);
             }
         }
         assert!(!corpus.entries.is_empty(), "{} has no corpus", TARGETS[corpus.target].name);
@@ -199,7 +202,10 @@ pub(crate) fn run(seed: u64, time: Duration, only: &str, folder: &Path) -> Told 
                 corpus.pick(&mut rng).damaged(corpus.pick(&mut rng), &mut rng, &mut input);
                 input.truncate(LONGEST_INPUT);
                 note(corpus.target, &input);
-                corpus.read(&input, folder, seed);
+                let new = corpus.read(&input, rng.u64(0..CHOICES), folder, seed);
+                if new && input.len() <= LONGEST_JOINED && corpus.entries.len() < MOST_JOINED {
+                    corpus.join(&input);
+                }
             }
         }
     }
