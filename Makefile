@@ -173,7 +173,7 @@ asan: setup ## the conformance tests, a short stress among them, under AddressSa
 
 # As above, with the standard library built anew from its sources, because the sanitizer has to see its locks and
 # channels: without that each use of them is a report. What is left out of reports, and why, stands in the file.
-TSAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Clink-arg=-rdynamic" \
+TSAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Clink-arg=-rdynamic --cfg tsan" \
   TSAN_OPTIONS="suppressions=$(CURDIR)/plugin_tests/tsan.txt" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/tsan"
 tsan: setup ## the same tests under ThreadSanitizer (needs rustup, for the sources of the standard library)
 	rustup component add rust-src

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    engine::{Engine, EngineError, live::Live},
+    engine::{Engine, EngineError, live::Live, order},
     sys,
 };
 
@@ -28,6 +28,8 @@ pub trait Completion: Send + Sync + 'static {
 /// `share` must be one share of an `Arc<T>`, which this takes back; `error` NULL, or the engine's and the callback's to
 /// destroy.
 unsafe extern "C" fn completed<T: Completion>(error: *mut sys::PJRT_Error, share: *mut c_void) {
+    order::taken(share);
+    order::taken(&raw const order::CALLED);
     // SAFETY: the pointer is the share that `notify` gave away, and nobody else takes it back.
     let completion = unsafe { Arc::from_raw(share.cast::<T>()) };
     let succeeded = error.is_null();
@@ -81,6 +83,7 @@ impl EngineEvent {
     /// engine. The event itself may be destroyed before that.
     pub fn notify<T: Completion>(&self, completion: Arc<T>) {
         let share = Arc::into_raw(completion).cast_mut().cast::<c_void>();
+        order::given(share);
         // SAFETY: the event is alive. The engine calls back once, with the share that is given here.
         let registered = unsafe {
             self.engine().call(sys::PJRT_Event_OnReady_Args {

@@ -14,6 +14,7 @@ use crate::{
     engine::{
         abi::{Args, Function, fitted, oversize, set_struct_size},
         exceptions::{self, Caught},
+        order,
     },
     error::{Code, Error, Result},
     sys::{self, CStruct},
@@ -182,8 +183,10 @@ impl Engine {
     #[inline(always)]
     pub unsafe fn invoke<A: CStruct>(&'static self, args: *mut A, function: Function) -> Result<(), EngineError> {
         let size = if self.is_newer() { oversize::<A>() } else { A::STRUCT_SIZE };
+        order::given(&raw const order::CALLS);
         // SAFETY: the caller's promise.
         let outcome = unsafe { fitted(args, size.., size, |args| exceptions::call(function, args.cast())) };
+        order::taken(&raw const order::CALLED);
         match outcome {
             Ok(error) if error.is_null() => Ok(()),
             other => Err(self.refused(other)),

@@ -11,6 +11,7 @@
 //!  exceptions.rs C++ exceptions, which end as errors
 //!  ffi.rs       the engine's XLA FFI: handlers for custom calls
 //!  live.rs      handles that are alive, and what they can be asked
+//!  order.rs     what the engine orders between threads, for ThreadSanitizer
 //!  handles.rs   owners of what the engine hands out: errors, events
 //!  views.rs     buffers of the engine that look at memory of ours
 //!  session.rs   a client of the engine, and whether it is still there
@@ -38,6 +39,7 @@ mod imports;
 pub mod library;
 pub mod live;
 pub mod named_values;
+pub mod order;
 pub mod process;
 pub mod scratch;
 pub mod session;

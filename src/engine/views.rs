@@ -289,6 +289,7 @@ pub fn end(buffer: Live<'_, sys::PJRT_Buffer>) {
 /// The engine's: a deleted buffer, a device without addresses.
 pub fn address(buffer: Live<'_, sys::PJRT_Buffer>) -> Result<usize, EngineError> {
     let answer = buffer.ask::<sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args>()?;
+    order::taken(answer.device_memory_ptr);
     Ok(answer.device_memory_ptr.expose_provenance())
 }
 

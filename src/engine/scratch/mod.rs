@@ -41,7 +41,7 @@ use std::{
 
 use crate::{
     engine::{
-        imports,
+        imports, order,
         scratch::pool::{ALIGN, Discard, Pool},
     },
     error::Result,
@@ -137,9 +137,17 @@ fn place(align: usize, size: usize) -> *mut c_void {
 extern "C" fn posix_memalign(out: &mut MaybeUninit<*mut c_void>, align: usize, size: usize) -> c_int {
     let found = place(align, size);
     if found.is_null() {
-        // SAFETY: there is a place to write to, and malloc refuses an alignment that it does not take.
-        return unsafe { libc::posix_memalign(out.as_mut_ptr(), align, size) };
+        // SAFETY: there is a place to write to, which is written where there was no error, and malloc refuses an
+        // alignment that it does not take.
+        unsafe {
+            let error = libc::posix_memalign(out.as_mut_ptr(), align, size);
+            if error == 0 {
+                order::given(out.assume_init());
+            }
+            return error;
+        }
     }
+    order::given(found);
     out.write(found);
     0
 }
@@ -148,8 +156,11 @@ extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     let found = place(align, size);
     if found.is_null() {
         // SAFETY: allocating has no precondition: malloc refuses an alignment that it does not take.
-        return unsafe { libc::aligned_alloc(align, size) };
+        let found = unsafe { libc::aligned_alloc(align, size) };
+        order::given(found);
+        return found;
     }
+    order::given(found);
     found
 }
 
@@ -158,6 +169,7 @@ extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 /// # Safety
 /// As for `free`: the engine frees what it was given, once.
 unsafe extern "C" fn free(address: *mut c_void) {
+    order::taken(address);
     // SAFETY: it is NULL or an allocation that was not freed, as this function asks: the pool's, or else malloc's.
     unsafe {
         match POOL.get().and_then(|pool| pool.find(address)) {
@@ -172,16 +184,22 @@ unsafe extern "C" fn free(address: *mut c_void) {
 /// # Safety
 /// As for `realloc`.
 unsafe extern "C" fn realloc(address: *mut c_void, size: usize) -> *mut c_void {
+    order::taken(address);
     // SAFETY: it is NULL or an allocation that was not freed, as this function asks: malloc's, or else the pool's. The
     // new one is as long as asked for, and not in the pool, so that the two do not overlap. The old one is freed once.
     unsafe {
         let found = POOL.get().and_then(|pool| pool.find(address));
-        let Some(allocation) = found else { return libc::realloc(address, size) };
-        let moved = libc::malloc(size);
-        if !moved.is_null() {
-            ptr::copy_nonoverlapping(address.cast::<u8>(), moved.cast(), size.min(allocation.size()));
-            free(address);
-        }
+        let moved = if let Some(allocation) = found {
+            let moved = libc::malloc(size);
+            if !moved.is_null() {
+                ptr::copy_nonoverlapping(address.cast::<u8>(), moved.cast(), size.min(allocation.size()));
+                free(address);
+            }
+            moved
+        } else {
+            libc::realloc(address, size)
+        };
+        order::given(moved);
         moved
     }
 }

@@ -28,6 +28,7 @@ use crate::{
         abi::Handler,
         exceptions,
         ffi::{Asked, FfiHandler},
+        order,
     },
     error::{Code, Error, Result},
     handlers::{
@@ -96,10 +97,12 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
         if let Some(asked) = Asked::of(frame) {
             return (*slot.tables.load(Ordering::Acquire)).answer(FfiHandler::new(handler), asked);
         }
+        order::taken(&raw const order::CALLS);
         let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
         let outcome = python::staying_if_ending(|| exceptions::call_handler(handler, frame));
         (*frame).api = engines;
+        order::given(&raw const order::CALLED);
         outcome.unwrap_or_else(|exception| (*slot.tables.load(Ordering::Acquire)).failed(&exception.end_of_handler()))
     }
 }
