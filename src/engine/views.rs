@@ -20,7 +20,7 @@ use std::{ffi::c_void, mem, ptr};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Args, EngineError, EngineEvent, Live, failure::discard},
+    engine::{Args, EngineError, EngineEvent, Live, failure::discard, order},
     error::Error,
     sys,
 };
