@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pjrt_arena::engine::order;
+
 use crate::{
     Plugin, call,
     raw::{Failure, Result},
@@ -60,16 +62,18 @@ impl Event {
             signal: Signal<Result<()>>,
         }
         extern "C" fn ready(error: *mut sys::PJRT_Error, user: *mut c_void) {
+            order::taken(user);
             // SAFETY: `user` is the box below, and an event calls back exactly once.
             let registration = unsafe { Box::from_raw(user.cast::<Registration>()) };
             let outcome: Result<(), Failure> = registration.plugin.check(error);
             registration.signal.set(outcome);
         }
         let signal = Signal::default();
-        let registration = Box::new(Registration { plugin: self.plugin, signal: signal.clone() });
+        let registration = Box::into_raw(Box::new(Registration { plugin: self.plugin, signal: signal.clone() }));
+        order::given(registration);
         call!(
             self.plugin,
-            PJRT_Event_OnReady { event: self.raw, callback: Some(ready), user_arg: Box::into_raw(registration).cast() }
+            PJRT_Event_OnReady { event: self.raw, callback: Some(ready), user_arg: registration.cast() }
         )
         .expect("PJRT_Event_OnReady");
         signal
