@@ -170,6 +170,8 @@ extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 /// As for `free`: the engine frees what it was given, once.
 unsafe extern "C" fn free(address: *mut c_void) {
     order::taken(address);
+    // A handler may have written to it.
+    order::taken(&raw const order::CALLED);
     // SAFETY: it is NULL or an allocation that was not freed, as this function asks: the pool's, or else malloc's.
     unsafe {
         match POOL.get().and_then(|pool| pool.find(address)) {
