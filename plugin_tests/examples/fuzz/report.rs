@@ -64,6 +64,9 @@ pub(crate) fn coverage(told: &[Told], folder: &Path) {
     for &(address, reached) in told.iter().flat_map(|told| &told.edges) {
         *edges.entry(address).or_default() |= reached;
     }
+    if told.is_empty() {
+        return;
+    }
     if edges.is_empty() {
         println!("built without counters, so that the corpus does not grow: `make fuzz` builds with them");
         return;
