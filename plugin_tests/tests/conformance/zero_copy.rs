@@ -1,5 +1,6 @@
 //! Arrays of the host that are used where they lie: which, for how long, and what becomes of them.
 
+use pjrt_arena::engine::order;
 use plugin_tests::{Buffer, Client, Event, HostArray, Semantics, Value, event::elsewhere};
 
 use crate::{settles_at, shared};
@@ -162,6 +163,7 @@ fn c24_an_array_in_place_that_is_deleted_while_it_is_copied_is_whole_or_gone() {
         // From here on the memory is not the plugin's.
         done.wait().unwrap();
         let mut host = host;
+        order::taken(host.values().as_ptr());
         host.memory.fill(f32::NAN);
         match copied.wait() {
             Ok(values) => assert!(values == expected, "a copy of what was written later"),

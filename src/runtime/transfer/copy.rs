@@ -20,7 +20,7 @@ use smallvec::smallvec;
 
 use crate::{
     device::Carrier,
-    engine::{Args, EngineBuffer, EngineError, Live, Outcome, Raw, views::ViewKind},
+    engine::{Args, EngineBuffer, EngineError, Live, Outcome, Raw, order, views::ViewKind},
     report::snapshot::OriginKind,
     runtime::{
         buffer::{Buffer, storage::Storage, usage::Life},
@@ -104,7 +104,10 @@ fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Out
     let (from, bytes) = (Address::new(reading.address() as u64), Bytes::new(buffer.shape.size as u64));
     // SAFETY: source and block hold the array; the source neither changes, moves nor is freed while it is read; nothing
     // else uses the new block.
-    upload.fill(&[], |carrier, to| unsafe { carrier.copy(from, to, bytes) }).map(Some)
+    let copied = upload.fill(&[], |carrier, to| unsafe { carrier.copy(from, to, bytes) }).map(Some);
+    // The engine tells whoever lent the memory that it is his again.
+    order::given(reading.address() as *const u8);
+    copied
 }
 
 /// Has a GPU copy bytes that are defined, or that the arena's stream brings already. A source that a program still
