@@ -16,6 +16,7 @@ use std::{
 };
 
 use crate::{
+    Program,
     event::Signal,
     ffi::{self, CallFrame},
     plugin,
@@ -115,6 +116,22 @@ pub fn prepare_as(name: &str) {
 /// so the library calls it, and knows that what it asks for, a program waits for.
 pub fn prepare_callback() {
     ffi::register(plugin(), "pjrt_arena_test_callback", callback).expect("registering the gate");
+}
+
+/// `f32[1024]`: `x` behind a gate whose action is a callback to the library; light enough that the calling thread runs
+/// it inside of Execute, so that what others run at the same time is not queued behind it.
+pub fn calling_back() -> Program {
+    prepare_callback();
+    Program::text(
+        "module {
+          func.func public @main(%x: tensor<1024xf32>, %t: tensor<i32>) -> tensor<1024xf32> {
+            %y = stablehlo.custom_call @pjrt_arena_test_callback(%x, %t)
+              {api_version = 4 : i32, has_side_effect = true, backend_config = {}}
+              : (tensor<1024xf32>, tensor<i32>) -> tensor<1024xf32>
+            return %y : tensor<1024xf32>
+          }
+        }",
+    )
 }
 
 unsafe extern "C" fn callback(frame: *mut CallFrame) -> *mut c_void {

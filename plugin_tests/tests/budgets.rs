@@ -1,58 +1,16 @@
 //! What a parser may take grows with its input, and no faster: generated programs that refer to one large entry as
 //! often as their size allows, with an allocator that counts.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
-
 use pjrt_arena::{
     program::{Policy, add_destinations, has_host_callbacks, hlo, inspect, names_one, options, without_annotations},
     runtime::executable::serialized,
 };
-
-thread_local! {
-    /// Bytes that this thread has allocated, less those that it has freed, and the most of that. Of each thread by
-    /// itself, because the tests run side by side.
-    static NOW: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    NOW.set(NOW.get() + bytes);
-    PEAK.set(PEAK.get().max(NOW.get()));
-}
-
-/// The system's allocator, counted.
-struct Counting;
-
-// SAFETY: every block comes from the system's allocator, and goes back to it with the same layout.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the block came from the system's allocator with this layout.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
+use plugin_tests::counting::{Counting, peak_of};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 const MIB: usize = 1 << 20;
-
-/// What `read` gives, and the most bytes that it had allocated at once.
-fn peak_of<T>(read: impl FnOnce() -> T) -> (T, usize) {
-    let before = NOW.get();
-    PEAK.set(before);
-    let result = read();
-    (result, (PEAK.get() - before) as usize)
-}
 
 /// A prefix varint of MLIR's bytecode.
 fn put_varint(out: &mut Vec<u8>, value: u64) {

@@ -5,8 +5,8 @@
 //! way never ends.
 //!
 //! ```text
-//!  ends      nothing of the parent's: what Python collects, and what JAX destroys at its exit, stays as it is until the
-//!            system takes the process back
+//!  ends      nothing of the parent's: what Python collects, and what JAX destroys at its exit, stays as it is until
+//!            the system takes the process back
 //!  serves    nothing of the parent's: what would need a thread of the engine or a lock is FAILED_PRECONDITION
 //!  shows     what is there already: an array whose program had ended is read where it lies
 //! ```
@@ -94,8 +94,8 @@ about! {
     }
 }
 
-/// Whether the call is about something of a parent's. Takes no lock as long as this process has made no client: one that
-/// has could take them.
+/// Whether the call is about something of a parent's. Takes no lock as long as this process has made no client: one
+/// that has could take them.
 fn is_inherited<A: About>(call: &Call<'_, A>) -> bool {
     !Session::is_any_own() || A::session(call).is_some_and(Session::is_inherited)
 }

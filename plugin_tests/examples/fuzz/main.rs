@@ -10,7 +10,6 @@
 //!  targets.rs   what reads inputs, what has to be true of what it gives, and the corpus to begin with
 //!  mutate.rs    the damage
 //!  coverage.rs  the counters of edges that were reached
-//!  memory.rs    an allocator that counts
 //!  report.rs    the tables
 //! ```
 //!
@@ -19,7 +18,6 @@
 //! read again in every way that its reader may choose, so that it repeats.
 
 mod coverage;
-mod memory;
 mod mutate;
 mod report;
 mod targets;
@@ -33,10 +31,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use plugin_tests::counting::Counting;
+
 use crate::{
     targets::TARGETS,
     worker::{Reading, Told},
 };
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// The longest that an input may take.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -11,11 +11,11 @@ use std::{
 };
 
 use fastrand::Rng;
+use plugin_tests::counting::peak_of;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     coverage::{self, Seen},
-    memory,
     mutate::Entry,
     targets::{TARGETS, Target},
 };
@@ -109,7 +109,7 @@ pub(crate) fn read(target: &Target, input: &[u8], choice: u64) -> Outcome {
     let mut rng = Rng::with_seed(choice);
     coverage::clear();
     let start = Instant::now();
-    let (read, memory) = memory::peak_of(|| catch_unwind(AssertUnwindSafe(|| (target.read)(input, &mut rng))));
+    let (read, memory) = peak_of(|| catch_unwind(AssertUnwindSafe(|| (target.read)(input, &mut rng))));
     let took = start.elapsed();
     let bound = PER_BYTE * input.len() + FREE;
     let accepted = match read {

@@ -27,7 +27,7 @@
 //! | `faulty_engine_kinds(slot)` | the kinds that make sense for it, as bits |
 //! | `faulty_engine_live(slot)` | handles that it gave and that are alive |
 //! | `faulty_engine_thrower()` | a handler of XLA FFI that throws in the middle of an execution |
-//! | `faulty_engine_misuse(text, size)` | what the library under test did wrong: handles destroyed twice, or never given |
+//! | `faulty_engine_misuse(text, size)` | what the library under test did wrong: a handle destroyed twice or never given |
 //!
 //! A function that destroys something, or waits, fails after the engine has done it: an error of `PJRT_Event_Await`
 //! says that the event has happened with an error, and a `..._Destroy` that failed has destroyed all the same. All

@@ -61,7 +61,10 @@ pub fn misuse() -> String {
 }
 
 macro_rules! lists {
-    (ends { $($end:ident . $ended:ident: $of:ident),* $(,)? } gives { $($gift:ident . $given:ident: $kind:ident),* $(,)? }) => {
+    (
+        ends { $($end:ident . $ended:ident: $of:ident),* $(,)? }
+        gives { $($gift:ident . $given:ident: $kind:ident),* $(,)? }
+    ) => {
         /// Whether the function ends a handle.
         pub fn ends(slot: usize) -> bool {
             [$(slot!($end)),*].contains(&slot)

@@ -19,9 +19,9 @@ pub fn fails_after(slot: usize) -> bool {
     live::ends(slot) || [slot!(PJRT_Event_Await), slot!(PJRT_Client_FulfillAliasBuffer)].contains(&slot)
 }
 
-/// Whether the function leaves something behind: a handle that it gives, or a change of what it is passed. Not so that an
-/// exception could come after it: of an alias nobody could fulfil the promise, and a callback is noted last of all. After
-/// an execution memory stays with the program, which has tests of its own.
+/// Whether the function leaves something behind: a handle that it gives, or a change of what it is passed. Not so that
+/// an exception could come after it: of an alias nobody could fulfil the promise, and a callback is noted last of all.
+/// After an execution memory stays with the program, which has tests of its own.
 pub fn has_effects(slot: usize) -> bool {
     let changes = [
         slot!(PJRT_Buffer_Delete),

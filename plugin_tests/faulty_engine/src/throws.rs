@@ -53,8 +53,8 @@ impl Runtime {
 /// Throws a `std::runtime_error`.
 pub fn throw() -> ! {
     let runtime = Runtime::get();
-    // SAFETY: the type of the constructor is libstdc++'s, whose exceptions of this class have 16 bytes, and which copies
-    // the text.
+    // SAFETY: the type of the constructor is libstdc++'s, whose exceptions of this class have 16 bytes, and which
+    // copies the text.
     unsafe {
         let construct: unsafe extern "C" fn(*mut c_void, *const c_char) =
             mem::transmute(runtime.find(b"_ZNSt13runtime_errorC1EPKc\0"));

@@ -12,7 +12,7 @@ use std::{
 
 use plugin_tests::{Buffer, Client, Code, Gate, Loaded, Program, RunOptions, event::elsewhere, gate};
 
-use crate::{DIMS, engine, lent, limited, plus, ramp, replicas, settles_at, ticket};
+use crate::{DIMS, engine, limited, plus, ramp, replicas, settles_at, ticket};
 
 const LARGE: usize = 1 << 20;
 
@@ -132,7 +132,7 @@ fn t08_arena_a_callback_runs_a_program_of_several_devices_on_one_of_them() {
             places[index].lock().unwrap().insert(y.address().unwrap());
         }
     };
-    let calling_back = client.compile(&lent::calling_back()).unwrap();
+    let calling_back = client.compile(&gate::calling_back()).unwrap();
     let gate = {
         let run_alone = run_alone.clone();
         Gate::running(move |_| {

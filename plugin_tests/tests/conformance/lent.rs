@@ -9,22 +9,6 @@ use plugin_tests::{
 
 use crate::{DIMS, MIB, N, limited, ramp, settles_at, ticket};
 
-/// `f32[1024]`: `x` behind a gate whose action is a callback to the library; light enough that the calling thread runs
-/// it inside of Execute, so that what others run at the same time is not queued behind it.
-pub fn calling_back() -> Program {
-    gate::prepare_callback();
-    Program::text(
-        "module {
-          func.func public @main(%x: tensor<1024xf32>, %t: tensor<i32>) -> tensor<1024xf32> {
-            %y = stablehlo.custom_call @pjrt_arena_test_callback(%x, %t)
-              {api_version = 4 : i32, has_side_effect = true, backend_config = {}}
-              : (tensor<1024xf32>, tensor<i32>) -> tensor<1024xf32>
-            return %y : tensor<1024xf32>
-          }
-        }",
-    )
-}
-
 /// A program that a callback runs, and that stands at a gate of its own while it reads `x`.
 struct Nested {
     client: Arc<Client>,
@@ -37,7 +21,7 @@ struct Nested {
 impl Nested {
     fn begin(client: Arc<Client>, x: Buffer, inside: Gate) -> Self {
         let (x, inside, result) = (Arc::new(x), Arc::new(inside), Signal::default());
-        let gated = Arc::new(client.compile(&calling_back()).unwrap());
+        let gated = Arc::new(client.compile(&gate::calling_back()).unwrap());
         let inner = {
             let (client, gated) = (Arc::clone(&client), Arc::clone(&gated));
             let (x, inside, result) = (Arc::clone(&x), Arc::clone(&inside), result.clone());

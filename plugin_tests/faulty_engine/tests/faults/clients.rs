@@ -24,21 +24,6 @@ fn calling_back() -> Program {
     )
 }
 
-/// `f32[1024]`: `x` behind a gate of whose programs the library knows only that a handler's thread runs them.
-fn handled() -> Program {
-    gate::prepare_callback();
-    Program::text(
-        "module {
-          func.func public @main(%x: tensor<1024xf32>, %t: tensor<i32>) -> tensor<1024xf32> {
-            %y = stablehlo.custom_call @pjrt_arena_test_callback(%x, %t)
-              {api_version = 4 : i32, has_side_effect = true, backend_config = {}}
-              : (tensor<1024xf32>, tensor<i32>) -> tensor<1024xf32>
-            return %y : tensor<1024xf32>
-          }
-        }",
-    )
-}
-
 fn run(client: &Client, program: &Loaded, gate: &Gate) {
     let x = client.put(&ramp(1.0), &DIMS).unwrap();
     let ticket = client.put(&[gate.ticket()], &[]).unwrap();
@@ -79,7 +64,7 @@ fn programs_with_callbacks_use_as_many_clients_as_run_at_once() {
         (0..5).for_each(|_| run(&client, &calling_back, &open));
         assert_eq!(nested(), 3, "again, and one after another");
         // What the thread of a handler runs, plain programs too, has a client to itself: one for all of them.
-        let handled = client.compile(&handled()).unwrap();
+        let handled = client.compile(&gate::calling_back()).unwrap();
         let inside = {
             let (client, open) = (Arc::clone(&client), Arc::new(open));
             let plain = client.compile(&Program::add_one()).unwrap();

@@ -106,8 +106,8 @@ fn destinations_of_a_launch_that_failed_late_stay_while_they_are_written() {
     on_faulty_engine!(arguments_outlive_the_programs_that_read_them("platform", "on"));
 }
 
-/// `f32[1048576]`: `a`, an argument with this attribute, behind a gate that the library takes for a callback into Python
-/// by the module's name, plus 1.
+/// `f32[1048576]`: `a`, an argument with this attribute, behind a gate that the library takes for a callback into
+/// Python by the module's name, plus 1.
 fn calling_back(attribute: &str) -> Program {
     Program::text(&format!(
         "module @xla_ffi_python_cpu_callback {{

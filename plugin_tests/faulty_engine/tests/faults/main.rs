@@ -1,6 +1,6 @@
 //! A fault at every call of the engine: for each function and each n, the n-th call fails, is late, throws before or
-//! after its work, or gives an event with an error, while a workload runs. Whatever the workload's calls answer then, an
-//! error names the cause, what was read is right, nothing stays behind, and the same workload runs without an error
+//! after its work, or gives an event with an error, while a workload runs. Whatever the workload's calls answer then,
+//! an error names the cause, what was read is right, nothing stays behind, and the same workload runs without an error
 //! right after.
 //!
 //! One test and one process, because the fault is armed for the process. A workload's calls come in the same order each

@@ -1,4 +1,5 @@
-//! What a read allocates: the system's allocator, counted. Each worker has one thread.
+//! What a read allocates: the system's allocator, counted, for programs that say
+//! `#[global_allocator] static ALLOCATOR: Counting = Counting;`.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -6,6 +7,8 @@ use std::{
 };
 
 thread_local! {
+    /// Bytes that this thread has allocated, less those that it has freed, and the most of that. Of each thread by
+    /// itself, because tests run side by side.
     static NOW: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -16,7 +19,8 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(now));
 }
 
-struct Counting;
+/// The system's allocator, counted.
+pub struct Counting;
 
 // SAFETY: every block comes from the system's allocator, and goes back to it with the same layout; counting neither
 // allocates nor panics.
@@ -42,11 +46,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// What `read` gives, and the most bytes that it had allocated at once.
-pub(crate) fn peak_of<T>(read: impl FnOnce() -> T) -> (T, usize) {
+pub fn peak_of<T>(read: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);
     let result = read();
