@@ -61,6 +61,7 @@ impl Arena {
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Result<Compaction<'_>, Obstacle> {
         self.begin(Some(id), |state, input| {
+            state.order_pins();
             state.plan_pin_making_way(id, costs, most, movable, input).ok_or(Obstacle::Nothing)
         })
     }
@@ -70,6 +71,7 @@ impl Arena {
     pub fn neighbours_of_pin(&self, id: BlockId) -> Vec<BlockId> {
         let state = &mut *self.state.lock();
         let mut layout = std::mem::take(&mut state.input.layout);
+        state.order_pins();
         state.draw_around(id, &|_| true, &mut layout);
         let nodes = layout.spans.iter().filter(|span| span.kind == Kind::Movable).filter_map(|span| span.node);
         let blocks = nodes.filter_map(|node| state.owner(node)).map(|(block, _)| block).filter(|&block| block != id);
@@ -143,6 +145,12 @@ impl State {
         let record = self.table.get(id)?;
         let (BlockPlace::Span(span), SpanState::Live) = (record.place, record.state) else { return None };
         (!self.placement.space()?.lies_beside_pinned(span)).then_some(span)
+    }
+
+    fn order_pins(&mut self) {
+        if let Some(space) = self.placement.space_mut() {
+            space.order_pins();
+        }
     }
 
     fn plan_pin_making_way(

@@ -7,10 +7,18 @@
 //! ```
 //!
 //! Each operation is O(log pinned), and only pins, unpins and the ends of pinned spans need one.
+//!
+//! A span enters the order when a place is looked for, not when it is pinned: most pins are views that are gone before
+//! that, and an order that is not in the processor's caches costs such a view more than all else here does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
+
 use crate::memory::space::node::{NodeId, RegionId};
+
+/// Pins that wait for their place in the order; as many are found in one cache line.
+const LATEST: usize = 8;
 
 /// Pinned spans that touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +42,8 @@ pub(super) struct Barriers {
     /// By where they begin.
     clusters: BTreeMap<(RegionId, u32), Cluster>,
     gaps: BTreeSet<Gap>,
+    /// Pinned spans that are not in order yet.
+    latest: SmallVec<[NodeId; LATEST]>,
 }
 
 impl Barriers {
@@ -47,7 +57,24 @@ impl Barriers {
         self.close(region, 0, size);
     }
 
-    /// The span `node`, which was not, is pinned: `low..high` of a region of `size` granules.
+    /// The span `node`, which was not, is pinned. Whether spans have to be put in order now: too many wait for it. O(1).
+    pub(super) fn add(&mut self, node: NodeId) -> bool {
+        self.latest.push(node);
+        self.latest.len() == LATEST
+    }
+
+    /// The pinned span `node` is not pinned any more; whether that is all, because it was not in order yet. O(1).
+    pub(super) fn forget(&mut self, node: NodeId) -> bool {
+        let found = self.latest.iter().rposition(|&id| id == node);
+        found.map(|at| self.latest.swap_remove(at)).is_some()
+    }
+
+    /// A pinned span that is not in order yet, to be inserted. O(1).
+    pub(super) fn take_latest(&mut self) -> Option<NodeId> {
+        self.latest.pop()
+    }
+
+    /// Puts the pinned span `node` in order: `low..high` of a region of `size` granules.
     pub(super) fn insert(&mut self, region: RegionId, low: u32, high: u32, size: u32, node: NodeId) {
         let (gap_low, gap_high) = (self.end_below(region, low), self.start_above(region, high, size));
         self.close(region, gap_low, gap_high);
@@ -68,7 +95,7 @@ impl Barriers {
         }
     }
 
-    /// The pinned span at `low..high` is not pinned any more; `above` is the span above it.
+    /// The span at `low..high`, which is in order, is not pinned any more; `above` is the span above it.
     pub(super) fn remove(&mut self, region: RegionId, low: u32, high: u32, size: u32, above: Option<NodeId>) {
         let around = self.clusters.range(..=(region, low)).next_back();
         let Some((&(_, start), &Cluster { high: end, first })) =
@@ -97,14 +124,16 @@ impl Barriers {
         self.open(region, freed.0, freed.1);
     }
 
-    /// The lowest span of the cluster that `offset` lies in.
+    /// The lowest span of the cluster that `offset` lies in, of the spans that are in order.
     pub(super) fn first_of(&self, region: RegionId, offset: u32) -> Option<NodeId> {
+        debug_assert!(self.latest.is_empty(), "pinned spans are put in order before a place is looked for");
         let around = self.clusters.range(..=(region, offset)).next_back();
         around.filter(|((of, _), cluster)| *of == region && offset < cluster.high).map(|(_, cluster)| cluster.first)
     }
 
-    /// The gaps of `least` granules and more, the largest first.
+    /// The gaps of `least` granules and more between spans that are in order, the largest first.
     pub(super) fn gaps(&self, least: u32) -> impl Iterator<Item = Gap> {
+        debug_assert!(self.latest.is_empty(), "pinned spans are put in order before a place is looked for");
         self.gaps.iter().rev().copied().take_while(move |gap| gap.size >= least)
     }
 

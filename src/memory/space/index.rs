@@ -198,26 +198,41 @@ impl Space {
         self.nodes[id.index()].state = SpanState::Live;
     }
 
-    /// Marks a taken span as one that stays where it is, whatever was said of it before. O(log n).
+    /// Marks a taken span as one that stays where it is, whatever was said of it before. O(1), amortized O(log n).
     pub(crate) fn pin(&mut self, id: NodeId) {
-        let Node { offset, size, region, state, .. } = self.nodes[id.index()];
-        if state != SpanState::Pinned {
-            self.nodes[id.index()].state = SpanState::Pinned;
+        let state = &mut self.nodes[id.index()].state;
+        if *state != SpanState::Pinned {
+            *state = SpanState::Pinned;
+            if self.barriers.add(id) {
+                self.order_pins();
+            }
+        }
+    }
+
+    /// Puts in order the spans that were pinned since this was called last, as [`Self::draw_around`] needs it. O(log n)
+    /// for each of at most 8.
+    #[cold]
+    pub(crate) fn order_pins(&mut self) {
+        while let Some(id) = self.barriers.take_latest() {
+            let Node { offset, size, region, .. } = self.nodes[id.index()];
             self.barriers.insert(region, offset, offset + size, self.region_size(region), id);
         }
     }
 
-    /// Takes back what [`Self::pin`] said, if it said so. O(log n).
+    /// Takes back what [`Self::pin`] said, if it said so. O(1) for a late pin, else O(log n).
     pub(crate) fn unpin(&mut self, id: NodeId) {
-        if self.nodes[id.index()].state == SpanState::Pinned {
-            self.forget_pin(id);
+        let state = &mut self.nodes[id.index()].state;
+        if *state == SpanState::Pinned {
+            *state = SpanState::Live;
+            if !self.barriers.forget(id) {
+                self.forget_pin(id);
+            }
         }
     }
 
     #[cold]
     fn forget_pin(&mut self, id: NodeId) {
         let Node { offset, size, region, next, .. } = self.nodes[id.index()];
-        self.nodes[id.index()].state = SpanState::Live;
         self.barriers.remove(region, offset, offset + size, self.region_size(region), next);
     }
 

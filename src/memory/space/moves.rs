@@ -197,11 +197,12 @@ impl Space {
     /// Where a live span lies out of the way of those that move, and in which hole: the upper end of the highest hole
     /// that holds it, unless it lies well already. Looks at [`PIN_PROBES`] spans from the region's upper end down,
     /// pinned spans that touch taken for one, then at the upper ends of the [`WIDEST`] widest gaps between pinned ones.
-    pub(crate) fn pinned_end(&self, id: NodeId) -> Option<(NodeId, Run)> {
+    pub(crate) fn pinned_end(&mut self, id: NodeId) -> Option<(NodeId, Run)> {
         let Node { size, region, offset, .. } = self.nodes[id.index()];
         if self.lies_beside_pinned(id) {
             return None;
         }
+        self.order_pins();
         let holds = |hole: &NodeId| self.is_hole(*hole) && self.nodes[hole.index()].size >= size;
         let last = self.regions.get(usize::from(region.0)).copied().flatten()?.last;
         let down = std::iter::successors(Some(last), |&above| self.below_pinned(above));
