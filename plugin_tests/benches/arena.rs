@@ -163,7 +163,6 @@ fn measured(strategy: Strategy, count: usize) -> Vec<(&'static str, f64)> {
     // As before a NumPy view: where would it lie better, and what would have to make way? Nothing moves.
     let place = crowd.each(some, |arena, block| {
         if arena.plan_pin(block.id).is_err() {
-            black_box(arena.neighbours_of_pin(block.id));
             drop(arena.plan_pin_making_way(block.id, &Costs::COPY, 400_000, &|_| true));
         }
     });

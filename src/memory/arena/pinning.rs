@@ -16,7 +16,7 @@ use crate::{
         block_table::BlockId,
         compaction::{
             costs::Costs,
-            layout::{Kind, Layout},
+            layout::Layout,
             plan::{self, step::Plan},
         },
         history::EventKind,
@@ -64,20 +64,6 @@ impl Arena {
             state.order_pins();
             state.plan_pin_making_way(id, costs, most, movable, input).ok_or(Obstacle::Nothing)
         })
-    }
-
-    /// The blocks that [`Self::plan_pin_making_way`] might move at this instant; none for a block that lies well. O(log
-    /// n), with the lock.
-    pub fn neighbours_of_pin(&self, id: BlockId) -> Vec<BlockId> {
-        let state = &mut *self.state.lock();
-        let mut layout = std::mem::take(&mut state.input.layout);
-        state.order_pins();
-        state.draw_around(id, &|_| true, &mut layout);
-        let nodes = layout.spans.iter().filter(|span| span.kind == Kind::Movable).filter_map(|span| span.node);
-        let blocks = nodes.filter_map(|node| state.owner(node)).map(|(block, _)| block).filter(|&block| block != id);
-        let blocks = blocks.collect();
-        state.input.layout = layout;
-        blocks
     }
 
     /// Whether a live block would divide the memory of those that move if it were pinned where it lies. O(1).

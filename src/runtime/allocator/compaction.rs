@@ -20,6 +20,7 @@ use std::{
 };
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use crate::{
     error::Result,
@@ -32,6 +33,9 @@ use crate::{
 /// How often a plan is made anew because a buffer of it is in use by then. Each new plan leaves one more buffer where
 /// it is.
 const ATTEMPTS: usize = 16;
+
+/// How often a plan for a pin is made, each without the blocks that the one before could not move.
+const PIN_ATTEMPTS: usize = 8;
 
 /// Residents in use that are looked at to see whether another plan is worth making.
 const WATCHED: usize = 1024;
@@ -221,9 +225,9 @@ fn perform<'a>(
     locked: Vec<Box<dyn LockedForMove>>,
 ) -> Compacted<'a> {
     let since = TIMELINE.clock();
-    let moves = compaction.moves().to_vec();
     let (mut buffers, mut bytes) = (0, Bytes::ZERO);
-    for (step, mut resident) in moves.into_iter().zip(locked) {
+    for (number, mut resident) in locked.into_iter().enumerate() {
+        let step = compaction.moves()[number];
         match relocate(memory, &mut compaction, &mut *resident, step) {
             Ok(()) => {
                 resident.moved();
@@ -317,27 +321,50 @@ pub fn relocate_for_pin(memory: &DeviceMemory, resident: &Arc<dyn Resident>) {
         return;
     }
     let block = occupied.block;
-    // So few that a look at each of them costs less than a table.
-    let mut movable: Vec<(BlockId, Arc<dyn Resident>)> = Vec::new();
-    let compaction = match memory.plan_pin(block) {
-        Ok(compaction) => compaction,
+    match memory.plan_pin(block) {
+        Ok(compaction) => {
+            carry_out_for_pin(memory, compaction, &[(block, Arc::clone(resident))]);
+            return;
+        }
         // It lies well, or cannot lie better: most often a scalar in a slab.
         Err(_) if !memory.stands_amid(block) => return,
         // No hole at the end holds it: other blocks are moved out of the way, if that is cheap too.
-        Err(_) => {
-            // Asked without the arena's lock: a resident may be dropped here, and frees its block then.
-            movable = memory.residents.of(&memory.neighbours_of_pin(block));
-            movable.retain(|(_, other)| other.move_barrier().is_none());
-            let costs = memory.carrier.costs();
-            let may_move = |other| movable.iter().any(|(block, _)| *block == other);
-            let Ok(compaction) = memory.plan_pin_making_way(block, &costs, PIN_NANOS, &may_move) else { return };
-            compaction
+        Err(_) => {}
+    }
+    let costs = memory.carrier.costs();
+    // Mostly all may move, so those that may not are learnt of from a plan. So few that a look at each of them costs
+    // less than a table.
+    let mut stay: SmallVec<[BlockId; 8]> = SmallVec::new();
+    for _ in 0..PIN_ATTEMPTS {
+        let may_move = |other| !stay.contains(&other);
+        let Ok(compaction) = memory.plan_pin_making_way(block, &costs, PIN_NANOS, &may_move) else { return };
+        let blocks: SmallVec<[BlockId; 4]> = compaction.moves().iter().map(|step| step.block).collect();
+        // Asked without the arena's lock: a resident may be dropped here, and frees its block then.
+        let mut movable = memory.residents.of(&blocks);
+        movable.retain(|(_, other)| other.move_barrier().is_none());
+        let Some(busy) = carry_out_for_pin(memory, compaction, &movable) else { return };
+        let is_movable = |id| movable.iter().any(|(block, _)| *block == id);
+        stay.extend(blocks.into_iter().filter(|&id| id == busy || !is_movable(id)));
+        if stay.contains(&block) {
+            return;
         }
-    };
-    movable.push((block, Arc::clone(resident)));
+    }
+}
+
+/// Makes the moves of a plan for a pin; none, and the answer is a block that stays, if one of them is not `movable` or
+/// is in use by now.
+fn carry_out_for_pin(
+    memory: &DeviceMemory,
+    compaction: Compaction<'_>,
+    movable: &[(BlockId, Arc<dyn Resident>)],
+) -> Option<BlockId> {
     let resident_of = |id| movable.iter().find(|(block, _)| *block == id).map(|(_, resident)| resident);
-    if let Ok(locked) = lock(compaction.moves(), resident_of) {
-        drop(perform(memory, compaction, locked));
+    match lock(compaction.moves(), resident_of) {
+        Ok(locked) => {
+            drop(perform(memory, compaction, locked));
+            None
+        }
+        Err(block) => Some(block),
     }
 }
 

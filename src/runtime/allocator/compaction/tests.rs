@@ -1,4 +1,5 @@
 //! Moves that fail or panic: nothing stays locked, the bytes are where the books say, and the next compaction works.
+//! And pins: who makes way, and who is seen to stay.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -45,9 +46,22 @@ struct Views {
     order: Mutex<Option<(u64, Fault)>>,
 }
 
+/// Why a resident does not move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stays {
+    /// It says so.
+    Barrier,
+    /// It is in use when it is locked.
+    Lock,
+    /// It is gone, and its block is not free yet.
+    Gone,
+}
+
 struct Thing {
+    number: usize,
     block: Mutex<Block>,
     is_locked: AtomicBool,
+    stays: Mutex<Option<Stays>>,
     views: Arc<Views>,
 }
 
@@ -56,14 +70,21 @@ struct Locked(Arc<Thing>, Option<Address>);
 impl Resident for Thing {
     fn occupied(&self) -> Option<Occupied> {
         let block = *self.block.lock();
-        Some(Occupied { block: block.id, size: block.size, provenance: Provenance::default() })
+        (*self.stays.lock() != Some(Stays::Gone)).then_some(Occupied {
+            block: block.id,
+            size: block.size,
+            provenance: Provenance::default(),
+        })
     }
 
     fn move_barrier(&self) -> Option<MoveBarrier> {
-        None
+        (*self.stays.lock() == Some(Stays::Barrier)).then_some(MoveBarrier::InUse)
     }
 
     fn lock_for_move(self: Arc<Self>, _: BlockId) -> Option<Box<dyn LockedForMove>> {
+        if self.stays.lock().is_some() {
+            return None;
+        }
         assert!(!self.is_locked.swap(true, Ordering::SeqCst), "locked by one alone");
         Some(Box::new(Locked(self, None)))
     }
@@ -108,6 +129,11 @@ struct World {
 impl World {
     /// 16 blocks, every second one free.
     fn new(strategy: Strategy) -> Self {
+        Self::with_free(strategy, |number| number % 2 == 0)
+    }
+
+    /// 16 blocks, these of them free.
+    fn with_free(strategy: Strategy, is_free: impl Fn(usize) -> bool) -> Self {
         let limit = Bytes::new(16 * SIZE.get());
         let device = FakeBacking::with_bytes(Bytes::gib(1), Bytes::kib(4));
         let arena = Arena::new("fake:0".into(), strategy, limit, Box::new(device.clone())).expect("an arena");
@@ -116,13 +142,13 @@ impl World {
         let blocks: Vec<Block> = (0..16).map(|_| memory.allocate(SIZE).expect("room")).collect();
         let mut things = Vec::new();
         for (number, block) in blocks.into_iter().enumerate() {
-            if number % 2 == 0 {
+            if is_free(number) {
                 assert_eq!(memory.free(block.id), Ok(()));
                 continue;
             }
             assert_eq!(device.write(block.address, &contents(number)), Ok(()));
-            let (block, is_locked) = (Mutex::new(block), AtomicBool::new(false));
-            let thing = Arc::new(Thing { block, is_locked, views: Arc::clone(&views) });
+            let (block, is_locked, stays) = (Mutex::new(block), AtomicBool::new(false), Mutex::new(None));
+            let thing = Arc::new(Thing { number, block, is_locked, stays, views: Arc::clone(&views) });
             let weak = Arc::downgrade(&thing);
             memory.residents.enter(thing.block.lock().id, weak);
             things.push(thing);
@@ -139,18 +165,24 @@ impl World {
     #[track_caller]
     fn check(&self, what: &str) {
         let blocks = self.memory.blocks();
-        for (number, thing) in self.things.iter().enumerate() {
+        for thing in &self.things {
             assert!(!thing.is_locked.load(Ordering::SeqCst), "{what}: a resident stays locked");
             let block = *thing.block.lock();
             assert!(blocks.iter().any(|info| info.block == block), "{what}: {block:?}");
             let held = self.device.read(block.address, SIZE).expect("inside");
-            assert!(held == contents(2 * number + 1), "{what}: block {number} lost its bytes");
+            assert!(held == contents(thing.number), "{what}: block {} lost its bytes", thing.number);
         }
         let stats = self.memory.stats();
         let parts =
             [stats.bytes_in_use, stats.pending_bytes, stats.slack_bytes, stats.reserved_bytes, stats.free_bytes];
         assert_eq!(parts.into_iter().sum::<Bytes>(), stats.pool_bytes, "{what}: {stats:?}");
-        assert_eq!((stats.live_blocks, self.device.violations()), (8, 0), "{what}");
+        let live = (stats.live_blocks, self.device.violations());
+        assert_eq!(live, (self.things.len() as u64, 0), "{what}");
+    }
+
+    /// The address of block `number` of the beginning.
+    fn address(&self, number: u64) -> Address {
+        self.memory.regions()[0].address + Bytes::new(number * SIZE.get())
     }
 }
 
@@ -188,6 +220,41 @@ fn a_move_or_a_view_that_fails_or_panics_leaves_all_as_the_books_say() {
                     assert!(n > 1, "{what}: something moves");
                     break;
                 }
+            }
+        }
+    }
+}
+
+/// Of 16 blocks the lowest is free and the eighth pinned, so that one about to be pinned goes to the upper end, or
+/// below the eighth.
+#[test]
+fn a_pin_finds_its_place_by_the_first_plan_or_learns_from_it_who_stays() {
+    type Case = (&'static [(usize, Stays)], &'static [(usize, u64)]);
+    // Who stays, and who has moved where in the end.
+    let cases: [Case; 8] = [
+        (&[], &[(15, 0), (9, 15)]),
+        (&[(15, Stays::Barrier)], &[(6, 0), (9, 6)]),
+        (&[(15, Stays::Lock)], &[(6, 0), (9, 6)]),
+        (&[(15, Stays::Gone)], &[(6, 0), (9, 6)]),
+        (&[(15, Stays::Lock), (6, Stays::Barrier)], &[]),
+        (&[(9, Stays::Barrier)], &[]),
+        (&[(9, Stays::Lock)], &[]),
+        (&[(2, Stays::Gone), (12, Stays::Lock)], &[(15, 0), (9, 15)]),
+    ];
+    for strategy in [Strategy::Preallocate, Strategy::Tpu] {
+        for (stay, expected) in cases {
+            let what = format!("{strategy}: {stay:?}");
+            let world = World::with_free(strategy, |number| number == 0);
+            let thing = |number: usize| &world.things[number - 1];
+            assert_eq!(world.memory.pin(thing(7).block.lock().id), Ok(()));
+            stay.iter().for_each(|&(number, why)| *thing(number).stays.lock() = Some(why));
+            let about_to_be_pinned: Arc<dyn Resident> = Arc::clone(thing(9)) as _;
+            relocate_for_pin(&world.memory, &about_to_be_pinned);
+            world.check(&what);
+            for thing in &world.things {
+                let moved = expected.iter().find(|(number, _)| *number == thing.number);
+                let place = world.address(moved.map_or(thing.number as u64, |&(_, place)| place));
+                assert_eq!(thing.block.lock().address, place, "{what}: block {}", thing.number);
             }
         }
     }
