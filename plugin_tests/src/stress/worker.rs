@@ -42,11 +42,12 @@ impl<'a> Worker<'a> {
 
     fn step(&mut self) {
         match self.random.u32(0..1000) {
-            0..450 => self.create(),
-            450..600 => self.read(),
-            600..700 => self.add_one(),
-            700..760 => self.donate(),
-            760..800 => self.wave(),
+            0..480 => self.create(),
+            480..630 => self.read(),
+            630..730 => self.add_one(),
+            730..790 => self.donate(),
+            // Each takes as long as a hundred of the others.
+            790..800 => self.wave(),
             800..850 => self.refer(),
             850..880 => self.copy(),
             880..910 => self.ask(),
