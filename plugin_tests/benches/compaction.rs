@@ -1,6 +1,7 @@
 //! 100,000 compactions under load, on one device and on four: `cargo bench -p plugin_tests --bench compaction`.
 //!
-//! A number after `--` asks for as many instead, a second one names the seed. It fails on a wrong byte, a deadlock, a
+//! A number after `--` asks for as many instead, a second one names the seed; with `--spill` the arrays take three times
+//! what the devices have, and as many are spilled. It fails on a wrong byte, a deadlock, a
 //! leak, or resident memory that grows; the times are for reading.
 
 use plugin_tests::stress::{Load, Outcome, run};
@@ -8,8 +9,9 @@ use plugin_tests::stress::{Load, Outcome, run};
 fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<u64>().ok());
     let (compactions, seed) = (numbers.next().unwrap_or(100_000), numbers.next().unwrap_or(1));
+    let spills = std::env::args().any(|argument| argument == "--spill");
     for (devices, limit, share) in [(1, 64 << 20, compactions - compactions / 4), (4, 16 << 20, compactions / 4)] {
-        let load = Load { devices, limit, threads: 8, compactions: share, seed };
+        let load = Load { devices, limit, threads: 8, spills, compactions: share, seed };
         println!("{load:?}");
         show(&run(load));
     }
@@ -18,6 +20,7 @@ fn main() {
 fn show(outcome: &Outcome) {
     let mib = |bytes: u64| bytes >> 20;
     println!("  compactions  {:>10}", outcome.compactions);
+    println!("  spilled      {:>10}   {} brought back", outcome.spilled.0, outcome.spilled.1);
     println!("  moves        {:>10}   {} MiB", outcome.moves, mib(outcome.moved_bytes));
     println!("  checks       {:>10}   {} MiB", outcome.checks, mib(outcome.checked_bytes));
     println!("  seconds      {:>10.1}", outcome.time.as_secs_f64());

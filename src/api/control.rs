@@ -146,6 +146,14 @@ fn device(device: &client::Device) -> Value {
     };
     let mut counts = of_arena(arena, engine_bytes);
     counts["foreign_bytes"] = json!(foreign_bytes);
+    if let Some(tier) = &arena.tier {
+        let ((out, out_bytes), (back, back_bytes)) = (tier.record.spilled_out(), tier.record.brought_back());
+        counts["spill"] = of_arena(&tier.memory, 0);
+        counts["spill"]["spilled"] = json!(out);
+        counts["spill"]["spilled_bytes"] = json!(out_bytes.get());
+        counts["spill"]["brought_back"] = json!(back);
+        counts["spill"]["brought_back_bytes"] = json!(back_bytes.get());
+    }
     if let Some(pinned) = &device.pinned {
         counts[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));
     }

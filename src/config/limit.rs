@@ -63,6 +63,9 @@ impl Limit {
     /// XLA's default for `memory_fraction` (`xla_gpu_allocator_config.h`).
     pub const DEFAULT: Self = Self::Fraction(Fraction(0.75));
 
+    /// What [`Self::DEFAULT`] leaves of the machine.
+    pub const SPILL_DEFAULT: Self = Self::Fraction(Fraction(0.25));
+
     pub(super) fn parse(given: &Given) -> Result<Self> {
         let text = given.text();
         match given.source {

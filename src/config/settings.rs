@@ -15,6 +15,7 @@ use crate::{
         pinned_limit::PinnedLimit,
         precedence::{self, Given, Notes},
         row::{Row, Setting, Source},
+        spill::Spill,
         strategy,
         values::{
             self, Compact, CudaDriver, EngineRequest, GpuScratch, Headroom, HipDriver, HugePages, LogFilter, OomReport,
@@ -211,6 +212,26 @@ settings! {
             }
             Ok(compact)
         },
+    }
+
+    /// Where arrays go that no program uses, to make room.
+    SPILL, spill: Spill = {
+        names: &[Opt("spill"), Var("PJRT_ARENA_SPILL")],
+        default: "off",
+        allowed: "off, host, always",
+        doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, where nothing else makes room; they \
+              come back before a program that needs them. On CPU engines. always, for tests: before each allocation too.",
+        read: parsed(Spill::parse, |_| Spill::Off),
+    }
+
+    /// How much memory of the host arrays that were spilled from one device may take; [`Setting::resolve`] turns it into
+    /// bytes.
+    SPILL_LIMIT, spill_limit: Limit = {
+        names: &[Opt("spill_limit"), Var("PJRT_ARENA_SPILL_LIMIT")],
+        default: "25%",
+        allowed: "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%",
+        doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, divided among the devices.",
+        read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
     }
 
     /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].

@@ -5,6 +5,7 @@
 //!     |-- block_table  BlockId -> size asked for, address, place, provenance, state (live, pinned, retired)
 //!     |-- history      the last events in a ring, and how to reconstruct an earlier instant from them
 //!     |-- idle         when unused memory is returned to the system without being asked for: a pure rule
+//!     |-- next_use     when arrays are used next, told from the past: which of them to spill
 //!     |-- budget       one limit for the arena and the engine's own pool
 //!     |-- compaction   which blocks to move, and where, so that room appears: a pure function of a snapshot
 //!     `-- strategy     where blocks are placed; which regions are taken from the device and released
@@ -33,6 +34,7 @@ pub mod budget;
 pub mod compaction;
 pub mod history;
 pub mod idle;
+pub mod next_use;
 mod oom;
 mod provenance;
 mod slab;

@@ -34,6 +34,9 @@ const LARGE: usize = 262_144;
 /// Parts of a thread's budget that are used; the rest is left to rounding and to what is about to be freed.
 const FULL: f64 = 0.97;
 
+/// How much more than a device has is held where arrays are spilled.
+const OVER: usize = 3;
+
 /// `x + 1` on 1 MiB, with `x` donated.
 const DONATE_LARGE: &str = "module @donate_large {
   func.func public @main(%x: tensor<262144xf32> {tf.aliasing_output = 0 : i32}) -> tensor<262144xf32> {
@@ -52,7 +55,10 @@ pub struct Load {
     pub limit: u64,
     /// Threads.
     pub threads: usize,
-    /// Ends once the devices have been compacted so often, all together.
+    /// Whether the arrays take [`OVER`] times what the devices have, and are spilled.
+    pub spills: bool,
+    /// Ends once the devices have been compacted so often, all together; with `spills`, once so many arrays have been
+    /// spilled.
     pub compactions: u64,
     /// Chooses what the threads do.
     pub seed: u64,
@@ -63,6 +69,8 @@ pub struct Load {
 pub struct Outcome {
     /// Compactions that moved something.
     pub compactions: u64,
+    /// Arrays spilled, and brought back.
+    pub spilled: (u64, u64),
     /// Arrays moved.
     pub moves: u64,
     /// Their bytes.
@@ -141,7 +149,8 @@ fn sum(name: &str) -> u64 {
     let text = plugin().text("pjrt_arena_counters").expect("the library under test is the arena");
     let counters: serde_json::Value = serde_json::from_str(&text).expect("counters are JSON");
     let devices = counters["devices"].as_array().expect("an array of devices");
-    devices.iter().map(|device| device[name].as_u64().unwrap_or_else(|| panic!("{name} in {text}"))).sum()
+    let value = |device: &serde_json::Value| name.split('/').fold(device.clone(), |value, part| value[part].clone());
+    devices.iter().map(value).map(|value| value.as_u64().unwrap_or_else(|| panic!("{name} in {text}"))).sum()
 }
 
 /// Element `i` of an array.
@@ -228,7 +237,11 @@ struct Site {
 impl Site {
     fn new(load: Load) -> Self {
         let limit = load.limit.to_string();
-        let options = [("strategy", Value::from("tpu")), ("limit", Value::from(limit.as_str()))];
+        let mut options = vec![("strategy", Value::from("tpu")), ("limit", Value::from(limit.as_str()))];
+        let more = (load.limit * OVER as u64).to_string();
+        if load.spills {
+            options.extend([("spill", Value::from("host")), ("spill_limit", Value::from(more.as_str()))]);
+        }
         let client = Client::create(load.devices, &options).expect("a client");
         let compile = |program: &Program| client.compile(program).expect("the program compiles");
         let item = |number: usize, len| {
@@ -265,7 +278,8 @@ impl Site {
     /// Bytes that one thread may have on one device.
     fn budget(&self) -> usize {
         let shared: usize = self.pool.iter().map(Item::bytes).sum::<usize>() + (1 << 20);
-        ((self.load.limit as usize - shared) as f64 * FULL) as usize / self.load.threads
+        let over = if self.load.spills { OVER } else { 1 };
+        ((self.load.limit as usize * over - shared) as f64 * FULL) as usize / self.load.threads
     }
 
     /// Says when it is enough; resident memory in KiB after a tenth of that.
@@ -280,7 +294,7 @@ impl Site {
                 eprintln!("nothing happened for {HANG:?} after {operations} operations: {:?}", self.load);
                 std::process::abort();
             }
-            let compactions = sum("compactions");
+            let compactions = sum(if self.load.spills { "spill/spilled" } else { "compactions" });
             if early == 0 && compactions >= self.load.compactions / 10 {
                 early = resident();
             }
@@ -295,6 +309,10 @@ impl Site {
     fn finish(self, outcome: &mut Outcome) {
         (outcome.compactions, outcome.moves) = (sum("compactions"), sum("moved_blocks"));
         outcome.moved_bytes = sum("moved_bytes");
+        if self.load.spills {
+            outcome.spilled = (sum("spill/spilled"), sum("spill/brought_back"));
+        }
+        let spills = self.load.spills;
         let Self { client, pool, waves, .. } = self;
         drop((pool, waves));
         let start = Instant::now();
@@ -304,6 +322,9 @@ impl Site {
         // The last programs may not have told yet that they are done.
         while left() != [0; 6] && start.elapsed() < HANG {
             thread::sleep(Duration::from_millis(1));
+        }
+        if spills {
+            assert_eq!(sum("spill/in_use_bytes"), 0, "bytes spilled");
         }
         assert_eq!(left(), [0; 6], "bytes in use, bytes pending, blocks live, pending and pinned, bytes of the engine");
         for device in client.addressable_devices() {

@@ -109,8 +109,18 @@ fn c35_arena_clients_come_and_go_while_everything_is_compacted() {
 fn c23_c31_arena_five_hundred_compactions_under_load() {
     in_child!(&[], || {
         for (devices, limit) in [(1, 64 << 20), (4, 16 << 20)] {
-            let outcome = stress::run(Load { devices, limit, threads: 8, compactions: 250, seed: 7 });
+            let outcome = stress::run(Load { devices, limit, threads: 8, spills: false, compactions: 250, seed: 7 });
             assert!(outcome.compactions >= 250 && outcome.moves >= 250, "{outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn c23_c31_arena_two_thousand_arrays_spilled_under_load() {
+    in_child!(&[], || {
+        for (devices, limit) in [(1, 64 << 20), (4, 16 << 20)] {
+            let outcome = stress::run(Load { devices, limit, threads: 8, spills: true, compactions: 1000, seed: 7 });
+            assert!(outcome.spilled.0 >= 1000 && outcome.spilled.1 > 0, "{outcome:?}");
         }
     });
 }

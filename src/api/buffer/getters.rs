@@ -6,7 +6,7 @@ use crate::{
     api::{call::Call, entry::Entry},
     engine::Outcome,
     runtime::{
-        buffer::{layout, storage::Storage, usage::Life},
+        buffer::{layout, usage::Life},
         client,
     },
     sys,
@@ -33,7 +33,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         // No known engine pads arrays: the array's own sizes are the answer, as XLA gives it.
         let buffer = call.buffer()?;
-        if matches!(buffer.state().storage, Storage::Arena(_)) {
+        if buffer.state().storage.block().is_some() {
             let out = call.out();
             (out.unpadded_dims, out.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
             return Ok(());
@@ -48,7 +48,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
 impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        if buffer.state().allocation().is_some() {
+        if buffer.state().storage.block().is_some() {
             // A view has none, and the engine's list may end with the view when the block moves.
             let out = call.out();
             (out.dynamic_dim_indices, out.num_dynamic_dims) = (ptr::null_mut(), 0);

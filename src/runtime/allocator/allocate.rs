@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    config::Compact,
+    config::{Compact, Spill},
     error::Result,
     memory::{
         Goal, Provenance, Request,
@@ -16,6 +16,7 @@ use crate::{
             core::Allocator,
             oom,
             reclaim::{self, NoRoom, Patience},
+            spill,
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         in_flight::THROTTLE,
@@ -62,6 +63,9 @@ pub fn allocate(
     let since = TIMELINE.clock();
     if allocator.compaction == Compact::Always {
         pack(allocator, memory);
+    }
+    if allocator.settings.spill.value == Spill::Always {
+        spill::make_room(allocator, memory, Bytes::new(u64::MAX));
     }
     // A GPU's memory has no first touch, and its callers run ahead: they must not wait for it.
     if memory.on_host && size >= LARGE_ARRAY && memory.pending() >= size {

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicI64, AtomicUsize, Ordering},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -31,6 +31,27 @@ pub trait Reclaim: Send + Sync {
 /// Writes a report of exhausted memory to a file.
 pub type OnExhausted = fn(&std::path::Path);
 
+/// Counts launches.
+#[derive(Debug, Default)]
+pub struct Wanting(AtomicUsize);
+
+impl Wanting {
+    /// One more.
+    pub fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub fn remove_one(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many there are: one for each device of a launch.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The allocator of one client.
 pub struct Allocator {
     /// The engine's client.
@@ -51,6 +72,10 @@ pub struct Allocator {
     pub settings: Arc<Settings>,
     /// Called when an allocation fails and the settings name a file for a report.
     pub on_exhausted: OnExhausted,
+    /// Whether arrays of any device are spilled.
+    pub spills: bool,
+    /// Launches that want their arguments to stay where they are (`runtime/execute/wanted.rs`).
+    pub wanting: Wanting,
     /// Of the launch that waits for memory while it holds some.
     turn: Mutex<()>,
     caches: Mutex<Vec<Weak<dyn Reclaim>>>,
@@ -67,6 +92,8 @@ impl Allocator {
         Self {
             session,
             in_flight: Arc::default(),
+            spills: memories.iter().any(|memory| memory.tier.is_some()),
+            wanting: Wanting::default(),
             memories,
             compaction: settings.compaction(),
             counts_tiles: settings.counts_tiles(),

@@ -5,6 +5,7 @@
 //!  allocate.rs     a block for an array
 //!  reclaim.rs      the reclaim loop: what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs   an arena's plan carried out on live buffers
+//!  spill.rs        arrays go to memory of the host where nothing else makes room
 //!  admission.rs    whether there is memory for what the engine takes from the same device
 //!  shared.rs       memory that moves between an arena and the engine's pool
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
@@ -20,6 +21,7 @@ pub mod oom;
 pub mod pinned_host;
 pub mod reclaim;
 pub mod shared;
+pub mod spill;
 pub mod trimmer;
 
 pub use core::Allocator;

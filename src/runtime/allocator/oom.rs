@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
     runtime::{
-        allocator::{compaction, core::Allocator, reclaim::NoRoom},
+        allocator::{compaction, core::Allocator, reclaim::NoRoom, spill},
         device_memory::{DeviceMemory, origins::ORIGINS},
         in_flight::deadline::cancelled,
     },
@@ -58,7 +58,10 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
         hint: hint(allocator, memory, &numbers),
     };
     numbers.story = Some(Box::new(details));
-    let (code, text) = (numbers.code(), numbers.to_string());
+    let (code, mut text) = (numbers.code(), numbers.to_string());
+    if let Some(tier) = &memory.tier {
+        text.push_str(&spill::story(memory, tier));
+    }
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {
         report(allocator, path);

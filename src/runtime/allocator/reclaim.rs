@@ -7,6 +7,7 @@
 //!              programs under way have of it, when they end
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, if there is a hole but no
 //!              memory for it, pack: the arrays share fewer pieces of memory then, and the others go where the hole is
+//!    spill     arrays that no program uses go to memory of the host, where there is a tier for them (`spill.rs`)
 //!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 1
 //!  5 error     with the numbers, what could not move, what holds the memory, and what would help (`oom.rs`)
 //! ```
@@ -29,6 +30,7 @@ use crate::{
             compaction::{self, Compacted},
             core::Allocator,
             shared::{discard_holes, take_back},
+            spill,
         },
         device_memory::DeviceMemory,
         in_flight::{Round, deadline::Deadline},
@@ -125,7 +127,11 @@ pub fn find_room(
     if patience == Patience::None {
         allocator.drain();
         let provenance = request.provenance;
-        return take(memory, request).map_err(|numbers| NoRoom {
+        let mut found = take(memory, request);
+        while found.is_err() && spilled(allocator, memory, Goal::Hole(request.size)) {
+            found = take(memory, request);
+        }
+        return found.map_err(|numbers| NoRoom {
             numbers: Box::new(numbers),
             provenance,
             tried: None,
@@ -233,6 +239,12 @@ fn reclaim<T, E>(
             return Continue(());
         }
         if !allocator.compacts() || over {
+            // What programs under way use can be spilled when they end.
+            let waits = memory.tier.is_some() && goal != Goal::Pack;
+            if !over && (spilled(allocator, memory, goal) || waits && round.wait()) {
+                rounds = 0..ROUNDS;
+                return Continue(());
+            }
             return Break(Err(shortage));
         }
         let before = memory.ends();
@@ -248,7 +260,11 @@ fn reclaim<T, E>(
             memory.wait_for_compaction(Instant::now() + deadline.left());
             return Continue(());
         }
-        if !hopeful(&shortage) {
+        if spilled(allocator, memory, goal) {
+            rounds = 0..ROUNDS;
+            return Continue(());
+        }
+        if memory.tier.is_none() && !hopeful(&shortage) {
             return Break(Err(shortage));
         }
         // The operation that completes next may free its arrays, or let them move.
@@ -263,6 +279,12 @@ fn reclaim<T, E>(
         rounds = 0..ROUNDS;
         Continue(())
     })
+}
+
+/// Whether arrays were spilled to make room for `goal`.
+fn spilled(allocator: &Allocator, memory: &DeviceMemory, goal: Goal) -> bool {
+    let (Goal::Hole(bytes) | Goal::Bottom(bytes)) = goal else { return false };
+    memory.tier.is_some() && !spill::make_room(allocator, memory, bytes).is_zero()
 }
 
 /// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not

@@ -24,12 +24,14 @@ pub struct Body {
     /// pjrt-arena's stream of the device, or the host before it, wrote the bytes: what that stream does from now on
     /// comes after them. Until the buffer is defined, that is one use of it.
     pub queued: bool,
+    /// So many launches are about to use the bytes: they are not spilled.
+    pub wanted: u32,
 }
 
 impl Body {
     /// The body of a live buffer.
     pub fn new(view: EngineBuffer, storage: Storage) -> Self {
-        Self { view: Some(view), storage, recycling: false, queued: false }
+        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0 }
     }
 
     /// The engine's buffer.
@@ -57,6 +59,13 @@ impl Body {
             allocation.moved_to(address);
         }
         self.replace_view(view)
+    }
+
+    /// Records that the bytes are in `storage`, and their view there. What was before is dropped without a lock, the
+    /// view first.
+    #[must_use]
+    pub fn change_storage(&mut self, view: EngineBuffer, storage: Storage) -> (Option<EngineBuffer>, Storage) {
+        (self.replace_view(view), std::mem::replace(&mut self.storage, storage))
     }
 
     /// The block, if the bytes are in an arena.

@@ -1,13 +1,13 @@
-//! Buffers as compaction knows them.
+//! Buffers as compaction and spilling know them.
 
 use std::sync::Arc;
 
 use crate::{
     engine::EngineBuffer,
     error::{Error, Result},
-    memory::{BlockId, MoveBarrier},
+    memory::{Block, BlockId, MoveBarrier, next_use::UseKey},
     runtime::{
-        buffer::{body::Body, pjrt_buffer::Buffer},
+        buffer::{body::Body, pjrt_buffer::Buffer, storage::Storage},
         device_memory::{Allocation, LockedForMove, Occupied, Resident},
     },
     units::{Address, Bytes},
@@ -27,10 +27,32 @@ impl Resident for Buffer {
         self.usage().move_barrier()
     }
 
+    fn may_spill(&self) -> bool {
+        self.usage().move_barrier().is_none() && self.usage().peek(|body| body.wanted == 0)
+    }
+
+    fn use_key(&self) -> Option<UseKey> {
+        // Only a program's results share their buffer with others, in the output cache, and have another key.
+        let number = std::ptr::from_ref(self).addr();
+        let provenance = self.usage().peek(|body| body.storage.block().map(Allocation::provenance))?;
+        Some(UseKey::new(provenance, number))
+    }
+
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
+        self.lock_if(block, |_| true)
+    }
+
+    fn lock_to_spill(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
+        self.lock_if(block, |body| body.wanted == 0)
+    }
+}
+
+impl Buffer {
+    /// Locks the buffer for a move, if it lies in `block` and may move, and `may` says so.
+    fn lock_if(self: Arc<Self>, block: BlockId, may: impl FnOnce(&Body) -> bool) -> Option<Box<dyn LockedForMove>> {
         let look = |body: &Body| {
             let allocation = body.allocation()?;
-            (allocation.block().id == block && self.session.is_open()).then_some(())
+            (allocation.block().id == block && self.session.is_open() && may(body)).then_some(())
         };
         self.usage().lock_for_move(look)?;
         Some(Box::new(Locked { buffer: self, locked: true, prepared: None }))
@@ -47,6 +69,11 @@ struct Locked {
 }
 
 impl LockedForMove for Locked {
+    fn address(&self) -> Option<Address> {
+        let address = self.buffer.usage().peek(|body| body.storage.address())?;
+        Some(Address::new(address as u64))
+    }
+
     fn bytes(&self) -> Bytes {
         Bytes::new(self.buffer.shape.size as u64)
     }
@@ -66,6 +93,47 @@ impl LockedForMove for Locked {
         let old = self.buffer.usage().unlock_after_move(|body| body.move_to(fresh, to));
         // Nothing uses it any more, and no lock is held.
         drop(old);
+    }
+
+    fn spilled(mut self: Box<Self>, block: Block) {
+        let Some((fresh, _)) = self.prepared.take() else { return };
+        self.locked = false;
+        let old = self.buffer.usage().unlock_after_move(|body| {
+            let held = body.allocation()?;
+            let tier = Arc::clone(&held.memory().tier.as_ref()?.memory);
+            let spilled = Allocation::new(tier, block, Bytes::ZERO, held.provenance());
+            Some(body.change_storage(fresh, Storage::Spilled(spilled)))
+        });
+        // As above: the view first.
+        drop(old);
+    }
+}
+
+impl Buffer {
+    /// Brings a spilled array into `allocation`, a block of its device. Whether it did: it is not there where it came
+    /// back already, an outsider or a transfer uses it where it is, or it has ended.
+    ///
+    /// # Errors
+    /// The device's or the engine's; the array is where it was then.
+    pub fn bring_back(self: &Arc<Self>, allocation: Allocation) -> Result<bool> {
+        let from = |body: &Body| match &body.storage {
+            Storage::Spilled(spilled) if self.session.is_open() => Some(Address::new(spilled.address() as u64)),
+            _ => None,
+        };
+        let Some(from) = self.usage().lock_for_move(from) else { return Ok(false) };
+        let mut locked = Locked { buffer: Arc::clone(self), locked: true, prepared: None };
+        let to = allocation.block().address;
+        // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and nothing
+        // uses it. Both are memory of the host, because the device has a tier.
+        unsafe { allocation.memory().carrier.copy(from, to, locked.bytes())? };
+        // SAFETY: the bytes are in the new block, which lives as long as the allocation that the buffer gets.
+        unsafe { locked.prepare(to)? };
+        let Some((fresh, _)) = locked.prepared.take() else { return Ok(false) };
+        locked.locked = false;
+        let old = self.usage().unlock_after_move(|body| body.change_storage(fresh, Storage::Arena(allocation)));
+        self.enter_residents();
+        drop(old);
+        Ok(true)
     }
 }
 

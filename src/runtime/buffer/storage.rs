@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Arena     a block of an arena: counted in the arena's statistics, movable
+//!   Spilled   a block of the host's memory beyond the device's limit, where the array waits: usable, but counted apart
 //!   Engine    the engine's own memory: counted in `engine_bytes`, never moved
 //!   Foreign   an outsider's memory, aliased: counted in `foreign_bytes`, never moved, never freed by pjrt-arena
 //! ```
@@ -72,6 +73,8 @@ impl Foreign {
 pub enum Storage {
     /// A block of an arena.
     Arena(Allocation),
+    /// A block of the memory that the device's arrays are spilled to.
+    Spilled(Allocation),
     /// Memory that the engine took from its own allocator.
     Engine(Counted),
     /// Memory of an outsider, whom the engine tells when the buffer is destroyed.
@@ -85,7 +88,7 @@ impl Storage {
     pub fn allocation(&self) -> Option<&Allocation> {
         match self {
             Self::Arena(allocation) => Some(allocation),
-            Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
 
@@ -93,19 +96,32 @@ impl Storage {
     pub fn into_allocation(self) -> Option<Allocation> {
         match self {
             Self::Arena(allocation) => Some(allocation),
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+        }
+    }
+
+    /// The block of the device's arena, or of the memory that the array is spilled to.
+    pub fn block(&self) -> Option<&Allocation> {
+        match self {
+            Self::Arena(allocation) | Self::Spilled(allocation) => Some(allocation),
             Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
 
-    /// The block's address, if the bytes are in an arena.
+    /// Whether the array waits in memory of the host.
+    pub fn is_spilled(&self) -> bool {
+        matches!(self, Self::Spilled(_))
+    }
+
+    /// The block's address, if the bytes are in an arena, or are spilled.
     pub fn address(&self) -> Option<usize> {
-        self.allocation().map(Allocation::address)
+        self.block().map(Allocation::address)
     }
 
     /// The address of an array that is known to be dense in the default layout, where this process can read it.
     pub fn dense_address(&self) -> Option<usize> {
         match self {
-            Self::Arena(allocation) => allocation.memory().on_host.then(|| allocation.address()),
+            Self::Arena(block) | Self::Spilled(block) => block.memory().on_host.then(|| block.address()),
             Self::Foreign(foreign) => foreign.dense_at,
             Self::Engine(_) | Self::Gone => None,
         }

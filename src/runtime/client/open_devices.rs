@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    config::{Compact, HugePages, Outcome as Decided, Settings, strategy_name},
+    config::{Compact, HugePages, Outcome as Decided, Settings, Spill, strategy_name},
     device::{
         Carrier, ScratchPool,
         cuda::{CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, KeptPool, PinnedBacking, Vendor},
@@ -53,6 +53,8 @@ struct Memory {
     limit: Bytes,
     /// The part of the same memory that the engine takes for itself.
     shared: Option<SharedPool>,
+    /// The host's memory that arrays are spilled to, and its limit.
+    tier: Option<(host::HostBacking, Bytes)>,
     /// The host's memory that can be pinned for the device, and its limit.
     pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
@@ -138,6 +140,9 @@ fn manage(
             (ViewKind::Host, aliasable, of_the_host(settings, wanted)?)
         }
         (name @ ("cuda" | "rocm"), Some(_)) => {
+            if settings.spill.value != Spill::Off {
+                log::warn!("spill={} has no effect: GPUs' arrays are not spilled yet", settings.spill);
+            }
             let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
             let ordinals = ordinals(&shown.devices)?;
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
@@ -183,7 +188,7 @@ fn open_device(
 ) -> Outcome<Device> {
     let (host, pinned_host) = HostMemories::find(device);
     let (mut arena, mut pinned) = (None, None);
-    if let Some(Memory { backing, carrier, limit, shared, pinned: of_the_host }) = memory {
+    if let Some(Memory { backing, carrier, limit, shared, tier, pinned: of_the_host }) = memory {
         if let Some((backing, budget)) = of_the_host
             && let Some(memory) = pinned_host
             && views::takes_views_as_they_are(ClientMemory { client, memory })
@@ -191,7 +196,8 @@ fn open_device(
             let name = format!("{name} {KIND}");
             pinned = Some(PinnedHost::new(memory, name, (settings, &budget), backing)?);
         }
-        arena = Some(open_memory(name, settings, (backing, carrier, limit), shared)?);
+        let tier = tier.map(|(backing, limit)| open_tier(&name, backing, limit)).transpose()?;
+        arena = Some(open_memory(name, settings, (backing, carrier, limit), (shared, tier))?);
     }
     Ok(Device {
         handle: Raw(device.raw()),
@@ -204,6 +210,15 @@ fn open_device(
     })
 }
 
+/// The memory that a device's arrays are spilled to.
+///
+/// # Errors
+/// The arena's.
+fn open_tier(device: &str, backing: host::HostBacking, limit: Bytes) -> Result<Arc<DeviceMemory>> {
+    let arena = Arena::new(format!("{device} spill"), Strategy::Growing, limit, Box::new(backing.clone()))?;
+    Ok(DeviceMemory::new(arena, Box::new(backing)))
+}
+
 /// The arena of one device's memory.
 ///
 /// # Errors
@@ -212,7 +227,7 @@ fn open_memory(
     name: String,
     settings: &Settings,
     (backing, carrier, limit): (Box<dyn Backing>, Box<dyn Carrier>, Bytes),
-    shared: Option<SharedPool>,
+    (shared, tier): (Option<SharedPool>, Option<Arc<DeviceMemory>>),
 ) -> Result<Arc<DeviceMemory>> {
     let mut arena = Arena::new(name, settings.strategy.value, limit, backing)?;
     arena.record_history(settings.history.value);
@@ -222,9 +237,10 @@ fn open_memory(
     if shared.is_none() {
         arena.use_colours();
     }
-    Ok(match shared {
-        Some(shared) => DeviceMemory::shared_with_engine(arena, carrier, shared),
-        None => DeviceMemory::new(arena, carrier),
+    Ok(match (shared, tier) {
+        (Some(shared), _) => DeviceMemory::shared_with_engine(arena, carrier, shared),
+        (None, Some(tier)) => DeviceMemory::with_tier(arena, carrier, tier),
+        (None, None) => DeviceMemory::new(arena, carrier),
     })
 }
 
@@ -273,10 +289,15 @@ fn check_job(
 fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let Some(count) = NonZeroU32::new(devices as u32) else { return Ok(Vec::new()) };
     let limit = Bytes::new(settings.limit.resolve(host::capacity()?.get(), count)?);
+    let spill = match settings.spill.value {
+        Spill::Off => None,
+        Spill::Host | Spill::Always => Some(Bytes::new(settings.spill_limit.resolve(host::capacity()?.get(), count)?)),
+    };
     let make = host_backing(settings);
     let memory = |_| {
         let host = make();
-        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, pinned: None }
+        let tier = spill.map(|limit| (make(), limit));
+        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, tier, pinned: None }
     };
     Ok((0..devices).map(memory).collect())
 }
@@ -367,7 +388,14 @@ fn of_gpus(
         };
         let shared = pool.map(|pool| SharedPool { budget, pool, most });
         let pinned = Some((PinnedBacking::new(device), Arc::new(Budget::new(pinned))));
-        memories.push(Memory { backing: Box::new(memory.clone()), carrier: Box::new(memory), limit, shared, pinned });
+        memories.push(Memory {
+            backing: Box::new(memory.clone()),
+            carrier: Box::new(memory),
+            limit,
+            shared,
+            tier: None,
+            pinned,
+        });
     }
     Ok(memories)
 }

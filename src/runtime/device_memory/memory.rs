@@ -13,9 +13,17 @@ use rustc_hash::FxHashMap;
 use crate::{
     device::Carrier,
     memory::{Arena, BlockId, BlockInfo, Execution, MoveBarrier, PinReason, Timestamp},
-    runtime::device_memory::{residents::Residents, shared_pool::SharedPool},
+    runtime::device_memory::{residents::Residents, shared_pool::SharedPool, spill_record::SpillRecord},
     units::Bytes,
 };
+
+/// The memory of the host that a device's arrays are spilled to.
+pub struct Tier {
+    /// The memory. Its blocks stay where they are until they are freed.
+    pub memory: Arc<DeviceMemory>,
+    /// What went there, came back, and is used when.
+    pub record: SpillRecord,
+}
 
 /// One device's memory.
 pub struct DeviceMemory {
@@ -26,6 +34,8 @@ pub struct DeviceMemory {
     pub on_host: bool,
     /// What the engine takes of the same memory for itself, if it does.
     pub shared: Option<SharedPool>,
+    /// Where arrays are spilled to, if they are.
+    pub tier: Option<Tier>,
     /// The buffer in each block.
     pub residents: Residents,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
@@ -47,6 +57,7 @@ impl DeviceMemory {
             carrier,
             on_host,
             shared: None,
+            tier: None,
             residents: Residents::default(),
             padding,
             runs,
@@ -60,6 +71,16 @@ impl DeviceMemory {
         // Nothing else refers to it yet.
         if let Some(memory) = Arc::get_mut(&mut memory) {
             memory.shared = Some(shared);
+        }
+        memory
+    }
+
+    /// As [`Self::new`], of memory whose arrays are spilled to `tier`.
+    pub fn with_tier(arena: Arena, carrier: Box<dyn Carrier>, tier: Arc<Self>) -> Arc<Self> {
+        let mut memory = Self::new(arena, carrier);
+        // Nothing else refers to it yet.
+        if let Some(memory) = Arc::get_mut(&mut memory) {
+            memory.tier = Some(Tier { memory: tier, record: SpillRecord::default() });
         }
         memory
     }

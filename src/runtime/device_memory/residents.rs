@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::{
     error::Result,
-    memory::{BlockId, MoveBarrier, Provenance},
+    memory::{Block, BlockId, MoveBarrier, Provenance, next_use::UseKey},
     units::{Address, Bytes},
 };
 
@@ -18,9 +18,18 @@ pub trait Resident: Send + Sync {
     /// Why its bytes may not move at this instant; `None` if they may. Waits for nothing.
     fn move_barrier(&self) -> Option<MoveBarrier>;
 
+    /// Whether the bytes may be spilled at this instant: they may move, and no launch is about to use them.
+    fn may_spill(&self) -> bool;
+
+    /// What the past knows this resident by.
+    fn use_key(&self) -> Option<UseKey>;
+
     /// Locks the bytes for a move, if they lie in `block` and may move: every other thread waits until the lock is
     /// dropped.
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
+
+    /// As [`Self::lock_for_move`], unless a launch is about to use the bytes.
+    fn lock_to_spill(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
 }
 
 /// The block that a resident lies in.
@@ -37,6 +46,9 @@ pub struct Occupied {
 /// A resident whose bytes only the holder of this lock uses. Dropped, the resident is where it was before, and others
 /// may use it again.
 pub trait LockedForMove {
+    /// Where the bytes are.
+    fn address(&self) -> Option<Address>;
+
     /// How many bytes have to be moved: a block's padding need not be.
     fn bytes(&self) -> Bytes;
 
@@ -51,6 +63,10 @@ pub trait LockedForMove {
 
     /// The resident is at the prepared address from now on, and the old view ends.
     fn moved(self: Box<Self>);
+
+    /// The resident has `block` of its memory's tier from now on, at the prepared address: the old view ends, and the
+    /// old block is freed.
+    fn spilled(self: Box<Self>, block: Block);
 }
 
 /// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone:

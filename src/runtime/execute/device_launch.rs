@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{EngineBuffer, EngineEvent, Failure, Outcome, fence::ExecutionQueue},
+    engine::{EngineBuffer, EngineEvent, Outcome, fence::ExecutionQueue},
     error::{Code, Error},
     memory::{
         Execution, Provenance,
@@ -15,11 +15,10 @@ use crate::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, open_hole, reserve_scratch},
-            oom::exhausted,
             pinned_host::admit_pinned,
-            reclaim::{NoRoom, Patience},
+            reclaim::Patience,
         },
-        buffer::CachedOutput,
+        buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         executable::loaded::Loaded,
@@ -29,40 +28,19 @@ use crate::{
             destination::{Destination, DestinationBlock},
             donation_copy::DonationCopy,
             nested::NestedRun,
+            unplaced::Unplaced,
+            wanted::Wanted,
         },
         in_flight::Resources,
     },
     units::Bytes,
 };
 
-/// Why destinations were not placed.
-pub enum Unplaced {
-    /// There is no room for one destination in this memory.
-    NoRoom(Arc<DeviceMemory>, NoRoom),
-    /// Another failure.
-    Failed(Failure),
-}
-
-impl Unplaced {
-    /// What the caller is told.
-    #[cold]
-    pub fn explain(self, client: &Client) -> Failure {
-        match self {
-            Self::NoRoom(full, shortage) => exhausted(&client.allocator, &full, shortage).into(),
-            Self::Failed(failure) => failure,
-        }
-    }
-
-    /// Whether there might be room later, and it was not waited for.
-    pub fn gave_up(&self) -> bool {
-        matches!(self, Self::NoRoom(_, shortage) if shortage.gave_up)
-    }
-}
-
-impl<T: Into<Failure>> From<T> for Unplaced {
-    fn from(failure: T) -> Self {
-        Self::Failed(failure.into())
-    }
+/// Whether an array stays in the tier, although no outsider refers to it.
+#[cold]
+fn is_kept_in_tier(buffer: BufferRef<'_>) -> bool {
+    let state = buffer.state();
+    state.storage.is_spilled() && !state.is_referenced()
 }
 
 /// One device's part of an execution.
@@ -84,6 +62,8 @@ pub struct DeviceLaunch<'a> {
     pub destinations: SmallVec<[Destination; 4]>,
     /// Copies that are donated in place of the caller's arguments.
     pub copies: Vec<DonationCopy>,
+    /// The arguments, where arrays are spilled; until they are acquired.
+    pub wanted: Option<Wanted<'a>>,
     /// Room for results that the engine will put into `pinned_host` memory of its own; until they exist.
     pub pinned: Option<Charge>,
 }
@@ -102,8 +82,19 @@ impl<'a> DeviceLaunch<'a> {
             destinations: SmallVec::new(),
             copies: Vec::new(),
             arguments: SmallVec::new(),
+            wanted: None,
             pinned: None,
         }
+    }
+
+    /// Brings the arguments back from the tier, if the device has one.
+    ///
+    /// # Errors
+    /// As [`Wanted::bring_back`].
+    #[cold]
+    pub fn bring_back(&mut self, call: &Call<'a>, index: usize, patience: Patience) -> Result<(), Unplaced> {
+        let Some(memory) = self.device.and_then(|device| device.arena.as_ref()) else { return Ok(()) };
+        self.wanted.insert(Wanted::new(call, index, memory, self.run)?).bring_back(memory, patience)
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
@@ -184,7 +175,7 @@ impl<'a> DeviceLaunch<'a> {
     pub fn give_back(&mut self) {
         self.destinations.clear();
         self.copies.clear();
-        (self.scratch, self.admission, self.pinned) = (None, None, None);
+        (self.scratch, self.admission, self.pinned, self.wanted) = (None, None, None, None);
     }
 
     /// Whether the destinations may be why the program was not admitted.
@@ -244,6 +235,15 @@ impl<'a> DeviceLaunch<'a> {
                     argument
                 }
                 (None, Some(nested)) => nested.acquire(buffer, is_donated)?,
+                // Memory of the tier cannot become a result's. The engine consumes nothing that an outsider refers to.
+                (None, None)
+                    if is_donated
+                        && self.wanted.is_some()
+                        && is_kept_in_tier(buffer)
+                        && call.comes_once(index, number) =>
+                {
+                    return Ok(Some(number));
+                }
                 (None, None) if is_donated => match Argument::donate(buffer)? {
                     Some(argument) => argument,
                     // The engine refuses the donation of what it is passed twice.

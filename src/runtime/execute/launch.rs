@@ -1,23 +1,28 @@
 //! One call, from its first block to the engine's answer.
 
-use std::ptr;
+use std::{ptr, thread, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
     engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
     runtime::{
-        allocator::reclaim::Patience,
+        allocator::{reclaim::Patience, spill},
         execute::{
             call::{Call, Outputs},
-            device_launch::{DeviceLaunch, Unplaced},
+            device_launch::DeviceLaunch,
             donation_copy,
             host_callbacks::{self, CallbackRun},
             nested::NestedRun,
+            unplaced::Unplaced,
         },
     },
     sys,
+    units::Bytes,
 };
+
+/// How long to wait for launches that want their arguments.
+const WANTED_FOR: Duration = Duration::from_micros(100);
 
 /// What the engine has accepted: it has filled in the caller's lists of results. Dropped, it leaves them as they are.
 pub struct Started<'a> {
@@ -73,6 +78,7 @@ impl<'a> Launch<'a> {
         }
         match self.prepare_devices(Patience::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
+            Err(unplaced) if self.spills() && unplaced.is_exhaustion() => self.prepare_in_turn(),
             prepared => prepared.map_err(|unplaced| unplaced.explain(&call.loaded.client)),
         }
     }
@@ -84,14 +90,51 @@ impl<'a> Launch<'a> {
         self.devices.iter_mut().for_each(DeviceLaunch::give_back);
         let client = &self.call.loaded.client;
         let _turn = client.allocator.turn()?;
-        self.prepare_devices(Patience::Waits).map_err(|unplaced| unplaced.explain(client))
+        let deadline = client.allocator.deadline();
+        let mut emptied = false;
+        loop {
+            let unplaced = match self.prepare_devices(Patience::Waits) {
+                Ok(()) => return Ok(()),
+                Err(unplaced) if self.spills() && unplaced.is_exhaustion() && !deadline.is_over() => unplaced,
+                Err(unplaced) => return Err(unplaced.explain(client)),
+            };
+            let others_want = self.others_want();
+            self.devices.iter_mut().for_each(DeviceLaunch::give_back);
+            if others_want {
+                // They either use their arguments soon, or wait for their turn.
+                deadline.look_for_signals();
+                thread::sleep(WANTED_FOR);
+            } else if !std::mem::replace(&mut emptied, true) {
+                // The arguments themselves may divide the memory: they come back side by side.
+                let memories = self.devices.iter().filter_map(|launch| launch.device?.arena.as_ref());
+                memories.for_each(|memory| _ = spill::make_room(&client.allocator, memory, Bytes::new(u64::MAX)));
+            } else {
+                return Err(unplaced.explain(client));
+            }
+        }
+    }
+
+    /// Whether arrays are spilled.
+    fn spills(&self) -> bool {
+        self.call.loaded.client.allocator.spills
+    }
+
+    /// Whether other launches want their arguments at this moment.
+    fn others_want(&self) -> bool {
+        let own = self.devices.iter().filter(|device| device.wanted.is_some()).count();
+        self.call.loaded.client.allocator.wanting.count() > own
     }
 
     /// Prepares each device; `holding` is the patience of an allocation while the launch holds destinations.
     #[inline]
     fn prepare_devices(&mut self, holding: Patience) -> Result<(), Unplaced> {
-        let mut first = Patience::Waits;
+        let spills = self.spills();
+        // What a launch wants is memory that it holds.
+        let mut first = if spills { holding } else { Patience::Waits };
         for (index, launch) in self.devices.iter_mut().enumerate() {
+            if spills {
+                launch.bring_back(&self.call, index, holding)?;
+            }
             launch.prepare(self.call.loaded, [first, holding])?;
             first = holding;
             donation_copy::prepare(&self.call, index, launch.device, launch.run, &mut launch.copies)?;
@@ -127,6 +170,8 @@ impl<'a> Launch<'a> {
                 let destinations = launch.destinations.iter().map(|destination| destination.address());
                 loaded.note_addresses(launch.device_index, arguments.chain(destinations));
             }
+            // In use now.
+            launch.wanted = None;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //!           to itself (nested.rs)
 //! launch    prepare   the program's scratch (strategy tpu), a block for each destination of each device, and a view of
 //!                     it; copies of arguments that are donated but cannot be (device_launch.rs, donation_copy.rs)
+//!                     where arrays are spilled, the arguments come back first (wanted.rs)
 //!           acquire   each argument: is it live? Then nothing moves or frees its bytes from here on (argument.rs)
 //!           start     the engine runs on the views; no lock is held; a program with host callbacks is waited for
 //! collect   consumed arguments give up their memory; each result is matched by address with a destination or a
@@ -31,6 +32,8 @@ pub mod host_callbacks;
 pub mod launch;
 pub mod nested;
 pub mod results;
+pub mod unplaced;
+pub mod wanted;
 
 use std::mem::MaybeUninit;
 

@@ -19,7 +19,6 @@ use crate::{
             Buffer,
             layout::{layout, layout_of},
             reading::Reading,
-            storage::Storage,
         },
         client::{Client, MemorySpace},
         shape::{Layout, Shape},
@@ -45,7 +44,7 @@ pub fn copy(
         return Ok(None);
     }
     // The layout of an array in an arena is known, if it is not the default one.
-    let in_arena = matches!(buffer.state().storage, Storage::Arena(_));
+    let in_arena = buffer.state().storage.block().is_some();
     let known = if in_arena { buffer.shape.own_layout() } else { layout(buffer).ok() };
     let Some(own) = known.filter(|layout| !layout.is_default()) else { return Ok(None) };
     if buffer.wait().is_err() {

@@ -15,7 +15,7 @@ use crate::{
         fake::{Call, FakeBacking, Fault},
     },
     error::Error,
-    memory::{Arena, Block, Provenance, Strategy},
+    memory::{Arena, Block, Provenance, Strategy, next_use::UseKey},
     runtime::device_memory::Occupied,
     units::Address,
 };
@@ -81,6 +81,18 @@ impl Resident for Thing {
         (*self.stays.lock() == Some(Stays::Barrier)).then_some(MoveBarrier::InUse)
     }
 
+    fn may_spill(&self) -> bool {
+        false
+    }
+
+    fn use_key(&self) -> Option<UseKey> {
+        None
+    }
+
+    fn lock_to_spill(self: Arc<Self>, _: BlockId) -> Option<Box<dyn LockedForMove>> {
+        None
+    }
+
     fn lock_for_move(self: Arc<Self>, _: BlockId) -> Option<Box<dyn LockedForMove>> {
         if self.stays.lock().is_some() {
             return None;
@@ -91,6 +103,10 @@ impl Resident for Thing {
 }
 
 impl LockedForMove for Locked {
+    fn address(&self) -> Option<Address> {
+        Some(self.0.block.lock().address)
+    }
+
     fn bytes(&self) -> Bytes {
         self.0.block.lock().size
     }
@@ -108,6 +124,10 @@ impl LockedForMove for Locked {
 
     fn moved(self: Box<Self>) {
         self.0.block.lock().address = self.1.expect("it was prepared");
+    }
+
+    fn spilled(self: Box<Self>, _: Block) {
+        unreachable!("it may not be spilled");
     }
 }
 

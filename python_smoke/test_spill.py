@@ -1,0 +1,249 @@
+"""More than the limit: arrays that no program uses go to memory of the host, and come back. Each case in a process.
+
+What is computed is compared bit for bit with JAX's CPU backend, which has no limit.
+"""
+
+import textwrap
+
+import pytest
+from harness import run_jax
+
+pytestmark = pytest.mark.arena
+
+#: Every case begins with this.
+COMMON = """
+import gc, threading
+import jax, jax.numpy as jnp, numpy as np
+from harness import arena_device, eventually, stats
+from jax_plugins import arena
+
+MIB = 1 << 20
+
+def spill():
+    return arena.counters()["devices"][0]["spill"]
+
+def ramp(number, mib=1):
+    return jax.device_put(np.arange(mib * MIB // 4, dtype=np.float32) + np.float32(number), arena_device())
+
+def check(arrays, add=0):
+    for number, array in enumerate(arrays):
+        host = np.arange(array.size, dtype=np.float32) + np.float32(number)
+        assert (np.asarray(array) == host + np.float32(add)).all(), number
+"""
+
+
+def run_case(code: str, **settings: str) -> None:
+    """Runs COMMON and `code`, whose arrays all lie in the arena, however NumPy's are aligned."""
+    run_jax(
+        COMMON + textwrap.dedent(code),
+        **{"PJRT_ARENA_ZERO_COPY": "off", "PJRT_ARENA_SPILL": "host", "PJRT_ARENA_LIMIT": "16MiB"} | settings,
+    )
+
+
+TRAINING = """
+    LAYERS, WIDTH = 8, 256
+
+    def layer(weights, x):
+        return x + jax.nn.gelu(x @ weights[0]) @ weights[1]
+
+    def update(weights, first, second, x, gradient, step):
+        _, pull = jax.vjp(layer, weights, x)
+        of_weights, of_x = pull(gradient)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, of_weights)
+        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, of_weights)
+        move = lambda w, m, v: w - 1e-3 * (m / (1 - 0.9**step)) / (jnp.sqrt(v / (1 - 0.999**step)) + 1e-8)
+        return jax.tree.map(move, weights, first, second), first, second, of_x
+
+    def train(device):
+        with jax.default_device(device):
+            forward, backward = jax.jit(layer), jax.jit(update, donate_argnums=(0, 1, 2))
+            loss = jax.jit(jax.value_and_grad(lambda x, y: jnp.mean((x - y) ** 2)))
+            random = np.random.default_rng(0)
+            draw = lambda *dims: jnp.asarray(random.standard_normal(dims, np.float32) / 16)
+            state = []
+            for _ in range(LAYERS):
+                weights = [draw(WIDTH, 4 * WIDTH), draw(4 * WIDTH, WIDTH)]
+                state.append((weights, *([jnp.zeros_like(w) for w in weights] for _ in range(2))))
+            x, y, losses = draw(16, WIDTH), draw(16, WIDTH), []
+            for step in range(1, 21):
+                inputs = [x]
+                for weights, _, _ in state:
+                    inputs.append(forward(weights, inputs[-1]))
+                value, gradient = loss(inputs[-1], y)
+                for number in reversed(range(LAYERS)):
+                    *new, gradient = backward(*state[number], inputs[number], gradient, jnp.float32(step))
+                    state[number] = tuple(new)
+                losses.append(float(value))
+            assert losses[-1] < losses[0]
+            return losses, [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+    assert train(arena_device()) == train(jax.devices("cpu")[0])
+    limit = stats()["bytes_limit"]
+    assert stats()["peak_bytes_in_use"] <= limit
+    counts = spill()
+    assert counts["brought_back"] > 20 * LAYERS, counts
+    gc.collect()
+    eventually(lambda: (stats()["bytes_in_use"], spill()["in_use_bytes"]), (0, 0))
+"""
+
+
+@pytest.mark.parametrize("compact", ["off", "on"])
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "tpu"])
+def test_a_training_that_takes_four_times_the_limit_learns_what_it_learns_without_one(strategy, compact):
+    # 8 layers of 6 MiB: weights and Adam's state.
+    run_case(TRAINING, PJRT_ARENA_LIMIT="12MiB", PJRT_ARENA_STRATEGY=strategy, PJRT_ARENA_COMPACT=compact)
+
+
+def test_with_a_block_for_each_array_and_everything_spilled_before_each_allocation():
+    run_case(TRAINING, PJRT_ARENA_STRATEGY="platform", PJRT_ARENA_LIMIT="12MiB")
+    run_case(TRAINING, PJRT_ARENA_SPILL="always")
+
+
+def test_a_spilled_array_is_read_lent_copied_and_deleted_where_it_is():
+    run_case("""
+    arrays = [ramp(number) for number in range(40)]
+    assert spill()["spilled"] >= 24 and spill()["brought_back"] == 0
+    before = spill()
+    check(arrays)
+    exported = np.from_dlpack(arrays[0])
+    assert spill()["brought_back"] == 0, "reading needs no way back"
+    copies = [jnp.copy(array) for array in arrays[:4]]
+    views = [np.asarray(array) for array in arrays[:8]]
+    places = [view.ctypes.data for view in views]
+    more = [ramp(number) for number in range(40, 60)]
+    assert [view.ctypes.data for view in views] == places
+    check(views)
+    check(copies)
+    [array.delete() for array in arrays[8:20]]
+    check(arrays[:8])
+    del arrays, more, copies
+    gc.collect()
+    check(views)
+    assert (exported == np.arange(MIB // 4)).all()
+    """)
+
+
+def test_programs_read_what_an_outsider_keeps_in_the_tier_and_do_not_consume_it():
+    run_case("""
+    arrays = [ramp(number) for number in range(40)]
+    views = [np.asarray(array) for array in arrays[:4]]
+    places = [view.ctypes.data for view in views]
+    add = jax.jit(lambda x: x + 1)
+    check([add(array) for array in arrays[:4]], 1)
+    take = jax.jit(lambda x: x + 1, donate_argnums=0)
+    taken = [take(array) for array in arrays]
+    check(taken, 1)
+    check(views)
+    assert [view.ctypes.data for view in views] == places
+    # As without a tier, what an outsider refers to is not consumed.
+    assert [array.is_deleted() for array in arrays] == 4 * [False] + 36 * [True]
+    check(arrays[:4])
+    assert spill()["brought_back"] >= 20, spill()
+    """)
+
+
+def test_what_does_not_fit_is_an_error_with_the_numbers_of_both_and_nothing_is_lost():
+    run_case(
+        """
+    arrays = []
+    try:
+        while len(arrays) < 40:
+            arrays.append(ramp(len(arrays)))
+        raise AssertionError("there was room")
+    except (RuntimeError, ValueError) as error:
+        text = str(error)
+    assert text.startswith("RESOURCE_EXHAUSTED: "), text
+    assert "spilled: " in text and "8.00MiB that PJRT_ARENA_SPILL_LIMIT allows" in text, text
+    assert len(arrays) >= 22, len(arrays)
+    check(arrays)
+    # A program's own arguments and results must fit; others of it are as they were.
+    many = jax.jit(lambda *x: sum(x), donate_argnums=range(20))
+    try:
+        many(*arrays[:20])
+        raise AssertionError("there was room")
+    except (RuntimeError, ValueError) as error:
+        assert str(error).startswith("RESOURCE_EXHAUSTED: "), error
+    assert not any(array.is_deleted() for array in arrays)
+    check(arrays)
+    del arrays[12:]
+    gc.collect()
+    total = jax.jit(lambda *x: sum(x))(*arrays)
+    assert (np.asarray(total)[:2] == [66, 78]).all(), total
+    """,
+        PJRT_ARENA_SPILL_LIMIT="8MiB",
+    )
+
+
+def test_threads_whose_programs_do_not_fit_together_take_turns():
+    run_case("""
+    STEPS = 25
+    # Each thread's program takes eleven of the sixteen MiB.
+    combine = jax.jit(lambda *x: (x[0] + x[1] * 0, x[9] + 1))
+    failures = []
+
+    def work(offset):
+        try:
+            arrays = [ramp(offset + number) for number in range(10)]
+            for step in range(STEPS):
+                first, last = combine(*arrays[:9], arrays[9])
+                arrays[0], arrays[9] = first, last
+            for number, array in enumerate(arrays):
+                host = np.arange(MIB // 4, dtype=np.float32) + np.float32(offset + number)
+                assert (np.asarray(array) == host + (STEPS if number == 9 else 0)).all(), number
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(100 * number,)) for number in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failures, failures
+    assert spill()["brought_back"] > 0
+    """)
+
+
+def test_several_devices_spill_each_for_itself():
+    run_case(
+        """
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    devices = jax.devices("arena")
+    mesh = Mesh(np.array(devices), "x")
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    host = np.arange(4 * MIB // 4, dtype=np.float32)
+    arrays = [jax.device_put(host + number, sharding) for number in range(40)]
+    total = jax.jit(lambda a, b: (a + b, jnp.sum(b)))
+    for number in range(39):
+        both, _ = total(arrays[number], arrays[number + 1])
+        assert (np.asarray(both) == 2 * host + 2 * number + 1).all(), number
+    each = [device["spill"]["brought_back"] for device in arena.counters()["devices"]]
+    assert len(each) == 4 and min(each) > 0, each
+    """,
+        PJRT_ARENA_DEVICES="4",
+    )
+
+
+def test_callbacks_read_arrays_that_were_spilled():
+    run_case("""
+    arrays = [ramp(number) for number in range(40)]
+    double = jax.jit(lambda x: x * 2)
+
+    def host(x):
+        assert (np.asarray(double(arrays[3])) == 2 * (np.arange(MIB // 4) + 3)).all()
+        return np.asarray(x) + 1
+
+    call = jax.jit(lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+    for number in (0, 20, 39):
+        assert (np.asarray(call(arrays[number])) == np.arange(MIB // 4) + number + 1).all(), number
+    """)
+
+
+def test_bad_words_are_refused():
+    run_case(
+        """
+    try:
+        jax.devices("arena")
+        raise AssertionError("it was taken")
+    except RuntimeError as error:
+        assert "PJRT_ARENA_SPILL=disk" in str(error) and "off, host, always" in str(error), error
+    """,
+        PJRT_ARENA_SPILL="disk",
+    )

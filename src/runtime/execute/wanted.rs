@@ -1,0 +1,98 @@
+//! The arguments of a launch that is about to begin, where arrays are spilled: they come back, and stay.
+//!
+//! ```text
+//!  prepare   want        from here on nobody spills them
+//!            bring back  those that are in the tier, each into a new block; others are spilled for it
+//!            ...         destinations and the rest
+//!  acquire   in use      now the use keeps them; the want ends
+//! ```
+//!
+//! An argument that an outsider or a transfer uses in the tier stays there, and the program reads it there. One that
+//! the program may consume is copied first then.
+//!
+//! A launch that finds no room for its arguments wants nothing while it waits for its turn (`launch.rs`), so that of
+//! two launches that do not fit together one goes after the other.
+
+use std::sync::Arc;
+
+use crate::{
+    memory::{Execution, next_use::UseKey},
+    runtime::{
+        allocator::{allocate::allocate, core::Allocator, reclaim::Patience},
+        buffer::{Buffer, BufferRef},
+        device_memory::{DeviceMemory, Resident},
+        execute::{call::Call, unplaced::Unplaced},
+    },
+};
+
+/// The arguments that one device's part of a launch wants. Dropped, it wants them no more.
+pub struct Wanted<'a> {
+    allocator: &'a Allocator,
+    buffers: Vec<BufferRef<'a>>,
+}
+
+impl<'a> Wanted<'a> {
+    /// Wants the arguments of the device with this number, and notes the launch for what the past tells.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a NULL.
+    pub fn new(call: &Call<'a>, index: usize, memory: &DeviceMemory, run: Execution) -> Result<Self, Unplaced> {
+        let allocator = &call.loaded.client.allocator;
+        allocator.wanting.add_one();
+        let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args) };
+        for number in 0..call.args.num_args {
+            let buffer = call.argument(index, number)?;
+            buffer.state().wanted += 1;
+            wanted.buffers.push(buffer);
+        }
+        if let Some(tier) = &memory.tier {
+            let keys = wanted.buffers.iter().filter_map(|buffer| buffer.use_key());
+            let keys: Vec<UseKey> = keys.collect();
+            tier.record.launched(run.step, std::ptr::from_ref(call.loaded).addr() as u64, keys.into_iter());
+        }
+        Ok(wanted)
+    }
+
+    /// Brings those back that are in the tier of `memory`.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, or the engine's; each array is where it was, or back.
+    pub fn bring_back(&self, memory: &Arc<DeviceMemory>, patience: Patience) -> Result<(), Unplaced> {
+        self.buffers.iter().try_for_each(|buffer| bring_back(self.allocator, &buffer.share(), memory, patience))
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        for buffer in &self.buffers {
+            let mut state = buffer.state();
+            state.wanted = state.wanted.saturating_sub(1);
+        }
+        self.allocator.wanting.remove_one();
+    }
+}
+
+/// Brings one array back, if it is in the tier of `memory` and nothing uses it there.
+fn bring_back(
+    allocator: &Allocator,
+    buffer: &Arc<Buffer>,
+    memory: &Arc<DeviceMemory>,
+    patience: Patience,
+) -> Result<(), Unplaced> {
+    let Some(tier) = &memory.tier else { return Ok(()) };
+    let provenance = {
+        let state = buffer.state();
+        if !state.storage.is_spilled() || state.move_barrier().is_some() {
+            return Ok(());
+        }
+        state.storage.block().filter(|block| Arc::ptr_eq(block.memory(), &tier.memory)).map(|block| block.provenance())
+    };
+    let Some(provenance) = provenance else { return Ok(()) };
+    let allocation = allocate(allocator, memory, &buffer.shape, provenance, patience)
+        .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?;
+    let bytes = allocation.size();
+    if buffer.bring_back(allocation)? {
+        tier.record.count_back(bytes);
+    }
+    Ok(())
+}
