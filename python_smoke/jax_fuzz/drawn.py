@@ -30,6 +30,9 @@ def draw(seed: int) -> dict[str, str]:
         settings["tpu_tiles"] = rng.choice(("off", "off", "off", "on"))
     if rng.random() < 0.1:
         settings["huge_pages"] = "on"
+    spill = rng.choice(("off", "off", "host", "host", "always"))
+    if spill != "off":
+        settings |= {"spill": spill, "spill_limit": "1GiB", "fill": rng.choice(("90", "150", "250"))}
     return settings
 
 

@@ -49,6 +49,7 @@ def run(seed: int, settings: dict[str, str], steps: int) -> int:
         counts.update(world.counts)
     counts["compactions"] = sum(device["compactions"] for device in memory.stats())
     counts["moved"] = sum(device["moved_blocks"] for device in memory.stats())
+    counts["spilled"] = sum(device.get("spill", {}).get("spilled", 0) for device in memory.stats())
     worlds.clear()
     if not faults and (left := _left(before)):
         faults.append(f"the books are not what they were at the beginning: {left}")
@@ -85,9 +86,13 @@ def _act(world: World, steps: int, faults: list[str]) -> None:
         faults.append(f"FAILURE at step {step}, thread {world.seed % 100}: {what}\n  last actions:\n    {last}")
 
 
+#: Of each device and of what was spilled from it.
+IN_BOOKS = ("in_use_bytes", "live_blocks", "pending_bytes", "engine_bytes")
+
+
 def _books() -> list[list[int]]:
     return [
-        [device[name] for name in ("in_use_bytes", "live_blocks", "pending_bytes", "engine_bytes")]
+        [tier.get(name, 0) for tier in (device, device.get("spill", {})) for name in IN_BOOKS]
         for device in memory.stats()
     ]
 

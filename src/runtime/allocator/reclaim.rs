@@ -128,7 +128,10 @@ pub fn find_room(
         allocator.drain();
         let provenance = request.provenance;
         let mut found = take(memory, request);
-        while found.is_err() && spilled(allocator, memory, Goal::Hole(request.size)) {
+        for _ in 0..ROUNDS {
+            if found.is_ok() || !spilled(allocator, memory, Goal::Hole(request.size)) {
+                break;
+            }
             found = take(memory, request);
         }
         return found.map_err(|numbers| NoRoom {
