@@ -55,7 +55,7 @@ pub struct Load {
     pub limit: u64,
     /// Threads.
     pub threads: usize,
-    /// Whether the arrays take [`OVER`] times what the devices have, and are spilled.
+    /// Whether the arrays take three times what the devices have, and are spilled.
     pub spills: bool,
     /// Ends once the devices have been compacted so often, all together; with `spills`, once so many arrays have been
     /// spilled.
