@@ -1,8 +1,8 @@
 //! 100,000 compactions under load, on one device and on four: `cargo bench -p plugin_tests --bench compaction`.
 //!
-//! A number after `--` asks for as many instead, a second one names the seed; with `--spill` the arrays take three times
-//! what the devices have, and as many are spilled. It fails on a wrong byte, a deadlock, a
-//! leak, or resident memory that grows; the times are for reading.
+//! A number after `--` asks for as many instead, a second one names the seed; with `--spill` the arrays take three
+//! times what the devices have, and as many are spilled. It fails on a wrong byte, a deadlock, a leak, or resident
+//! memory that grows; the times are for reading.
 
 use plugin_tests::stress::{Load, Outcome, run};
 

@@ -30,6 +30,10 @@ pub(super) type Bytes = u64;
 /// small enough to make an arena for a test.
 pub const GRANULE_BYTES: Bytes = 1 << 20;
 
+/// What a limit may be.
+pub(super) const ALLOWED: &str =
+    "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%";
+
 /// A share of a memory, above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fraction(f64);

@@ -189,7 +189,7 @@ settings! {
             Var("XLA_PYTHON_CLIENT_MEM_FRACTION"),
         ],
         default: "75%",
-        allowed: "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%",
+        allowed: limit::ALLOWED,
         doc: "Memory of one device. CPU devices share the machine: a percentage is divided among them.",
         read: |given, context| {
             limit::refuse_both_fractions(given)?;
@@ -219,18 +219,19 @@ settings! {
         names: &[Opt("spill"), Var("PJRT_ARENA_SPILL")],
         default: "off",
         allowed: "off, host, always",
-        doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, where nothing else makes room; they \
-              come back before a program that needs them. On CPU engines. always, for tests: before each allocation too.",
+        doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, where nothing else makes \
+              room; they come back before a program that needs them. On CPU engines. always, for tests: before each \
+              allocation too.",
         read: parsed(Spill::parse, |_| Spill::Off),
     }
 
-    /// How much memory of the host arrays that were spilled from one device may take; [`Setting::resolve`] turns it into
-    /// bytes.
+    /// How much memory of the host the spilled arrays of one device may take; [`Setting::resolve`] makes bytes of it.
     SPILL_LIMIT, spill_limit: Limit = {
         names: &[Opt("spill_limit"), Var("PJRT_ARENA_SPILL_LIMIT")],
         default: "25%",
-        allowed: "bytes per device, at least 1MiB (8GiB, 500MB, 1048576), or a share above 0%, at most 100%",
-        doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, divided among the devices.",
+        allowed: limit::ALLOWED,
+        doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, divided among \
+              the devices.",
         read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
     }
 

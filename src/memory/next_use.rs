@@ -60,8 +60,8 @@ pub struct UseHistory {
     programs: VecDeque<(u32, u64)>,
     /// The steps at which arrays were used, ascending; of arrays that are gone, too.
     uses: FxHashMap<UseKey, SmallVec<[u32; USES]>>,
-    /// The period, and whether it was looked for since the last launch that did not fit.
-    period: Option<Period>,
+    /// The period, if there is one; `None` where it was not looked for since the last launch that did not fit.
+    period: Option<Option<Period>>,
     /// The step up to which forgotten uses were taken out.
     swept: u32,
 }
@@ -75,13 +75,18 @@ struct Period {
 }
 
 impl UseHistory {
-    /// Notes that `program` is launched as `step` and uses these arrays. O(arrays), amortized.
+    /// Notes that `program` is launched as `step` and uses these arrays; nothing, if that step is noted already: a
+    /// launch that waits for memory tries more than once. O(arrays), amortized.
     pub fn launched(&mut self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
+        if self.programs.back().is_some_and(|&(last, _)| last == step) {
+            return;
+        }
         if self.programs.len() == REMEMBERED {
             self.programs.pop_front();
         }
         self.programs.push_back((step, program));
-        let fits = self.period.is_some_and(|period| self.repeats_at(self.programs.len() - 1, period.launches));
+        let period = self.period.flatten();
+        let fits = period.is_some_and(|period| self.repeats_at(self.programs.len() - 1, period.launches));
         if !fits {
             self.period = None;
         }
@@ -102,17 +107,17 @@ impl UseHistory {
     /// that did not fit what repeats.
     pub fn next_use(&mut self, array: UseKey) -> NextUse {
         let Some(&(now, _)) = self.programs.back() else { return NextUse::Unknown(Reverse(0)) };
-        let own = self.uses.get(&array);
-        let last = own.and_then(|uses| uses.last().copied());
+        let last = self.uses.get(&array).and_then(|uses| uses.last().copied());
         let made = match array {
             UseKey::Made(_, step) => step,
             UseKey::Other(_) => 0,
         };
         let unknown = NextUse::Unknown(Reverse(last.unwrap_or(made)));
-        if self.period.is_none() {
-            self.period = self.find_period();
-        }
-        let Some(Period { steps: period, .. }) = self.period else { return unknown };
+        let period = match self.period {
+            Some(known) => known,
+            None => *self.period.insert(self.find_period()),
+        };
+        let Some(Period { steps: period, .. }) = period else { return unknown };
         let before = match array {
             UseKey::Made(origin, step) => self.uses.get(&UseKey::Made(origin, step.wrapping_sub(period))),
             UseKey::Other(_) => None,
@@ -162,24 +167,17 @@ mod tests {
         history: UseHistory,
         step: u32,
         weights: Vec<UseKey>,
-        /// The true uses, in order.
-        trace: Vec<(u32, Vec<UseKey>)>,
     }
 
     impl Training {
         fn new(layers: usize) -> Self {
-            Self {
-                history: UseHistory::default(),
-                step: 0,
-                weights: (0..layers).map(constant).collect(),
-                trace: Vec::new(),
-            }
+            Self { history: UseHistory::default(), step: 0, weights: (0..layers).map(constant).collect() }
         }
 
         fn launch(&mut self, program: u64, arrays: &[UseKey]) {
             self.step += 1;
-            self.trace.push((self.step, arrays.to_vec()));
-            self.history.launched(self.step, program, arrays.iter().copied());
+            // It tries twice.
+            (0..2).for_each(|_| self.history.launched(self.step, program, arrays.iter().copied()));
         }
 
         fn turn(&mut self) {

@@ -46,8 +46,8 @@ pub(crate) struct Around {
 
 impl Space {
     /// Writes into `layout` the spans around a live one and around its possible places, and holes that may take what
-    /// makes way; what is between them as spans that stay. O(log n): at most some hundreds of spans are looked at. To be
-    /// called after [`Self::order_pins`].
+    /// makes way; what is between them as spans that stay. To be called after [`Self::order_pins`]. O(log n): at most
+    /// some hundreds of spans are looked at.
     pub(crate) fn draw_around(
         &self,
         id: NodeId,

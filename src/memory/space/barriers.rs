@@ -57,7 +57,8 @@ impl Barriers {
         self.close(region, 0, size);
     }
 
-    /// The span `node`, which was not, is pinned. Whether spans have to be put in order now: too many wait for it. O(1).
+    /// The span `node`, which was not, is pinned. Whether spans have to be put in order now: too many wait for it.
+    /// O(1).
     pub(super) fn add(&mut self, node: NodeId) -> bool {
         self.latest.push(node);
         self.latest.len() == LATEST

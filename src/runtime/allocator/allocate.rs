@@ -64,7 +64,7 @@ pub fn allocate(
     if allocator.compaction == Compact::Always {
         pack(allocator, memory);
     }
-    if allocator.settings.spill.value == Spill::Always {
+    if allocator.spill == Spill::Always {
         spill::make_room(allocator, memory, Bytes::new(u64::MAX));
     }
     // A GPU's memory has no first touch, and its callers run ahead: they must not wait for it.

@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    config::{Compact, Settings},
+    config::{Compact, Settings, Spill},
     engine::{Session, views::ViewKind},
     error::Result,
     memory::{Strategy, idle::WORTH_WATCHING},
@@ -31,27 +31,6 @@ pub trait Reclaim: Send + Sync {
 /// Writes a report of exhausted memory to a file.
 pub type OnExhausted = fn(&std::path::Path);
 
-/// Counts launches.
-#[derive(Debug, Default)]
-pub struct Wanting(AtomicUsize);
-
-impl Wanting {
-    /// One more.
-    pub fn add_one(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// One less.
-    pub fn remove_one(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// How many there are: one for each device of a launch.
-    pub fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// The allocator of one client.
 pub struct Allocator {
     /// The engine's client.
@@ -72,10 +51,10 @@ pub struct Allocator {
     pub settings: Arc<Settings>,
     /// Called when an allocation fails and the settings name a file for a report.
     pub on_exhausted: OnExhausted,
-    /// Whether arrays of any device are spilled.
-    pub spills: bool,
-    /// Launches that want their arguments to stay where they are (`runtime/execute/wanted.rs`).
-    pub wanting: Wanting,
+    /// Where arrays go when memory is full: [`Spill::Off`] without a tier.
+    pub spill: Spill,
+    /// Launches, one for each device, that want their arguments to stay where they are (`runtime/execute/wanted.rs`).
+    pub wanting: AtomicUsize,
     /// Of the launch that waits for memory while it holds some.
     turn: Mutex<()>,
     caches: Mutex<Vec<Weak<dyn Reclaim>>>,
@@ -92,8 +71,8 @@ impl Allocator {
         Self {
             session,
             in_flight: Arc::default(),
-            spills: memories.iter().any(|memory| memory.tier.is_some()),
-            wanting: Wanting::default(),
+            spill: if memories.iter().any(|memory| memory.tier.is_some()) { settings.spill.value } else { Spill::Off },
+            wanting: AtomicUsize::new(0),
             memories,
             compaction: settings.compaction(),
             counts_tiles: settings.counts_tiles(),

@@ -77,8 +77,8 @@ fn spill(memory: &DeviceMemory, tier: &Tier, resident: Arc<dyn Resident>) -> Res
     // SAFETY: the locked resident's block is at `from`, and nothing uses its bytes; the block of the tier is new and as
     // large. Both are memory of the host, because the device has a tier.
     let copied = unsafe { memory.carrier.copy(from, block.address, bytes) };
-    // SAFETY: the bytes are at the new block of the tier, which is the resident's from `spilled` on, or not used if that
-    // is not called.
+    // SAFETY: the bytes are at the new block of the tier, which is the resident's from `spilled` on, or not used if
+    // that is not called.
     match copied.and_then(|()| unsafe { locked.prepare(block.address) }) {
         Ok(()) => {
             held.block = None;

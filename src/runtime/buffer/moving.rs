@@ -123,8 +123,8 @@ impl Buffer {
         let Some(from) = self.usage().lock_for_move(from) else { return Ok(false) };
         let mut locked = Locked { buffer: Arc::clone(self), locked: true, prepared: None };
         let to = allocation.block().address;
-        // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and nothing
-        // uses it. Both are memory of the host, because the device has a tier.
+        // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and
+        // nothing uses it. Both are memory of the host, because the device has a tier.
         unsafe { allocation.memory().carrier.copy(from, to, locked.bytes())? };
         // SAFETY: the bytes are in the new block, which lives as long as the allocation that the buffer gets.
         unsafe { locked.prepare(to)? };

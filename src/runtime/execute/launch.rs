@@ -1,10 +1,11 @@
 //! One call, from its first block to the engine's answer.
 
-use std::{ptr, thread, time::Duration};
+use std::{ptr, sync::atomic::Ordering, thread, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
+    config::Spill,
     engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
     runtime::{
         allocator::{reclaim::Patience, spill},
@@ -116,13 +117,13 @@ impl<'a> Launch<'a> {
 
     /// Whether arrays are spilled.
     fn spills(&self) -> bool {
-        self.call.loaded.client.allocator.spills
+        self.call.loaded.client.allocator.spill != Spill::Off
     }
 
     /// Whether other launches want their arguments at this moment.
     fn others_want(&self) -> bool {
         let own = self.devices.iter().filter(|device| device.wanted.is_some()).count();
-        self.call.loaded.client.allocator.wanting.count() > own
+        self.call.loaded.client.allocator.wanting.load(Ordering::Relaxed) > own
     }
 
     /// Prepares each device; `holding` is the patience of an allocation while the launch holds destinations.

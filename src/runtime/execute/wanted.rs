@@ -13,7 +13,7 @@
 //! A launch that finds no room for its arguments wants nothing while it waits for its turn (`launch.rs`), so that of
 //! two launches that do not fit together one goes after the other.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
     memory::{Execution, next_use::UseKey},
@@ -38,7 +38,7 @@ impl<'a> Wanted<'a> {
     /// INVALID_ARGUMENT for a NULL.
     pub fn new(call: &Call<'a>, index: usize, memory: &DeviceMemory, run: Execution) -> Result<Self, Unplaced> {
         let allocator = &call.loaded.client.allocator;
-        allocator.wanting.add_one();
+        allocator.wanting.fetch_add(1, Ordering::Relaxed);
         let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args) };
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
@@ -68,7 +68,7 @@ impl Drop for Wanted<'_> {
             let mut state = buffer.state();
             state.wanted = state.wanted.saturating_sub(1);
         }
-        self.allocator.wanting.remove_one();
+        self.allocator.wanting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
