@@ -95,7 +95,8 @@ def enter(backend: Backend, devices: int, folder: Path) -> None:
         # "cpu" second, as users have it.
         jax.config.update("jax_platforms", f"{backend.platform},cpu")
     if backend.platform == "arena":
-        os.environ["PJRT_ARENA_DEVICES"] = str(devices)
+        # The same engine as the bare one's, whatever else is installed.
+        os.environ |= {"PJRT_ARENA_DEVICES": str(devices), "PJRT_ARENA_ENGINE": str(engine_path())}
     if backend.platform == "bare":
         description = folder / f"bare-{devices}.json"
         options = {"cpu_device_count": devices}

@@ -45,7 +45,12 @@ def three_backends(folder: Path) -> Titles:
     description = folder / "bare.json"
     options = {"cpu_device_count": 1}
     description.write_text(json.dumps({"library_path": str(engine_path()), "create_options": options}))
-    os.environ |= {"PJRT_NAMES_AND_LIBRARY_PATHS": f"bare:{description}", "PJRT_ARENA_DEVICES": "1"}
+    os.environ |= {
+        "PJRT_NAMES_AND_LIBRARY_PATHS": f"bare:{description}",
+        "PJRT_ARENA_DEVICES": "1",
+        # The same engine as the bare one's, whatever else is installed.
+        "PJRT_ARENA_ENGINE": str(engine_path()),
+    }
     import jax
 
     jax.config.update("jax_platforms", "arena,cpu,bare")
