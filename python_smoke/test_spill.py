@@ -174,6 +174,52 @@ def test_what_does_not_fit_is_an_error_with_the_numbers_of_both_and_nothing_is_l
     )
 
 
+ROUNDS = """
+    import ctypes
+    ends = jax.jit(lambda x: x[0] + x[-1])
+    arrays = [ramp(number) for number in range(40)]
+
+    def visit(rounds):
+        for _ in range(rounds):
+            sums = [float(ends(array)) for array in arrays]
+        return sums
+
+    def copied():
+        return spill()["spilled_bytes"] - spill()["clean_bytes"]
+
+    sums = visit(3)
+    assert sums == [MIB // 4 - 1 + 2 * number for number in range(40)], sums
+"""
+
+
+def test_an_array_that_was_not_written_since_it_came_back_is_not_copied_again():
+    run_case(
+        ROUNDS
+        + """
+    before, spilled = copied(), spill()["clean"]
+    assert visit(4) == sums
+    # The sums themselves are new arrays, of four bytes.
+    assert copied() - before < MIB and spill()["clean"] > spilled + 4 * 20, spill()
+    assert spill()["predictions_right"] > 10 * spill()["predictions_wrong"], spill()
+    view = np.from_dlpack(arrays[7])
+    ends(arrays[8])
+    assert ctypes.c_float.from_address(view.ctypes.data).value == 7
+    ctypes.c_float.from_address(view.ctypes.data).value = 100
+    del view
+    gc.collect()
+    sums[7] += 93
+    assert visit(3) == sums, "an outsider's write is lost"
+    [array.delete() for array in arrays]
+    eventually(lambda: (spill()["in_use_bytes"], spill()["copies_bytes"]), (0, 0))
+    """
+    )
+
+
+def test_copies_give_way_to_arrays_in_the_tier():
+    # 24 of the 40 arrays are in the tier, so that there is no room for the copies of all others.
+    run_case(ROUNDS + "    assert visit(3) == sums", PJRT_ARENA_SPILL_LIMIT="25MiB")
+
+
 def test_threads_whose_programs_do_not_fit_together_take_turns():
     run_case("""
     STEPS = 25

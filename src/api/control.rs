@@ -28,7 +28,7 @@ use crate::{
         allocator::pinned_host::KIND,
         client::{self, ClientGuard, limits},
         counters::Tally,
-        device_memory::DeviceMemory,
+        device_memory::{DeviceMemory, Tier},
         executable::registry,
     },
 };
@@ -147,16 +147,31 @@ fn device(device: &client::Device) -> Value {
     let mut counts = of_arena(arena, engine_bytes);
     counts["foreign_bytes"] = json!(foreign_bytes);
     if let Some(tier) = &arena.tier {
-        let ((out, out_bytes), (back, back_bytes)) = (tier.record.spilled_out(), tier.record.brought_back());
-        counts["spill"] = of_arena(&tier.memory, 0);
-        counts["spill"]["spilled"] = json!(out);
-        counts["spill"]["spilled_bytes"] = json!(out_bytes.get());
-        counts["spill"]["brought_back"] = json!(back);
-        counts["spill"]["brought_back_bytes"] = json!(back_bytes.get());
+        counts["spill"] = of_tier(tier);
     }
     if let Some(pinned) = &device.pinned {
         counts[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));
     }
+    counts
+}
+
+/// The tier's numbers, and what was spilled to it and came back since the start. `spilled` and `spilled_bytes` are all
+/// that went, `clean` and `clean_bytes` the part of them that did not have to be copied.
+fn of_tier(tier: &Tier) -> Value {
+    let (memory, record) = (&tier.memory, &tier.record);
+    let mut counts = of_arena(memory, 0);
+    let copies = memory.copies.load(Ordering::Relaxed);
+    counts["copies_bytes"] = json!(copies);
+    counts["spilled"] = json!(record.out.arrays() + record.clean.arrays());
+    counts["spilled_bytes"] = json!((record.out.bytes() + record.clean.bytes()).get());
+    counts["spilled_seconds"] = json!(record.out.took().as_secs_f64());
+    counts["clean"] = json!(record.clean.arrays());
+    counts["clean_bytes"] = json!(record.clean.bytes().get());
+    counts["brought_back"] = json!(record.back.arrays());
+    counts["brought_back_bytes"] = json!(record.back.bytes().get());
+    counts["brought_back_seconds"] = json!(record.back.took().as_secs_f64());
+    counts["predictions_right"] = json!(record.right.load(Ordering::Relaxed));
+    counts["predictions_wrong"] = json!(record.wrong.load(Ordering::Relaxed));
     counts
 }
 

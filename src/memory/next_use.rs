@@ -7,6 +7,9 @@
 //!                                                used at steps that are known
 //! ```
 //!
+//! One program may run for all layers of a model, so that a period is one of the programs and their arguments: an array
+//! that is older than a period is an argument at the same place of each, and a younger one was made as long before.
+//!
 //! The best choice is the array whose next use is furthest away (Belady: "A study of replacement algorithms for a
 //! virtual-storage computer", 1966). Where nothing repeats, it is the one that was not used for longest.
 
@@ -24,22 +27,32 @@ const REMEMBERED: usize = 4096;
 const USES: usize = 8;
 /// A period must have shown itself over so many launches.
 const LEAST_SHOWN: usize = 8;
+/// So many arguments of a launch are compared.
+const COMPARED: usize = 8;
 
 /// What an array is called here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UseKey {
     /// A program's result, by what it is and the number of the launch that made it.
     Made(OriginId, u32),
-    /// Another array, by a number of the caller's.
-    Other(usize),
+    /// Another array, by a number of the caller's that no other array ever has.
+    Other(u64),
 }
 
 impl UseKey {
     /// An array's key by what wrote it, or else by the caller's number for it.
-    pub fn new(provenance: Provenance, number: usize) -> Self {
+    pub fn new(provenance: Provenance, number: impl FnOnce() -> u64) -> Self {
         match provenance.run.step {
-            0 => Self::Other(number),
+            0 => Self::Other(number()),
             step => Self::Made(provenance.origin, step),
+        }
+    }
+
+    /// The launch that made it, if a program did.
+    fn made(self) -> Option<u32> {
+        match self {
+            Self::Made(_, step) => Some(step),
+            Self::Other(_) => None,
         }
     }
 }
@@ -56,14 +69,22 @@ pub enum NextUse {
 /// The launches on one device and the arrays that they used. Steps are the caller's numbers of launches, ascending.
 #[derive(Debug, Default)]
 pub struct UseHistory {
-    /// The programs of the last launches, the newest at the back.
-    programs: VecDeque<(u32, u64)>,
+    /// The last launches, the newest at the back.
+    launches: VecDeque<Launch>,
     /// The steps at which arrays were used, ascending; of arrays that are gone, too.
     uses: FxHashMap<UseKey, SmallVec<[u32; USES]>>,
     /// The period, if there is one; `None` where it was not looked for since the last launch that did not fit.
     period: Option<Option<Period>>,
     /// The step up to which forgotten uses were taken out.
     swept: u32,
+}
+
+#[derive(Debug)]
+struct Launch {
+    step: u32,
+    program: u64,
+    /// The first arguments, and since which step each is known.
+    arguments: SmallVec<[(UseKey, u32); COMPARED]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,20 +99,18 @@ impl UseHistory {
     /// Notes that `program` is launched as `step` and uses these arrays; nothing, if that step is noted already: a
     /// launch that waits for memory tries more than once. O(arrays), amortized.
     pub fn launched(&mut self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
-        if self.programs.back().is_some_and(|&(last, _)| last == step) {
+        if self.launches.back().is_some_and(|last| last.step == step) {
             return;
         }
-        if self.programs.len() == REMEMBERED {
-            self.programs.pop_front();
+        if self.launches.len() == REMEMBERED {
+            self.launches.pop_front();
         }
-        self.programs.push_back((step, program));
-        let period = self.period.flatten();
-        let fits = period.is_some_and(|period| self.repeats_at(self.programs.len() - 1, period.launches));
-        if !fits {
-            self.period = None;
-        }
+        let mut arguments = SmallVec::new();
         for array in arrays {
             let uses = self.uses.entry(array).or_default();
+            if arguments.len() < COMPARED {
+                arguments.push((array, array.made().or_else(|| uses.first().copied()).unwrap_or(step)));
+            }
             if uses.last() == Some(&step) {
                 continue;
             }
@@ -100,19 +119,21 @@ impl UseHistory {
             }
             uses.push(step);
         }
+        self.launches.push_back(Launch { step, program, arguments });
+        let period = self.period.flatten();
+        let fits = period.is_some_and(|period| self.repeats_at(self.launches.len() - 1, period.launches));
+        if !fits {
+            self.period = None;
+        }
         self.sweep();
     }
 
     /// When an array is used next after the last launch. O(1), but O(launches remembered) for the first after a launch
     /// that did not fit what repeats.
     pub fn next_use(&mut self, array: UseKey) -> NextUse {
-        let Some(&(now, _)) = self.programs.back() else { return NextUse::Unknown(Reverse(0)) };
+        let Some(now) = self.launches.back().map(|last| last.step) else { return NextUse::Unknown(Reverse(0)) };
         let last = self.uses.get(&array).and_then(|uses| uses.last().copied());
-        let made = match array {
-            UseKey::Made(_, step) => step,
-            UseKey::Other(_) => 0,
-        };
-        let unknown = NextUse::Unknown(Reverse(last.unwrap_or(made)));
+        let unknown = NextUse::Unknown(Reverse(last.or(array.made()).unwrap_or(0)));
         let period = match self.period {
             Some(known) => known,
             None => *self.period.insert(self.find_period()),
@@ -129,24 +150,42 @@ impl UseHistory {
 
     /// The shortest period that the last launches show.
     fn find_period(&self) -> Option<Period> {
-        let count = self.programs.len();
+        let count = self.launches.len();
         (1..=count / 2).find_map(|launches| {
             let shown = launches.max(LEAST_SHOWN);
             let first = count.checked_sub(shown).filter(|&first| first >= launches)?;
             let repeats = (first..count).rev().all(|at| self.repeats_at(at, launches));
-            let steps = self.programs[count - 1].0.wrapping_sub(self.programs[count - 1 - launches].0);
+            let steps = self.launches[count - 1].step.wrapping_sub(self.launches[count - 1 - launches].step);
             repeats.then_some(Period { launches, steps })
         })
     }
 
-    /// Whether the launch at this place is one of the program that ran so many launches before.
+    /// Whether the launch at this place is like the one so many launches before: the same program, with arguments that
+    /// are the same in a loop of this period.
     fn repeats_at(&self, at: usize, launches: usize) -> bool {
-        at.checked_sub(launches).is_some_and(|before| self.programs[before].1 == self.programs[at].1)
+        let Some(before) = at.checked_sub(launches).map(|before| &self.launches[before]) else { return false };
+        let now = &self.launches[at];
+        let lag = now.step.wrapping_sub(before.step);
+        let same = |(&(one, since), &(other, _)): (&(UseKey, u32), &(UseKey, u32))| match (one, other) {
+            _ if one == other => true,
+            // It was there before the launch of a period ago.
+            _ if since < before.step => false,
+            (UseKey::Made(origin, made), UseKey::Made(other, made_before)) => {
+                origin == other && made.wrapping_sub(made_before) == lag
+            }
+            // Uploads of each turn.
+            (UseKey::Other(_), UseKey::Other(_)) => true,
+            _ => false,
+        };
+        now.program == before.program
+            && now.arguments.len() == before.arguments.len()
+            && now.arguments.iter().zip(&before.arguments).all(same)
     }
 
     /// Takes out what was used too long ago to tell anything, once in a while.
     fn sweep(&mut self) {
-        let (Some(&(oldest, _)), Some(&(newest, _))) = (self.programs.front(), self.programs.back()) else { return };
+        let (Some(oldest), Some(newest)) = (self.launches.front(), self.launches.back()) else { return };
+        let (oldest, newest) = (oldest.step, newest.step);
         if newest.wrapping_sub(self.swept) as usize >= REMEMBERED {
             self.swept = newest;
             self.uses.retain(|_, uses| uses.last().is_some_and(|&last| last >= oldest));
@@ -159,7 +198,7 @@ mod tests {
     use super::*;
 
     fn constant(number: usize) -> UseKey {
-        UseKey::Other(number)
+        UseKey::Other(number as u64)
     }
 
     /// Runs programs of `count` layers, forward and back: layer `i` reads its weights twice and makes them anew.
@@ -207,6 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn one_program_for_all_layers_is_a_loop_of_its_arguments() {
+        let mut history = UseHistory::default();
+        // Ten layers, and a batch that is uploaded for each turn and used by all of them.
+        let launch = |history: &mut UseHistory, step: u32| {
+            let batch = 1000 + step / 10;
+            let arrays =
+                [constant(step as usize % 10), constant(batch as usize), UseKey::Made(OriginId::new(1), step - 1)];
+            history.launched(step, 5, arrays.into_iter());
+        };
+        (10..65).for_each(|step| launch(&mut history, step));
+        let next: Vec<_> = (0..10).map(|layer| history.next_use(constant(layer))).collect();
+        let expected = [70, 71, 72, 73, 74, 65, 66, 67, 68, 69].map(NextUse::At);
+        assert_eq!(next, expected);
+    }
+
+    #[test]
     fn where_nothing_repeats_what_was_unused_for_longest_goes_first() {
         let mut history = UseHistory::default();
         for step in 1..40 {
@@ -250,6 +305,6 @@ mod tests {
             history.launched(step, u64::from(step % 3), [made].into_iter());
         }
         assert!(history.uses.len() <= 2 * REMEMBERED + 1, "{}", history.uses.len());
-        assert_eq!(history.programs.len(), REMEMBERED);
+        assert_eq!(history.launches.len(), REMEMBERED);
     }
 }

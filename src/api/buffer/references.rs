@@ -63,10 +63,13 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
         call.forward_for(&hold)?;
         let mut state = buffer.state();
         let first = state.add_reference();
+        // An outsider may write to the bytes.
+        let copy = state.storage.forget_copy();
         if let Some(allocation) = state.allocation().filter(|_| first) {
             allocation.pin(MoveBarrier::Referenced);
         }
         drop(state);
+        drop(copy);
         Ok(())
     }
 }
@@ -101,10 +104,12 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         call.out().buffer_pointer = address(&hold)?;
         let mut state = buffer.state();
         let first = state.expose_address();
+        let copy = state.storage.forget_copy();
         if let Some(allocation) = state.allocation().filter(|_| first) {
             allocation.pin(MoveBarrier::AddressKnown);
         }
         drop(state);
+        drop(copy);
         Ok(())
     }
 }

@@ -65,7 +65,7 @@ pub fn allocate(
         pack(allocator, memory);
     }
     if allocator.spill == Spill::Always {
-        spill::make_room(allocator, memory, Bytes::new(u64::MAX));
+        spill::make_room(allocator, memory, None);
     }
     // A GPU's memory has no first touch, and its callers run ahead: they must not wait for it.
     if memory.on_host && size >= LARGE_ARRAY && memory.pending() >= size {

@@ -286,8 +286,7 @@ fn reclaim<T, E>(
 
 /// Whether arrays were spilled to make room for `goal`.
 fn spilled(allocator: &Allocator, memory: &DeviceMemory, goal: Goal) -> bool {
-    let (Goal::Hole(bytes) | Goal::Bottom(bytes)) = goal else { return false };
-    memory.tier.is_some() && !spill::make_room(allocator, memory, bytes).is_zero()
+    memory.tier.is_some() && goal != Goal::Pack && !spill::make_room(allocator, memory, Some(goal)).is_zero()
 }
 
 /// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not

@@ -10,80 +10,184 @@
 //! views need no way back. Programs do: a launch brings its arguments back first (`runtime/execute/wanted.rs`), and a
 //! launch whose arguments an outsider keeps in the tier reads them there.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use crate::{
-    memory::{Block, Request},
+    memory::{
+        Goal, Provenance, Request,
+        next_use::{NextUse, UseKey},
+    },
     runtime::{
         allocator::core::Allocator,
-        device_memory::{DeviceMemory, Resident, Tier},
+        device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier},
     },
     units::Bytes,
 };
 
-/// Spills arrays of `memory` until `bytes` of them are gone, those first whose next use is furthest away. How many
-/// bytes went; zero where the memory has no tier, none may go, or the tier has no room. O(n log n) for n arrays.
+/// Spills arrays of `memory`, those first whose next use is furthest away, until there is room for `goal`, as far as the
+/// numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none may
+/// go, or the tier has no room. O(n log n) for n arrays.
 #[cold]
-pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Bytes {
+pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal>) -> Bytes {
     let Some(tier) = &memory.tier else { return Bytes::ZERO };
     // Arrays of programs that are done may go.
     allocator.in_flight.reap_all();
-    let candidates = memory.residents.all().into_iter().filter(|resident| resident.may_spill());
-    let (candidates, keys): (Vec<_>, Vec<_>) =
-        candidates.filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
-    let mut order: Vec<_> = tier.record.next_uses(keys.into_iter()).into_iter().zip(candidates).collect();
-    order.sort_by(|(one, _), (other, _)| other.cmp(one));
+    let mut order = in_order_of_use(memory, tier);
+    let enough = Enough::new(allocator.compacts(), memory, goal);
     let mut gone = Bytes::ZERO;
-    for (_, resident) in order {
-        if gone >= bytes {
-            break;
-        }
-        match spill(memory, tier, resident) {
+    while let Some(candidate) = order.pop() {
+        match spill(memory, tier, candidate, &order) {
             Ok(bytes) => gone += bytes,
             Err(TierIsFull) => continue,
+        }
+        if enough.is_there(memory, gone) {
+            break;
         }
     }
     gone
 }
 
-/// There is no room for an array in the tier.
-struct TierIsFull;
-
-/// A block of the tier; freed if nobody takes it.
-struct TierBlock<'a> {
-    tier: &'a DeviceMemory,
-    block: Option<Block>,
+/// An array that may go.
+struct Candidate {
+    /// When it is used next.
+    next: NextUse,
+    /// Whether its copy is in the tier, so that it costs less than another.
+    has_copy: bool,
+    /// The size that was asked for.
+    size: Bytes,
+    key: UseKey,
+    resident: Arc<dyn Resident>,
 }
 
-impl Drop for TierBlock<'_> {
-    fn drop(&mut self) {
-        if let Some(block) = self.block
-            && let Err(error) = self.tier.free(block.id)
+/// The arrays that may go, the one that goes first at the end: its next use is the furthest away. Of those that are
+/// used at the same time, or of which nothing is known, one goes first whose copy is in the tier, and then the larger
+/// one.
+fn in_order_of_use(memory: &DeviceMemory, tier: &Tier) -> Vec<Candidate> {
+    let candidates = memory.residents.all().into_iter().filter(|resident| resident.may_spill());
+    let (candidates, keys): (Vec<_>, Vec<_>) =
+        candidates.filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
+    let uses = tier.record.next_uses(&keys);
+    let mut order: Vec<_> = uses
+        .into_iter()
+        .zip(keys)
+        .zip(candidates)
+        .map(|((next, key), resident)| {
+            let size = resident.occupied().map_or(Bytes::ZERO, |occupied| occupied.size);
+            Candidate { next, has_copy: resident.has_copy(), size, key, resident }
+        })
+        .collect();
+    order.sort_by_key(|candidate| (candidate.next, candidate.has_copy, candidate.size));
+    order
+}
+
+/// When enough arrays have gone.
+enum Enough {
+    /// Never.
+    Never,
+    /// When so much memory is free, which compaction makes one piece of.
+    Free(Bytes),
+    /// When there is a hole of this size.
+    Hole(Bytes),
+    /// When so much has gone: the numbers alone do not tell what there is room for.
+    Gone(Bytes),
+}
+
+impl Enough {
+    fn new(compacts: bool, memory: &DeviceMemory, goal: Option<Goal>) -> Self {
+        let by_numbers = match goal {
+            None => return Self::Never,
+            Some(Goal::Hole(bytes)) if compacts => Self::Free(bytes),
+            Some(Goal::Hole(bytes)) => Self::Hole(bytes),
+            Some(Goal::Bottom(bytes)) => return Self::Gone(bytes),
+            Some(Goal::Pack) => return Self::Gone(Bytes::ZERO),
+        };
+        // What the numbers promise was not to be had.
+        if by_numbers.is_there(memory, Bytes::ZERO)
+            && let Self::Free(bytes) | Self::Hole(bytes) = by_numbers
         {
-            log::error!("{error}");
+            return Self::Gone(bytes);
+        }
+        by_numbers
+    }
+
+    fn is_there(&self, memory: &DeviceMemory, gone: Bytes) -> bool {
+        match *self {
+            Self::Never => false,
+            Self::Free(bytes) => {
+                let stats = memory.stats();
+                stats.free_bytes + (stats.limit - stats.pool_bytes) >= bytes
+            }
+            Self::Hole(bytes) => memory.stats().largest_request >= bytes,
+            Self::Gone(bytes) => gone >= bytes,
         }
     }
 }
 
+/// There is no room for an array in the tier.
+struct TierIsFull;
+
+/// A block of the tier. Where it has no room, copies of arrays that are used soon are kept no longer: first of those
+/// that may not go, then of `others`, the one that is used first at the beginning.
+fn allocate_in_tier(
+    memory: &DeviceMemory,
+    tier: &Tier,
+    (size, provenance): (Bytes, Provenance),
+    others: &[Candidate],
+) -> Result<Allocation, TierIsFull> {
+    let allocate = || {
+        let block = tier.memory.allocate(Request { size, provenance }).ok()?;
+        Some(Allocation::new(Arc::clone(&tier.memory), block, Bytes::ZERO, provenance))
+    };
+    if let Some(allocation) = allocate() {
+        return Ok(allocation);
+    }
+    let in_use = memory.residents.all().into_iter().filter(|resident| !resident.may_spill());
+    for resident in in_use.chain(others.iter().map(|other| Arc::clone(&other.resident))) {
+        if resident.has_copy()
+            && !resident.forget_copy().is_zero()
+            && let Some(allocation) = allocate()
+        {
+            return Ok(allocation);
+        }
+    }
+    Err(TierIsFull)
+}
+
 /// Spills one array; zero if it may not go by now.
-fn spill(memory: &DeviceMemory, tier: &Tier, resident: Arc<dyn Resident>) -> Result<Bytes, TierIsFull> {
+fn spill(
+    memory: &DeviceMemory,
+    tier: &Tier,
+    Candidate { next, key, resident, .. }: Candidate,
+    others: &[Candidate],
+) -> Result<Bytes, TierIsFull> {
+    let since = Instant::now();
     let Some(occupied) = resident.occupied() else { return Ok(Bytes::ZERO) };
-    let (size, provenance) = (occupied.size, occupied.provenance);
-    let block = tier.memory.allocate(Request { size, provenance }).map_err(|_| TierIsFull)?;
-    let mut held = TierBlock { tier: &tier.memory, block: Some(block) };
-    let Some(mut locked) = resident.lock_to_spill(occupied.block) else { return Ok(Bytes::ZERO) };
-    let Some(from) = locked.address() else { return Ok(Bytes::ZERO) };
+    let Occupied { block, size, provenance } = occupied;
+    // The copy that is kept, if there is one, stays while the array is locked.
+    let mut to =
+        if resident.has_copy() { None } else { Some(allocate_in_tier(memory, tier, (size, provenance), others)?) };
+    let Some(mut locked) = resident.lock_to_spill(block) else { return Ok(Bytes::ZERO) };
+    let (Some(from), copy) = (locked.address(), locked.copy()) else { return Ok(Bytes::ZERO) };
     let bytes = size.min(locked.bytes());
-    // SAFETY: the locked resident's block is at `from`, and nothing uses its bytes; the block of the tier is new and as
-    // large. Both are memory of the host, because the device has a tier.
-    let copied = unsafe { memory.carrier.copy(from, block.address, bytes) };
-    // SAFETY: the bytes are at the new block of the tier, which is the resident's from `spilled` on, or not used if
-    // that is not called.
-    match copied.and_then(|()| unsafe { locked.prepare(block.address) }) {
+    let (address, copied) = match (copy, &to) {
+        (Some(copy), _) => {
+            to = None;
+            (copy, Ok(()))
+        }
+        // SAFETY: the locked resident's block is at `from`, and nothing uses its bytes; the block of the tier is new
+        // and as large. Both are memory of the host, because the device has a tier.
+        (None, Some(to)) => (to.block().address, unsafe { tier.memory.carrier.copy(from, to.block().address, bytes) }),
+        // An outsider has come meanwhile, and its copy has gone.
+        (None, None) => return Ok(Bytes::ZERO),
+    };
+    // SAFETY: the bytes are in a block of the tier that is the resident's from `spilled` on, or not used if that is
+    // not called.
+    match copied.and_then(|()| unsafe { locked.prepare(address) }) {
         Ok(()) => {
-            held.block = None;
-            locked.spilled(block);
-            tier.record.count_out(bytes);
+            let was_copied = to.is_some();
+            locked.spilled(to);
+            tier.record.spilled(bytes, was_copied.then(|| since.elapsed()));
+            tier.record.expect(key, next);
             Ok(size)
         }
         Err(error) => {

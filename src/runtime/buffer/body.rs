@@ -55,17 +55,10 @@ impl Body {
     /// Records the buffer's new address, and its view there. The previous view is dropped without a lock.
     #[must_use]
     pub fn move_to(&mut self, view: EngineBuffer, address: Address) -> Option<EngineBuffer> {
-        if let Storage::Arena(allocation) = &mut self.storage {
+        if let Some(allocation) = self.storage.allocation_mut() {
             allocation.moved_to(address);
         }
         self.replace_view(view)
-    }
-
-    /// Records that the bytes are in `storage`, and their view there. What was before is dropped without a lock, the
-    /// view first.
-    #[must_use]
-    pub fn change_storage(&mut self, view: EngineBuffer, storage: Storage) -> (Option<EngineBuffer>, Storage) {
-        (self.replace_view(view), std::mem::replace(&mut self.storage, storage))
     }
 
     /// The block, if the bytes are in an arena.

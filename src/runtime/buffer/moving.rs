@@ -1,11 +1,14 @@
 //! Buffers as compaction and spilling know them.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use crate::{
     engine::EngineBuffer,
     error::{Error, Result},
-    memory::{Block, BlockId, MoveBarrier, next_use::UseKey},
+    memory::{BlockId, MoveBarrier, next_use::UseKey},
     runtime::{
         buffer::{body::Body, pjrt_buffer::Buffer, storage::Storage},
         device_memory::{Allocation, LockedForMove, Occupied, Resident},
@@ -31,11 +34,19 @@ impl Resident for Buffer {
         self.usage().move_barrier().is_none() && self.usage().peek(|body| body.wanted == 0)
     }
 
+    fn has_copy(&self) -> bool {
+        self.usage().peek(|body| body.storage.copy().is_some())
+    }
+
+    fn forget_copy(&self) -> Bytes {
+        let forgotten = self.usage().lock().storage.forget_copy();
+        forgotten.map_or(Bytes::ZERO, |copy| copy.size())
+    }
+
     fn use_key(&self) -> Option<UseKey> {
         // Only a program's results share their buffer with others, in the output cache, and have another key.
-        let number = std::ptr::from_ref(self).addr();
         let provenance = self.usage().peek(|body| body.storage.block().map(Allocation::provenance))?;
-        Some(UseKey::new(provenance, number))
+        Some(UseKey::new(provenance, || self.number.get()))
     }
 
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
@@ -56,6 +67,25 @@ impl Buffer {
         };
         self.usage().lock_for_move(look)?;
         Some(Box::new(Locked { buffer: self, locked: true, prepared: None }))
+    }
+}
+
+/// A number that no other buffer of the process has, from when it is first asked for; zero before.
+#[derive(Debug, Default)]
+pub(super) struct ArrayNumber(AtomicU64);
+
+impl ArrayNumber {
+    fn get(&self) -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        match self.0.load(Ordering::Relaxed) {
+            0 => {
+                let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+                self.0
+                    .compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed)
+                    .map_or_else(|first| first, |_| fresh)
+            }
+            known => known,
+        }
     }
 }
 
@@ -95,14 +125,20 @@ impl LockedForMove for Locked {
         drop(old);
     }
 
-    fn spilled(mut self: Box<Self>, block: Block) {
+    fn copy(&self) -> Option<Address> {
+        self.buffer.usage().peek(|body| body.storage.copy())
+    }
+
+    fn spilled(mut self: Box<Self>, block: Option<Allocation>) {
         let Some((fresh, _)) = self.prepared.take() else { return };
         self.locked = false;
         let old = self.buffer.usage().unlock_after_move(|body| {
-            let held = body.allocation()?;
-            let tier = Arc::clone(&held.memory().tier.as_ref()?.memory);
-            let spilled = Allocation::new(tier, block, Bytes::ZERO, held.provenance());
-            Some(body.change_storage(fresh, Storage::Spilled(spilled)))
+            let view = body.replace_view(fresh);
+            let held = match block {
+                Some(block) => std::mem::replace(&mut body.storage, Storage::Spilled(block)).into_allocation(),
+                None => body.storage.spill_to_copy(),
+            };
+            (view, held)
         });
         // As above: the view first.
         drop(old);
@@ -130,7 +166,10 @@ impl Buffer {
         unsafe { locked.prepare(to)? };
         let Some((fresh, _)) = locked.prepared.take() else { return Ok(false) };
         locked.locked = false;
-        let old = self.usage().unlock_after_move(|body| body.change_storage(fresh, Storage::Arena(allocation)));
+        let old = self.usage().unlock_after_move(|body| {
+            body.storage.came_back(allocation);
+            body.replace_view(fresh)
+        });
         self.enter_residents();
         drop(old);
         Ok(true)

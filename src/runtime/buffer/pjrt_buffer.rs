@@ -25,6 +25,7 @@ use crate::{
     runtime::{
         buffer::{
             body::Body,
+            moving::ArrayNumber,
             storage::{Access, Foreign, Storage},
             usage::{Definition, Life, State, Usage, User},
         },
@@ -100,6 +101,8 @@ pub struct Buffer {
     pub access: Access,
     /// The cache that keeps block and handle when the owner destroys the buffer.
     cache_slot: Option<CacheSlot>,
+    /// What the past of launches knows it by, where no program made it.
+    pub(super) number: ArrayNumber,
     usage: Usage<Body>,
 }
 
@@ -119,7 +122,16 @@ impl Buffer {
     ) -> Arc<Self> {
         let session = view.session();
         let usage = Usage::new(Body::new(view, Storage::Foreign(foreign)));
-        Arc::new(Self { session, device, memory, shape, access, cache_slot: None, usage })
+        Arc::new(Self {
+            session,
+            device,
+            memory,
+            shape,
+            access,
+            cache_slot: None,
+            number: ArrayNumber::default(),
+            usage,
+        })
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
@@ -132,7 +144,8 @@ impl Buffer {
     ) -> Arc<Self> {
         let (session, access) = (view.session(), Access::Full);
         let usage = Usage::new(Body::new(view, storage));
-        let buffer = Arc::new(Self { session, device, memory, shape, access, cache_slot, usage });
+        let number = ArrayNumber::default();
+        let buffer = Arc::new(Self { session, device, memory, shape, access, cache_slot, number, usage });
         buffer.enter_residents();
         buffer
     }

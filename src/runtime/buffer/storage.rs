@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   Arena     a block of an arena: counted in the arena's statistics, movable
+//!   Copied    a block of an arena, which was spilled before and not written since: its copy is kept, so that it can be
+//!             spilled again for nothing
 //!   Spilled   a block of the host's memory beyond the device's limit, where the array waits: usable, but counted apart
 //!   Engine    the engine's own memory: counted in `engine_bytes`, never moved
 //!   Foreign   an outsider's memory, aliased: counted in `foreign_bytes`, never moved, never freed by pjrt-arena
@@ -17,7 +19,11 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use crate::{memory::budget::Charge, runtime::device_memory::Allocation};
+use crate::{
+    memory::budget::Charge,
+    runtime::device_memory::{Allocation, DeviceMemory},
+    units::{Address, Bytes},
+};
 
 /// Bytes of one buffer outside of the arena, counted on its device for as long as this lives.
 pub struct Counted {
@@ -69,10 +75,48 @@ impl Foreign {
     }
 }
 
+/// A block of an arena and what is kept of its contents in memory that the device's arrays are spilled to.
+pub struct Copied {
+    /// The block.
+    allocation: Allocation,
+    copy: CleanCopy,
+}
+
+/// A block that holds the same as another; counted in its memory for as long as this lives.
+struct CleanCopy {
+    copy: Allocation,
+    _counted: CountedCopy,
+}
+
+impl CleanCopy {
+    fn new(copy: Allocation) -> Self {
+        let counted = CountedCopy::new(copy.memory(), copy.size());
+        Self { copy, _counted: counted }
+    }
+}
+
+/// Bytes of a copy, counted in the memory that it is in.
+struct CountedCopy(Arc<DeviceMemory>, Bytes);
+
+impl CountedCopy {
+    fn new(memory: &Arc<DeviceMemory>, bytes: Bytes) -> Self {
+        memory.copies.fetch_add(bytes.get(), Ordering::Relaxed);
+        Self(Arc::clone(memory), bytes)
+    }
+}
+
+impl Drop for CountedCopy {
+    fn drop(&mut self) {
+        self.0.copies.fetch_sub(self.1.get(), Ordering::Relaxed);
+    }
+}
+
 /// Where the bytes of a buffer are.
 pub enum Storage {
     /// A block of an arena.
     Arena(Allocation),
+    /// A block of an arena, the same as a block of the memory that the device's arrays are spilled to.
+    Copied(Box<Copied>),
     /// A block of the memory that the device's arrays are spilled to.
     Spilled(Allocation),
     /// Memory that the engine took from its own allocator.
@@ -88,14 +132,25 @@ impl Storage {
     pub fn allocation(&self) -> Option<&Allocation> {
         match self {
             Self::Arena(allocation) => Some(allocation),
+            Self::Copied(copied) => Some(&copied.allocation),
             Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
 
-    /// The block, taken out, if the bytes are in an arena.
+    /// As [`Self::allocation`].
+    pub fn allocation_mut(&mut self) -> Option<&mut Allocation> {
+        match self {
+            Self::Arena(allocation) => Some(allocation),
+            Self::Copied(copied) => Some(&mut copied.allocation),
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+        }
+    }
+
+    /// The block, taken out, if the bytes are in an arena. What was kept of its contents is not kept any longer.
     pub fn into_allocation(self) -> Option<Allocation> {
         match self {
             Self::Arena(allocation) => Some(allocation),
+            Self::Copied(copied) => Some(copied.allocation),
             Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
         }
     }
@@ -103,14 +158,62 @@ impl Storage {
     /// The block of the device's arena, or of the memory that the array is spilled to.
     pub fn block(&self) -> Option<&Allocation> {
         match self {
-            Self::Arena(allocation) | Self::Spilled(allocation) => Some(allocation),
-            Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+            Self::Spilled(allocation) => Some(allocation),
+            _ => self.allocation(),
         }
     }
 
     /// Whether the array waits in memory of the host.
     pub fn is_spilled(&self) -> bool {
         matches!(self, Self::Spilled(_))
+    }
+
+    /// The address of a copy that is kept.
+    pub fn copy(&self) -> Option<Address> {
+        match self {
+            Self::Copied(copied) => Some(copied.copy.copy.block().address),
+            _ => None,
+        }
+    }
+
+    /// A spilled array is in `allocation` from now on, and where it was spilled to its copy is kept. The array is as
+    /// before if it is not spilled.
+    pub fn came_back(&mut self, allocation: Allocation) {
+        *self = match std::mem::replace(self, Self::Gone) {
+            Self::Spilled(copy) => Self::Copied(Box::new(Copied { allocation, copy: CleanCopy::new(copy) })),
+            other => other,
+        };
+    }
+
+    /// An array of which a copy is kept is where that is, from now on, and its block is returned.
+    pub fn spill_to_copy(&mut self) -> Option<Allocation> {
+        match std::mem::replace(self, Self::Gone) {
+            Self::Copied(copied) => {
+                let Copied { allocation, copy } = *copied;
+                *self = Self::Spilled(copy.copy);
+                Some(allocation)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Keeps a copy no longer; returns it, to be freed without a lock.
+    #[must_use]
+    pub fn forget_copy(&mut self) -> Option<Allocation> {
+        match std::mem::replace(self, Self::Gone) {
+            Self::Copied(copied) => {
+                let Copied { allocation, copy } = *copied;
+                *self = Self::Arena(allocation);
+                Some(copy.copy)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
     }
 
     /// The block's address, if the bytes are in an arena, or are spilled.
@@ -121,9 +224,8 @@ impl Storage {
     /// The address of an array that is known to be dense in the default layout, where this process can read it.
     pub fn dense_address(&self) -> Option<usize> {
         match self {
-            Self::Arena(block) | Self::Spilled(block) => block.memory().on_host.then(|| block.address()),
             Self::Foreign(foreign) => foreign.dense_at,
-            Self::Engine(_) | Self::Gone => None,
+            _ => self.block().and_then(|block| block.memory().on_host.then(|| block.address())),
         }
     }
 }

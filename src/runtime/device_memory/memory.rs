@@ -40,6 +40,8 @@ pub struct DeviceMemory {
     pub residents: Residents,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
     pub(super) padding: AtomicU64,
+    /// Bytes in use that hold what arrays of another memory hold as well, which were spilled here before.
+    pub copies: AtomicU64,
     /// Executions of programs.
     runs: AtomicU32,
     /// Whether executions are timed, for the history.
@@ -60,6 +62,7 @@ impl DeviceMemory {
             tier: None,
             residents: Residents::default(),
             padding,
+            copies: AtomicU64::new(0),
             runs,
             keeps_time,
         })

@@ -6,7 +6,8 @@ use parking_lot::Mutex;
 
 use crate::{
     error::Result,
-    memory::{Block, BlockId, MoveBarrier, Provenance, next_use::UseKey},
+    memory::{BlockId, MoveBarrier, Provenance, next_use::UseKey},
+    runtime::device_memory::allocation::Allocation,
     units::{Address, Bytes},
 };
 
@@ -20,6 +21,12 @@ pub trait Resident: Send + Sync {
 
     /// Whether the bytes may be spilled at this instant: they may move, and no launch is about to use them.
     fn may_spill(&self) -> bool;
+
+    /// Whether a copy of the bytes is kept in the memory's tier.
+    fn has_copy(&self) -> bool;
+
+    /// Keeps a copy in the tier no longer; how many bytes it had.
+    fn forget_copy(&self) -> Bytes;
 
     /// What the past knows this resident by.
     fn use_key(&self) -> Option<UseKey>;
@@ -64,9 +71,12 @@ pub trait LockedForMove {
     /// The resident is at the prepared address from now on, and the old view ends.
     fn moved(self: Box<Self>);
 
-    /// The resident has `block` of its memory's tier from now on, at the prepared address: the old view ends, and the
-    /// old block is freed.
-    fn spilled(self: Box<Self>, block: Block);
+    /// The address of a copy in its memory's tier that holds the same bytes.
+    fn copy(&self) -> Option<Address>;
+
+    /// The resident has `block` of its memory's tier from now on, or its copy there if that is `None`, at the prepared
+    /// address: the old view ends, and the old block is freed.
+    fn spilled(self: Box<Self>, block: Option<Allocation>);
 }
 
 /// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone:

@@ -1,69 +1,111 @@
 //! What is known of the arrays that a device spills: how many went and came back, and when they are used.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::{
     memory::next_use::{NextUse, UseHistory, UseKey},
     units::Bytes,
 };
 
-/// What was spilled and came back, counted.
+/// Arrays that were moved one way, counted.
 #[derive(Debug, Default)]
-struct Traffic {
+pub struct Traffic {
     arrays: AtomicU64,
     bytes: AtomicU64,
+    nanoseconds: AtomicU64,
 }
 
 impl Traffic {
-    fn add(&self, bytes: Bytes) {
+    fn add(&self, bytes: Bytes, took: Duration) {
         self.arrays.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.get(), Ordering::Relaxed);
+        self.nanoseconds.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    fn get(&self) -> (u64, Bytes) {
-        (self.arrays.load(Ordering::Relaxed), Bytes::new(self.bytes.load(Ordering::Relaxed)))
+    /// So many arrays.
+    pub fn arrays(&self) -> u64 {
+        self.arrays.load(Ordering::Relaxed)
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> Bytes {
+        Bytes::new(self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// How long that took, summed over the threads that waited for it.
+    pub fn took(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
     }
 }
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct SpillRecord {
-    history: Mutex<UseHistory>,
-    out: Traffic,
-    back: Traffic,
+    past: Mutex<Past>,
+    /// Arrays that were copied out.
+    pub out: Traffic,
+    /// Arrays that went without being copied, because their copy was in the tier still.
+    pub clean: Traffic,
+    /// Arrays that came back.
+    pub back: Traffic,
+    /// Spilled arrays that were used when it had been expected.
+    pub right: AtomicU64,
+    /// Spilled arrays that were used at another step than expected.
+    pub wrong: AtomicU64,
 }
+
+#[derive(Debug, Default)]
+struct Past {
+    history: UseHistory,
+    /// When arrays that are spilled were expected to be used.
+    expected: FxHashMap<UseKey, NextUse>,
+}
+
+/// Expectations of arrays that never came back are forgotten beyond so many.
+const EXPECTATIONS: usize = 1 << 16;
 
 impl SpillRecord {
     /// Notes that `program` is launched as the device's `step` and uses these arrays.
     pub fn launched(&self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
-        self.history.lock().launched(step, program, arrays);
+        self.past.lock().history.launched(step, program, arrays);
     }
 
     /// When each of these arrays is used next.
-    pub fn next_uses(&self, arrays: impl Iterator<Item = UseKey>) -> Vec<NextUse> {
-        let mut history = self.history.lock();
-        arrays.map(|array| history.next_use(array)).collect()
+    pub fn next_uses(&self, arrays: &[UseKey]) -> Vec<NextUse> {
+        let mut past = self.past.lock();
+        arrays.iter().map(|&array| past.history.next_use(array)).collect()
     }
 
-    /// An array of so many bytes was spilled.
-    pub fn count_out(&self, bytes: Bytes) {
-        self.out.add(bytes);
+    /// An array of so many bytes was spilled; it was copied, which took so long, or its copy was there.
+    pub fn spilled(&self, bytes: Bytes, copied: Option<Duration>) {
+        match copied {
+            Some(took) => self.out.add(bytes, took),
+            None => self.clean.add(bytes, Duration::ZERO),
+        }
     }
 
-    /// An array of so many bytes came back.
-    pub fn count_back(&self, bytes: Bytes) {
-        self.back.add(bytes);
+    /// A spilled array is expected to be used at `next`.
+    pub fn expect(&self, array: UseKey, next: NextUse) {
+        let mut past = self.past.lock();
+        if past.expected.len() >= EXPECTATIONS {
+            past.expected.clear();
+        }
+        past.expected.insert(array, next);
     }
 
-    /// Arrays that were spilled so far, and their bytes.
-    pub fn spilled_out(&self) -> (u64, Bytes) {
-        self.out.get()
-    }
-
-    /// Arrays that came back so far, and their bytes.
-    pub fn brought_back(&self) -> (u64, Bytes) {
-        self.back.get()
+    /// An array of so many bytes came back for the launch of this `step`, which took so long.
+    pub fn came_back(&self, array: Option<UseKey>, step: u32, bytes: Bytes, took: Duration) {
+        self.back.add(bytes, took);
+        let expected = array.and_then(|array| self.past.lock().expected.remove(&array));
+        if let Some(NextUse::At(expected)) = expected {
+            let counter = if expected == step { &self.right } else { &self.wrong };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }

@@ -19,7 +19,6 @@ use crate::{
         },
     },
     sys,
-    units::Bytes,
 };
 
 /// How long to wait for launches that want their arguments.
@@ -108,7 +107,7 @@ impl<'a> Launch<'a> {
             } else if !std::mem::replace(&mut emptied, true) {
                 // The arguments themselves may divide the memory: they come back side by side.
                 let memories = self.devices.iter().filter_map(|launch| launch.device?.arena.as_ref());
-                memories.for_each(|memory| _ = spill::make_room(&client.allocator, memory, Bytes::new(u64::MAX)));
+                memories.for_each(|memory| _ = spill::make_room(&client.allocator, memory, None));
             } else {
                 return Err(unplaced.explain(client));
             }

@@ -13,7 +13,10 @@
 //! A launch that finds no room for its arguments wants nothing while it waits for its turn (`launch.rs`), so that of
 //! two launches that do not fit together one goes after the other.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use crate::{
     memory::{Execution, next_use::UseKey},
@@ -29,6 +32,8 @@ use crate::{
 pub struct Wanted<'a> {
     allocator: &'a Allocator,
     buffers: Vec<BufferRef<'a>>,
+    /// The number of the launch.
+    step: u32,
 }
 
 impl<'a> Wanted<'a> {
@@ -39,7 +44,7 @@ impl<'a> Wanted<'a> {
     pub fn new(call: &Call<'a>, index: usize, memory: &DeviceMemory, run: Execution) -> Result<Self, Unplaced> {
         let allocator = &call.loaded.client.allocator;
         allocator.wanting.fetch_add(1, Ordering::Relaxed);
-        let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args) };
+        let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args), step: run.step };
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
             buffer.state().wanted += 1;
@@ -58,7 +63,9 @@ impl<'a> Wanted<'a> {
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; each array is where it was, or back.
     pub fn bring_back(&self, memory: &Arc<DeviceMemory>, patience: Patience) -> Result<(), Unplaced> {
-        self.buffers.iter().try_for_each(|buffer| bring_back(self.allocator, &buffer.share(), memory, patience))
+        self.buffers
+            .iter()
+            .try_for_each(|buffer| bring_back(self.allocator, &buffer.share(), memory, (self.step, patience)))
     }
 }
 
@@ -77,7 +84,7 @@ fn bring_back(
     allocator: &Allocator,
     buffer: &Arc<Buffer>,
     memory: &Arc<DeviceMemory>,
-    patience: Patience,
+    (step, patience): (u32, Patience),
 ) -> Result<(), Unplaced> {
     let Some(tier) = &memory.tier else { return Ok(()) };
     let provenance = {
@@ -90,9 +97,9 @@ fn bring_back(
     let Some(provenance) = provenance else { return Ok(()) };
     let allocation = allocate(allocator, memory, &buffer.shape, provenance, patience)
         .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?;
-    let bytes = allocation.size();
+    let (bytes, since) = (allocation.size(), Instant::now());
     if buffer.bring_back(allocation)? {
-        tier.record.count_back(bytes);
+        tier.record.came_back(buffer.use_key(), step, bytes, since.elapsed());
     }
     Ok(())
 }

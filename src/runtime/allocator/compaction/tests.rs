@@ -16,7 +16,7 @@ use crate::{
     },
     error::Error,
     memory::{Arena, Block, Provenance, Strategy, next_use::UseKey},
-    runtime::device_memory::Occupied,
+    runtime::device_memory::{Allocation, Occupied},
     units::Address,
 };
 
@@ -85,6 +85,14 @@ impl Resident for Thing {
         false
     }
 
+    fn has_copy(&self) -> bool {
+        false
+    }
+
+    fn forget_copy(&self) -> Bytes {
+        Bytes::ZERO
+    }
+
     fn use_key(&self) -> Option<UseKey> {
         None
     }
@@ -126,7 +134,11 @@ impl LockedForMove for Locked {
         self.0.block.lock().address = self.1.expect("it was prepared");
     }
 
-    fn spilled(self: Box<Self>, _: Block) {
+    fn copy(&self) -> Option<Address> {
+        None
+    }
+
+    fn spilled(self: Box<Self>, _: Option<Allocation>) {
         unreachable!("it may not be spilled");
     }
 }
