@@ -293,3 +293,55 @@ def test_bad_words_are_refused():
     """,
         PJRT_ARENA_SPILL="disk",
     )
+
+
+def test_a_device_sleeps_and_wakes():
+    run_case(
+        """
+    from jax_plugins.arena import memory
+    add = jax.jit(lambda x: x + 1)
+    kept, arrays = ramp(100), [ramp(number) for number in range(10)]
+    arrays = [add(array) for array in arrays]
+    [told] = memory.sleep(keep={"a": [kept]})
+    assert told.device == "cpu:0" and told.bytes_spilled == 10 * MIB, told
+    assert told.bytes_in_use == stats()["bytes_in_use"] == MIB, told
+    assert [(holder.bytes, holder.blocks) for holder in told.holders] == [(MIB, 1)], told
+    assert "from host f32[262144]" in told.holders[0].origin, told
+    assert spill()["in_use_bytes"] == 10 * MIB
+    # Programs wake what they need.
+    assert float(add(arrays[0])[0]) == 2
+    assert stats()["bytes_in_use"] >= 2 * MIB
+    [told] = memory.wake(jax.devices("arena"))
+    assert (told.bytes_brought_back, told.bytes_waiting) == (9 * MIB, 0), told
+    check(arrays, 1)
+    views = [np.asarray(array) for array in arrays[:4]]
+    [told] = memory.sleep(["cpu:0"])
+    assert (told.bytes_spilled, told.bytes_in_use) == (7 * MIB, 4 * MIB), told
+    no_name, no_device = "there is no device \\"cpu:7\\"; there are: cpu:0", "is no device of pjrt-arena"
+    for wrong, text in ((["cpu:7"], no_name), (jax.devices("cpu"), no_device)):
+        try:
+            memory.sleep(wrong)
+        except memory.ArenaError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(wrong)
+    try:
+        memory.sleep(keep=[np.zeros(3)])
+        raise AssertionError("kept what is no array of JAX")
+    except TypeError as error:
+        assert "keep has a ndarray" in str(error), error
+    """,
+        PJRT_ARENA_LIMIT="64MiB",
+    )
+    run_case(
+        """
+    from jax_plugins.arena import memory
+    ramp(0)
+    try:
+        memory.sleep()
+        raise AssertionError("it slept")
+    except memory.ArenaError as error:
+        assert "cpu:0 cannot sleep: its arrays have nowhere to go" in str(error), error
+    """,
+        PJRT_ARENA_SPILL="off",
+    )

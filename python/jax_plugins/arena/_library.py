@@ -204,12 +204,12 @@ class Library:
         """Has the library call this function of `_hooks.hook`, which must stay for ever; the first of a name stays."""
         self._function(f"pjrt_arena_install_{name}", ctypes.c_void_p, returns=None)(ctypes.cast(hook, ctypes.c_void_p))
 
-    def act(self, name: str) -> Any:
+    def act(self, name: str, *arguments: tuple[Any, Any]) -> Any:
         """Calls a function that does something at every call and tells of it in JSON.
 
-        Asking again for more room would do it again, so the room is ample at once.
+        Asking again for more room would do it again, so the room is ample at once. `arguments` are (type, value).
         """
-        text = self._text(name, room=1 << 20, again=False)
+        text = self._text(name, *arguments, room=1 << 20, again=False)
         return json.loads(text)
 
     def serves_cpu_handlers(self) -> bool:

@@ -11,6 +11,7 @@
     memory.stats()                              the arenas' numbers, one dict for each device
     memory.compact()                            moves buffers together, on every device
     memory.trim()                               gives empty regions and pages back to the system
+    memory.sleep()                              spills all arrays too; memory.wake() brings them back
     memory.tpu_footprint((1000, 3), "bfloat16") what an array takes in a TPU's tiled layout
 
 All but `tpu_footprint`, `load` and `diff` speak of the clients that this process has: a device is there once JAX has
@@ -21,11 +22,12 @@ started on it, and before that the lists are empty. Nothing here starts JAX. Eve
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,23 +56,27 @@ __all__ = [
     "Holder",
     "Moved",
     "Pool",
+    "Sleep",
     "Snapshot",
     "Summary",
     "Track",
     "TrackedDevice",
     "Trim",
     "Usage",
+    "Wake",
     "compact",
     "diff",
     "load",
     "map",
     "reset_peak",
+    "sleep",
     "snapshot",
     "stats",
     "summary",
     "tpu_footprint",
     "track",
     "trim",
+    "wake",
 ]
 
 
@@ -105,6 +111,40 @@ class Trim:
     bytes_returned: int
     #: How many whole regions were among them.
     regions_returned: int
+    #: How long it took, in seconds.
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleep:
+    """What `sleep` did on one device."""
+
+    #: The device, as the library names it.
+    device: str
+    #: Bytes of arrays that were spilled.
+    bytes_spilled: int
+    #: Bytes given back to the system.
+    bytes_returned: int
+    #: How many whole regions were among them.
+    regions_returned: int
+    #: What stays in use, in bytes.
+    bytes_in_use: int
+    #: Whose that is, the largest first.
+    holders: tuple[Holder, ...]
+    #: How long it took, in seconds.
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Wake:
+    """What `wake` did on one device."""
+
+    #: The device, as the library names it.
+    device: str
+    #: Bytes of arrays that came back.
+    bytes_brought_back: int
+    #: Bytes of arrays for which there is no room: they come when a program takes them.
+    bytes_waiting: int
     #: How long it took, in seconds.
     seconds: float
 
@@ -158,6 +198,43 @@ def trim() -> list[Trim]:
     One for each device, and one called ``scratch`` where memory that the engine used for programs' scratch went back.
     """
     return [Trim(**_fields(Trim, told)) for told in _act("pjrt_arena_trim")]
+
+
+def sleep(devices: Iterable[Any] | None = None, keep: Any = None) -> list[Sleep]:
+    """Spills all arrays and gives the devices' memory back to the system, so that other processes have it.
+
+    It waits for programs under way. Arrays keep their identity and contents: those that are read are read where they
+    are, and a program brings its arguments back. Compiled programs stay. What an outsider holds (a NumPy view, dlpack)
+    stays on the device; the answer names what stays. Needs ``PJRT_ARENA_SPILL``; with ``host`` on a CPU, arrays stay in
+    this process' memory, with a folder they do not.
+
+    Args:
+      devices: `jax.Device` objects, or the library's names of devices, such as ``cpu:0``; all by default.
+      keep: a pytree of `jax.Array` that stay where they are, if they are on the devices.
+
+    Raises:
+      ArenaError: a device has nowhere to spill to, or there is no such device.
+    """
+    held = [shard.data.__dlpack__() for array in _leaves(keep) for shard in array.addressable_shards]
+    try:
+        told = _on(devices, "pjrt_arena_sleep")
+    finally:
+        held.clear()
+    for device in told:
+        device["holders"] = tuple(Holder(**holder) for holder in device["holders"])
+    return [Sleep(**_fields(Sleep, device)) for device in told]
+
+
+def wake(devices: Iterable[Any] | None = None) -> list[Wake]:
+    """Brings spilled arrays back while there is room, those first that are used first. Programs do without it.
+
+    Args:
+      devices: as for `sleep`.
+
+    Raises:
+      ArenaError: there is no such device.
+    """
+    return [Wake(**_fields(Wake, device)) for device in _on(devices, "pjrt_arena_wake")]
 
 
 def map(width: int = 64, rows: int = 16) -> str:
@@ -349,8 +426,40 @@ def _xla_name(dtype: Any) -> str:
     raise TypeError(f"{name} is not a type of elements of JAX's arrays")
 
 
-def _act(name: str) -> list[dict[str, Any]]:
-    answer = _library.load().act(name)
+def _leaves(tree: Any) -> list[Any]:
+    if tree is None:
+        return []
+    import jax
+
+    leaves: list[Any] = jax.tree.leaves(tree)
+    for leaf in leaves:
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"keep has a {type(leaf).__name__}; allowed are pytrees of jax.Array")
+    return leaves
+
+
+def _on(devices: Iterable[Any] | None, function: str) -> list[dict[str, Any]]:
+    """What `function` answers for each of `devices`, or for all."""
+    if devices is None:
+        return _act(function, (ctypes.c_char_p, None))
+    names = [device if isinstance(device, str) else _name(device) for device in devices]
+    return [told for name in names for told in _act(function, (ctypes.c_char_p, name.encode()))]
+
+
+def _name(device: Any) -> str:
+    """The library's name of a `jax.Device`."""
+    import jax
+
+    names = [told["name"] for told in stats()]
+    if isinstance(device, jax.Device) and device in jax.devices("arena"):
+        for name in names:
+            if name.rpartition(":")[2] == str(device.id):
+                return str(name)
+    raise ArenaError(f"{device!r} is no device of pjrt-arena; there are: {', '.join(names)}")
+
+
+def _act(name: str, *arguments: tuple[Any, Any]) -> list[dict[str, Any]]:
+    answer = _library.load().act(name, *arguments)
     if isinstance(answer, dict) and "error" in answer:
         raise ArenaError(answer["error"])
     done: list[dict[str, Any]] = answer

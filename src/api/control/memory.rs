@@ -1,22 +1,26 @@
 //! Functions that act on the arenas, or show them.
 
-use std::{ffi::CStr, time::Instant};
+use std::{ffi::CStr, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
 
 use crate::{
     api::text::{CText, text_functions},
     engine::scratch,
-    error::{Error, Result},
+    error::{Code, Error, Result},
     memory::{
         BlockState, Pinned,
+        history::holdings,
         tiles::{self, Element},
     },
     report::{MapBlock, MapKind, Screen, map},
     runtime::{
-        allocator::compaction,
+        allocator::{
+            compaction,
+            sleep::{self, GivenBack},
+        },
         client::{self, Client},
-        device_memory::{DeviceMemory, SharedPool},
+        device_memory::{DeviceMemory, Tier, origins::ORIGINS},
     },
     sys,
     units::Bytes,
@@ -44,6 +48,20 @@ text_functions! {
     /// scratch gave something back. Acts at each call, as [`pjrt_arena_compact`] does.
     pub fn pjrt_arena_trim() -> String {
         trim()
+    }
+
+    /// Spills all arrays that no outsider holds, after the programs under way have ended, and gives the memory back to
+    /// the system; on the device of this name, or on all for NULL. An array for each device, as JSON: bytes of arrays
+    /// spilled, bytes and regions given back, what stays in use and of whom, seconds; or an object with `error`, one
+    /// sentence. Acts at each call, as [`pjrt_arena_compact`] does.
+    pub fn pjrt_arena_sleep(device: CText<'_>) -> String {
+        on_devices(device, asleep).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+    }
+
+    /// Brings spilled arrays back while there is room, what is used first at the beginning; otherwise as
+    /// [`pjrt_arena_sleep`]. An array for each device: bytes that came back, bytes that still wait, seconds.
+    pub fn pjrt_arena_wake(device: CText<'_>) -> String {
+        on_devices(device, awake).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
     }
 
     /// A map of every device's memory in characters, `columns` wide and `rows` high for each.
@@ -98,21 +116,65 @@ fn trim() -> String {
 
 fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
     let start = Instant::now();
-    client.allocator.drain();
-    let regions = memory.regions().len();
-    let whole = memory.trim();
-    let regions = regions.saturating_sub(memory.regions().len());
-    let pages = memory.discard_holes(|hole| {
-        // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
-        // meanwhile.
-        unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
-            log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
-            Bytes::ZERO
-        })
-    });
-    // Memory that the engine's pool keeps for the next program, if it shares the device's memory.
-    let scratch = memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::trim_unused);
-    returned(memory.name(), whole + pages + scratch, regions, start)
+    let GivenBack { bytes, regions } = sleep::give_back(&client.allocator, memory);
+    returned(memory.name(), bytes, regions, start)
+}
+
+/// The answers of `each` for all devices, or for the one of this name.
+///
+/// # Errors
+/// The first of `each`; NOT_FOUND if there is no such device.
+fn on_devices(device: CText<'_>, each: impl Fn(&Client, &Arc<DeviceMemory>) -> Result<Value>) -> Result<Value> {
+    let guards = client::guard_all();
+    let memories = || guards.iter().flat_map(|client| client.allocator.memories.iter().map(move |one| (client, one)));
+    let chosen: Vec<_> = match device.get() {
+        Some(_) => {
+            let name = device.to_string_lossy();
+            let chosen: Vec<_> = memories().filter(|(_, memory)| memory.name() == name).collect();
+            if chosen.is_empty() {
+                let names: Vec<_> = memories().map(|(_, memory)| memory.name().to_owned()).collect();
+                let text = format!("there is no device {name:?}; there are: {}", names.join(", "));
+                return Err(Error::new(Code::NotFound, text));
+            }
+            chosen
+        }
+        None => memories().collect(),
+    };
+    chosen.into_iter().map(|(client, memory)| each(client, memory)).collect::<Result<Vec<_>>>().map(Value::from)
+}
+
+fn asleep(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
+    let start = Instant::now();
+    let (spilled, given) = sleep::sleep(&client.allocator, memory)?;
+    let scratch = scratch::discard_holes();
+    let mut blocks = memory.blocks();
+    memory.complete(&mut blocks);
+    let holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
+    let holders: Vec<Value> = holders
+        .iter()
+        .map(|sum| json!({ "origin": ORIGINS.label(sum.origin), "bytes": sum.bytes.get(), "blocks": sum.blocks }))
+        .collect();
+    Ok(json!({
+        "device": memory.name(),
+        "bytes_spilled": spilled.get(),
+        "bytes_returned": (given.bytes + scratch).get(),
+        "regions_returned": given.regions,
+        "bytes_in_use": memory.stats().bytes_in_use.get(),
+        "holders": holders,
+        "seconds": start.elapsed().as_secs_f64(),
+    }))
+}
+
+fn awake(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
+    let start = Instant::now();
+    let came = sleep::wake(&client.allocator, memory)?;
+    let waits = memory.tier.as_ref().map_or(Bytes::ZERO, Tier::waits);
+    Ok(json!({
+        "device": memory.name(),
+        "bytes_brought_back": came.get(),
+        "bytes_waiting": waits.get(),
+        "seconds": start.elapsed().as_secs_f64(),
+    }))
 }
 
 fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value {

@@ -21,6 +21,7 @@ pub mod oom;
 pub mod pinned_host;
 pub mod reclaim;
 pub mod shared;
+pub mod sleep;
 pub mod spill;
 pub mod trimmer;
 

@@ -13,6 +13,7 @@
 use std::{sync::Arc, time::Instant};
 
 use crate::{
+    error::Error,
     memory::{
         Goal, Provenance, Request,
         next_use::{NextUse, UseKey},
@@ -20,6 +21,7 @@ use crate::{
     runtime::{
         allocator::core::Allocator,
         device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier},
+        shape::Shape,
     },
     units::Bytes,
 };
@@ -166,6 +168,7 @@ fn spill(
     // The copy that is kept, if there is one, stays while the array is locked.
     let mut to =
         if resident.has_copy() { None } else { Some(allocate_in_tier(memory, tier, (size, provenance), others)?) };
+    let waiting = Arc::clone(&resident);
     let Some(mut locked) = resident.lock_to_spill(block) else { return Ok(Bytes::ZERO) };
     let (Some(from), copy) = (locked.address(), locked.copy()) else { return Ok(Bytes::ZERO) };
     let bytes = size.min(locked.bytes());
@@ -185,7 +188,10 @@ fn spill(
     match copied.and_then(|()| unsafe { locked.prepare(address) }) {
         Ok(()) => {
             let was_copied = to.is_some();
-            locked.spilled(to);
+            let waits_in = locked.spilled(to);
+            if let Some(block) = waits_in {
+                tier.waiting.enter(block, Arc::downgrade(&waiting));
+            }
             tier.record.spilled(bytes, was_copied.then(|| since.elapsed()));
             tier.record.expect(key, next);
             Ok(size)
@@ -195,6 +201,29 @@ fn spill(
             Ok(Bytes::ZERO)
         }
     }
+}
+
+/// Brings back what waits in the tier of `memory`, into a block that `allocate` finds, for the launch of this `step`, or for none.
+/// How many bytes came: none, if it did not wait there by then, or an outsider or a transfer uses it there.
+///
+/// # Errors
+/// Those of `allocate`, the device's or the engine's; the array is where it was then.
+pub fn bring_back<E: From<Error>>(
+    memory: &DeviceMemory,
+    resident: &Arc<dyn Resident>,
+    step: Option<u32>,
+    allocate: impl FnOnce(&Shape, Provenance) -> Result<Allocation, E>,
+) -> Result<Bytes, E> {
+    let Some(tier) = &memory.tier else { return Ok(Bytes::ZERO) };
+    let Some((shape, provenance)) = resident.waits() else { return Ok(Bytes::ZERO) };
+    let allocation = allocate(&shape, provenance)?;
+    let (bytes, since) = (Bytes::new(shape.size as u64), Instant::now());
+    let key = resident.use_key();
+    if !Arc::clone(resident).bring_back(allocation)? {
+        return Ok(Bytes::ZERO);
+    }
+    tier.record.came_back(key, step, bytes, since.elapsed());
+    Ok(bytes)
 }
 
 /// What an error for memory that is exhausted says about the tier.

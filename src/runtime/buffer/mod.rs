@@ -10,7 +10,8 @@
 //!  body.rs           the engine's handle and the memory behind it
 //!  storage.rs        where the bytes are
 //!  layout.rs         how the array is laid out
-//!  moving.rs         a buffer as compaction knows it
+//!  moving.rs         a buffer as compaction and spilling know it
+//!  number.rs         a number for an array that no program made
 //! ```
 
 pub mod body;
@@ -18,6 +19,7 @@ pub mod buffer_ref;
 pub mod donation_hold;
 pub mod layout;
 pub mod moving;
+pub mod number;
 pub mod pjrt_buffer;
 pub mod reading;
 pub mod storage;

@@ -1,17 +1,15 @@
 //! Buffers as compaction and spilling know them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use crate::{
     engine::EngineBuffer,
     error::{Error, Result},
-    memory::{BlockId, MoveBarrier, next_use::UseKey},
+    memory::{BlockId, MoveBarrier, Provenance, next_use::UseKey},
     runtime::{
         buffer::{body::Body, pjrt_buffer::Buffer, storage::Storage},
         device_memory::{Allocation, LockedForMove, Occupied, Resident},
+        shape::Shape,
     },
     units::{Address, Bytes},
 };
@@ -49,6 +47,41 @@ impl Resident for Buffer {
         Some(UseKey::new(provenance, || self.number.get()))
     }
 
+    fn waits(&self) -> Option<(Arc<Shape>, Provenance)> {
+        let state = self.state();
+        match &state.storage {
+            Storage::Spilled(spilled) if state.move_barrier().is_none() => {
+                Some((Arc::clone(&self.shape), spilled.provenance()))
+            }
+            _ => None,
+        }
+    }
+
+    fn bring_back(self: Arc<Self>, allocation: Allocation) -> Result<bool> {
+        let from = |body: &Body| match &body.storage {
+            Storage::Spilled(spilled) if self.session.is_open() => Some(Address::new(spilled.address() as u64)),
+            _ => None,
+        };
+        let Some(from) = self.usage().lock_for_move(from) else { return Ok(false) };
+        let mut locked = Locked { buffer: Arc::clone(&self), locked: true, prepared: None };
+        let to = allocation.block().address;
+        let Some(tier) = &allocation.memory().tier else { return Ok(false) };
+        // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and
+        // nothing uses it. Both are memory of the host, because the device has a tier.
+        unsafe { tier.memory.carrier.copy(from, to, locked.bytes())? };
+        // SAFETY: the bytes are in the new block, which lives as long as the allocation that the buffer gets.
+        unsafe { locked.prepare(to)? };
+        let Some((fresh, _)) = locked.prepared.take() else { return Ok(false) };
+        locked.locked = false;
+        let old = self.usage().unlock_after_move(|body| {
+            body.storage.came_back(allocation);
+            body.replace_view(fresh)
+        });
+        self.enter_residents();
+        drop(old);
+        Ok(true)
+    }
+
     fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>> {
         self.lock_if(block, |_| true)
     }
@@ -67,25 +100,6 @@ impl Buffer {
         };
         self.usage().lock_for_move(look)?;
         Some(Box::new(Locked { buffer: self, locked: true, prepared: None }))
-    }
-}
-
-/// A number that no other buffer of the process has, from when it is first asked for; zero before.
-#[derive(Debug, Default)]
-pub(super) struct ArrayNumber(AtomicU64);
-
-impl ArrayNumber {
-    fn get(&self) -> u64 {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        match self.0.load(Ordering::Relaxed) {
-            0 => {
-                let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-                self.0
-                    .compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed)
-                    .map_or_else(|first| first, |_| fresh)
-            }
-            known => known,
-        }
     }
 }
 
@@ -129,50 +143,21 @@ impl LockedForMove for Locked {
         self.buffer.usage().peek(|body| body.storage.copy())
     }
 
-    fn spilled(mut self: Box<Self>, block: Option<Allocation>) {
-        let Some((fresh, _)) = self.prepared.take() else { return };
+    fn spilled(mut self: Box<Self>, block: Option<Allocation>) -> Option<BlockId> {
+        let (fresh, _) = self.prepared.take()?;
         self.locked = false;
-        let old = self.buffer.usage().unlock_after_move(|body| {
+        let (old, waits_in) = self.buffer.usage().unlock_after_move(|body| {
             let view = body.replace_view(fresh);
             let held = match block {
                 Some(block) => std::mem::replace(&mut body.storage, Storage::Spilled(block)).into_allocation(),
                 None => body.storage.spill_to_copy(),
             };
-            (view, held)
+            let waits_in = body.storage.block().map(|block| block.block().id);
+            ((view, held), waits_in)
         });
         // As above: the view first.
         drop(old);
-    }
-}
-
-impl Buffer {
-    /// Brings a spilled array into `allocation`, a block of its device. Whether it did: it is not there where it came
-    /// back already, an outsider or a transfer uses it where it is, or it has ended.
-    ///
-    /// # Errors
-    /// The device's or the engine's; the array is where it was then.
-    pub fn bring_back(self: &Arc<Self>, allocation: Allocation) -> Result<bool> {
-        let from = |body: &Body| match &body.storage {
-            Storage::Spilled(spilled) if self.session.is_open() => Some(Address::new(spilled.address() as u64)),
-            _ => None,
-        };
-        let Some(from) = self.usage().lock_for_move(from) else { return Ok(false) };
-        let mut locked = Locked { buffer: Arc::clone(self), locked: true, prepared: None };
-        let to = allocation.block().address;
-        // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and
-        // nothing uses it. Both are memory of the host, because the device has a tier.
-        unsafe { allocation.memory().carrier.copy(from, to, locked.bytes())? };
-        // SAFETY: the bytes are in the new block, which lives as long as the allocation that the buffer gets.
-        unsafe { locked.prepare(to)? };
-        let Some((fresh, _)) = locked.prepared.take() else { return Ok(false) };
-        locked.locked = false;
-        let old = self.usage().unlock_after_move(|body| {
-            body.storage.came_back(allocation);
-            body.replace_view(fresh)
-        });
-        self.enter_residents();
-        drop(old);
-        Ok(true)
+        waits_in
     }
 }
 

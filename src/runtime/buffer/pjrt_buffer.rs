@@ -25,7 +25,7 @@ use crate::{
     runtime::{
         buffer::{
             body::Body,
-            moving::ArrayNumber,
+            number::ArrayNumber,
             storage::{Access, Foreign, Storage},
             usage::{Definition, Life, State, Usage, User},
         },

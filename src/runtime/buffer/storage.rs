@@ -168,6 +168,11 @@ impl Storage {
         matches!(self, Self::Spilled(_))
     }
 
+    /// Whether the array waits in `tier`.
+    pub fn is_in(&self, tier: &Arc<DeviceMemory>) -> bool {
+        matches!(self, Self::Spilled(allocation) if Arc::ptr_eq(allocation.memory(), tier))
+    }
+
     /// The address of a copy that is kept.
     pub fn copy(&self) -> Option<Address> {
         match self {

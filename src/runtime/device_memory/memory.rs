@@ -1,28 +1,52 @@
-//! The memory of one device: the arena, its residents, and the carrier that moves their bytes.
+//! The memory of one device: the arena, blocks of it as their owners have them, who lies in which, and the carrier that
+//! moves their bytes.
+//!
+//! ```text
+//!  DeviceMemory --residents--> Resident (a buffer) --owns--> Allocation (a block) --of--> DeviceMemory
+//! ```
 
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{
     device::Carrier,
-    memory::{Arena, BlockId, BlockInfo, Execution, MoveBarrier, PinReason, Timestamp},
-    runtime::device_memory::{residents::Residents, shared_pool::SharedPool, spill_record::SpillRecord},
-    units::Bytes,
+    error::Result,
+    memory::{
+        Arena, Block, BlockId, BlockInfo, Execution, MoveBarrier, OriginId, PinReason, Provenance, Timestamp,
+        next_use::UseKey,
+    },
+    report::timeline::{TIMELINE, What},
+    runtime::{
+        device_memory::{shared_pool::SharedPool, spill_record::SpillRecord},
+        shape::Shape,
+    },
+    units::{Address, Bytes},
 };
 
 /// The memory of the host that a device's arrays are spilled to.
 pub struct Tier {
     /// The memory. Its blocks stay where they are until they are freed.
     pub memory: Arc<DeviceMemory>,
+    /// The arrays that are there, among those that were.
+    pub waiting: Residents,
     /// What went there, came back, and is used when.
     pub record: SpillRecord,
+}
+
+impl Tier {
+    /// What waits there, in bytes: without the copies of arrays that came back.
+    pub fn waits(&self) -> Bytes {
+        let copies = Bytes::new(self.memory.copies.load(Ordering::Relaxed));
+        self.memory.stats().bytes_in_use.saturating_sub(copies)
+    }
 }
 
 /// One device's memory.
@@ -83,7 +107,7 @@ impl DeviceMemory {
         let mut memory = Self::new(arena, carrier);
         // Nothing else refers to it yet.
         if let Some(memory) = Arc::get_mut(&mut memory) {
-            memory.tier = Some(Tier { memory: tier, record: SpillRecord::default() });
+            memory.tier = Some(Tier { memory: tier, waiting: Residents::default(), record: SpillRecord::default() });
         }
         memory
     }
@@ -125,5 +149,226 @@ impl Deref for DeviceMemory {
 
     fn deref(&self) -> &Arena {
         &self.arena
+    }
+}
+
+/// A block of an arena; freed when dropped.
+pub struct Allocation {
+    memory: Arc<DeviceMemory>,
+    block: Block,
+    padding: Bytes,
+    provenance: Provenance,
+}
+
+impl Allocation {
+    /// Owns `block` of `memory`, which `provenance` wrote, or will write, and `padding` of whose bytes hold no
+    /// element.
+    pub fn new(memory: Arc<DeviceMemory>, block: Block, padding: Bytes, provenance: Provenance) -> Self {
+        if !padding.is_zero() {
+            memory.padding.fetch_add(padding.get(), Ordering::Relaxed);
+        }
+        Self { memory, block, padding, provenance }
+    }
+
+    /// Records what the block holds now, and, if it is `Some`, which execution wrote it: a program consumed the
+    /// block, or writes it again.
+    pub fn set_provenance(&mut self, origin: OriginId, run: Option<Execution>) {
+        self.provenance.origin = origin;
+        if let Some(run) = run {
+            self.provenance.run = run;
+        }
+    }
+
+    /// The block's address.
+    pub fn address(&self) -> usize {
+        self.block.address.get() as usize
+    }
+
+    /// The block.
+    pub fn block(&self) -> Block {
+        self.block
+    }
+
+    /// What wrote the contents.
+    pub fn provenance(&self) -> Provenance {
+        self.provenance
+    }
+
+    /// The memory whose block this is.
+    pub fn memory(&self) -> &Arc<DeviceMemory> {
+        &self.memory
+    }
+
+    /// Records that the block lies at another address now.
+    pub fn moved_to(&mut self, address: Address) {
+        self.block.address = address;
+    }
+
+    /// An outsider holds the address, because of `why`.
+    pub fn pin(&self, why: MoveBarrier) {
+        self.report(self.memory.pin_because(self.block.id, PinReason(why.number())));
+    }
+
+    /// No outsider holds the address any more.
+    pub fn unpin(&self) {
+        self.report(self.memory.unpin(self.block.id));
+    }
+
+    /// Its owner has destroyed the buffer; the engine still uses the block.
+    pub fn retire(&self) {
+        self.report(self.memory.retire_as(self.block.id, Some(self.provenance)));
+    }
+
+    /// Makes a retired block live again, for `provenance`, once the engine is done with it. Whether its number is
+    /// another one now, so that the residents have no entry for it.
+    ///
+    /// # Errors
+    /// The arena's, which would be a bug of pjrt-arena; the block must not be used then.
+    pub fn renew(&mut self, provenance: Provenance) -> Result<bool> {
+        let id = self.memory.reuse_in_place(self.block.id, provenance)?;
+        let before = std::mem::replace(&mut self.block.id, id);
+        self.provenance = provenance;
+        Ok(id.index() != before.index())
+    }
+
+    /// An arena refuses only what would be a bug of pjrt-arena.
+    fn report(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            log::error!("{error}");
+        }
+    }
+
+    /// The size asked for.
+    pub fn size(&self) -> Bytes {
+        self.block.size
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if !self.padding.is_zero() {
+            self.memory.padding.fetch_sub(self.padding.get(), Ordering::Relaxed);
+        }
+        let since = TIMELINE.clock();
+        self.report(self.memory.free_as(self.block.id, Some(self.provenance)));
+        if let Some(since) = since {
+            let freed = || What::Freed { bytes: self.block.size, in_use: self.memory.stats().bytes_in_use };
+            TIMELINE.note(self.memory.name(), since, freed);
+        }
+    }
+}
+
+/// What lies in a block: a buffer, as the layers below know it.
+pub trait Resident: Send + Sync {
+    /// The block at this instant; `None` once the memory is no longer this resident's.
+    fn occupied(&self) -> Option<Occupied>;
+
+    /// Why its bytes may not move at this instant; `None` if they may. Waits for nothing.
+    fn move_barrier(&self) -> Option<MoveBarrier>;
+
+    /// Whether the bytes may be spilled at this instant: they may move, and no launch is about to use them.
+    fn may_spill(&self) -> bool;
+
+    /// Whether a copy of the bytes is kept in the memory's tier.
+    fn has_copy(&self) -> bool;
+
+    /// Keeps a copy in the tier no longer; how many bytes it had.
+    fn forget_copy(&self) -> Bytes;
+
+    /// What the past knows this resident by.
+    fn use_key(&self) -> Option<UseKey>;
+
+    /// What waits in the tier, and what wrote it, if it is this resident that may come back: nobody uses it there.
+    fn waits(&self) -> Option<(Arc<Shape>, Provenance)>;
+
+    /// Brings what waits in the tier into a block of its memory. Whether it did: it is not there where it came back
+    /// already, an outsider or a transfer uses it where it is, or it has ended.
+    ///
+    /// # Errors
+    /// The device's or the engine's; the bytes are where they were then.
+    fn bring_back(self: Arc<Self>, block: Allocation) -> Result<bool>;
+
+    /// Locks the bytes for a move, if they lie in `block` and may move: every other thread waits until the lock is
+    /// dropped.
+    fn lock_for_move(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
+
+    /// As [`Self::lock_for_move`], unless a launch is about to use the bytes.
+    fn lock_to_spill(self: Arc<Self>, block: BlockId) -> Option<Box<dyn LockedForMove>>;
+}
+
+/// The block that a resident lies in.
+#[derive(Clone, Copy, Debug)]
+pub struct Occupied {
+    /// The block.
+    pub block: BlockId,
+    /// The size that was asked for.
+    pub size: Bytes,
+    /// What wrote the contents.
+    pub provenance: Provenance,
+}
+
+/// A resident whose bytes only the holder of this lock uses. Dropped, the resident is where it was before, and others
+/// may use it again.
+pub trait LockedForMove {
+    /// Where the bytes are.
+    fn address(&self) -> Option<Address>;
+
+    /// How many bytes have to be moved: a block's padding need not be.
+    fn bytes(&self) -> Bytes;
+
+    /// Prepares the engine's view of the bytes, which are at `to` already.
+    ///
+    /// # Errors
+    /// The engine's; nothing has changed then.
+    ///
+    /// # Safety
+    /// The bytes must be at `to`, in a block of the same memory that stays as long as the resident.
+    unsafe fn prepare(&mut self, to: Address) -> Result<()>;
+
+    /// The resident is at the prepared address from now on, and the old view ends.
+    fn moved(self: Box<Self>);
+
+    /// The address of a copy in its memory's tier that holds the same bytes.
+    fn copy(&self) -> Option<Address>;
+
+    /// The resident has `block` of its memory's tier from now on, or its copy there if that is `None`, at the prepared
+    /// address: the old view ends, and the old block is freed. Returns the number of the block in the tier.
+    fn spilled(self: Box<Self>, block: Option<Allocation>) -> Option<BlockId>;
+}
+
+/// The residents by their block's number. An entry keeps the last resident that had the block, which may be gone:
+/// entering costs one lock, leaving nothing.
+#[derive(Default)]
+pub struct Residents(Mutex<Vec<Option<Weak<dyn Resident>>>>);
+
+impl Residents {
+    /// Notes that `resident` lies in `block`.
+    pub fn enter(&self, block: BlockId, resident: Weak<dyn Resident>) {
+        let before = {
+            let mut entries = self.0.lock();
+            if entries.len() <= block.index() {
+                entries.resize(block.index() + 1, None);
+            }
+            entries[block.index()].replace(resident)
+        };
+        // Dropped without the lock: this may be the last reference to a resident.
+        drop(before);
+    }
+
+    /// The residents of these blocks, as far as they still exist.
+    pub fn of(&self, blocks: &[BlockId]) -> Vec<(BlockId, Arc<dyn Resident>)> {
+        let found: Vec<_> = {
+            let entries = self.0.lock();
+            let entry = |block: &BlockId| Some((*block, entries.get(block.index())?.as_ref()?.upgrade()?));
+            blocks.iter().filter_map(entry).collect()
+        };
+        let lies_there = |block, resident: &Arc<dyn Resident>| resident.occupied().is_some_and(|at| at.block == block);
+        // Without the lock: what is dropped here may be the last reference to a resident.
+        found.into_iter().filter(|(block, resident)| lies_there(*block, resident)).collect()
+    }
+
+    /// All residents that still exist. O(blocks).
+    pub fn all(&self) -> Vec<Arc<dyn Resident>> {
+        self.0.lock().iter().flatten().filter_map(Weak::upgrade).collect()
     }
 }

@@ -1,25 +1,19 @@
 //! One device's memory.
 //!
 //! ```text
-//!  memory.rs       the arena, its residents, and the carrier that moves their bytes
-//!  allocation.rs   a block, as the buffer that lies in it has it
-//!  residents.rs    which buffer lies in which block, and what compaction asks of it
+//!  memory.rs       the arena, its blocks as their owners have them, who lies in which, and the carrier that moves bytes
 //!  scratch.rs      what is reserved for a program's scratch
 //!  spill_record.rs what is known of the arrays that are spilled
 //!  shared_pool.rs  what the engine takes of the same memory for itself
 //!  origins.rs      where the contents of blocks come from, in words
 //! ```
 
-pub mod allocation;
 pub mod memory;
 pub mod origins;
-pub mod residents;
 pub mod scratch;
 pub mod shared_pool;
 pub mod spill_record;
 
-pub use allocation::Allocation;
-pub use memory::{DeviceMemory, Tier};
-pub use residents::{LockedForMove, Occupied, Resident, Residents};
+pub use memory::{Allocation, DeviceMemory, LockedForMove, Occupied, Resident, Residents, Tier};
 pub use scratch::ScratchReservation;
 pub use shared_pool::{SharedPool, Shortfall};

@@ -99,11 +99,11 @@ impl SpillRecord {
         past.expected.insert(array, next);
     }
 
-    /// An array of so many bytes came back for the launch of this `step`, which took so long.
-    pub fn came_back(&self, array: Option<UseKey>, step: u32, bytes: Bytes, took: Duration) {
+    /// An array of so many bytes came back for the launch of this `step`, or for none, which took so long.
+    pub fn came_back(&self, array: Option<UseKey>, step: Option<u32>, bytes: Bytes, took: Duration) {
         self.back.add(bytes, took);
         let expected = array.and_then(|array| self.past.lock().expected.remove(&array));
-        if let Some(NextUse::At(expected)) = expected {
+        if let (Some(NextUse::At(expected)), Some(step)) = (expected, step) {
             let counter = if expected == step { &self.right } else { &self.wrong };
             counter.fetch_add(1, Ordering::Relaxed);
         }

@@ -11,7 +11,7 @@ use crate::{
     },
     runtime::{
         buffer::usage::{Definition, User},
-        device_memory::allocation::Allocation,
+        device_memory::Allocation,
         executable::loaded::Origin,
         execute::{
             argument::Argument,

@@ -13,16 +13,13 @@
 //! A launch that finds no room for its arguments wants nothing while it waits for its turn (`launch.rs`), so that of
 //! two launches that do not fit together one goes after the other.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
     memory::{Execution, next_use::UseKey},
     runtime::{
-        allocator::{allocate::allocate, core::Allocator, reclaim::Patience},
-        buffer::{Buffer, BufferRef},
+        allocator::{allocate::allocate, core::Allocator, reclaim::Patience, spill},
+        buffer::BufferRef,
         device_memory::{DeviceMemory, Resident},
         execute::{call::Call, unplaced::Unplaced},
     },
@@ -63,9 +60,19 @@ impl<'a> Wanted<'a> {
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; each array is where it was, or back.
     pub fn bring_back(&self, memory: &Arc<DeviceMemory>, patience: Patience) -> Result<(), Unplaced> {
-        self.buffers
-            .iter()
-            .try_for_each(|buffer| bring_back(self.allocator, &buffer.share(), memory, (self.step, patience)))
+        let Some(tier) = &memory.tier else { return Ok(()) };
+        for buffer in &self.buffers {
+            // An array of another memory of the device has no tier.
+            if !buffer.state().storage.is_in(&tier.memory) {
+                continue;
+            }
+            let resident: Arc<dyn Resident> = buffer.share();
+            spill::bring_back(memory, &resident, Some(self.step), |shape, provenance| {
+                allocate(self.allocator, memory, shape, provenance, patience)
+                    .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -77,29 +84,4 @@ impl Drop for Wanted<'_> {
         }
         self.allocator.wanting.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Brings one array back, if it is in the tier of `memory` and nothing uses it there.
-fn bring_back(
-    allocator: &Allocator,
-    buffer: &Arc<Buffer>,
-    memory: &Arc<DeviceMemory>,
-    (step, patience): (u32, Patience),
-) -> Result<(), Unplaced> {
-    let Some(tier) = &memory.tier else { return Ok(()) };
-    let provenance = {
-        let state = buffer.state();
-        if !state.storage.is_spilled() || state.move_barrier().is_some() {
-            return Ok(());
-        }
-        state.storage.block().filter(|block| Arc::ptr_eq(block.memory(), &tier.memory)).map(|block| block.provenance())
-    };
-    let Some(provenance) = provenance else { return Ok(()) };
-    let allocation = allocate(allocator, memory, &buffer.shape, provenance, patience)
-        .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?;
-    let (bytes, since) = (allocation.size(), Instant::now());
-    if buffer.bring_back(allocation)? {
-        tier.record.came_back(buffer.use_key(), step, bytes, since.elapsed());
-    }
-    Ok(())
 }

@@ -16,7 +16,10 @@ use crate::{
     },
     error::Error,
     memory::{Arena, Block, Provenance, Strategy, next_use::UseKey},
-    runtime::device_memory::{Allocation, Occupied},
+    runtime::{
+        device_memory::{Allocation, Occupied},
+        shape::Shape,
+    },
     units::Address,
 };
 
@@ -97,6 +100,14 @@ impl Resident for Thing {
         None
     }
 
+    fn waits(&self) -> Option<(Arc<Shape>, Provenance)> {
+        None
+    }
+
+    fn bring_back(self: Arc<Self>, _: Allocation) -> crate::error::Result<bool> {
+        Ok(false)
+    }
+
     fn lock_to_spill(self: Arc<Self>, _: BlockId) -> Option<Box<dyn LockedForMove>> {
         None
     }
@@ -138,7 +149,7 @@ impl LockedForMove for Locked {
         None
     }
 
-    fn spilled(self: Box<Self>, _: Option<Allocation>) {
+    fn spilled(self: Box<Self>, _: Option<Allocation>) -> Option<BlockId> {
         unreachable!("it may not be spilled");
     }
 }
