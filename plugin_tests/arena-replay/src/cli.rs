@@ -5,24 +5,49 @@ use std::{ffi::OsString, num::NonZeroU64, path::PathBuf, str::FromStr};
 use lexopt::prelude::*;
 use pjrt_arena::units::Bytes;
 
-use crate::{policy::PolicyName, synthetic::Workload, trace::UNIT};
+use crate::{
+    policy::PolicyName,
+    spill::{Executions, SpillPolicies, SpillPolicy},
+    synthetic::Workload,
+    trace::UNIT,
+};
 
 const HELP: &str = "\
-arena-replay: replays allocation traces against a memory manager's policy, without any device
+arena-replay: replays traces of allocations and of executions against a memory manager's policy, without any device
 
 Usage:
   arena-replay --policy POLICY [OPTIONS] FILE...
+  arena-replay --spill POLICY [--capacity C] [--json] FILE...
   arena-replay --generate WORKLOAD [--seed N]
 
-A trace has a line `a ID BYTES` for each block that is taken and `f ID` for each that is freed; lines that begin with #
-and blank ones are passed over. `-` reads standard input.
+A trace of allocations has a line `a ID BYTES` for each block that is taken and `f ID` for each that is freed; lines
+that begin with # and blank ones are passed over. `-` reads standard input.
+
+A trace of executions, for --spill, is an object of JSON, or one that has it as `spill`:
+  {\"limit\": BYTES, \"launches\": [LAUNCH, ...], \"alive\": [NAME, ...]}
+  LAUNCH: {\"step\": 17, \"program\": TEXT,
+           \"arguments\": [[NAME, BYTES, CONSUMED], ...], \"results\": [[NAME, BYTES], ...]}
+A NAME is ORIGIN@STEP for what a program made, and #NUMBER for another array, which comes at no cost when it is first
+used. Steps ascend. An array is gone when it is consumed, or after its last use unless it is in `alive`.
 
 Options:
   --policy POLICY     preallocate  pjrt-arena, all memory in one region
                       growing      pjrt-arena, regions on demand
                       tpu          pjrt-arena, all memory in one region, and blocks move when there is no room
                       bfc          XLA's BFC allocator, all memory in one region
-  --capacity C        bytes (8GiB) or a multiple of the trace's peak (1.01x), rounded up to 256 bytes; default 2x
+  --spill POLICY      what is copied where arrays that a launch has no use for go to a tier when the device is full, and
+                      come back as arguments; a copy in the tier stays good. The array goes first that is
+                      predict      used again the latest by the past, as pjrt-arena tells it
+                      lru          not used for longest
+                      fifo         on the device for longest
+                      belady       used again the latest in the trace; as sizes differ and an array with a copy goes at
+                                   no cost, that is near the least, not exactly the least
+                      floor        no policy, but what each has to copy at least: while a launch runs, what it does not
+                                   use has the rest of the device, and of what the next launches use or the last ones
+                                   made and left, the others come back or went out; the best stretches are added up
+                      all          each of these
+  --capacity C        bytes (8GiB) or a multiple of the trace's peak (1.01x), rounded up to 256 bytes; default 2x,
+                      and for --spill the trace's limit
   --min-capacity      also search the smallest capacity that replays without failure, in steps of 0.05 % of the peak
   --pin-every K       an outsider holds the address of every Kth block until it is freed, so that it cannot move; under
                       tpu it moves out of the way of others before, whatever that costs, and counts among the moves
@@ -41,12 +66,19 @@ Figures (keys of --json; null: not asked for, or nothing to tell):
   moves, moved_bytes, compactions, plan_ns_max
                       blocks moved, their bytes, how often a request needed it, and the longest planning
   ns_per_op           nanoseconds to take or free one block, with the lock and without pins: median of several rounds
+And of --spill:
+  failed              launches that need more than the capacity; the replay goes on without them and their results
+  bytes_out, bytes_back, bytes_moved
+                      copied to the tier, from it, and both
+  ratio_to_belady     bytes_moved by those of belady
 ";
 
 /// The text of `--help`.
 pub(crate) fn help() -> String {
-    let workloads = Workload::ALL.map(|workload| format!("{:22}{:<14}{}\n", "", workload.name(), workload.about()));
-    format!("{HELP}{}{AFTER_WORKLOADS}", workloads.concat())
+    let line = |name: &str, about: &str| format!("{:22}{name:<14}{about}\n", "");
+    let workloads = Workload::ALL.map(|workload| line(workload.name(), workload.about()));
+    let executions = Executions::ALL.map(|workload| line(workload.name(), workload.about()));
+    format!("{HELP}{}{}{AFTER_WORKLOADS}", workloads.concat(), executions.concat())
 }
 
 /// How much memory the policy gets.
@@ -115,12 +147,41 @@ pub(crate) struct Options {
     pub(crate) files: Vec<PathBuf>,
 }
 
+/// What to replay of executions, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SpillOptions {
+    pub(crate) policies: SpillPolicies,
+    /// `None`: the trace's limit.
+    pub(crate) capacity: Option<Capacity>,
+    pub(crate) json: bool,
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// What `--generate` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Generated {
+    Allocations(Workload),
+    Executions(Executions),
+}
+
+impl Generated {
+    fn from_name(name: &str) -> Option<Self> {
+        let executions = || Executions::from_name(name).map(Self::Executions);
+        Workload::from_name(name).map(Self::Allocations).or_else(executions)
+    }
+
+    fn names() -> String {
+        [&Workload::ALL.map(Workload::name)[..], &Executions::ALL.map(Executions::name)].concat().join(", ")
+    }
+}
+
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
-    Generate { workload: Workload, seed: u64 },
+    Generate { workload: Generated, seed: u64 },
     Replay(Options),
+    Spill(SpillOptions),
 }
 
 /// Reads the arguments behind the program's name.
@@ -129,7 +190,7 @@ pub(crate) enum Command {
 /// A sentence that names the argument and what is allowed.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
     let mut parser = lexopt::Parser::from_args(arguments);
-    let (mut policy, mut capacity, mut pin_every, mut generate) = (None, Capacity::Peaks(2 * ONE), None, None);
+    let (mut policy, mut spill, mut capacity, mut pin_every, mut generate) = (None, None, None, None, None);
     let (mut min_capacity, mut json, mut seed) = (false, false, None);
     let mut files = Vec::new();
     while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
@@ -146,7 +207,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
                     )
                 })?);
             }
-            Long("capacity") => capacity = text(&mut parser)?.parse()?,
+            Long("spill") => spill = Some(text(&mut parser)?.parse::<SpillPolicies>()?),
+            Long("capacity") => capacity = Some(text(&mut parser)?.parse()?),
             Long("pin-every") => {
                 let every = text(&mut parser)?;
                 let refused = |_| format!("--pin-every `{every}`: allowed are whole numbers from 1 on");
@@ -154,9 +216,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
             }
             Long("generate") => {
                 let name = text(&mut parser)?;
-                generate = Some(Workload::from_name(&name).ok_or_else(|| {
-                    format!("--generate `{name}`: allowed are {}", Workload::ALL.map(Workload::name).join(", "))
-                })?);
+                let refused = || format!("--generate `{name}`: allowed are {}", Generated::names());
+                generate = Some(Generated::from_name(&name).ok_or_else(refused)?);
             }
             Long("seed") => {
                 let number = text(&mut parser)?;
@@ -168,16 +229,31 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
             _ => return Err(argument.unexpected().to_string()),
         }
     }
-    match (generate, policy) {
-        (Some(_), Some(_)) => Err("--generate writes a trace and --policy replays one: give one of them".into()),
-        (Some(_), _) if !files.is_empty() => Err(format!("--generate reads no file, such as `{}`", files[0].display())),
-        (Some(workload), None) => Ok(Command::Generate { workload, seed: seed.unwrap_or(0) }),
-        (None, _) if seed.is_some() => Err("--seed belongs to --generate, which is not there".into()),
-        (None, _) if files.is_empty() => Err("no trace to replay: name a FILE, or `-` for standard input".into()),
-        (None, None) => {
-            Err(format!("no --policy: name one of {}", PolicyName::ALL.map(|name| name.to_string()).join(", ")))
+    match (generate, policy, spill) {
+        (Some(_), Some(_), _) => Err("--generate writes a trace and --policy replays one: give one of them".into()),
+        (Some(_), _, Some(_)) => Err("--generate writes a trace and --spill replays one: give one of them".into()),
+        (Some(_), ..) if !files.is_empty() => {
+            Err(format!("--generate reads no file, such as `{}`", files[0].display()))
         }
-        (None, Some(policy)) => Ok(Command::Replay(Options { policy, capacity, pin_every, min_capacity, json, files })),
+        (Some(workload), None, None) => Ok(Command::Generate { workload, seed: seed.unwrap_or(0) }),
+        (None, ..) if seed.is_some() => Err("--seed belongs to --generate, which is not there".into()),
+        (None, Some(_), Some(_)) => {
+            Err("--policy replays allocations and --spill replays executions: give one of them".into())
+        }
+        (None, ..) if files.is_empty() => Err("no trace to replay: name a FILE, or `-` for standard input".into()),
+        (None, None, Some(_)) if pin_every.is_some() || min_capacity => {
+            Err("--pin-every and --min-capacity belong to --policy, which is not there".into())
+        }
+        (None, None, Some(policies)) => Ok(Command::Spill(SpillOptions { policies, capacity, json, files })),
+        (None, None, None) => Err(format!(
+            "no --policy: name one of {}; or --spill: name one of {}, all",
+            PolicyName::ALL.map(|name| name.to_string()).join(", "),
+            SpillPolicy::ALL.map(SpillPolicy::name).join(", ")
+        )),
+        (None, Some(policy), None) => {
+            let capacity = capacity.unwrap_or(Capacity::Peaks(2 * ONE));
+            Ok(Command::Replay(Options { policy, capacity, pin_every, min_capacity, json, files }))
+        }
     }
 }
 
@@ -220,8 +296,16 @@ mod tests {
         let files = vec!["--json".into()];
         assert_eq!(read("--policy=bfc -- --json"), Ok(Command::Replay(Options { files, ..options() })));
         assert_eq!(read("x --help --nonsense"), Ok(Command::Help));
-        let workload = Workload::from_name("serving").expect("a workload");
+        let workload = Generated::Allocations(Workload::Serving);
         assert_eq!(read("--generate serving --seed 7"), Ok(Command::Generate { workload, seed: 7 }));
+        let workload = Generated::Executions(Executions::Layers(16));
+        assert_eq!(read("--generate layers-16"), Ok(Command::Generate { workload, seed: 0 }));
+        let (policies, files) = (SpillPolicies(vec![SpillPolicy::Lru]), vec!["t.json".into()]);
+        let spill = SpillOptions { policies, capacity: None, json: false, files };
+        assert_eq!(read("--spill LRU t.json"), Ok(Command::Spill(spill.clone())));
+        let (policies, capacity) = (SpillPolicies(SpillPolicy::ALL.into()), Some(Capacity::Bytes(Bytes::mib(4))));
+        let spill = SpillOptions { policies, capacity, json: true, ..spill };
+        assert_eq!(read("--capacity 4MiB --spill all --json t.json"), Ok(Command::Spill(spill)));
     }
 
     #[test]
@@ -238,6 +322,14 @@ mod tests {
             ("--generate serving t.ev", "--generate reads no file, such as `t.ev`"),
             ("--generate serving --policy bfc", "give one of them"),
             ("--generate nothing", "--generate `nothing`: allowed are serving, "),
+            ("--generate nothing", "random-mixed, layers-8, "),
+            ("--spill best t.json", "--spill `best`: allowed are predict, lru, fifo, belady, floor, and all"),
+            ("t.json", "--spill: name one of predict, lru, fifo, belady, floor, all"),
+            ("--spill all", "no trace to replay"),
+            ("--spill lru --policy bfc t", "--policy replays allocations and --spill replays executions"),
+            ("--spill lru --min-capacity t", "--pin-every and --min-capacity belong to --policy"),
+            ("--spill lru --pin-every 2 t", "--pin-every and --min-capacity belong to --policy"),
+            ("--spill lru --generate layers-8", "--generate writes a trace and --spill replays one"),
             ("--generate serving --seed x", "--seed `x`: allowed are whole numbers"),
         ] {
             let error = read(line).expect_err(line);
@@ -279,8 +371,14 @@ mod tests {
         for name in Workload::ALL.map(Workload::name) {
             assert!(help.contains(name), "{name}");
         }
+        for name in Executions::ALL.map(Executions::name) {
+            assert!(help.contains(name), "{name}");
+        }
         for policy in PolicyName::ALL {
             assert!(help.contains(&policy.to_string()), "{policy}");
+        }
+        for name in SpillPolicy::ALL.map(SpillPolicy::name) {
+            assert!(help.contains(name), "{name}");
         }
         assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
     }

@@ -1,4 +1,5 @@
-//! `arena-replay`: replays allocation traces against a memory manager's policy, without any device.
+//! `arena-replay`: replays traces of allocations against a memory manager's policy, without any device; and traces of
+//! executions, for which `spill.rs` has a picture of its own.
 //!
 //! ```text
 //!  trace file --trace--> events --replay--> policy: our arena, or XLA's BFC
@@ -15,6 +16,7 @@ mod policy;
 mod replay;
 mod report;
 mod shadow;
+mod spill;
 mod synthetic;
 mod trace;
 
@@ -26,11 +28,13 @@ use std::{
 };
 
 use pjrt_arena::{memory::Strategy, units::Bytes};
+use serde::Serialize;
 
 use self::{
-    cli::{Command, Options},
+    cli::{Command, Generated, Options, SpillOptions},
     policy::{ArenaPolicy, Policy, PolicyName},
     report::{Report, Table},
+    spill::{Launches, SpillTable},
     trace::Trace,
 };
 
@@ -72,17 +76,22 @@ fn main() -> ExitCode {
 fn run(command: Command, out: &mut impl Write) -> Result<(), Failure> {
     let options = match command {
         Command::Help => return Ok(write!(out, "{}", cli::help())?),
-        Command::Generate { workload, seed } => return Ok(out.write_all(workload.generate(seed).as_bytes())?),
+        Command::Generate { workload, seed } => {
+            let text = match workload {
+                Generated::Allocations(workload) => workload.generate(seed),
+                Generated::Executions(workload) => workload.generate(seed),
+            };
+            return Ok(out.write_all(text.as_bytes())?);
+        }
+        Command::Spill(options) => return spill(&options, out),
         Command::Replay(options) => options,
     };
     let mut reports = Vec::new();
     for file in &options.files {
-        let trace = read(file).map_err(Failure::Trace)?;
+        let trace = read(file, Trace::parse).map_err(Failure::Trace)?;
         let report = report(&trace, &options).map_err(|why| Failure::Trace(format!("{}: {why}", file.display())))?;
         if options.json {
-            let line = serde_json::to_string(&report).map_err(io::Error::from)?;
-            writeln!(out, "{line}")?;
-            out.flush()?;
+            write_line(&report, out)?;
         } else {
             reports.push(report);
         }
@@ -93,8 +102,34 @@ fn run(command: Command, out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads a trace; its name is the file's, without folder and extension.
-fn read(file: &Path) -> Result<Trace, String> {
+/// Replays executions.
+fn spill(options: &SpillOptions, out: &mut impl Write) -> Result<(), Failure> {
+    let mut reports = Vec::new();
+    for file in &options.files {
+        let trace = read(file, Launches::parse).map_err(Failure::Trace)?;
+        let compared = spill::compare(&trace, &options.policies, options.capacity)
+            .map_err(|why| Failure::Trace(format!("{}: {why}", file.display())))?;
+        if options.json {
+            compared.iter().try_for_each(|report| write_line(report, out))?;
+        } else {
+            reports.extend(compared);
+        }
+    }
+    if !options.json {
+        write!(out, "{}", SpillTable(&reports))?;
+    }
+    Ok(())
+}
+
+/// Writes a report as an object of JSON on a line.
+fn write_line(report: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    let line = serde_json::to_string(report)?;
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// Reads a trace by `parse`; its name is the file's, without folder and extension.
+fn read<T>(file: &Path, parse: impl Fn(&str, &str, &[u8]) -> Result<T, String>) -> Result<T, String> {
     let (name, source, text) = if file == Path::new("-") {
         let mut text = Vec::new();
         let read = io::stdin().lock().read_to_end(&mut text).map(|_| text);
@@ -104,7 +139,7 @@ fn read(file: &Path) -> Result<Trace, String> {
         (name, file.display().to_string(), fs::read(file))
     };
     let text = text.map_err(|error| format!("cannot read {source}: {error}"))?;
-    Trace::parse(&name, &source, &text)
+    parse(&name, &source, &text)
 }
 
 fn report(trace: &Trace, options: &Options) -> Result<Report, String> {
@@ -186,6 +221,35 @@ mod tests {
         }
         let table = output(&["--policy", "bfc", &first]).expect("a good trace");
         assert_eq!(table.lines().count(), 2, "{table}");
+    }
+
+    #[test]
+    fn every_policy_of_spilling_is_reported_in_json_and_in_a_table() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("layers.json");
+        fs::write(&path, output(&["--generate", "layers-8"]).expect("a workload")).expect("written");
+        let path = path.to_str().expect("a plain name");
+        let lines = output(&["--json", "--spill", "all", path]).expect("a good trace");
+        let objects: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(objects.len(), 5);
+        for object in &objects {
+            let bytes = |key: &str| object[key].as_u64().expect("a number");
+            assert_eq!(
+                (&object["trace"], &object["launches"], &object["failed"]),
+                (&"layers".into(), &500.into(), &0.into())
+            );
+            assert_eq!(bytes("bytes_moved"), bytes("bytes_out") + bytes("bytes_back"));
+            assert!(bytes("bytes_out") != 0 && object["ratio_to_belady"].is_f64(), "{object}");
+        }
+        let table = output(&["--spill", "belady", "--capacity", "1x", path]).expect("a good trace");
+        let lines: Vec<_> = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+        assert!(lines.len() == 2 && lines[1].ends_with(&["0B", "0B", "0B", "-"]), "{table}");
+        // A trace of the other kind.
+        fs::write(path, "a 1 2\n").expect("written");
+        assert!(
+            output(&["--spill", "all", path])
+                .is_err_and(|error| error.contains("layers.json: expected value at line 1"))
+        );
     }
 
     #[test]

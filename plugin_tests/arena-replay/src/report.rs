@@ -63,22 +63,29 @@ pub(crate) struct Table<'a>(pub(crate) &'a [Report]);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows: Vec<_> = self.0.iter().map(Report::cells).collect();
-        let head = COLUMNS.map(str::to_owned);
-        for row in [&head].into_iter().chain(&rows) {
-            let line: Vec<String> = row
-                .iter()
-                .enumerate()
-                .map(|(column, cell)| {
-                    let cells = rows.iter().map(|row| &row[column]).chain([&head[column]]);
-                    let width = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
-                    if column < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-                })
-                .collect();
-            writeln!(f, "{}", line.join("  "))?;
-        }
-        Ok(())
+        write_table(f, COLUMNS, self.0.iter().map(Report::cells))
     }
+}
+
+/// Writes a table, the first two columns to the left, the others to the right.
+pub(crate) fn write_table<const COLUMNS: usize>(
+    f: &mut fmt::Formatter<'_>,
+    head: [&str; COLUMNS],
+    rows: impl Iterator<Item = [String; COLUMNS]>,
+) -> fmt::Result {
+    let rows: Vec<_> = [head.map(str::to_owned)].into_iter().chain(rows).collect();
+    for row in &rows {
+        let line: Vec<String> = row
+            .iter()
+            .enumerate()
+            .map(|(column, cell)| {
+                let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+                if column < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            })
+            .collect();
+        writeln!(f, "{}", line.join("  "))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
