@@ -1,14 +1,16 @@
 //! When arrays are used next, told from the past: which of them to spill.
 //!
 //! ```text
-//!  launches    A B C D | A B C D | A B ...       programs run in loops: here the period is 4
-//!  an array    .   x   |   x     |     now       used at a step, so probably one period later again
-//!  its maker     m     |  m'     |               what was made one period earlier at the same place in the loop was
-//!                                                used at steps that are known
+//!  launches    A B C D | A B C D | A B ...       programs run in loops: the last launch, B, is like the B of before,
+//!                                                because the launches before both are the same
+//!  an array    .   x   |   x     |     now       used two launches after that B, so probably two from now
+//!  its maker     m     |  m'     |               what the launch made that m' is like was used at steps that are known
 //! ```
 //!
-//! One program may run for all layers of a model, so that a period is one of the programs and their arguments: an array
-//! that is older than a period is an argument at the same place of each, and a younger one was made as long before.
+//! Each launch keeps which one it was like, so that a loop that something interrupts, an evaluation for instance, is
+//! known again where it goes on. One program may run for all layers of a model, so that of the earlier launches those
+//! are better whose arguments are alike, too: those that were there before are the same, younger ones were made as long
+//! before.
 //!
 //! The best choice is the array whose next use is furthest away (Belady: "A study of replacement algorithms for a
 //! virtual-storage computer", 1966). Where nothing repeats, it is the one that was not used for longest.
@@ -21,14 +23,18 @@ use smallvec::SmallVec;
 
 use crate::memory::provenance::{OriginId, Provenance};
 
-/// Launches that are remembered; the longest period is half of them.
+/// Launches that are remembered; a loop can be told whose turn is half as long.
 const REMEMBERED: usize = 4096;
 /// The latest uses of each array that are remembered.
 const USES: usize = 8;
-/// A period must have shown itself over so many launches.
-const LEAST_SHOWN: usize = 8;
+/// So many launches must be the same before the last one is taken to repeat another.
+const LEAST_SHOWN: usize = 4;
 /// So many arguments of a launch are compared.
 const COMPARED: usize = 8;
+/// Over so many launches arguments are compared at most.
+const COMPARED_LAUNCHES: usize = 64;
+/// An array's maker is followed back over so many turns of a loop.
+const TURNS: usize = 64;
 
 /// What an array is called here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +72,42 @@ pub enum NextUse {
     Unknown(Reverse<u32>),
 }
 
+/// A launch, and the earlier one that it repeats. What that is, is looked for only where memory is short.
+#[derive(Debug)]
+struct Launch {
+    step: u32,
+    program: u64,
+    /// Its place among launches of one program in a row.
+    in_row: u32,
+    /// The step of the launch that it repeats, by the launches before both; 0 where none was found or looked for.
+    like: u32,
+    /// So many launches up to here repeat those up to that one.
+    shown: usize,
+    /// The arguments are like those of that launch, too.
+    exact: bool,
+    /// The first arguments, and since which step each is known.
+    arguments: SmallVec<[(UseKey, u32); COMPARED]>,
+}
+
+impl Launch {
+    /// Whether the arguments are those of `before`, an earlier launch of the same program, if that is repeated.
+    fn has_arguments_like(&self, before: &Self) -> bool {
+        let lag = self.step.wrapping_sub(before.step);
+        let alike = |(&(one, since), &(other, _)): (&(UseKey, u32), &(UseKey, u32))| match (one, other) {
+            _ if one == other => true,
+            // It was there before the launch that is repeated.
+            _ if since < before.step => false,
+            (UseKey::Made(origin, made), UseKey::Made(other, made_before)) => {
+                origin == other && made.wrapping_sub(made_before) == lag
+            }
+            // Uploads of each turn.
+            (UseKey::Other(_), UseKey::Other(_)) => true,
+            _ => false,
+        };
+        self.arguments.len() == before.arguments.len() && self.arguments.iter().zip(&before.arguments).all(alike)
+    }
+}
+
 /// The launches on one device and the arrays that they used. Steps are the caller's numbers of launches, ascending.
 #[derive(Debug, Default)]
 pub struct UseHistory {
@@ -73,38 +115,24 @@ pub struct UseHistory {
     launches: VecDeque<Launch>,
     /// The steps at which arrays were used, ascending; of arrays that are gone, too.
     uses: FxHashMap<UseKey, SmallVec<[u32; USES]>>,
-    /// The period, if there is one; `None` where it was not looked for since the last launch that did not fit.
-    period: Option<Option<Period>>,
+    /// It was looked for what the last launch repeats.
+    sought: bool,
     /// The step up to which forgotten uses were taken out.
     swept: u32,
-}
-
-#[derive(Debug)]
-struct Launch {
-    step: u32,
-    program: u64,
-    /// The first arguments, and since which step each is known.
-    arguments: SmallVec<[(UseKey, u32); COMPARED]>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Period {
-    /// Launches.
-    launches: usize,
-    /// Steps.
-    steps: u32,
 }
 
 impl UseHistory {
     /// Notes that `program` is launched as `step` and uses these arrays; nothing, if that step is noted already: a
     /// launch that waits for memory tries more than once. O(arrays), amortized.
     pub fn launched(&mut self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
-        if self.launches.back().is_some_and(|last| last.step == step) {
+        let last = self.launches.back().map(|last| (last.step, last.program, last.in_row));
+        if last.is_some_and(|(last, ..)| last == step) {
             return;
         }
         if self.launches.len() == REMEMBERED {
             self.launches.pop_front();
         }
+        let in_row = last.filter(|last| last.1 == program).map_or(1, |last| last.2.saturating_add(1));
         let mut arguments = SmallVec::new();
         for array in arrays {
             let uses = self.uses.entry(array).or_default();
@@ -119,67 +147,98 @@ impl UseHistory {
             }
             uses.push(step);
         }
-        self.launches.push_back(Launch { step, program, arguments });
-        let period = self.period.flatten();
-        let fits = period.is_some_and(|period| self.repeats_at(self.launches.len() - 1, period.launches));
-        if !fits {
-            self.period = None;
-        }
+        let mut launch = Launch { step, program, in_row, like: 0, shown: 0, exact: false, arguments };
+        self.sought = self.goes_on(&mut launch);
+        self.launches.push_back(launch);
         self.sweep();
     }
 
-    /// When an array is used next after the last launch. O(1), but O(launches remembered) for the first after a launch
-    /// that did not fit what repeats.
+    /// Whether `launch` repeats the launch after the one that the last one repeats; notes it then.
+    fn goes_on(&self, launch: &mut Launch) -> bool {
+        let Some(last) = self.launches.back() else { return false };
+        let next = self.place(last.like).and_then(|place| self.launches.get(place + 1));
+        let Some(next) = next.filter(|next| next.program == launch.program) else { return false };
+        if last.exact && !launch.has_arguments_like(next) {
+            return false;
+        }
+        (launch.like, launch.shown, launch.exact) = (next.step, last.shown.saturating_add(1), last.exact);
+        true
+    }
+
+    /// When an array is used next after the last launch. O(log launches) for each turn of a loop since the launch that
+    /// the last one repeats, but O(launches remembered) for the first after a launch that does not go on with what was
+    /// repeated so far.
     pub fn next_use(&mut self, array: UseKey) -> NextUse {
-        let Some(now) = self.launches.back().map(|last| last.step) else { return NextUse::Unknown(Reverse(0)) };
-        let last = self.uses.get(&array).and_then(|uses| uses.last().copied());
-        let unknown = NextUse::Unknown(Reverse(last.or(array.made()).unwrap_or(0)));
-        let period = match self.period {
-            Some(known) => known,
-            None => *self.period.insert(self.find_period()),
-        };
-        let Some(Period { steps: period, .. }) = period else { return unknown };
+        if !std::mem::replace(&mut self.sought, true) {
+            self.seek();
+        }
+        let Some(now) = self.launches.back() else { return NextUse::Unknown(Reverse(0)) };
+        let own = self.uses.get(&array);
+        let last = own.and_then(|uses| uses.last().copied()).or(array.made());
+        let unknown = NextUse::Unknown(Reverse(last.unwrap_or(0)));
+        if now.like == 0 || now.shown < LEAST_SHOWN {
+            return unknown;
+        }
         let before = match array {
-            UseKey::Made(origin, step) => self.uses.get(&UseKey::Made(origin, step.wrapping_sub(period))),
+            UseKey::Made(origin, step) => {
+                // What is made after the launch that is repeated now is not there yet then.
+                let mut makers = std::iter::successors(self.like(step), |&maker| self.like(maker)).take(TURNS);
+                makers.find(|&maker| maker <= now.like).and_then(|maker| self.uses.get(&UseKey::Made(origin, maker)))
+            }
             UseKey::Other(_) => None,
         };
-        let own = self.uses.get(&array);
-        let all = own.into_iter().chain(before).flatten().map(|&step| step.saturating_add(period));
-        all.filter(|&step| step > now).min().map_or(unknown, NextUse::At)
+        let all = own.into_iter().chain(before).flatten();
+        let next = all.filter_map(|&step| step.checked_sub(now.like)).filter(|&later| later != 0).min();
+        next.map_or(unknown, |later| NextUse::At(now.step.saturating_add(later)))
     }
 
-    /// The shortest period that the last launches show.
-    fn find_period(&self) -> Option<Period> {
+    /// The step of the launch that the launch of this step repeats.
+    fn like(&self, step: u32) -> Option<u32> {
+        let like = self.launches[self.place(step)?].like;
+        (like != 0).then_some(like)
+    }
+
+    /// Where the launch of this step is remembered.
+    fn place(&self, step: u32) -> Option<usize> {
+        self.launches.binary_search_by_key(&step, |launch| launch.step).ok()
+    }
+
+    /// Finds the launch that the last one repeats: the earlier one up to which most launches are those up to the last
+    /// one, with their arguments if there is such a one. Of several it is one with the same place in a row of one program, because the launches of a row are all
+    /// alike; and of these the latest. Those before repeat those before that one, where nothing is known of them.
+    fn seek(&mut self) {
         let count = self.launches.len();
-        (1..=count / 2).find_map(|launches| {
-            let shown = launches.max(LEAST_SHOWN);
-            let first = count.checked_sub(shown).filter(|&first| first >= launches)?;
-            let repeats = (first..count).rev().all(|at| self.repeats_at(at, launches));
-            let steps = self.launches[count - 1].step.wrapping_sub(self.launches[count - 1 - launches].step);
-            repeats.then_some(Period { launches, steps })
-        })
-    }
-
-    /// Whether the launch at this place is like the one so many launches before: the same program, with arguments that
-    /// are the same in a loop of this period.
-    fn repeats_at(&self, at: usize, launches: usize) -> bool {
-        let Some(before) = at.checked_sub(launches).map(|before| &self.launches[before]) else { return false };
-        let now = &self.launches[at];
-        let lag = now.step.wrapping_sub(before.step);
-        let same = |(&(one, since), &(other, _)): (&(UseKey, u32), &(UseKey, u32))| match (one, other) {
-            _ if one == other => true,
-            // It was there before the launch of a period ago.
-            _ if since < before.step => false,
-            (UseKey::Made(origin, made), UseKey::Made(other, made_before)) => {
-                origin == other && made.wrapping_sub(made_before) == lag
+        let program = |back: usize| self.launches[count - 1 - back].program;
+        let Some(in_row) = self.launches.back().map(|last| last.in_row) else { return };
+        // The function Z of the programs, from the last on: how many are the same from there on as from the beginning.
+        let mut same = vec![0; count];
+        let (mut begin, mut end) = (0, 0);
+        let mut best = (0, 0, false, Reverse(0));
+        for back in 1..count {
+            let mut length = if back < end { same[back - begin].min(end - back) } else { 0 };
+            while back + length < count && program(back + length) == program(length) {
+                length += 1;
             }
-            // Uploads of each turn.
-            (UseKey::Other(_), UseKey::Other(_)) => true,
-            _ => false,
-        };
-        now.program == before.program
-            && now.arguments.len() == before.arguments.len()
-            && now.arguments.iter().zip(&before.arguments).all(same)
+            if back + length > end {
+                (begin, end) = (back, back + length);
+            }
+            same[back] = length;
+            let exact = |&at: &usize| {
+                let launch = &self.launches[count - 1 - at];
+                launch.has_arguments_like(&self.launches[count - 1 - at - back])
+            };
+            let exact = (0..length.min(COMPARED_LAUNCHES)).take_while(exact).count();
+            let exact = if exact < LEAST_SHOWN { 0 } else { exact };
+            best = best.max((exact, length, self.launches[count - 1 - back].in_row == in_row, Reverse(back)));
+        }
+        let (exact, shown, _, Reverse(back)) = best;
+        for earlier in 0..shown {
+            let like = self.launches[count - 1 - earlier - back].step;
+            let launch = &mut self.launches[count - 1 - earlier];
+            if launch.like == 0 {
+                (launch.like, launch.shown, launch.exact) = (like, shown - earlier, exact > earlier);
+            }
+        }
     }
 
     /// Takes out what was used too long ago to tell anything, once in a while.
@@ -217,6 +276,8 @@ mod tests {
             self.step += 1;
             // It tries twice.
             (0..2).for_each(|_| self.history.launched(self.step, program, arrays.iter().copied()));
+            // Memory is short at each launch.
+            self.history.next_use(constant(0));
         }
 
         fn turn(&mut self) {
@@ -246,6 +307,45 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_that_was_interrupted_is_known_where_it_goes_on() {
+        let mut training = Training::new(16);
+        (0..3).for_each(|_| training.turn());
+        let evaluate = |training: &mut Training| {
+            (0..16).for_each(|layer| training.launch(3, &[training.weights[layer]]));
+        };
+        evaluate(&mut training);
+        // Six layers of the way forward. The first evaluation is over, and the past knows what follows on a turn.
+        (0..6).for_each(|layer| training.launch(1, &[training.weights[layer]]));
+        let now = training.step;
+        let next = |training: &mut Training, layer: usize| training.history.next_use(training.weights[layer]);
+        assert_eq!(next(&mut training, 6), NextUse::At(now + 1));
+        assert_eq!(next(&mut training, 15), NextUse::At(now + 10));
+        assert_eq!(next(&mut training, 5), NextUse::At(now + 10 + 11));
+        (6..16).for_each(|layer| training.launch(1, &[training.weights[layer]]));
+        for layer in (0..16).rev() {
+            training.launch(2, &[training.weights[layer]]);
+            training.weights[layer] = UseKey::Made(OriginId::new(7), training.step);
+        }
+        // Two turns later the second evaluation is like the first, before which the weights were made by others.
+        training.turn();
+        training.turn();
+        (0..6).for_each(|layer| training.launch(3, &[training.weights[layer]]));
+        let now = training.step;
+        assert_eq!(next(&mut training, 6), NextUse::At(now + 1));
+        assert_eq!(next(&mut training, 5), NextUse::At(now + 10 + 6), "after the evaluation");
+    }
+
+    #[test]
+    fn a_row_of_one_program_is_not_taken_for_the_loop() {
+        let mut training = Training::new(16);
+        (0..2).for_each(|_| training.turn());
+        (0..12).for_each(|layer| training.launch(1, &[training.weights[layer]]));
+        let now = training.step;
+        assert_eq!(training.history.next_use(training.weights[12]), NextUse::At(now + 1));
+        assert_eq!(training.history.next_use(training.weights[11]), NextUse::At(now + 5 + 4));
+    }
+
+    #[test]
     fn one_program_for_all_layers_is_a_loop_of_its_arguments() {
         let mut history = UseHistory::default();
         // Ten layers, and a batch that is uploaded for each turn and used by all of them.
@@ -259,6 +359,12 @@ mod tests {
         let next: Vec<_> = (0..10).map(|layer| history.next_use(constant(layer))).collect();
         let expected = [70, 71, 72, 73, 74, 65, 66, 67, 68, 69].map(NextUse::At);
         assert_eq!(next, expected);
+        // Other arrays in the same order.
+        let other =
+            |step: u32| [constant(20 + step as usize % 10), constant(2000), UseKey::Made(OriginId::new(1), step - 1)];
+        (65..87).for_each(|step| history.launched(step, 5, other(step).into_iter()));
+        assert_eq!(history.next_use(constant(29)), NextUse::At(89));
+        assert_eq!(history.next_use(constant(26)), NextUse::At(96));
     }
 
     #[test]

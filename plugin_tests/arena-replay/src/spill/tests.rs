@@ -253,6 +253,6 @@ fn on_layers_trained_in_turn_the_prediction_is_near_belady() {
         let trace = parse(&workload.generate(0)).expect("a good trace");
         let reports = compare(&trace, &SpillPolicies(SpillPolicy::ALL.into()), None).expect("a small capacity");
         let ratio = |at: usize| reports[at].ratio_to_belady.unwrap_or(f64::NAN);
-        assert!(ratio(0) < 1.05 && ratio(1) > 1.05 && ratio(4) <= 1.0, "{reports:?}");
+        assert!(ratio(0) < 1.02 && ratio(1) > 1.05 && ratio(4) <= 1.0, "{reports:?}");
     }
 }
