@@ -345,3 +345,78 @@ def test_a_device_sleeps_and_wakes():
     """,
         PJRT_ARENA_SPILL="off",
     )
+
+
+def test_a_training_whose_arrays_go_to_files_learns_the_same(tmp_path):
+    run_case(TRAINING, PJRT_ARENA_LIMIT="12MiB", PJRT_ARENA_SPILL=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_arrays_in_files_are_read_there_and_a_disk_that_fails_harms_nothing_else(tmp_path):
+    run_case(
+        """
+    import os
+    arrays = [ramp(number) for number in range(40)]
+    assert spill()["in_use_bytes"] >= 24 * MIB and not os.listdir(os.environ["PJRT_ARENA_SPILL"])
+    check(arrays)
+    assert spill()["brought_back"] == 0
+    add = jax.jit(lambda x: x + 1)
+    check([add(array) for array in arrays], 1)
+    for name in os.listdir("/proc/self/fd"):
+        path = os.path.join("/proc/self/fd", name)
+        if os.path.isfile(path) and os.environ["PJRT_ARENA_SPILL"] in os.readlink(path):
+            assert os.stat(path).st_mode & 0o777 == 0o600
+            os.truncate(path, 0)
+    good = []
+    for number, array in enumerate(arrays):
+        for read in (lambda: np.asarray(jnp.copy(array)), lambda: np.asarray(add(array))):
+            try:
+                read()
+                good.append(number)
+            except (RuntimeError, ValueError) as error:
+                assert "reading 1.00MiB of a spilled array failed in " in str(error), error
+    assert 0 < len(good) < 80, good
+    [array.delete() for number, array in enumerate(arrays) if number not in good]
+    fresh = [ramp(number) for number in range(4)]
+    check(fresh)
+    check([add(array) for array in fresh], 1)
+    """,
+        PJRT_ARENA_SPILL=str(tmp_path),
+    )
+
+
+def test_a_device_that_sleeps_gives_its_memory_back_when_its_arrays_are_in_files(tmp_path):
+    run_case(
+        """
+    from jax_plugins.arena import memory
+    def resident():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Rss:"))
+    ramp(0).block_until_ready()
+    before = resident()
+    arrays = [ramp(number, 8) for number in range(32)]
+    assert resident() > before + 200 * MIB
+    [told] = memory.sleep()
+    assert told.bytes_spilled >= 256 * MIB and told.bytes_in_use == 0, told
+    assert resident() < before + 32 * MIB, (resident() - before) / MIB
+    memory.wake()
+    check(arrays)
+    """,
+        PJRT_ARENA_SPILL=str(tmp_path),
+        PJRT_ARENA_LIMIT="512MiB",
+    )
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for folder, why in ((tmp_path / "missing", "No such file"), (tmp_path / "link", "it is a link")):
+        run_case(
+            f"""
+        try:
+            ramp(0)
+            raise AssertionError("it started")
+        except RuntimeError as error:
+            assert "arrays cannot be spilled to {folder}: {why}" in str(error), error
+        """,
+            PJRT_ARENA_SPILL=str(folder),
+        )

@@ -22,6 +22,8 @@ pub enum Code {
     Unimplemented = 12,
     /// An invariant of ours is broken: a bug.
     Internal = 13,
+    /// What was stored cannot be read again.
+    DataLoss = 15,
 }
 
 /// An error with a canonical code and a message that names the thing, its value and what is allowed.

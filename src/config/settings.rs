@@ -218,10 +218,10 @@ settings! {
     SPILL, spill: Spill = {
         names: &[Opt("spill"), Var("PJRT_ARENA_SPILL")],
         default: "off",
-        allowed: "off, host, always",
-        doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, where nothing else makes \
-              room; they come back before a program that needs them. On CPU engines. always, for tests: before each \
-              allocation too.",
+        allowed: "off, host, always, or the path of a folder, with a /",
+        doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, or to files of a folder, \
+              where nothing else makes room; they come back before a program that needs them. On CPU engines. always, \
+              for tests: to memory of the host, before each allocation too.",
         read: parsed(Spill::parse, |_| Spill::Off),
     }
 
@@ -230,8 +230,8 @@ settings! {
         names: &[Opt("spill_limit"), Var("PJRT_ARENA_SPILL_LIMIT")],
         default: "25%",
         allowed: limit::ALLOWED,
-        doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, divided among \
-              the devices.",
+        doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, or of what the \
+              folder's disk has left, divided among the devices.",
         read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
     }
 

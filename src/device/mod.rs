@@ -85,6 +85,14 @@ pub trait Carrier: Mover {
         Ok(())
     }
 
+    /// Makes sure that `bytes` from `from` on can be read where they are: memory in files is where the disk reads it.
+    ///
+    /// # Errors
+    /// DATA_LOSS with the disk's reason.
+    fn check_readable(&self, _from: Address, _bytes: Bytes) -> Result<()> {
+        Ok(())
+    }
+
     /// Lets what is put on `stream`, a stream of the engine on this device, from here on wait for all that was uploaded
     /// and copied so far.
     ///

@@ -53,10 +53,14 @@ pub enum EventKind {
     Compaction = 9,
     /// `bytes` at the low end are kept for programs' scratch from here on; `other` before.
     Scratch = 10,
+    /// An array of `bytes` was spilled: `other` bytes were copied, in `step` nanoseconds. Its block's end follows.
+    Spill = 11,
+    /// A spilled array of `bytes` is back, copied in `step` nanoseconds. Its block's beginning went before.
+    Return = 12,
 }
 
 impl EventKind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::Allocate,
         Self::Free,
         Self::Retire,
@@ -68,6 +72,8 @@ impl EventKind {
         Self::OutOfMemory,
         Self::Compaction,
         Self::Scratch,
+        Self::Spill,
+        Self::Return,
     ];
 }
 
@@ -360,7 +366,7 @@ impl Past {
             }
             EventKind::RegionGone => self.regions.push(AddressRange { address: event.address, bytes: event.bytes }),
             EventKind::Scratch => self.scratch = Bytes::new(event.other),
-            EventKind::OutOfMemory | EventKind::Compaction => {}
+            EventKind::OutOfMemory | EventKind::Compaction | EventKind::Spill | EventKind::Return => {}
         }
     }
 

@@ -33,6 +33,8 @@ const LEAST_SHOWN: usize = 4;
 const COMPARED: usize = 8;
 /// Over so many launches arguments are compared at most.
 const COMPARED_LAUNCHES: usize = 64;
+/// What is repeated by its programs alone is looked for again after so many launches.
+const SOUGHT_AGAIN: usize = 8;
 /// An array's maker is followed back over so many turns of a loop.
 const TURNS: usize = 64;
 
@@ -148,7 +150,8 @@ impl UseHistory {
             uses.push(step);
         }
         let mut launch = Launch { step, program, in_row, like: 0, shown: 0, exact: false, arguments };
-        self.sought = self.goes_on(&mut launch);
+        // Where arguments did not tell so far, they may by now.
+        self.sought = self.goes_on(&mut launch) && (launch.exact || !launch.shown.is_multiple_of(SOUGHT_AGAIN));
         self.launches.push_back(launch);
         self.sweep();
     }
@@ -235,7 +238,7 @@ impl UseHistory {
         for earlier in 0..shown {
             let like = self.launches[count - 1 - earlier - back].step;
             let launch = &mut self.launches[count - 1 - earlier];
-            if launch.like == 0 {
+            if launch.like == 0 || exact > earlier && !launch.exact {
                 (launch.like, launch.shown, launch.exact) = (like, shown - earlier, exact > earlier);
             }
         }
@@ -355,7 +358,11 @@ mod tests {
                 [constant(step as usize % 10), constant(batch as usize), UseKey::Made(OriginId::new(1), step - 1)];
             history.launched(step, 5, arrays.into_iter());
         };
-        (10..65).for_each(|step| launch(&mut history, step));
+        for step in 10..65 {
+            launch(&mut history, step);
+            // Memory is short at each launch.
+            history.next_use(constant(0));
+        }
         let next: Vec<_> = (0..10).map(|layer| history.next_use(constant(layer))).collect();
         let expected = [70, 71, 72, 73, 74, 65, 66, 67, 68, 69].map(NextUse::At);
         assert_eq!(next, expected);

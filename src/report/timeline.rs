@@ -53,6 +53,18 @@ pub enum What {
         /// Their sizes, summed.
         bytes: Bytes,
     },
+    /// An array went to the tier.
+    Spilled {
+        /// Its size.
+        bytes: Bytes,
+        /// How much of it was copied: nothing, where its copy was there.
+        copied: Bytes,
+    },
+    /// An array came back.
+    Returned {
+        /// Its size.
+        bytes: Bytes,
+    },
 }
 
 /// Takes events while a recording is on.
@@ -139,8 +151,8 @@ impl Timeline {
 }
 
 /// The names of events and of their numbers; an index is an id in the plane, less one.
-const EVENTS: [&str; 3] = ["allocate", "free", "compaction"];
-const STATS: [&str; 3] = ["bytes", "bytes_in_use", "buffers"];
+const EVENTS: [&str; 5] = ["allocate", "free", "compaction", "spill", "return"];
+const STATS: [&str; 4] = ["bytes", "bytes_in_use", "buffers", "bytes_copied"];
 
 impl What {
     /// Its line, its event's id, and its numbers by their ids.
@@ -149,6 +161,8 @@ impl What {
             Self::Allocated { bytes, in_use } => (0, 1, [(1, bytes.get()), (2, in_use.get())]),
             Self::Freed { bytes, in_use } => (0, 2, [(1, bytes.get()), (2, in_use.get())]),
             Self::Moved { buffers, bytes } => (1, 3, [(1, bytes.get()), (3, buffers)]),
+            Self::Spilled { bytes, copied } => (1, 4, [(1, bytes.get()), (4, copied.get())]),
+            Self::Returned { bytes } => (1, 5, [(1, bytes.get()), (4, bytes.get())]),
         }
     }
 }
@@ -194,7 +208,7 @@ impl Recording {
             line.0.extend_from_slice(&events.0);
             plane.message(3, &line);
         }
-        for (field, names) in [(4, EVENTS), (5, STATS)] {
+        for (field, names) in [(4, &EVENTS[..]), (5, &STATS[..])] {
             for (id, name) in (1..).zip(names) {
                 let mut metadata = Message::default();
                 metadata.number(1, id);

@@ -9,6 +9,8 @@
 //! Any number of scopes may be open at once, nested or not, from any threads. While none is open an allocation pays for
 //! one comparison.
 
+use std::time::Duration;
+
 use crate::{
     memory::{
         arena::{
@@ -16,9 +18,9 @@ use crate::{
             core::Arena,
             scopes::{Scope, ScopeId},
         },
-        history::{Event, Events, FailedRequest, History},
+        history::{Event, EventKind, Events, FailedRequest, History, Note},
         oom::OutOfMemory,
-        provenance::{Provenance, Timestamp},
+        provenance::{OriginId, Provenance, Timestamp},
         stats::Stats,
     },
     region::AddressRange,
@@ -94,6 +96,17 @@ impl Arena {
     /// Records that a request failed, with the error's text.
     pub fn note_failure(&self, numbers: OutOfMemory, provenance: Provenance, text: String) {
         self.state.lock().history.fail(Timestamp::now(), FailedRequest { numbers, provenance, text });
+    }
+
+    /// Records that an array of `bytes` was spilled ([`EventKind::Spill`]) or is back ([`EventKind::Return`]), for
+    /// which so many bytes were copied in so long.
+    pub fn note_spill(&self, kind: EventKind, (bytes, copied): (Bytes, Bytes), origin: OriginId, took: Duration) {
+        let step = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
+        let note = Note { other: copied.get(), origin, step, ..Note::new(kind, bytes) };
+        let state = &mut *self.state.lock();
+        if state.history.is_on() {
+            state.history.note(Timestamp::now(), note);
+        }
     }
 
     /// Begins to watch for the most in use. O(1).

@@ -66,7 +66,13 @@ impl Sums {
             EventKind::Region => self.pool += bytes,
             EventKind::RegionGone => self.pool -= bytes,
             EventKind::Scratch => self.scratch = bytes,
-            EventKind::Pin | EventKind::Unpin | EventKind::Move | EventKind::OutOfMemory | EventKind::Compaction => {}
+            EventKind::Pin
+            | EventKind::Unpin
+            | EventKind::Move
+            | EventKind::OutOfMemory
+            | EventKind::Compaction
+            | EventKind::Spill
+            | EventKind::Return => {}
         }
     }
 }
@@ -140,6 +146,15 @@ fn add(snapshot: &Snapshot, pid: usize, device: &Device, to: &mut Vec<Entry>) {
                     ("bytes moved", event.bytes.get().into()),
                     ("largest hole after", event.other.into()),
                 ]),
+                ..Entry::default()
+            }),
+            kind @ (EventKind::Spill | EventKind::Return) => to.push(Entry {
+                name: if kind == EventKind::Spill { "spill" } else { "return" }.to_owned(),
+                ph: "X",
+                ts: Some(micros(nanos.saturating_sub(u64::from(event.step)))),
+                dur: Some(f64::from(event.step) / 1000.0),
+                pid,
+                args: args([("bytes", event.bytes.get().into()), ("bytes copied", event.other.into())]),
                 ..Entry::default()
             }),
             EventKind::OutOfMemory => to.push(Entry {

@@ -326,7 +326,12 @@ fn actions(event: &Event) -> impl Iterator<Item = Action<'static>> {
         EventKind::Region => &[("segment_alloc", here)],
         EventKind::RegionGone => &[("segment_free", here)],
         EventKind::OutOfMemory => &[("oom", 0)],
-        EventKind::Pin | EventKind::Unpin | EventKind::Compaction | EventKind::Scratch => &[],
+        EventKind::Pin
+        | EventKind::Unpin
+        | EventKind::Compaction
+        | EventKind::Scratch
+        | EventKind::Spill
+        | EventKind::Return => &[],
     };
     let time = event.time().nanos().unwrap_or(0);
     let stack = (event.origin, event.step);

@@ -108,6 +108,12 @@ function describeEvent(device, position) {
       return `out of memory: ${size} for ${origin}`;
     case EVENT.compaction:
       return `compaction: ${formatCount(events.block[i])} blocks moved, ${size} in ${formatTime(events.step[i])}`;
+    case EVENT.spill:
+      return events.other[i]
+        ? `spilled: ${size}, ${origin}, in ${formatTime(events.step[i])}`
+        : `spilled: ${size}, ${origin}, whose copy was there`;
+    case EVENT.return:
+      return `back: ${size}, ${origin}, in ${formatTime(events.step[i])}`;
     case EVENT.scratch:
       return `scratch is ${size} from here on`;
     default:

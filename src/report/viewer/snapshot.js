@@ -12,6 +12,8 @@ const EVENT = {
   outOfMemory: 8,
   compaction: 9,
   scratch: 10,
+  spill: 11,
+  return: 12,
 };
 const EVENT_NAMES = [
   'allocate',
@@ -25,6 +27,8 @@ const EVENT_NAMES = [
   'out of memory',
   'compaction',
   'scratch',
+  'spill',
+  'return',
 ];
 const LIVE = 0,
   PINNED = 1,

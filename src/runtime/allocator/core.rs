@@ -71,7 +71,11 @@ impl Allocator {
         Self {
             session,
             in_flight: Arc::default(),
-            spill: if memories.iter().any(|memory| memory.tier.is_some()) { settings.spill.value } else { Spill::Off },
+            spill: if memories.iter().any(|memory| memory.tier.is_some()) {
+                settings.spill.value.clone()
+            } else {
+                Spill::Off
+            },
             wanting: AtomicUsize::new(0),
             memories,
             compaction: settings.compaction(),

@@ -16,8 +16,10 @@ use crate::{
     error::Error,
     memory::{
         Goal, Provenance, Request,
+        history::EventKind,
         next_use::{NextUse, UseKey},
     },
+    report::timeline::{TIMELINE, What},
     runtime::{
         allocator::core::Allocator,
         device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier},
@@ -192,7 +194,10 @@ fn spill(
             if let Some(block) = waits_in {
                 tier.waiting.enter(block, Arc::downgrade(&waiting));
             }
-            tier.record.spilled(bytes, was_copied.then(|| since.elapsed()));
+            let (took, copied) = (since.elapsed(), if was_copied { bytes } else { Bytes::ZERO });
+            tier.record.spilled(bytes, was_copied.then_some(took));
+            memory.note_spill(EventKind::Spill, (bytes, copied), provenance.origin, took);
+            TIMELINE.note(memory.name(), since, || What::Spilled { bytes, copied });
             tier.record.expect(key, next);
             Ok(size)
         }
@@ -222,7 +227,10 @@ pub fn bring_back<E: From<Error>>(
     if !Arc::clone(resident).bring_back(allocation)? {
         return Ok(Bytes::ZERO);
     }
-    tier.record.came_back(key, step, bytes, since.elapsed());
+    let took = since.elapsed();
+    tier.record.came_back(key, step, bytes, took);
+    memory.note_spill(EventKind::Return, (bytes, bytes), provenance.origin, took);
+    TIMELINE.note(memory.name(), since, || What::Returned { bytes });
     Ok(bytes)
 }
 

@@ -33,6 +33,7 @@ use crate::{
         shape::Shape,
     },
     sys,
+    units::Bytes,
 };
 
 mod ending;
@@ -247,7 +248,22 @@ impl Buffer {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
         state.begin_use(user);
+        if state.storage.is_spilled() {
+            drop(state);
+            self.check_readable().inspect_err(|_| self.end_use_for(user))?;
+        }
         Ok(handle)
+    }
+
+    /// Whether the bytes can be read in the tier, where they stay because they are in use.
+    ///
+    /// # Errors
+    /// DATA_LOSS if the disk that they are on does not read them.
+    #[cold]
+    fn check_readable(&self) -> Result<()> {
+        let at = self.state().storage.block().map(|block| (Arc::clone(block.memory()), block.block().address));
+        let Some((memory, address)) = at else { return Ok(()) };
+        memory.carrier.check_readable(address, Bytes::new(self.shape.size as u64))
     }
 
     /// The engine's buffer, if this one is live.

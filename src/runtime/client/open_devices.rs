@@ -54,7 +54,7 @@ struct Memory {
     /// The part of the same memory that the engine takes for itself.
     shared: Option<SharedPool>,
     /// The host's memory that arrays are spilled to, and its limit.
-    tier: Option<(host::HostBacking, Bytes)>,
+    tier: Option<(TierBacking, Bytes)>,
     /// The host's memory that can be pinned for the device, and its limit.
     pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
@@ -210,13 +210,24 @@ fn open_device(
     })
 }
 
+/// What a device's arrays are spilled to.
+#[derive(Clone)]
+enum TierBacking {
+    Host(host::HostBacking),
+    Folder(host::FolderBacking),
+}
+
 /// The memory that a device's arrays are spilled to.
 ///
 /// # Errors
 /// The arena's.
-fn open_tier(device: &str, backing: host::HostBacking, limit: Bytes) -> Result<Arc<DeviceMemory>> {
-    let arena = Arena::new(format!("{device} spill"), Strategy::Growing, limit, Box::new(backing.clone()))?;
-    Ok(DeviceMemory::new(arena, Box::new(backing)))
+fn open_tier(device: &str, backing: TierBacking, limit: Bytes) -> Result<Arc<DeviceMemory>> {
+    let (backing, carrier): (Box<dyn Backing>, Box<dyn Carrier>) = match backing {
+        TierBacking::Host(host) => (Box::new(host.clone()), Box::new(host)),
+        TierBacking::Folder(folder) => (Box::new(folder.clone()), Box::new(folder)),
+    };
+    let arena = Arena::new(format!("{device} spill"), Strategy::Growing, limit, backing)?;
+    Ok(DeviceMemory::new(arena, carrier))
 }
 
 /// The arena of one device's memory.
@@ -289,14 +300,20 @@ fn check_job(
 fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let Some(count) = NonZeroU32::new(devices as u32) else { return Ok(Vec::new()) };
     let limit = Bytes::new(settings.limit.resolve(host::capacity()?.get(), count)?);
-    let spill = match settings.spill.value {
-        Spill::Off => None,
-        Spill::Host | Spill::Always => Some(Bytes::new(settings.spill_limit.resolve(host::capacity()?.get(), count)?)),
-    };
     let make = host_backing(settings);
+    let spill = |capacity: Bytes| settings.spill_limit.resolve(capacity.get(), count).map(Bytes::new);
+    let tier = match &settings.spill.value {
+        Spill::Off => None,
+        Spill::Host | Spill::Always => Some((TierBacking::Host(make()), spill(host::capacity()?)?)),
+        Spill::Folder(path) => {
+            let folder = host::FolderBacking::open(path)?;
+            let limit = spill(folder.free_space()?)?;
+            Some((TierBacking::Folder(folder), limit))
+        }
+    };
     let memory = |_| {
         let host = make();
-        let tier = spill.map(|limit| (make(), limit));
+        let tier = tier.clone();
         Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, tier, pinned: None }
     };
     Ok((0..devices).map(memory).collect())
