@@ -204,6 +204,10 @@ class Library:
         """Has the library call this function of `_hooks.hook`, which must stay for ever; the first of a name stays."""
         self._function(f"pjrt_arena_install_{name}", ctypes.c_void_p, returns=None)(ctypes.cast(hook, ctypes.c_void_p))
 
+    def ask(self, name: str, *arguments: tuple[Any, Any]) -> Any:
+        """Calls a function that tells something in JSON. `arguments` are (type, value)."""
+        return json.loads(self._text(name, *arguments))
+
     def act(self, name: str, *arguments: tuple[Any, Any]) -> Any:
         """Calls a function that does something at every call and tells of it in JSON.
 

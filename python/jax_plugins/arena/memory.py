@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import json
 import operator
 import os
 import re
@@ -66,6 +67,7 @@ __all__ = [
     "Wake",
     "compact",
     "diff",
+    "launches",
     "load",
     "map",
     "reset_peak",
@@ -235,6 +237,25 @@ def wake(devices: Iterable[Any] | None = None) -> list[Wake]:
       ArenaError: there is no such device.
     """
     return [Wake(**_fields(Wake, device)) for device in _on(devices, "pjrt_arena_wake")]
+
+
+def launches(path: str | os.PathLike[str], device: Any = None) -> Path:
+    """Writes the last launches on a device that spills to `path`, for ``arena-replay --spill``; returns the path.
+
+    Args:
+      path: the file, of JSON.
+      device: a `jax.Device`, or the library's name of one; the first by default.
+
+    Raises:
+      ArenaError: nothing spills, or there is no such device.
+    """
+    name = device if device is None or isinstance(device, str) else _name(device)
+    argument = (ctypes.c_char_p, name.encode() if name is not None else None)
+    told = _library.load().ask("pjrt_arena_launches", argument)
+    if "error" in told:
+        raise ArenaError(told["error"])
+    Path(path).write_text(json.dumps(told))
+    return Path(path)
 
 
 def map(width: int = 64, rows: int = 16) -> str:

@@ -1,6 +1,6 @@
 //! Functions that act on the arenas, or show them.
 
-use std::{ffi::CStr, sync::Arc, time::Instant};
+use std::{collections::BTreeSet, ffi::CStr, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
 
@@ -11,6 +11,7 @@ use crate::{
     memory::{
         BlockState, Pinned,
         history::holdings,
+        next_use::UseKey,
         tiles::{self, Element},
     },
     report::{MapBlock, MapKind, Screen, map},
@@ -20,7 +21,7 @@ use crate::{
             sleep::{self, GivenBack},
         },
         client::{self, Client},
-        device_memory::{DeviceMemory, Tier, origins::ORIGINS},
+        device_memory::{DeviceMemory, Tier, origins::ORIGINS, spill_record::Used},
     },
     sys,
     units::Bytes,
@@ -62,6 +63,12 @@ text_functions! {
     /// [`pjrt_arena_sleep`]. An array for each device: bytes that came back, bytes that still wait, seconds.
     pub fn pjrt_arena_wake(device: CText<'_>) -> String {
         on_devices(device, awake).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+    }
+
+    /// The last launches on the device of this name, or on the first that spills for NULL, with their arguments and
+    /// results: JSON that `arena-replay --spill` reads. An object with `error`, one sentence, where nothing spills.
+    pub fn pjrt_arena_launches(device: CText<'_>) -> String {
+        launches(device).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
     }
 
     /// A map of every device's memory in characters, `columns` wide and `rows` high for each.
@@ -141,6 +148,35 @@ fn on_devices(device: CText<'_>, each: impl Fn(&Client, &Arc<DeviceMemory>) -> R
         None => memories().collect(),
     };
     chosen.into_iter().map(|(client, memory)| each(client, memory)).collect::<Result<Vec<_>>>().map(Value::from)
+}
+
+fn launches(device: CText<'_>) -> Result<Value> {
+    let name = |key: UseKey| match key {
+        UseKey::Made(origin, step) => format!("{}@{step}", origin.row()),
+        UseKey::Other(number) => format!("#{number}"),
+    };
+    let array = |used: &Used| (name(used.key), used.bytes.get(), used.donated);
+    let all = on_devices(device, |_, memory| {
+        let Some(tier) = &memory.tier else { return Ok(Value::Null) };
+        let alive = memory.residents.all().into_iter().chain(tier.waiting.all());
+        let alive: BTreeSet<String> = alive.filter_map(|resident| resident.use_key()).map(name).collect();
+        let launches = tier.record.launches();
+        let launches = launches.iter().map(|launch| {
+            let results = launch.results.iter().map(|used| (name(used.key), used.bytes.get()));
+            json!({
+                "step": launch.step,
+                "program": &*launch.program,
+                "arguments": launch.arguments.iter().map(array).collect::<Vec<_>>(),
+                "results": results.collect::<Vec<_>>(),
+            })
+        });
+        let launches: Vec<Value> = launches.collect();
+        Ok(json!({ "limit": memory.stats().limit.get(), "alive": alive, "launches": launches }))
+    })?;
+    let first = all.as_array().and_then(|all| all.iter().find(|one| !one.is_null()).cloned());
+    first.ok_or_else(|| {
+        Error::new(Code::FailedPrecondition, "no device spills: launches are kept with PJRT_ARENA_SPILL")
+    })
 }
 
 fn asleep(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {

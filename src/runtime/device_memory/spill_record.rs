@@ -1,7 +1,11 @@
 //! What is known of the arrays that a device spills: how many went and came back, and when they are used.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -44,6 +48,33 @@ impl Traffic {
     }
 }
 
+/// An argument or a result of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    /// Which array.
+    pub key: UseKey,
+    /// Its size.
+    pub bytes: Bytes,
+    /// Whether the program may consume it.
+    pub donated: bool,
+}
+
+/// A launch, for `arena-replay`.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    /// The device's number of it.
+    pub step: u32,
+    /// The program's name.
+    pub program: Arc<str>,
+    /// Its arguments.
+    pub arguments: Vec<Used>,
+    /// Its results.
+    pub results: Vec<Used>,
+}
+
+/// So many launches are kept for `arena-replay`.
+const LAUNCHES: usize = 4096;
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct SpillRecord {
@@ -63,6 +94,8 @@ pub struct SpillRecord {
 #[derive(Debug, Default)]
 struct Past {
     history: UseHistory,
+    /// The last launches.
+    launches: VecDeque<Launched>,
     /// When arrays that are spilled were expected to be used.
     expected: FxHashMap<UseKey, NextUse>,
 }
@@ -71,9 +104,23 @@ struct Past {
 const EXPECTATIONS: usize = 1 << 16;
 
 impl SpillRecord {
-    /// Notes that `program` is launched as the device's `step` and uses these arrays.
-    pub fn launched(&self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
-        self.past.lock().history.launched(step, program, arrays);
+    /// Notes a launch of the program of this number.
+    pub fn launched(&self, program: u64, launch: Launched) {
+        let mut past = self.past.lock();
+        past.history.launched(launch.step, program, launch.arguments.iter().map(|used| used.key));
+        // One that waits for memory tries more than once.
+        if past.launches.back().is_some_and(|last| last.step == launch.step) {
+            return;
+        }
+        if past.launches.len() == LAUNCHES {
+            past.launches.pop_front();
+        }
+        past.launches.push_back(launch);
+    }
+
+    /// The last launches, the oldest first.
+    pub fn launches(&self) -> Vec<Launched> {
+        self.past.lock().launches.iter().cloned().collect()
     }
 
     /// When each of these arrays is used next.

@@ -16,13 +16,18 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
-    memory::{Execution, next_use::UseKey},
+    memory::{Execution, OriginId, next_use::UseKey},
     runtime::{
         allocator::{allocate::allocate, core::Allocator, reclaim::Patience, spill},
         buffer::BufferRef,
-        device_memory::{DeviceMemory, Resident},
+        device_memory::{
+            DeviceMemory, Resident,
+            spill_record::{Launched, Used},
+        },
         execute::{call::Call, unplaced::Unplaced},
+        shape::Shape,
     },
+    units::Bytes,
 };
 
 /// The arguments that one device's part of a launch wants. Dropped, it wants them no more.
@@ -48,9 +53,24 @@ impl<'a> Wanted<'a> {
             wanted.buffers.push(buffer);
         }
         if let Some(tier) = &memory.tier {
-            let keys = wanted.buffers.iter().filter_map(|buffer| buffer.use_key());
-            let keys: Vec<UseKey> = keys.collect();
-            tier.record.launched(run.step, std::ptr::from_ref(call.loaded).addr() as u64, keys.into_iter());
+            let program = &call.loaded.program;
+            let donated = call.donated().unwrap_or_default();
+            let arguments = wanted.buffers.iter().enumerate().filter_map(|(number, buffer)| {
+                let bytes = Bytes::new(buffer.shape.size as u64);
+                Some(Used { key: buffer.use_key()?, bytes, donated: donated.binary_search(&number).is_ok() })
+            });
+            let made = |(origin, shape): (&OriginId, &Arc<Shape>)| Used {
+                key: UseKey::Made(*origin, run.step),
+                bytes: Bytes::new(shape.size as u64),
+                donated: false,
+            };
+            let launch = Launched {
+                step: run.step,
+                program: Arc::from(&*program.name),
+                arguments: arguments.collect(),
+                results: program.origin_ids.iter().zip(&program.results).map(made).collect(),
+            };
+            tier.record.launched(std::ptr::from_ref(call.loaded).addr() as u64, launch);
         }
         Ok(wanted)
     }
