@@ -1,188 +1,172 @@
-//! Memory in files of a folder: the tier for arrays that the machine's memory does not hold.
+//! Files of a folder as memory: for arrays that the machine's memory has no room for.
 //!
 //! ```text
-//!   a region     |page|   a file of the folder, mapped shared   |page|     the file has no name, and all its blocks
-//!                           ^ read there by the engine
-//!   copied to and from with pwrite and pread: pages of the file are not this process' memory
+//!  addresses:  |page|           region           |page|     the pages beside it are margins, as of `HostBacking`
+//!                   |  mapped, shared, from 0 on |
+//!  disk:            | a file without a name, 0600|          taken by `reserve`, free after `release`
+//!
+//!  copies in and out:  pwrite, pread     a disk that is full or fails is an error
+//!  reads in place:     the mapping       a disk that fails is a signal, so `check_readable` comes before
 //! ```
 //!
-//! A file is made without a name (`O_TMPFILE`), or loses it at once, so that a process that is killed leaves none. It
-//! gets all of its blocks before the region exists: a disk that is full is an error then, and no SIGBUS later. A disk
-//! that fails is an error of the copy; who reads a mapping in place asks [`Carrier::check_readable`] first.
+//! Copies go by the file and not by the mapping: the process's own memory does not grow by what it copies, and the
+//! kernel may write the pages out and forget them as it likes.
+//!
+//! A file has no name, so nobody finds one in the folder, and none is left over, even after `kill -9`. Where the file
+//! system makes no such files, a file has a name until it is unlinked at once.
+//!
+//! A child after `fork` shares the files with its parent, which may give an array's place to another one at any time.
+//! So what would copy or check there is an error.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fs, path::Path, ptr, sync::Arc};
 
 use parking_lot::Mutex;
 use rustix::{
-    fd::OwnedFd,
-    fs::{self, AtFlags, FallocateFlags, Mode, OFlags},
-    io::Errno,
-    mm::{Advice, MapFlags, ProtFlags, madvise, mmap},
+    fs::{Mode, OFlags, fstatfs},
+    io::retry_on_intr,
+    param::page_size,
 };
 
 use crate::{
-    device::{Carrier, HostArray, Mover, host::backing::HostBacking, strided},
-    error::{Code, Error, Result},
+    device::{
+        Carrier, HostArray, Mover,
+        host::folder::file::{FileRegion, Folder, bytes_at, space_at},
+        shift::{Extent, Shift},
+        strided,
+    },
+    error::{Error, Result},
+    fork,
     memory::{AddressRange, Backing, Region, compaction::Costs},
     units::{Address, Bytes},
 };
 
-/// What `statfs` says of file systems whose files are memory: `TMPFS_MAGIC` and `RAMFS_MAGIC` of `linux/magic.h`.
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// File systems whose files are memory (`statfs(2)`): tmpfs and ramfs.
+const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Memory in files of one folder. Clones are the same memory.
+/// What an arena may take in advance: no other file can have it then. Not much less, because each region is an open
+/// file, and a process may have a thousand as a rule.
+const IN_ADVANCE: Bytes = Bytes::gib(4);
+
+/// A folder as a device: regions are files in it. Clones are the same device.
 #[derive(Clone, Debug)]
-pub struct FolderBacking {
+pub struct FolderBacking(Arc<Device>);
+
+#[derive(Debug)]
+struct Device {
     folder: Arc<Folder>,
-    /// Reserves the addresses.
-    host: HostBacking,
+    /// By their first address. No lock is held while a file is read or written.
+    files: Mutex<BTreeMap<Address, Arc<FileRegion>>>,
+    /// [`fork::generation`] of the process whose files they are.
+    generation: u32,
 }
 
-#[derive(Debug)]
-struct Folder {
-    path: PathBuf,
-    /// Files are made here, whatever the path means by then.
-    directory: OwnedFd,
-    /// The file of each region, by its first address.
-    files: Mutex<BTreeMap<u64, Arc<RegionFile>>>,
-}
-
-#[derive(Debug)]
-struct RegionFile {
-    file: File,
-    bytes: Bytes,
+/// Where an address lies: in which file, from which byte on.
+struct Place {
+    file: Arc<FileRegion>,
+    at: Bytes,
 }
 
 impl FolderBacking {
-    /// Memory in files of this folder.
+    /// The device of a folder. It is tried out: a page is taken there, and given back.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT that names the folder, if it does not exist, is a link or no folder, or no file can be made in
-    /// it.
-    pub fn open(path: &Path) -> Result<Self> {
-        let refuse = |why: String| {
-            let allowed = "allowed is a folder that exists, is no link, and in which files can be written";
-            Error::invalid_argument(format!("arrays cannot be spilled to {}: {why}; {allowed}", path.display()))
+    /// `INVALID_ARGUMENT` with the path, the reason and what is allowed.
+    pub fn open(folder: &Path) -> Result<Self> {
+        // The system follows a link with a slash or a dot behind it.
+        let folder = folder.components().as_path();
+        let refuse = |why: &str| {
+            Error::invalid_argument(format!(
+                "arrays cannot go to the folder {}: {why}; allowed is a folder that exists, on a disk with space, that \
+                 this process may write to, and not a symbolic link",
+                folder.display()
+            ))
         };
-        let kind = std::fs::symlink_metadata(path).map_err(|error| refuse(error.to_string()))?.file_type();
-        if kind.is_symlink() {
-            return Err(refuse("it is a link".to_owned()));
+        let found = fs::symlink_metadata(folder).map_err(|error| refuse(&error.to_string()))?;
+        if found.is_symlink() {
+            return Err(refuse("it is a symbolic link"));
         }
-        if !kind.is_dir() {
-            return Err(refuse("it is no folder".to_owned()));
+        if !found.is_dir() {
+            return Err(refuse("it is not a folder"));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = fs::open(path, flags, Mode::empty()).map_err(|errno| refuse(errno.to_string()))?;
-        if fs::fstatfs(&directory).is_ok_and(|about| IN_MEMORY.contains(&(about.f_type as u64))) {
-            log::warn!("{} is in memory: arrays that are spilled there take as much of it as before", path.display());
+        let directory = retry_on_intr(|| rustix::fs::open(folder, flags, Mode::empty()));
+        let directory = directory.map_err(|errno| refuse(&errno.to_string()))?;
+        let kind = fstatfs(&directory).map_err(|errno| refuse(&errno.to_string()))?.f_type as u32;
+        let folder = Arc::new(Folder { path: folder.to_owned(), directory });
+        // By the way `reserve` goes, so that what the file system lacks is known now and not when memory is exhausted.
+        FileRegion::new(&folder, Bytes::new(page_size() as u64)).map_err(|error| refuse(&error.message))?.end()?;
+        if IN_MEMORY.contains(&kind) {
+            let path = folder.path.display();
+            log::warn!("arrays that go to the folder {path} stay in memory: its files are (tmpfs or ramfs)");
         }
-        let folder = Folder { path: path.to_owned(), directory, files: Mutex::default() };
-        folder.make_file().map_err(|errno| refuse(errno.to_string()))?;
-        Ok(Self { folder: Arc::new(folder), host: HostBacking::new() })
+        Ok(Self(Arc::new(Device { folder, files: Mutex::default(), generation: fork::generation() })))
     }
 
-    /// What this user can write to the file system.
+    /// What the folder's file system has left for this user, beside the regions; [`Bytes::MAX`] where it does not say.
     ///
     /// # Errors
-    /// INTERNAL if the kernel does not say.
+    /// `INTERNAL` with the system's reason.
     pub fn free_space(&self) -> Result<Bytes> {
-        self.folder.free_space().map_err(|errno| {
-            Error::internal(format!("the kernel does not say how full {} is: {errno}", self.folder.path.display()))
-        })
+        let failed = |errno| Error::internal(format!("statvfs of {} failed: {errno}", self.0.folder.path.display()));
+        self.0.folder.free_space().map_err(failed)
     }
 
-    /// Maps a file without a name, which has all its blocks, in place of the pages of `region`.
-    fn map_file(&self, region: AddressRange) -> Result<()> {
-        let AddressRange { address, bytes } = region;
-        let failed = |what: &str, errno: Errno| {
-            let left = self.folder.free_space().map_or_else(|_| "?".to_owned(), |left| left.to_string());
-            let text = format!(
-                "{what} a file of {bytes} ({} bytes) in {} failed: {errno}; {left} are free there",
+    /// Where a range lies; `None` for memory of somebody else.
+    ///
+    /// # Errors
+    /// `INTERNAL` if it goes beyond its region, FAILED_PRECONDITION in a child of the process whose files they are.
+    fn place(&self, address: Address, bytes: Bytes) -> Result<Option<Place>> {
+        // Before the lock, which a child may find in the hands of a thread that it lacks.
+        if self.0.generation != fork::generation() {
+            return Err(Error::failed_precondition(format!(
+                "spilled arrays in {} are of the parent of this process, which may write to them",
+                self.0.folder.path.display()
+            )));
+        }
+        let file = self.0.files.lock().range(..=address).next_back().map(|(_, file)| Arc::clone(file));
+        let Some(file) = file else { return Ok(None) };
+        let range = file.range();
+        let at = address - range.address;
+        if at >= range.bytes {
+            return Ok(None);
+        }
+        if bytes > range.bytes - at {
+            return Err(Error::internal(format!(
+                "{} bytes at {address} are not in one region: the one at {} has {}",
                 bytes.get(),
-                self.folder.path.display()
-            );
-            Error::new(Code::ResourceExhausted, text)
-        };
-        let file = self.folder.make_file().map_err(|errno| failed("making", errno))?;
-        fs::fallocate(&file, FallocateFlags::empty(), 0, bytes.get()).map_err(|errno| failed("filling", errno))?;
-        let (start, protection) =
-            (ptr::with_exposed_provenance_mut(address.get() as usize), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: the range is one region that nothing else knows yet, whole pages of a mapping that stays; the file is
-        // as long, and nothing but this value's owner knows it.
-        let mapped =
-            unsafe { mmap(start, bytes.get() as usize, protection, MapFlags::SHARED | MapFlags::FIXED, &file, 0) };
-        mapped.map_err(|errno| failed("mapping", errno))?;
-        self.folder.files.lock().insert(address.get(), Arc::new(RegionFile { file: file.into(), bytes }));
-        Ok(())
-    }
-}
-
-impl Folder {
-    /// A new file that has no name, or none any more.
-    fn make_file(&self) -> rustix::io::Result<OwnedFd> {
-        let mode = Mode::RUSR | Mode::WUSR;
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        match fs::openat(&self.directory, ".", flags | OFlags::TMPFILE, mode) {
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
-            made => return made,
+                range.address,
+                range.bytes.get()
+            )));
         }
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let name = format!(".pjrt-arena-{}-{number}", std::process::id());
-            match fs::openat(&self.directory, &*name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode) {
-                // A process before this one, of the same number, was killed between the two calls.
-                Err(Errno::EXIST) => continue,
-                made => {
-                    let made = made?;
-                    fs::unlinkat(&self.directory, &*name, AtFlags::empty())?;
-                    return Ok(made);
-                }
-            }
-        }
+        Ok(Some(Place { file, at }))
     }
 
-    fn free_space(&self) -> rustix::io::Result<Bytes> {
-        let about = fs::fstatvfs(&self.directory)?;
-        Ok(Bytes::new(about.f_bavail.saturating_mul(about.f_frsize)))
+    /// Where a range of this device lies.
+    ///
+    /// # Errors
+    /// As [`Self::place`], and for memory of somebody else.
+    fn own_place(&self, address: Address, bytes: Bytes) -> Result<Place> {
+        self.place(address, bytes)?.ok_or_else(|| self.not_ours(address))
     }
 
-    /// The file behind an address, and the offset in it.
-    fn file_at(&self, address: Address) -> Option<(Arc<RegionFile>, u64)> {
-        let files = self.files.lock();
-        let (start, file) = files.range(..=address.get()).next_back()?;
-        let offset = address.get() - start;
-        (offset < file.bytes.get()).then(|| (Arc::clone(file), offset))
-    }
-
-    fn failed(&self, what: &str, bytes: Bytes, error: &io::Error) -> Error {
-        let text = format!("{what} {bytes} of a spilled array failed in {}: {error}", self.path.display());
-        let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        Error::new(if full { Code::ResourceExhausted } else { Code::DataLoss }, text)
+    #[cold]
+    fn not_ours(&self, address: Address) -> Error {
+        Error::internal(format!("{address} is in no file of {}", self.0.folder.path.display()))
     }
 }
 
 impl Backing for FolderBacking {
     fn reserve(&self, bytes: Bytes) -> Result<Region> {
-        let region = self.host.reserve(bytes)?;
-        match self.map_file(*region) {
-            Ok(()) => Ok(region),
-            Err(error) => {
-                self.host.release(region)?;
-                Err(error)
-            }
-        }
+        let file = FileRegion::new(&self.0.folder, bytes)?;
+        let range = file.range();
+        self.0.files.lock().insert(range.address, Arc::new(file));
+        // SAFETY: the file was mapped there just now, so no other `Region` covers any of it; `release` ends the file
+        // that is kept for this range.
+        Ok(unsafe { Region::new(range) })
     }
 
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
@@ -190,33 +174,41 @@ impl Backing for FolderBacking {
     }
 
     fn release(&self, region: Region) -> Result<()> {
-        let start = region.address.get();
-        self.host.release(region)?;
-        // The last owner of the file: the disk has its blocks back.
-        drop(self.folder.files.lock().remove(&start));
-        Ok(())
+        let AddressRange { address, .. } = *region;
+        let file = self.0.files.lock().remove(&address).ok_or_else(|| self.not_ours(address))?;
+        // Where another thread checks its pages at the moment, it ends after that.
+        Arc::into_inner(file).map_or(Ok(()), FileRegion::end)
     }
 
     fn granularity(&self) -> Bytes {
-        self.host.granularity()
+        Bytes::new(page_size() as u64)
     }
 
     fn most_in_advance(&self) -> Option<Bytes> {
-        self.host.most_in_advance()
+        Some(IN_ADVANCE)
     }
 }
 
 impl Mover for FolderBacking {
     fn costs(&self) -> Costs {
-        self.host.costs()
+        Costs::COPY
     }
 
-    unsafe fn relocate(&self, _: Address, _: Address, _: Bytes) -> Result<()> {
-        Err(Error::internal("arrays in files are not moved"))
+    /// Ranges that overlap are refused: a disk that failed halfway would leave neither of them whole.
+    unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        let Some(shift) = Shift::new(Extent { start: from, bytes }, to) else { return Ok(()) };
+        if shift.hole.bytes < bytes {
+            return Err(Error::unimplemented(format!(
+                "{} bytes at {from} do not move to {to}: in files a block moves only to where it does not lie already",
+                bytes.get()
+            )));
+        }
+        let (source, target) = (self.own_place(from, bytes)?, self.own_place(to, bytes)?);
+        source.file.copy(source.at, (&target.file, target.at), bytes)
     }
 
+    /// Nothing: the space of a block that is free is kept for the next one, which must not find the disk full.
     unsafe fn discard(&self, _: Address, _: Bytes) -> Result<Bytes> {
-        // A hole keeps its blocks: a file without them could not be written when the disk is full.
         Ok(Bytes::ZERO)
     }
 }
@@ -226,70 +218,59 @@ impl Carrier for FolderBacking {
         true
     }
 
+    /// An array that is not dense is made so in memory before.
     unsafe fn upload(&self, from: HostArray<'_>, to: Address) -> Result<()> {
-        // The mapping is for reading.
-        _ = (from, to);
-        Err(Error::internal("arrays are not uploaded to files"))
+        let size = from.size()?;
+        if size == 0 {
+            return Ok(());
+        }
+        let bytes = Bytes::new(size as u64);
+        let Place { file, at } = self.own_place(to, bytes)?;
+        if from.dense().is_some() {
+            let start = Address::new(from.start().expose_provenance() as u64);
+            // SAFETY: the dense array is so many bytes, one or more, that are readable and do not change while `from`
+            // lives (`HostArray::new`).
+            return file.write(at, unsafe { bytes_at(start, bytes) });
+        }
+        let mut dense = vec![0; size];
+        // SAFETY: the vector is as long as the dense array, new, and this call's alone.
+        unsafe { strided::copy_to_dense(from, dense.as_mut_ptr()) };
+        file.write(at, &dense)
     }
 
+    /// Either range may lie in memory of somebody else in this process, so that it copies from a device of the host to
+    /// this one and back.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
-        let memory = |address: Address| address.get() as usize;
-        match (self.folder.file_at(from), self.folder.file_at(to)) {
-            (None, Some((into, offset))) => {
-                // SAFETY: by the contract the source's bytes are there, in memory of this process, and nothing writes
-                // to them until this returns.
-                let source = unsafe {
-                    std::slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(memory(from)), bytes.get() as usize)
-                };
-                into.file.write_all_at(source, offset).map_err(|error| self.folder.failed("writing", bytes, &error))
-            }
-            (Some((out_of, offset)), None) => {
-                // SAFETY: by the contract the destination is allocated, in memory of this process, and nothing else
-                // reads or writes it until this returns. `read_exact_at` only writes to it; bytes have no invalid
-                // values.
-                let destination = unsafe {
-                    let start = ptr::with_exposed_provenance_mut::<u8>(memory(to));
-                    std::slice::from_raw_parts_mut(start, bytes.get() as usize)
-                };
-                let read = out_of.file.read_exact_at(destination, offset);
-                read.map_err(|error| self.folder.failed("reading", bytes, &error))
-            }
+        if bytes.is_zero() {
+            return Ok(());
+        }
+        match (self.place(from, bytes)?, self.place(to, bytes)?) {
+            (Some(source), Some(target)) => source.file.copy(source.at, (&target.file, target.at), bytes),
+            // SAFETY: by the contract both ranges are allocated, so memory of this process, with one byte or more; the
+            // destination is this copy's alone.
+            (Some(source), None) => source.file.read(source.at, unsafe { space_at(to, bytes) }),
+            // SAFETY: by the contract the source is allocated, so memory of this process, with one byte or more, and
+            // nothing writes to it meanwhile.
+            (None, Some(target)) => target.file.write(target.at, unsafe { bytes_at(from, bytes) }),
             (None, None) => {
-                let (from, to) = (memory(from), memory(to));
-                let (from, to) = (ptr::with_exposed_provenance(from), ptr::with_exposed_provenance_mut(to));
-                // SAFETY: by the contract both ranges are allocated, in memory of this process, do not overlap, and
-                // nothing else writes them, or reads the destination.
+                let from = ptr::with_exposed_provenance(from.get() as usize);
+                let to = ptr::with_exposed_provenance_mut(to.get() as usize);
+                // SAFETY: by the contract both ranges are allocated, so memory of this process, do not overlap, and are
+                // neither written nor, the destination, read by others.
                 unsafe { strided::copy(from, to, bytes.get() as usize) };
                 Ok(())
             }
-            (Some(_), Some(_)) => Err(Error::internal("arrays in files are not copied to files")),
         }
     }
 
+    /// Brings them into memory. Pages that the kernel takes back before they are read may still end the process with a
+    /// signal, if the disk fails then.
     fn check_readable(&self, from: Address, bytes: Bytes) -> Result<()> {
-        let Some((file, offset)) = self.folder.file_at(from) else { return Ok(()) };
-        let page = self.granularity();
-        let start = Bytes::new(from.get()).round_down(page);
-        let length = (from.get() + bytes.get()).saturating_sub(start.get()) as usize;
-        let pages = ptr::with_exposed_provenance_mut(start.get() as usize);
-        // SAFETY: the pages are those of one region of a file, which stays mapped while the caller's block lives; they
-        // are made present, and nothing is written.
-        match unsafe { madvise(pages, length, Advice::LinuxPopulateRead) } {
-            Ok(()) => Ok(()),
-            // A kernel before 5.14. Read with errors in place of signals, the pages are in the kernel's cache.
-            Err(Errno::INVAL) => {
-                let mut piece = vec![0; (1 << 20).min(bytes.get() as usize)];
-                let mut at = 0;
-                while at < bytes.get() {
-                    let length = (bytes.get() - at).min(piece.len() as u64) as usize;
-                    let read = file.file.read_exact_at(&mut piece[..length], offset + at);
-                    read.map_err(|error| self.folder.failed("reading", bytes, &error))?;
-                    at += length as u64;
-                }
-                Ok(())
-            }
-            Err(errno) => Err(self.folder.failed("reading", bytes, &errno.into())),
+        if bytes.is_zero() {
+            return Ok(());
         }
+        let Place { file, at } = self.own_place(from, bytes)?;
+        file.check_readable(at, bytes)
     }
 
     unsafe fn order(&self, _: isize) -> Result<()> {
@@ -298,6 +279,3 @@ impl Carrier for FolderBacking {
 
     fn finish(&self) {}
 }
-
-#[cfg(test)]
-mod tests;
