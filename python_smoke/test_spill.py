@@ -407,6 +407,22 @@ def test_a_device_that_sleeps_gives_its_memory_back_when_its_arrays_are_in_files
     )
 
 
+def test_a_device_on_which_nothing_is_done_goes_to_sleep_by_itself(tmp_path):
+    run_case(
+        """
+    arrays = [ramp(number) for number in range(10)]
+    eventually(lambda: stats()["bytes_in_use"], 0)
+    assert spill()["in_use_bytes"] == 10 * MIB
+    add = jax.jit(lambda x: x + 1)
+    check([add(array) for array in arrays], 1)
+    eventually(lambda: stats()["bytes_in_use"], 0)
+    """,
+        PJRT_ARENA_SPILL=str(tmp_path),
+        PJRT_ARENA_LIMIT="512MiB",
+        PJRT_ARENA_SLEEP_AFTER="1",
+    )
+
+
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     for folder, why in ((tmp_path / "missing", "No such file"), (tmp_path / "link", "it is a symbolic link")):

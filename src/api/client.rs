@@ -89,6 +89,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
         match open_devices::open_devices(new, settings, share, report::on_exhausted) {
             Ok(client) => {
                 client::watch_scratch(&client);
+                client::sleeper::watch(&client);
                 client::register(client);
                 call.out().client = created;
                 Ok(())

@@ -50,6 +50,6 @@ pub use crate::config::pinned_limit::PinnedLimit;
 pub use crate::config::report::{Finding, Found, Outcome, doctor};
 pub use crate::config::row::{Row, Setting, Source};
 pub use crate::config::settings::*;
-pub use crate::config::spill::Spill;
+pub use crate::config::spill::{SleepAfter, Spill};
 pub use crate::config::strategy::{strategy_from_name, strategy_name};
 pub use crate::config::values::*;

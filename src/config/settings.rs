@@ -15,7 +15,7 @@ use crate::{
         pinned_limit::PinnedLimit,
         precedence::{self, Given, Notes},
         row::{Row, Setting, Source},
-        spill::Spill,
+        spill::{SleepAfter, Spill},
         strategy,
         values::{
             self, Compact, CudaDriver, EngineRequest, GpuScratch, Headroom, HipDriver, HugePages, LogFilter, OomReport,
@@ -233,6 +233,16 @@ settings! {
         doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, or of what the \
               folder's disk has left, divided among the devices.",
         read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
+    }
+
+    /// When a device that does nothing spills all its arrays and gives its memory back.
+    SLEEP_AFTER, sleep_after: SleepAfter = {
+        names: &[Opt("sleep_after"), Var("PJRT_ARENA_SLEEP_AFTER")],
+        default: "off",
+        allowed: "off, or whole seconds from 1 to 86400",
+        doc: "After so long without a program or a new array a device spills all arrays and gives its memory back to the \
+              system; the next program brings back what it needs. Has an effect with spill only.",
+        read: parsed(SleepAfter::parse, |_| SleepAfter(None)),
     }
 
     /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].

@@ -1,6 +1,6 @@
 //! Where arrays go when memory is full.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::{config::precedence::Given, error::Result};
 
@@ -38,6 +38,36 @@ impl Spill {
             "always" => Ok(Self::Always),
             _ if given.text().contains('/') => Ok(Self::Folder(PathBuf::from(given.text()))),
             _ => Err(given.refuse(given.allowed)),
+        }
+    }
+}
+
+/// After how long without work a device goes to sleep; never, if that is `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SleepAfter(pub Option<Duration>);
+
+/// The longest time, in seconds: a day.
+const LONGEST: u64 = 86_400;
+
+impl fmt::Display for SleepAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("off"),
+            Some(after) => write!(f, "{}", after.as_secs()),
+        }
+    }
+}
+
+impl SleepAfter {
+    pub(super) fn parse(given: &Given) -> Result<Self> {
+        match given.text().to_ascii_lowercase().as_str() {
+            "off" | "0" => Ok(Self(None)),
+            text => {
+                let seconds = text.parse().ok().filter(|seconds| (1..=LONGEST).contains(seconds));
+                seconds
+                    .map(|seconds| Self(Some(Duration::from_secs(seconds))))
+                    .ok_or_else(|| given.refuse(given.allowed))
+            }
         }
     }
 }

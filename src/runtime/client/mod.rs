@@ -8,6 +8,7 @@
 //!  open_devices.rs   arenas for the devices of a new client
 //!  adoption.rs       buffers that the engine made, wrapped
 //!  aliases.rs        alias buffers whose contents are to come
+//!  sleeper.rs        devices that go to sleep by themselves
 //! ```
 
 use std::{
@@ -48,6 +49,7 @@ pub mod adoption;
 pub mod aliases;
 pub mod limits;
 pub mod open_devices;
+pub mod sleeper;
 
 /// One addressable device of a client and the arena of its memory. Only opening a client makes one.
 pub struct Device {

@@ -124,6 +124,11 @@ impl DeviceMemory {
         self.shared.as_ref().is_some_and(|shared| !shared.budget.taken().1.is_zero())
     }
 
+    /// How many executions were numbered.
+    pub fn runs(&self) -> u32 {
+        self.runs.load(Ordering::Relaxed)
+    }
+
     /// Numbers one execution of a program. Without a lock: it is part of each execution.
     pub fn begin_run(&self) -> Execution {
         let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);

@@ -1,6 +1,11 @@
 //! One call, from its first block to the engine's answer.
 
-use std::{ptr, sync::atomic::Ordering, thread, time::Duration};
+use std::{
+    ptr,
+    sync::atomic::Ordering,
+    thread,
+    time::{Duration, Instant},
+};
 
 use smallvec::SmallVec;
 
@@ -23,6 +28,9 @@ use crate::{
 
 /// How long to wait for launches that want their arguments.
 const WANTED_FOR: Duration = Duration::from_micros(100);
+
+/// A launch that waits so long for memory says so.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// What the engine has accepted: it has filled in the caller's lists of results. Dropped, it leaves them as they are.
 pub struct Started<'a> {
@@ -92,7 +100,12 @@ impl<'a> Launch<'a> {
         let _turn = client.allocator.turn()?;
         let deadline = client.allocator.deadline();
         let mut emptied = false;
+        let (began, mut told) = (Instant::now(), Duration::ZERO);
         loop {
+            if began.elapsed() - told >= SLOW {
+                told = began.elapsed();
+                log::info!("a launch of {} waits for memory, for {told:.1?} so far", self.call.loaded.program.name);
+            }
             let unplaced = match self.prepare_devices(Patience::Waits) {
                 Ok(()) => return Ok(()),
                 Err(unplaced) if self.spills() && unplaced.is_exhaustion() && !deadline.is_over() => unplaced,

@@ -13,7 +13,10 @@
 //! A launch that finds no room for its arguments wants nothing while it waits for its turn (`launch.rs`), so that of
 //! two launches that do not fit together one goes after the other.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use crate::{
     memory::{Execution, OriginId, next_use::UseKey},
@@ -29,6 +32,9 @@ use crate::{
     },
     units::Bytes,
 };
+
+/// A launch that waits so long for its arguments says so.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// The arguments that one device's part of a launch wants. Dropped, it wants them no more.
 pub struct Wanted<'a> {
@@ -81,7 +87,13 @@ impl<'a> Wanted<'a> {
     /// RESOURCE_EXHAUSTED, or the engine's; each array is where it was, or back.
     pub fn bring_back(&self, memory: &Arc<DeviceMemory>, patience: Patience) -> Result<(), Unplaced> {
         let Some(tier) = &memory.tier else { return Ok(()) };
-        for buffer in &self.buffers {
+        let (began, mut told) = (Instant::now(), Duration::ZERO);
+        for (number, buffer) in self.buffers.iter().enumerate() {
+            if began.elapsed() - told >= SLOW {
+                told = began.elapsed();
+                let (name, of) = (memory.name(), self.buffers.len());
+                log::info!("a launch waits on {name} for its arguments: {number} of {of} are there after {told:.1?}");
+            }
             // An array of another memory of the device has no tier.
             if !buffer.state().storage.is_in(&tier.memory) {
                 continue;
