@@ -423,6 +423,48 @@ def test_a_device_on_which_nothing_is_done_goes_to_sleep_by_itself(tmp_path):
     )
 
 
+def test_spills_and_returns_are_in_the_history_and_launches_can_be_replayed(tmp_path):
+    run_case(
+        ROUNDS
+        + """
+    import json, os
+    from jax_plugins.arena import memory
+    folder = os.environ["TEST_FOLDER"]
+    memory.snapshot(folder + "/all.json")
+    events = json.load(open(folder + "/all.json"))["devices"][0]["events"]
+    kinds, counts = events["kind"], spill()
+    assert kinds.count(11) == counts["spilled"] and kinds.count(12) == counts["brought_back"], counts
+    # What was copied, of those that were spilled.
+    copied = [other for kind, other in zip(kinds, events["other"]) if kind == 11]
+    assert sum(copied) == counts["spilled_bytes"] - counts["clean_bytes"] and copied.count(0) == counts["clean"]
+    memory.snapshot(folder + "/all.perfetto.json")
+    trace = json.load(open(folder + "/all.perfetto.json"))["traceEvents"]
+    slices = [event for event in trace if event["name"] == "spill"]
+    assert len(slices) == counts["spilled"] and all(event["dur"] >= 0 for event in slices)
+    told = json.load(open(memory.launches(folder + "/launches.json")))
+    assert told["limit"] == 16 * MIB and len(told["launches"]) == 3 * 40, told["limit"]
+    assert [launch["program"] for launch in told["launches"]] == 120 * ["jit__lambda"]
+    names = [launch["arguments"][0][0] for launch in told["launches"]]
+    assert names == 3 * names[:40] and len(set(names)) == 40 and set(names) <= set(told["alive"])
+    assert told["launches"][0]["arguments"][0][1:] == [MIB, False]
+    """,
+        PJRT_ARENA_HISTORY="100000",
+        TEST_FOLDER=str(tmp_path),
+    )
+    run_case(
+        """
+    from jax_plugins.arena import memory
+    ramp(0)
+    try:
+        memory.launches("/tmp/never")
+        raise AssertionError("there are launches")
+    except memory.ArenaError as error:
+        assert "no device spills" in str(error), error
+    """,
+        PJRT_ARENA_SPILL="off",
+    )
+
+
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     for folder, why in ((tmp_path / "missing", "No such file"), (tmp_path / "link", "it is a symbolic link")):
