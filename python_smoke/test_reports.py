@@ -249,6 +249,13 @@ USED = {
     "reserved": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
     "pool": {"current": 2 << 30, "peak": 6 << 30},
     "moved": {"bytes": 12 << 20, "blocks": 1, "compactions": 2, "migrations": 3},
+    "spilled": {
+        "waiting_bytes": 3 << 30,
+        "limit_bytes": 8 << 30,
+        "out_bytes": 5 << 40,
+        "clean_bytes": 1 << 40,
+        "back_bytes": 4 << 40,
+    },
     "pending_bytes": 1 << 20,
     "slack_bytes": 504,
     "free_bytes": 511 << 20,
@@ -273,6 +280,7 @@ UNUSED = {key: NOTHING if isinstance(value, dict) else 0 for key, value in USED.
     "strategy": "growing",
     "limit_bytes": 16 << 30,
     "holders": [],
+    "spilled": None,
 }
 
 GOLDEN = """\
@@ -287,6 +295,7 @@ cpu:0, strategy growing, limit 16.00 GiB
   slack              504 B    taken beyond the sizes asked for
   moved            12.00 MiB  1 block, 2 compactions, 3 moved aside to be pinned
   engine's own      1023 B    not part of the pool or the limit
+  spilled           3.00 GiB  of 8.00 GiB; 5.00 TiB out, 4.00 TiB back
   blocks              87      123456 allocations and 1 free so far
 
   held by                                                        bytes   share   blocks    oldest

@@ -196,11 +196,15 @@ def test_an_array_that_was_not_written_since_it_came_back_is_not_copied_again():
     run_case(
         ROUNDS
         + """
+    from jax_plugins.arena import memory
     before, spilled = copied(), spill()["clean"]
     assert visit(4) == sums
     # The sums themselves are new arrays, of four bytes.
     assert copied() - before < MIB and spill()["clean"] > spilled + 4 * 20, spill()
     assert spill()["predictions_right"] > 10 * spill()["predictions_wrong"], spill()
+    told = memory.summary().devices[0].spilled
+    assert (told.waiting_bytes, told.out_bytes) == (25 * MIB, spill()["spilled_bytes"]), told
+    assert "  spilled " in str(memory.summary()) and " out, " in str(memory.summary())
     view = np.from_dlpack(arrays[7])
     ends(arrays[8])
     assert ctypes.c_float.from_address(view.ctypes.data).value == 7

@@ -207,8 +207,10 @@ impl UseHistory {
     }
 
     /// Finds the launch that the last one repeats: the earlier one up to which most launches are those up to the last
-    /// one, with their arguments if there is such a one. Of several it is one with the same place in a row of one program, because the launches of a row are all
-    /// alike; and of these the latest. Those before repeat those before that one, where nothing is known of them.
+    /// one, with their arguments if there is such a one. Of several it is one with the same place in a row of one
+    /// program, because the launches of a row are all alike; and of these the latest. Those before repeat those before
+    /// that one, where nothing is known of them, or their programs alone told. O(launches remembered), and for each
+    /// that may be repeated as many as have arguments like the last ones, [`COMPARED_LAUNCHES`] at most.
     fn seek(&mut self) {
         let count = self.launches.len();
         let program = |back: usize| self.launches[count - 1 - back].program;

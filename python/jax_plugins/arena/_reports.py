@@ -56,6 +56,19 @@ class Moved:
 
 
 @dataclasses.dataclass(frozen=True)
+class Spilled:
+    """Arrays that went to memory beyond the limit, or to files, because no program used them. In bytes."""
+
+    #: What waits there, and how much may.
+    waiting_bytes: int
+    limit_bytes: int
+    #: What went there since the start, the part of it that did not have to be copied, and what came back.
+    out_bytes: int
+    clean_bytes: int
+    back_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Holder:
     """The blocks that come from one place, such as one result of one program."""
 
@@ -88,6 +101,8 @@ class DeviceSummary:
     pool: Pool
     #: What compaction did.
     moved: Moved
+    #: What is spilled; None where nothing is (``PJRT_ARENA_SPILL``).
+    spilled: Spilled | None
     #: Arrays that were dropped, but that a program still uses.
     pending_bytes: int
     #: What blocks take beyond the size that was asked for.
@@ -129,6 +144,9 @@ class DeviceSummary:
         ):
             if count:
                 rows.append(_row(title, count) + f"  {meaning}")
+        if self.spilled is not None:
+            went = f"of {size(self.spilled.limit_bytes)}; {size(self.spilled.out_bytes)} out"
+            rows.append(_row("spilled", self.spilled.waiting_bytes) + f"  {went}, {size(self.spilled.back_bytes)} back")
         calls = f"{plural(self.allocations, 'allocation')} and {plural(self.frees, 'free')} so far"
         rows.append(f"  {'blocks':<{_TITLE - 2}}{self.blocks:>8}      {calls}")
         if self.holders:
@@ -242,7 +260,8 @@ def summary(told: Iterable[Mapping[str, Any]], top: int) -> Summary:
     for device in told:
         fields = known(DeviceSummary, device)
         fields |= {name: kind(**known(kind, fields[name])) for name, kind in parts.items()}
-        devices.append(DeviceSummary(**fields | {"holders": _read_holders(fields["holders"])}))
+        spilled = fields["spilled"] and Spilled(**known(Spilled, fields["spilled"]))
+        devices.append(DeviceSummary(**fields | {"holders": _read_holders(fields["holders"]), "spilled": spilled}))
     return Summary(tuple(devices), top)
 
 

@@ -90,6 +90,13 @@ fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
             "compactions": stats.compactions,
             "migrations": stats.migrations,
         },
+        "spilled": memory.tier.as_ref().map(|tier| json!({
+            "waiting_bytes": tier.waits().get(),
+            "limit_bytes": tier.memory.stats().limit.get(),
+            "out_bytes": (tier.record.out.bytes() + tier.record.clean.bytes()).get(),
+            "clean_bytes": tier.record.clean.bytes().get(),
+            "back_bytes": tier.record.back.bytes().get(),
+        })),
         "pending_bytes": stats.pending_bytes.get(),
         "slack_bytes": stats.slack_bytes.get(),
         "free_bytes": stats.free_bytes.get(),

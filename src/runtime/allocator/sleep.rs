@@ -1,7 +1,7 @@
 //! Sleep: all that may be spilled is, and the memory goes back to the system; and back.
 //!
 //! ```text
-//!  sleep   wait for programs under way -> spill all -> regions, pages of holes, what the engine's pool keeps: given back
+//!  sleep   wait for programs under way -> spill all -> give back regions, pages of holes, what the engine's pool keeps
 //!  wake    what waits in the tier comes back while there is room, what is used first at the beginning
 //! ```
 //!

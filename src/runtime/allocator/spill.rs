@@ -208,7 +208,8 @@ fn spill(
     }
 }
 
-/// Brings back what waits in the tier of `memory`, into a block that `allocate` finds, for the launch of this `step`, or for none.
+/// Brings back what waits in the tier of `memory`, into a block that `allocate` finds, for the launch of this `step`, or
+/// for none.
 /// How many bytes came: none, if it did not wait there by then, or an outsider or a transfer uses it there.
 ///
 /// # Errors
