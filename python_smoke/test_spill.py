@@ -389,6 +389,28 @@ def test_arrays_in_files_are_read_there_and_a_disk_that_fails_harms_nothing_else
     )
 
 
+def test_arrays_in_files_stay_the_parents_after_a_fork(tmp_path):
+    run_case(
+        """
+    import os
+    arrays = [ramp(number) for number in range(40)]
+    jax.block_until_ready(arrays)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for array in arrays:
+            try:
+                np.asarray(array)
+            except RuntimeError as error:
+                refused += "of the parent of this process" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) >= 24
+    check(arrays)
+    """,
+        PJRT_ARENA_SPILL=str(tmp_path),
+    )
+
+
 def test_a_device_that_sleeps_gives_its_memory_back_when_its_arrays_are_in_files(tmp_path):
     run_case(
         """
