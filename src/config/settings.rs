@@ -240,8 +240,8 @@ settings! {
         names: &[Opt("sleep_after"), Var("PJRT_ARENA_SLEEP_AFTER")],
         default: "off",
         allowed: "off, or whole seconds from 1 to 86400",
-        doc: "After so long without a program or a new array a device spills all arrays and gives its memory back to the \
-              system; the next program brings back what it needs. Has an effect with spill only.",
+        doc: "After so long without a program or a new array a device spills all arrays and gives its memory back to \
+              the system; the next program brings back what it needs. Has an effect with spill only.",
         read: parsed(SleepAfter::parse, |_| SleepAfter(None)),
     }
 

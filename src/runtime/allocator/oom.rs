@@ -60,7 +60,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     numbers.story = Some(Box::new(details));
     let (code, mut text) = (numbers.code(), numbers.to_string());
     if let Some(tier) = &memory.tier {
-        text.push_str(&spill::story(memory, tier));
+        text.push_str(&spill::tier_details(memory, tier));
     }
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {

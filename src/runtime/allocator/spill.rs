@@ -28,8 +28,8 @@ use crate::{
     units::Bytes,
 };
 
-/// Spills arrays of `memory`, those first whose next use is furthest away, until there is room for `goal`, as far as the
-/// numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none may
+/// Spills arrays of `memory`, those first whose next use is furthest away, until there is room for `goal`, as far as
+/// the numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none may
 /// go, or the tier has no room. O(n log n) for n arrays.
 #[cold]
 pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal>) -> Bytes {
@@ -208,9 +208,8 @@ fn spill(
     }
 }
 
-/// Brings back what waits in the tier of `memory`, into a block that `allocate` finds, for the launch of this `step`, or
-/// for none.
-/// How many bytes came: none, if it did not wait there by then, or an outsider or a transfer uses it there.
+/// Brings back what waits in the tier of `memory`, into a block that `allocate` finds, for the launch of this `step`,
+/// or for none. How many bytes came: none, if it did not wait there by then, or an outsider or a transfer uses it.
 ///
 /// # Errors
 /// Those of `allocate`, the device's or the engine's; the array is where it was then.
@@ -237,8 +236,7 @@ pub fn bring_back<E: From<Error>>(
 
 /// What an error for memory that is exhausted says about the tier.
 #[cold]
-pub fn story(memory: &DeviceMemory, tier: &Tier) -> String {
-    let stats = tier.memory.stats();
+pub fn tier_details(memory: &DeviceMemory, tier: &Tier) -> String {
     let staying: Bytes = memory
         .residents
         .all()
@@ -248,10 +246,10 @@ pub fn story(memory: &DeviceMemory, tier: &Tier) -> String {
         .map(|occupied| occupied.size)
         .sum();
     format!(
-        "\nspilled: {} of the {} that PJRT_ARENA_SPILL_LIMIT allows on {}; arrays of {staying} could not be spilled, because \
-         programs or outsiders use them",
-        stats.bytes_in_use,
-        stats.limit,
+        "\nspilled: {} of the {} that PJRT_ARENA_SPILL_LIMIT allows on {}; arrays of {staying} could not be spilled, \
+         because programs or outsiders use them",
+        tier.waits(),
+        tier.memory.stats().limit,
         memory.name()
     )
 }

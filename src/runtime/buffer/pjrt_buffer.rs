@@ -260,7 +260,7 @@ impl Buffer {
     /// # Errors
     /// DATA_LOSS if the disk that they are on does not read them.
     #[cold]
-    fn check_readable(&self) -> Result<()> {
+    pub(super) fn check_readable(&self) -> Result<()> {
         let at = self.state().storage.block().map(|block| (Arc::clone(block.memory()), block.block().address));
         let Some((memory, address)) = at else { return Ok(()) };
         memory.carrier.check_readable(address, Bytes::new(self.shape.size as u64))

@@ -89,8 +89,17 @@ impl Buffer {
         let mut state = self.state();
         self.live_handle(&state)?;
         let Some(address) = address(&state.storage) else { return Ok(None) };
-        // Made only then: dropping a reading takes the lock that is held here.
-        Ok(state.begin_copy(Reader::Copy).then(|| Reading { buffer: self, reader: Reader::Copy, address }))
+        if !state.begin_copy(Reader::Copy) {
+            return Ok(None);
+        }
+        let spilled = state.storage.is_spilled();
+        // Dropping a reading takes the lock.
+        drop(state);
+        let reading = Reading { buffer: self, reader: Reader::Copy, address };
+        if spilled {
+            self.check_readable()?;
+        }
+        Ok(Some(reading))
     }
 
     /// Begins to lend the bytes, which are defined, to a program on another client of the engine.
@@ -99,14 +108,18 @@ impl Buffer {
     /// As [`Buffer::begin_use`]; INVALID_ARGUMENT if a program is about to be donated them, because no copy would
     /// wait for that program; or the engine's.
     pub fn lend(&self) -> Outcome<Reading<'_>> {
-        let (handle, reading) = {
+        let (handle, reading, spilled) = {
             let mut state = self.state();
             let handle = self.live_handle(&state)?;
             if !state.begin_copy(Reader::Program) {
                 return Err(Error::invalid_argument(GONE).into());
             }
-            (handle, Reading { buffer: self, reader: Reader::Program, address: views::ALIGNMENT })
+            let reading = Reading { buffer: self, reader: Reader::Program, address: views::ALIGNMENT };
+            (handle, reading, state.storage.is_spilled())
         };
+        if spilled {
+            self.check_readable()?;
+        }
         reading.located(handle)
     }
 

@@ -1,7 +1,7 @@
 //! One device's memory.
 //!
 //! ```text
-//!  memory.rs       the arena, its blocks as their owners have them, who lies in which, and the carrier that moves bytes
+//!  memory.rs       the arena, its blocks as their owners have them, who lies in which, and the carrier that moves them
 //!  scratch.rs      what is reserved for a program's scratch
 //!  spill_record.rs what is known of the arrays that are spilled
 //!  shared_pool.rs  what the engine takes of the same memory for itself

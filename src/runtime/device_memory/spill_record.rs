@@ -19,13 +19,13 @@ use crate::{
 
 /// Arrays that were moved one way, counted.
 #[derive(Debug, Default)]
-pub struct Traffic {
+pub struct TransferCounts {
     arrays: AtomicU64,
     bytes: AtomicU64,
     nanoseconds: AtomicU64,
 }
 
-impl Traffic {
+impl TransferCounts {
     fn add(&self, bytes: Bytes, took: Duration) {
         self.arrays.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.get(), Ordering::Relaxed);
@@ -80,11 +80,11 @@ const LAUNCHES: usize = 4096;
 pub struct SpillRecord {
     past: Mutex<Past>,
     /// Arrays that were copied out.
-    pub out: Traffic,
+    pub out: TransferCounts,
     /// Arrays that went without being copied, because their copy was in the tier still.
-    pub clean: Traffic,
+    pub clean: TransferCounts,
     /// Arrays that came back.
-    pub back: Traffic,
+    pub back: TransferCounts,
     /// Spilled arrays that were used when it had been expected.
     pub right: AtomicU64,
     /// Spilled arrays that were used at another step than expected.
