@@ -76,6 +76,18 @@ pub trait Carrier: Mover {
     /// or reads or writes the destination.
     unsafe fn copy(&self, from: Address, to: Address, bytes: Bytes) -> Result<()>;
 
+    /// As [`Self::copy`]; the bytes are there on return, for everybody. Memory of the host has them there anyway.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    ///
+    /// # Safety
+    /// As [`Self::copy`], until this returns.
+    unsafe fn copy_now(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        // SAFETY: the contract is that of `copy`.
+        unsafe { self.copy(from, to, bytes) }
+    }
+
     /// Makes sure that there is memory behind `bytes` from `from` on, after some of it was returned with
     /// [`Mover::discard`]. Cheap where nothing was. Memory of the host comes by itself.
     ///

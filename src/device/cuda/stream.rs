@@ -129,6 +129,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Waits for all that has a ticket.
+    pub(super) fn finish_all(&self) -> Result<(), DriverError> {
+        self.finish(self.submitted.load(Ordering::Acquire))
+    }
+
     /// Waits for all that was put on the stream, with a ticket or without.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
         let submitted = self.submitted.load(Ordering::Acquire);

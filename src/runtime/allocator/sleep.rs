@@ -56,8 +56,7 @@ pub fn give_back(allocator: &Allocator, memory: &DeviceMemory) -> GivenBack {
 pub fn sleep(allocator: &Allocator, memory: &DeviceMemory) -> Result<(Bytes, GivenBack)> {
     if memory.tier.is_none() {
         let text = format!(
-            "{} cannot sleep: its arrays have nowhere to go; allowed with PJRT_ARENA_SPILL=host or a folder, on a CPU \
-             engine",
+            "{} cannot sleep: its arrays have nowhere to go; allowed with PJRT_ARENA_SPILL=host, or a folder on a CPU",
             memory.name()
         );
         return Err(Error::new(Code::FailedPrecondition, text));

@@ -180,8 +180,8 @@ fn spill(
             (copy, Ok(()))
         }
         // SAFETY: the locked resident's block is at `from`, and nothing uses its bytes; the block of the tier is new
-        // and as large. Both are memory of the host, because the device has a tier.
-        (None, Some(to)) => (to.block().address, unsafe { tier.memory.carrier.copy(from, to.block().address, bytes) }),
+        // and as large.
+        (None, Some(to)) => (to.block().address, unsafe { tier.copy(memory, from, to.block().address, bytes) }),
         // An outsider has come meanwhile, and its copy has gone.
         (None, None) => return Ok(Bytes::ZERO),
     };

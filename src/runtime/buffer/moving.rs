@@ -65,10 +65,11 @@ impl Resident for Buffer {
         let Some(from) = self.usage().lock_for_move(from) else { return Ok(false) };
         let mut locked = Locked { buffer: Arc::clone(&self), locked: true, prepared: None };
         let to = allocation.block().address;
-        let Some(tier) = &allocation.memory().tier else { return Ok(false) };
+        let memory = allocation.memory();
+        let Some(tier) = &memory.tier else { return Ok(false) };
         // SAFETY: the locked buffer's bytes are at `from`, and nothing uses them; the new block is as large, and
-        // nothing uses it. Both are memory of the host, because the device has a tier.
-        unsafe { tier.memory.carrier.copy(from, to, locked.bytes())? };
+        // nothing uses it.
+        unsafe { tier.copy(memory, from, to, locked.bytes())? };
         // SAFETY: the bytes are in the new block, which lives as long as the allocation that the buffer gets.
         unsafe { locked.prepare(to)? };
         let Some((fresh, _)) = locked.prepared.take() else { return Ok(false) };

@@ -140,9 +140,6 @@ fn manage(
             (ViewKind::Host, aliasable, of_the_host(settings, wanted)?)
         }
         (name @ ("cuda" | "rocm"), Some(_)) => {
-            if settings.spill.value != Spill::Off {
-                log::warn!("spill={} has no effect: GPUs' arrays are not spilled yet", settings.spill);
-            }
             let vendor = if name == "cuda" { Vendor::Nvidia } else { Vendor::Amd };
             let ordinals = ordinals(&shown.devices)?;
             // A type narrower than a byte would be taken for one that fills bytes, until 0.114.
@@ -215,6 +212,7 @@ fn open_device(
 enum TierBacking {
     Host(host::HostBacking),
     Folder(host::FolderBacking),
+    Pinned(PinnedBacking),
 }
 
 /// The memory that a device's arrays are spilled to.
@@ -225,6 +223,7 @@ fn open_tier(device: &str, backing: TierBacking, limit: Bytes) -> Result<Arc<Dev
     let (backing, carrier): (Box<dyn Backing>, Box<dyn Carrier>) = match backing {
         TierBacking::Host(host) => (Box::new(host.clone()), Box::new(host)),
         TierBacking::Folder(folder) => (Box::new(folder.clone()), Box::new(folder)),
+        TierBacking::Pinned(pinned) => (Box::new(pinned.clone()), Box::new(pinned)),
     };
     let arena = Arena::new(format!("{device} spill"), Strategy::Growing, limit, backing)?;
     Ok(DeviceMemory::new(arena, carrier))
@@ -248,11 +247,7 @@ fn open_memory(
     if shared.is_none() {
         arena.use_colours();
     }
-    Ok(match (shared, tier) {
-        (Some(shared), _) => DeviceMemory::shared_with_engine(arena, carrier, shared),
-        (None, Some(tier)) => DeviceMemory::with_tier(arena, carrier, tier),
-        (None, None) => DeviceMemory::new(arena, carrier),
-    })
+    Ok(DeviceMemory::with(arena, carrier, (shared, tier)))
 }
 
 /// Compares what the engine shows with the job that the caller says this process is part of, and returns the numbers
@@ -331,6 +326,23 @@ fn host_backing(settings: &Settings) -> fn() -> host::HostBacking {
     }
 }
 
+/// How much of the host's memory may be pinned for the spilled arrays of each of so many GPUs, if they are spilled.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a folder: a GPU copies to memory that is pinned. Or for a limit that the machine does not have
+/// so many times.
+fn gpu_spill(settings: &Settings, capacity: Bytes, gpus: NonZeroU32) -> Result<Option<Bytes>> {
+    match &settings.spill.value {
+        Spill::Off => Ok(None),
+        Spill::Host | Spill::Always => Ok(Some(Bytes::new(settings.spill_limit.resolve(capacity.get(), gpus)?))),
+        Spill::Folder(path) => Err(Error::invalid_argument(format!(
+            "{}={} is a folder, and GPUs' arrays are spilled to pinned memory of the host; allowed: off, host",
+            settings.spill.source,
+            path.display()
+        ))),
+    }
+}
+
 /// Why pjrt-arena does not manage the GPUs' memory.
 enum Unmanaged {
     /// The user wants what no GPU can give.
@@ -370,6 +382,7 @@ fn of_gpus(
     let count = NonZeroU32::new(ordinals.len() as u32).unwrap_or(NonZeroU32::MIN);
     let capacity = host::capacity().map_err(Unmanaged::Settings)?;
     let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(Unmanaged::Settings)?);
+    let spill = gpu_spill(settings, capacity, count).map_err(Unmanaged::Settings)?;
     let mut memories = Vec::with_capacity(ordinals.len());
     for &ordinal in ordinals {
         let failed = |error: Error| Unmanaged::Driver(error.to_string());
@@ -404,13 +417,15 @@ fn of_gpus(
             },
         };
         let shared = pool.map(|pool| SharedPool { budget, pool, most });
-        let pinned = Some((PinnedBacking::new(device), Arc::new(Budget::new(pinned))));
+        let backing = PinnedBacking::new(device);
+        let tier = spill.map(|limit| (TierBacking::Pinned(backing.clone()), limit));
+        let pinned = Some((backing, Arc::new(Budget::new(pinned))));
         memories.push(Memory {
             backing: Box::new(memory.clone()),
             carrier: Box::new(memory),
             limit,
             shared,
-            tier: None,
+            tier,
             pinned,
         });
     }

@@ -31,7 +31,7 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// The memory of the host that a device's arrays are spilled to.
+/// The memory of the host that a device's arrays are spilled to. A GPU reads and writes it by itself: it is pinned.
 pub struct Tier {
     /// The memory. Its blocks stay where they are until they are freed.
     pub memory: Arc<DeviceMemory>,
@@ -46,6 +46,20 @@ impl Tier {
     pub fn waits(&self) -> Bytes {
         let copies = Bytes::new(self.memory.copies.load(Ordering::Relaxed));
         self.memory.stats().bytes_in_use.saturating_sub(copies)
+    }
+
+    /// Copies bytes from the tier to `device`, whose tier this is, or there from it. They are there on return.
+    ///
+    /// # Errors
+    /// The device's, or the disk's.
+    ///
+    /// # Safety
+    /// As for [`Carrier::copy`], until this returns.
+    pub unsafe fn copy(&self, device: &DeviceMemory, from: Address, to: Address, bytes: Bytes) -> Result<()> {
+        // A GPU copies from and to memory that was pinned for it; memory in files is known to its own carrier alone.
+        let carrier = if device.on_host { &self.memory.carrier } else { &device.carrier };
+        // SAFETY: by the contract, and both ranges are memory that this carrier knows: see above.
+        unsafe { carrier.copy_now(from, to, bytes) }
     }
 }
 
@@ -92,22 +106,19 @@ impl DeviceMemory {
         })
     }
 
-    /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well.
-    pub fn shared_with_engine(arena: Arena, carrier: Box<dyn Carrier>, shared: SharedPool) -> Arc<Self> {
+    /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well, if `shared` is given, and
+    /// whose arrays are spilled to `tier`, if that is.
+    pub fn with(
+        arena: Arena,
+        carrier: Box<dyn Carrier>,
+        (shared, tier): (Option<SharedPool>, Option<Arc<Self>>),
+    ) -> Arc<Self> {
         let mut memory = Self::new(arena, carrier);
         // Nothing else refers to it yet.
         if let Some(memory) = Arc::get_mut(&mut memory) {
-            memory.shared = Some(shared);
-        }
-        memory
-    }
-
-    /// As [`Self::new`], of memory whose arrays are spilled to `tier`.
-    pub fn with_tier(arena: Arena, carrier: Box<dyn Carrier>, tier: Arc<Self>) -> Arc<Self> {
-        let mut memory = Self::new(arena, carrier);
-        // Nothing else refers to it yet.
-        if let Some(memory) = Arc::get_mut(&mut memory) {
-            memory.tier = Some(Tier { memory: tier, waiting: Residents::default(), record: SpillRecord::default() });
+            memory.shared = shared;
+            memory.tier =
+                tier.map(|memory| Tier { memory, waiting: Residents::default(), record: SpillRecord::default() });
         }
         memory
     }

@@ -183,8 +183,6 @@ impl<'a> Launch<'a> {
                 let destinations = launch.destinations.iter().map(|destination| destination.address());
                 loaded.note_addresses(launch.device_index, arguments.chain(destinations));
             }
-            // In use now.
-            launch.wanted = None;
         }
         Ok(())
     }

@@ -4,7 +4,8 @@
 //!  prepare   want        from here on nobody spills them
 //!            bring back  those that are in the tier, each into a new block; others are spilled for it
 //!            ...         destinations and the rest
-//!  acquire   in use      now the use keeps them; the want ends
+//!  acquire   in use      now the use keeps them
+//!  collect   in flight   the want ends: a launch that finds no room sees this one as wanting, or in flight
 //! ```
 //!
 //! An argument that an outsider or a transfer uses in the tier stays there, and the program reads it there. One that
