@@ -154,8 +154,18 @@ def test_what_does_not_fit_is_an_error_with_the_numbers_of_both_and_nothing_is_l
         text = str(error)
     assert text.startswith("RESOURCE_EXHAUSTED: "), text
     assert "spilled: " in text and "8.00MiB that PJRT_ARENA_SPILL_LIMIT allows" in text, text
+    assert "spilled 8.00MiB in 8 block(s): from host f32[262144]" in text, text
     assert len(arrays) >= 22, len(arrays)
     check(arrays)
+    # What outsiders keep is named, and not waited for.
+    views = [np.asarray(array) for array in arrays]
+    try:
+        ramp(0, 4)
+        raise AssertionError("there was room")
+    except (RuntimeError, ValueError) as error:
+        kept = "could not be spilled: 16.00MiB in 16 block(s): external references (NumPy views, dlpack)"
+        assert kept in str(error), error
+    del views
     # A program's own arguments and results must fit; others of it are as they were.
     many = jax.jit(lambda *x: sum(x), donate_argnums=range(20))
     try:

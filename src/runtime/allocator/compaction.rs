@@ -121,11 +121,16 @@ pub struct Report {
 
 /// What could not move at this instant, by reason.
 pub fn pinned(memory: &DeviceMemory) -> Vec<Pinned> {
-    let mut sums: FxHashMap<MoveBarrier, Pinned> = FxHashMap::default();
+    staying(memory, |resident| resident.move_barrier().map(MoveBarrier::reason))
+}
+
+/// The residents that stay where they are, summed up for each reason that `why` gives; the largest sum first.
+pub fn staying(memory: &DeviceMemory, why: impl Fn(&dyn Resident) -> Option<&'static str>) -> Vec<Pinned> {
+    let mut sums: FxHashMap<&'static str, Pinned> = FxHashMap::default();
     for resident in memory.residents.all() {
-        let Some(barrier) = resident.move_barrier() else { continue };
+        let Some(why) = why(&*resident) else { continue };
         let Some(occupied) = resident.occupied() else { continue };
-        let sum = sums.entry(barrier).or_insert(Pinned { why: barrier.reason(), blocks: 0, bytes: Bytes::ZERO });
+        let sum = sums.entry(why).or_insert(Pinned { why, blocks: 0, bytes: Bytes::ZERO });
         sum.blocks += 1;
         sum.bytes += occupied.size;
     }

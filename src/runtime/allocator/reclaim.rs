@@ -243,8 +243,7 @@ fn reclaim<T, E>(
         }
         if !allocator.compacts() || over {
             // What programs under way use can be spilled when they end.
-            let waits = memory.tier.is_some() && goal != Goal::Pack;
-            if !over && (spilled(allocator, memory, goal) || waits && round.wait()) {
+            if !over && (spilled(allocator, memory, goal) || spill::could_make_room(memory, goal) && round.wait()) {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
@@ -267,7 +266,7 @@ fn reclaim<T, E>(
             rounds = 0..ROUNDS;
             return Continue(());
         }
-        if memory.tier.is_none() && !hopeful(&shortage) {
+        if !hopeful(&shortage) && !spill::could_make_room(memory, goal) {
             return Break(Err(shortage));
         }
         // The operation that completes next may free its arrays, or let them move.

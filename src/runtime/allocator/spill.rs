@@ -15,14 +15,14 @@ use std::{sync::Arc, time::Instant};
 use crate::{
     error::Error,
     memory::{
-        Goal, Provenance, Request,
-        history::EventKind,
+        Goal, MoveBarrier, Pinned, Provenance, Request,
+        history::{EventKind, Holding, holdings},
         next_use::{NextUse, UseKey},
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        allocator::core::Allocator,
-        device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier},
+        allocator::{compaction::staying, core::Allocator},
+        device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier, origins::ORIGINS},
         shape::Shape,
     },
     units::Bytes,
@@ -49,6 +49,18 @@ pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal
         }
     }
     gone
+}
+
+/// Whether there would be room for `goal` once all had gone but what outsiders keep on the device. O(n) for n arrays.
+#[cold]
+pub fn could_make_room(memory: &DeviceMemory, goal: Goal) -> bool {
+    let (Some(_), Goal::Hole(bytes) | Goal::Bottom(bytes)) = (&memory.tier, goal) else { return false };
+    let stays = |resident: &Arc<dyn Resident>| {
+        matches!(resident.move_barrier(), Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown))
+    };
+    let staying = memory.residents.all().into_iter().filter(stays).filter_map(|resident| resident.occupied());
+    let staying: Bytes = staying.map(|occupied| occupied.size).sum();
+    bytes <= memory.limit().saturating_sub(staying)
 }
 
 /// An array that may go.
@@ -234,22 +246,27 @@ pub fn bring_back<E: From<Error>>(
     Ok(bytes)
 }
 
-/// What an error for memory that is exhausted says about the tier.
+/// So many holders of the tier are named.
+const HOLDERS: usize = 3;
+
+/// What an error for memory that is exhausted says about the tier: who is there, and what could not go there, and why.
 #[cold]
 pub fn tier_details(memory: &DeviceMemory, tier: &Tier) -> String {
-    let staying: Bytes = memory
-        .residents
-        .all()
-        .iter()
-        .filter(|resident| !resident.may_spill())
-        .filter_map(|resident| resident.occupied())
-        .map(|occupied| occupied.size)
-        .sum();
-    format!(
-        "\nspilled: {} of the {} that PJRT_ARENA_SPILL_LIMIT allows on {}; arrays of {staying} could not be spilled, \
-         because programs or outsiders use them",
-        tier.waits(),
-        tier.memory.stats().limit,
-        memory.name()
-    )
+    let limit = tier.memory.stats().limit;
+    let mut text =
+        format!("\nspilled: {} of the {limit} that PJRT_ARENA_SPILL_LIMIT allows on {}", tier.waits(), memory.name());
+    let waiting = tier.waiting.all().into_iter().filter_map(|resident| resident.waits());
+    let holders = holdings(waiting.map(|(shape, provenance)| (provenance, Bytes::new(shape.size as u64))));
+    for Holding { origin, bytes, blocks, .. } in holders.iter().take(HOLDERS) {
+        text += &format!("\n  spilled {bytes} in {blocks} block(s): {}", ORIGINS.label(*origin));
+    }
+    let why = |resident: &dyn Resident| match resident.move_barrier() {
+        Some(barrier) => Some(barrier.reason()),
+        None if !resident.may_spill() => Some("wanted by a launch"),
+        None => None,
+    };
+    for Pinned { why, blocks, bytes } in staying(memory, why) {
+        text += &format!("\n  could not be spilled: {bytes} in {blocks} block(s): {why}");
+    }
+    text
 }

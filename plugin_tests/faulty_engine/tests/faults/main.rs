@@ -36,10 +36,12 @@ struct Workload {
     kinds: &'static [Kind],
 }
 
-const WORKLOADS: [Workload; 5] = [
+const WORKLOADS: [Workload; 6] = [
     Workload { name: "arrays", run: workloads::arrays, each: 30, kinds: &KINDS },
     Workload { name: "programs", run: workloads::programs, each: 30, kinds: &KINDS },
     Workload { name: "pressure", run: workloads::pressure, each: 30, kinds: &KINDS },
+    // No exceptions: what a program reads that threw stays in its memory, and a device of a MiB is soon full.
+    Workload { name: "spilling", run: workloads::spilling, each: 30, kinds: &[Kind::Fail, Kind::Delay, Kind::Event] },
     // These two take tens of milliseconds.
     Workload {
         name: "compiling",

@@ -18,14 +18,24 @@ pub struct World {
     passthrough: Loaded,
     constant: Loaded,
     replicated: Loaded,
+    /// Programs of a client that spills, for its device, which is the last one of all.
+    spilled: [Loaded; 2],
+    /// That client; after its programs.
+    spilling: Client,
 }
 
 impl World {
     /// One with two devices of 8 MiB.
     pub fn new(strategy: &str) -> Result<Self> {
-        let client = client(strategy, 2)?;
+        let spilling = client(strategy, 1, "1MiB", "host")?;
+        let client = client(strategy, 2, "8388608", "off")?;
         Ok(Self {
-            devices: client.devices()?,
+            devices: [client.devices()?, spilling.devices()?].concat(),
+            spilled: [
+                spilling.compile(&Program::text(&add_two("")))?,
+                spilling.compile(&Program::text(&add_two("{tf.aliasing_output = 0 : i32}")))?,
+            ],
+            spilling,
             add_one: client.compile(&Program::add_one())?,
             donate: client.compile(&Program::donate())?,
             passthrough: client.compile(&Program::passthrough())?,
@@ -36,12 +46,25 @@ impl World {
     }
 }
 
-fn client(strategy: &str, devices: i64) -> Result<Client> {
+fn client(strategy: &str, devices: i64, limit: &str, spill: &str) -> Result<Client> {
     Client::create(&[
         ("cpu_device_count", Value::Integer(devices)),
         ("strategy", Value::from(strategy)),
-        ("limit", Value::from("8388608")),
+        ("limit", Value::from(limit)),
+        ("spill", Value::from(spill)),
+        ("spill_limit", Value::from("2MiB")),
     ])
+}
+
+/// The sum of two arrays, the first of which has this attribute.
+fn add_two(attribute: &str) -> String {
+    format!(
+        "module {{ func.func public @main(%a: tensor<32768xf32> {attribute}, %b: tensor<32768xf32>)
+             -> tensor<32768xf32> {{
+           %sum = stablehlo.add %a, %b : tensor<32768xf32>
+           return %sum : tensor<32768xf32>
+         }} }}"
+    )
 }
 
 /// Arrays: upload, metadata, reading, copies, references, deletion, transfers in pieces.
@@ -277,6 +300,45 @@ pub fn pressure(world: &World) {
     });
 }
 
+/// More arrays than the device holds: some go to memory of the host, and come back for programs.
+pub fn spilling(world: &World) {
+    let (client, [.., device]) = (&world.spilling, &world.devices[..]) else { return };
+    let values = |number: usize, times: usize| -> Vec<f32> {
+        (0..1 << 15).map(|at| (times * (at % 1024 * 8 + number)) as f32).collect()
+    };
+    let [add, donate] = &world.spilled;
+    step("arrays that are spilled", || {
+        let mut all = Vec::new();
+        for number in 0..10 {
+            all.push(client.put(*device, &values(number, 1), &[1 << 15])?);
+        }
+        for (number, array) in all.iter().enumerate() {
+            array.holds(&values(number, 1), "an array that may be spilled")?;
+        }
+        for (number, array) in all.iter().enumerate() {
+            let outcome = add.run(&[array, array], 1);
+            array.holds(&values(number, 1), "an argument that came back, or did not")?;
+            outcome?[0].holds(&values(number, 2), "a result of arguments that came back")?;
+        }
+        let last = all.pop();
+        for (number, array) in all.iter().enumerate() {
+            let outcome = donate.run(&[array, last.as_ref().unwrap_or(array)], 1);
+            let sum: Vec<f32> = values(number, 1).iter().zip(values(9, 1)).map(|(a, b)| a + b).collect();
+            outcome?[0].holds(&sum, "a result in an array that came back")?;
+        }
+        drop(all);
+        last.map_or(Ok(()), |last| last.holds(&values(9, 1), "an array that was read by all"))
+    });
+    step("one that does not fit", || match client.uninitialized(*device, 2 * MIB) {
+        Ok(_) => {
+            wrong("more was given than there is".into());
+            Ok(())
+        }
+        Err(failure) if failure.code == plugin_tests::Code::RESOURCE_EXHAUSTED => Ok(()),
+        Err(failure) => Err(failure),
+    });
+}
+
 /// Programs from their text to their end: compiled, described, serialised, loaded again, run.
 pub fn compiling(world: &World) {
     let (client, &[first, ..]) = (&world.client, &world.devices[..]) else { return };
@@ -329,7 +391,7 @@ pub fn compiling(world: &World) {
 pub fn whole_life(_: &World) {
     gate::prepare();
     step("a client", || {
-        let client = client("tpu", 1)?;
+        let client = client("tpu", 1, "8388608", "off")?;
         let devices = client.devices()?;
         let first = devices[0];
         let gated = client.compile(&Program::text(
