@@ -151,8 +151,7 @@ pub fn wanted(limit: Bytes, members: &[Member], who: usize, now: Duration) -> Wa
     let mut claimed: Vec<Bytes> = members.iter().map(Member::claimed).collect();
     let mut within = Vec::new();
     for (asker, ask) in in_order(limit, members, now) {
-        let Member { held, min, .. } = members[asker];
-        let after = plus(held, ask.bytes);
+        let after = plus(members[asker].held, ask.bytes);
         // Whether the entitlements have room for it, beside the older asks for which they have.
         let need = std::mem::replace(&mut needs[asker], after);
         let with = entitlements(limit, members, &needs);
@@ -164,8 +163,10 @@ pub fn wanted(limit: Bytes, members: &[Member], who: usize, now: Duration) -> Wa
             within.pop();
             needs[asker] = need;
         }
-        claimed[asker] = after;
-        let missing = sum(claimed.iter().copied()).saturating_sub(limit);
+        let Wanted { idle, beyond } = wanted[asker];
+        let own = after.saturating_sub(plus(idle, beyond));
+        let missing = plus(sum(others(&claimed, asker).map(|(_, claimed)| *claimed)), own).saturating_sub(limit);
+        claimed[asker] = own.max(members[asker].min);
         let is_late = now.saturating_sub(ask.since) > PATIENCE;
         let mut givers: Vec<usize> = others(members, asker).map(|(giver, _)| giver).collect();
         givers.sort_by_key(|&giver| Reverse(members[giver].held.saturating_sub(entitled[giver])));
@@ -185,8 +186,10 @@ pub fn wanted(limit: Bytes, members: &[Member], who: usize, now: Duration) -> Wa
             claimed[giver] = claimed[giver].saturating_sub(gift);
             rest = rest.saturating_sub(gift);
         }
-        // What cannot be had for it is not missed once more for the next one.
-        claimed[asker] = after.saturating_sub(rest).max(held.max(min));
+        if !rest.is_zero() {
+            // What anybody gives for a younger one is kept for this one.
+            break;
+        }
     }
     wanted[who]
 }
@@ -221,7 +224,7 @@ fn part(rest: Bytes, weight: u32, weights: u128) -> Bytes {
     Bytes::new(u64::try_from(part).unwrap_or(u64::MAX)).min(rest)
 }
 
-fn others(members: &[Member], who: usize) -> impl Iterator<Item = (usize, &Member)> {
+fn others<T>(members: &[T], who: usize) -> impl Iterator<Item = (usize, &T)> {
     members.iter().enumerate().filter(move |(member, _)| *member != who)
 }
 
