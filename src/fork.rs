@@ -34,15 +34,32 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Has each child call `act` before anything else of its own, from the first call on. It may take no lock.
+/// Has [`generation`] count children, from the first call on.
+pub fn count_children() {
+    static ASKED: OnceLock<()> = OnceLock::new();
+    extern "C" fn count() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    ASKED.get_or_init(|| {
+        // SAFETY: the function touches one atomic.
+        let errno = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+        if errno != 0 {
+            log::info!("children are not told from their parents: pthread_atfork failed with {errno}");
+        }
+    });
+}
+
+/// Has each child call `act` before anything else of its own, from the first call on, and be counted before. It may take
+/// no lock.
 pub fn in_children(act: fn()) {
     static ACT: OnceLock<fn()> = OnceLock::new();
     extern "C" fn begin() {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
         if let Some(act) = ACT.get() {
             act();
         }
     }
+    // Children call them in the order in which they came.
+    count_children();
     if ACT.set(act).is_ok() {
         // SAFETY: the function takes no lock.
         let errno = unsafe { libc::pthread_atfork(None, None, Some(begin)) };

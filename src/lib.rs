@@ -28,6 +28,7 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod fork;
+pub mod group;
 pub mod handlers;
 pub mod logging;
 pub mod memory;

@@ -7,6 +7,7 @@
 //!     |-- idle         when unused memory is returned to the system without being asked for: a pure rule
 //!     |-- next_use     when arrays are used next, told from the past: which of them to spill
 //!     |-- budget       one limit for the arena and the engine's own pool
+//!     |-- group        one limit for several processes: who may take what, and who gives back: pure rules
 //!     |-- compaction   which blocks to move, and where, so that room appears: a pure function of a snapshot
 //!     `-- strategy     where blocks are placed; which regions are taken from the device and released
 //!           |-- preallocate (tpu too), growing     regions, divided by
@@ -32,6 +33,7 @@ mod barrier;
 mod block_table;
 pub mod budget;
 pub mod compaction;
+pub mod group;
 pub mod history;
 pub mod idle;
 pub mod next_use;

@@ -7,7 +7,7 @@ pub const ORDER: &[&[&str]] = &[
     &["api"],
     &["runtime"],
     &["handlers"],
-    &["engine", "program", "report", "device", "config", "logging"],
+    &["engine", "program", "report", "device", "group", "config", "logging"],
     &["memory"],
     &["region"],
     &["fork", "sync", "error", "units", "sys"],

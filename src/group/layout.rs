@@ -1,0 +1,288 @@
+//! What a group's file holds: words that only their member writes, but for the group's own.
+//!
+//! ```text
+//!  header   what the file is; the limits; the ticket of the next ask; two words to sleep on
+//!  slot 0   a member: who it is, its terms, and for each device what it holds, shows and asks for
+//!  slot 1
+//!   ...
+//! ```
+//!
+//! No sum is stored that could be wrong when a process dies between two instructions: what is free is computed from what
+//! the members hold. What is read is looked at before it is used, as anything may have written to the file.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use crate::{
+    error::{Code, Error, Result},
+    group::{process::Process, signal::Signal},
+    memory::group::{Asked, Member, WEIGHTS},
+    units::Bytes,
+};
+
+/// Members that a group can have.
+pub const MAX_MEMBERS: usize = 64;
+
+/// Devices that a group can have.
+pub const MAX_DEVICES: usize = 16;
+
+/// "pjrtgrup" as bytes. Written last, when all else is there.
+const MAGIC: u64 = u64::from_le_bytes(*b"pjrtgrup");
+
+/// Changes with the layout and with the rules.
+const VERSION: u64 = 1;
+
+/// How long a file is.
+pub(super) const SIZE: usize = size_of::<Layout>();
+
+/// The file. All bytes zero is a value.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Layout {
+    magic: AtomicU64,
+    version: AtomicU64,
+    uid: AtomicU64,
+    devices: AtomicU64,
+    limits: [AtomicU64; MAX_DEVICES],
+    tickets: AtomicU64,
+    /// Members wait here for asks.
+    pub(super) asked: Signal,
+    /// Askers wait here for memory.
+    pub(super) given: Signal,
+    slots: [Slot; MAX_MEMBERS],
+}
+
+/// One member.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Slot {
+    /// 1 where there is a member; written last, and first when it goes.
+    taken: AtomicU64,
+    pid: AtomicU64,
+    started: AtomicU64,
+    command: [AtomicU64; 2],
+    weight: AtomicU64,
+    min: AtomicU64,
+    devices: AtomicU64,
+    lines: [Line; MAX_DEVICES],
+}
+
+/// One member's part in one device's budget.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Line {
+    pub(super) held: AtomicU64,
+    pub(super) used: AtomicU64,
+    pub(super) idle: AtomicU64,
+    /// Bytes; zero where nothing is asked for. Written last, and first when the ask goes.
+    ask: AtomicU64,
+    ticket: AtomicU64,
+    /// Nanoseconds on the system's clock.
+    since: AtomicU64,
+    until: AtomicU64,
+}
+
+/// What a member brings along.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) process: Process,
+    pub(super) weight: u32,
+    pub(super) min: Bytes,
+    pub(super) devices: usize,
+}
+
+impl Layout {
+    /// Whether it is a group's, of this version and of the user `uid`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub(super) fn check(&self, uid: u32) -> Result<(), String> {
+        let [magic, version, user, devices] =
+            [&self.magic, &self.version, &self.uid, &self.devices].map(|word| word.load(Relaxed));
+        if magic != MAGIC {
+            return Err("it is damaged: it does not begin as the file of a group does".into());
+        }
+        if version != VERSION {
+            return Err(format!("its layout is version {version}, and this library has version {VERSION}"));
+        }
+        if user != u64::from(uid) {
+            return Err(format!("it is of the user with the number {user}, and this process's has the number {uid}"));
+        }
+        if !(1..=MAX_DEVICES as u64).contains(&devices) {
+            return Err(format!("it is damaged: it has {devices} devices, and 1 to {MAX_DEVICES} are allowed"));
+        }
+        Ok(())
+    }
+
+    /// Makes it the file of a group without members, whatever it was. Nobody else reads or writes it meanwhile.
+    pub(super) fn begin(&self, uid: u32, limits: &[Bytes]) {
+        self.magic.store(0, Relaxed);
+        self.slots.iter().for_each(Slot::clear);
+        self.version.store(VERSION, Relaxed);
+        self.uid.store(u64::from(uid), Relaxed);
+        self.devices.store(limits.len().min(MAX_DEVICES) as u64, Relaxed);
+        for (device, word) in self.limits.iter().enumerate() {
+            word.store(limits.get(device).map_or(0, |limit| limit.get()), Relaxed);
+        }
+        self.tickets.store(1, Relaxed);
+        self.magic.store(MAGIC, Relaxed);
+    }
+
+    /// How many devices have a limit. Never more than [`MAX_DEVICES`], whatever the file says.
+    pub(super) fn devices(&self) -> usize {
+        self.devices.load(Relaxed).min(MAX_DEVICES as u64) as usize
+    }
+
+    /// The limit of one of the devices; zero of any other.
+    pub(super) fn limit(&self, device: usize) -> Bytes {
+        self.limits.get(device).map_or(Bytes::ZERO, |word| Bytes::new(word.load(Relaxed)))
+    }
+
+    /// A place in the order of asks that nobody else has.
+    pub(super) fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Relaxed)
+    }
+
+    /// One of [`MAX_MEMBERS`] slots.
+    pub(super) fn slot(&self, slot: usize) -> &Slot {
+        &self.slots[slot]
+    }
+
+    /// The slots that have a member.
+    pub(super) fn taken(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.slots.iter().enumerate().filter(|(_, slot)| slot.is_taken())
+    }
+
+    /// The slots whose members have the device, and what they say of it.
+    ///
+    /// # Errors
+    /// `DATA_LOSS` with the first number that cannot be.
+    pub(super) fn members(&self, device: usize) -> Result<Vec<(usize, Member)>> {
+        let limit = self.limit(device);
+        let on_device = self.taken().filter(|(_, slot)| device < slot.devices());
+        on_device.map(|(index, slot)| Ok((index, slot.member(index, device, limit)?))).collect()
+    }
+}
+
+impl Slot {
+    /// Whether there is a member.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken.load(Relaxed) != 0
+    }
+
+    /// A member takes it, with nothing held. It is free.
+    pub(super) fn take(&self, entry: &Entry) {
+        self.clear();
+        let Entry { process, weight, min, devices } = entry;
+        self.pid.store(u64::from(process.pid), Relaxed);
+        self.started.store(process.started, Relaxed);
+        for (word, bytes) in self.command.iter().zip(process.command_words()) {
+            word.store(bytes, Relaxed);
+        }
+        self.weight.store(u64::from(*weight), Relaxed);
+        self.min.store(min.get(), Relaxed);
+        self.devices.store(*devices as u64, Relaxed);
+        self.taken.store(1, std::sync::atomic::Ordering::Release);
+    }
+
+    /// Its member has gone, and with it all that it held.
+    pub(super) fn clear(&self) {
+        self.taken.store(0, Relaxed);
+        for line in &self.lines {
+            for word in [&line.ask, &line.held, &line.used, &line.idle, &line.ticket, &line.since, &line.until] {
+                word.store(0, Relaxed);
+            }
+        }
+        let [first, second] = &self.command;
+        for word in [&self.pid, &self.started, first, second, &self.weight, &self.min, &self.devices] {
+            word.store(0, Relaxed);
+        }
+    }
+
+    /// The process.
+    pub(super) fn process(&self) -> Process {
+        let words = self.command.each_ref().map(|word| word.load(Relaxed));
+        Process::new(self.pid.load(Relaxed) as u32, self.started.load(Relaxed), words)
+    }
+
+    /// What it is guaranteed of each device.
+    pub(super) fn min(&self) -> Bytes {
+        Bytes::new(self.min.load(Relaxed))
+    }
+
+    /// Its weight.
+    pub(super) fn weight(&self) -> u32 {
+        self.weight.load(Relaxed) as u32
+    }
+
+    /// How many devices it has.
+    pub(super) fn devices(&self) -> usize {
+        self.devices.load(Relaxed).min(MAX_DEVICES as u64) as usize
+    }
+
+    /// It has so many devices now.
+    pub(super) fn set_devices(&self, devices: usize) {
+        self.devices.store(devices as u64, Relaxed);
+    }
+
+    /// Its part in the budget of a device below [`MAX_DEVICES`].
+    pub(super) fn line(&self, device: usize) -> &Line {
+        &self.lines[device]
+    }
+
+    /// What it says of a device.
+    ///
+    /// # Errors
+    /// `DATA_LOSS` with the first number that cannot be.
+    fn member(&self, index: usize, device: usize, limit: Bytes) -> Result<Member> {
+        let line = &self.lines[device];
+        let (weight, min) = (self.weight.load(Relaxed), self.min());
+        let held = Bytes::new(line.held.load(Relaxed));
+        let damaged = |what: &str, value: u64, most: u64| {
+            Error::new(
+                Code::DataLoss,
+                format!(
+                    "the member in slot {index} (pid {}) has a {what} of {value} on device {device}, and at most {most} is \
+                     possible",
+                    self.pid.load(Relaxed)
+                ),
+            )
+        };
+        if held > limit {
+            return Err(damaged("holding", held.get(), limit.get()));
+        }
+        if min > limit {
+            return Err(damaged("minimum", min.get(), limit.get()));
+        }
+        let weight = u32::try_from(weight).ok().filter(|weight| WEIGHTS.contains(weight));
+        let weight = weight.ok_or_else(|| damaged("weight", self.weight.load(Relaxed), u64::from(*WEIGHTS.end())))?;
+        let idle = Bytes::new(line.idle.load(Relaxed)).min(held);
+        Ok(Member { weight, min, held, idle, ask: line.asked() })
+    }
+}
+
+impl Line {
+    /// What the member waits for.
+    pub(super) fn asked(&self) -> Option<Asked> {
+        let bytes = Bytes::new(self.ask.load(std::sync::atomic::Ordering::Acquire));
+        let [since, until] = [&self.since, &self.until].map(|word| Duration::from_nanos(word.load(Relaxed)));
+        (!bytes.is_zero()).then(|| Asked { bytes, ticket: self.ticket.load(Relaxed), since, until })
+    }
+
+    /// The member waits for something, or for nothing.
+    pub(super) fn ask(&self, asked: Option<Asked>) {
+        self.ask.store(0, Relaxed);
+        let Some(Asked { bytes, ticket, since, until }) = asked else { return };
+        self.ticket.store(ticket, Relaxed);
+        self.since.store(nanos(since), Relaxed);
+        self.until.store(nanos(until), Relaxed);
+        self.ask.store(bytes.get(), std::sync::atomic::Ordering::Release);
+    }
+}
+
+/// A time on the system's clock, as the file has it.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

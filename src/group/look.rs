@@ -1,0 +1,83 @@
+//! The groups of a user, looked at without being a member.
+
+use std::os::fd::AsFd;
+
+use rustix::process::geteuid;
+
+use crate::{
+    error::{Code, Error, Result},
+    group::{
+        core::registry,
+        folder::{Folder, check_name, reason},
+        info::{MemberInfo, infos},
+        mapping::read,
+    },
+    units::Bytes,
+};
+
+/// A group at one instant.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    /// Its name.
+    pub name: String,
+    /// For each device, the limit and the members that have it.
+    pub devices: Vec<(Bytes, Vec<MemberInfo>)>,
+}
+
+/// The names of the user's groups, sorted. One whose members have all been killed is among them until it is joined
+/// again.
+///
+/// # Errors
+/// As [`Folder::of_user`].
+pub fn names() -> Result<Vec<String>> {
+    names_in(&Folder::of_user()?)
+}
+
+/// The names of the groups in a folder, sorted.
+///
+/// # Errors
+/// `INTERNAL` with the system's reason.
+pub fn names_in(folder: &Folder) -> Result<Vec<String>> {
+    folder.names().map_err(|errno| Error::internal(format!("the folder of groups cannot be read: {}", reason(errno))))
+}
+
+/// What a group of the user's looks like now.
+///
+/// # Errors
+/// `NOT_FOUND` if there is none with this name, `DATA_LOSS` if its file is damaged or of another version,
+/// `FAILED_PRECONDITION` if it is not for this user to read.
+pub fn look(name: &str) -> Result<Picture> {
+    look_in(&Folder::of_user()?, name)
+}
+
+/// What a group in a folder looks like now.
+///
+/// # Errors
+/// As [`look`].
+pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
+    check_name(name)?;
+    let of_group = |error: Error| error.context(&format!("the group `{name}` ({})", folder.path_of(name).display()));
+    let precondition = |why: String| of_group(Error::failed_precondition(why));
+    let identity = folder.identity().map_err(|errno| precondition(reason(errno)))?;
+    // Held until the descriptor is closed: if this process became a member meanwhile, its locks would end with that.
+    let registry = registry()?;
+    let found = registry.iter().find(|entry| entry.folder == identity && entry.name == name);
+    if let Some(group) = found.and_then(|entry| entry.group.upgrade()).filter(|group| !group.is_inherited()) {
+        drop(registry);
+        let layout = group.layout()?;
+        let device = |device| Ok((layout.limit(device), group.members(device)?));
+        return Ok(Picture {
+            name: name.to_owned(),
+            devices: (0..layout.devices()).map(device).collect::<Result<_>>()?,
+        });
+    }
+    let file = folder.open(name, false).map_err(precondition)?;
+    let file = file.ok_or_else(|| of_group(Error::not_found("there is none with this name")))?;
+    let layout = read(file.as_fd()).map_err(|errno| precondition(reason(errno)))?;
+    layout.check(geteuid().as_raw()).map_err(|why| of_group(Error::new(Code::DataLoss, why)))?;
+    let device = |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None).map_err(of_group)?));
+    let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
+    drop(file);
+    drop(registry);
+    Ok(Picture { name: name.to_owned(), devices })
+}
