@@ -25,8 +25,8 @@ def block(page: str, name: str) -> str:
 
 
 def steady(said: str) -> list[str]:
-    """The lines without what differs from run to run: times, the machine, and what programs have not let go yet."""
-    said = re.sub(r"the machine has \S+|\b[\d.]+ m?s\b", "", said)
+    """The lines without what differs from run to run: times, the machine, holes, what programs have not let go yet."""
+    said = re.sub(r"the machine has \S+|\b[\d.]+ m?s\b|largest hole .*|by moving \S+", "", said)
     return [re.sub(r"\s+", " ", line).strip() for line in said.splitlines() if not re.match(r"\s*pending\s", line)]
 
 
@@ -155,18 +155,19 @@ def test_every_message_is_on_the_page_of_troubleshooting():
 IN_C = {
     "CText<'_>": "const char *", "*const c_char": "const char *", "usize": "size_t", "u32": "uint32_t",
     "u64": "uint64_t", "c_int": "int", "std::ffi::c_int": "int", "*const i64": "const int64_t *",
-    "*const Table": "const Table *", "Analyze": "Analyze ", "Resolve": "Resolve ",
+    "*const Table": "const Table *", "*mut c_void": "void *",
 }  # fmt: skip
 
 
 def in_c(rust: str) -> str:
     """A type in C, with the space or star before a name."""
+    rust = re.sub(r"^Option<(.*)>$", r"\1", rust)
     if rust in IN_C:
         return IN_C[rust] if IN_C[rust].endswith(("*", " ")) else IN_C[rust] + " "
     if rust.startswith("&mut *mut sys::"):
         return rust.removeprefix("&mut *mut sys::") + " **"
-    kind, name = rust.split(" sys::")
-    return {"*const": "const ", "*mut": ""}[kind] + name + " *"
+    kind, _, name = rust.partition(" sys::")
+    return {"*const": f"const {name} *", "*mut": f"{name} *"}.get(kind, f"{kind} ")
 
 
 #: An exported function: `extern` or nothing for one that returns text, its name, arguments and result.
