@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import textwrap
@@ -234,6 +235,18 @@ def test_the_schema_names_the_keys_of_a_snapshot(tmp_path):
     assert set(failures) == device["failures"][0].keys()
     statistics = text(page).partition("\n`stats`: ")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", statistics)) == device["stats"].keys()
+
+
+def test_the_functions_that_pages_call_are_there():
+    called = {
+        name
+        for path in [*ROOT.glob("*.md"), *docs()]
+        for name in re.findall(r"(?<![\w/.])memory\.([a-z_]+)\(", path.read_text())
+        # Of an example in Rust.
+        if name != "pending"
+    }
+    memory = importlib.import_module(notebook.runnable(notebook.NEW).split()[1] + ".memory")
+    assert len(called) > 10 and called <= set(memory.__all__), called - set(memory.__all__)
 
 
 def test_the_site_has_every_page():
