@@ -198,7 +198,7 @@ def test_the_c_functions_are_declared_as_they_are():
     code = "\n".join(re.findall(r"```c\n(.*?)```", page.partition("## An example")[0], re.DOTALL))
     told = {re.sub(r"\s+", " ", declaration) + ";" for declaration in re.findall(r"^(\w[^;]*);", code, re.MULTILINE)}
     assert len(told) > 20 and told == declarations()
-    explained = {cells[0].strip("`") for cells in rows("docs/reference/c.md", "function")}
+    explained = {name for cells in rows("docs/reference/c.md", "function") for name in re.findall(r"`(\w+)`", cells[0])}
     programs = page.partition("## For programs")[2].partition("## For the Python package")[0]
     assert explained == set(re.findall(r"(pjrt_arena_\w+)\(", programs))
 
