@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc bench together instructions soak stress fuzz fuzz-inputs asan tsan compat clients wheel setup clean
+.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc site bench together instructions soak stress fuzz fuzz-inputs asan tsan compat clients wheel setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -37,10 +37,10 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 check: lint test-unit test-smoke ## in five minutes: format, lints, unit tests, conformance, JAX once with each strategy
 	@echo "make check: all passed"
 
-test: lint test-rust test-jax doc ## what continuous integration runs: all but the slow tests of JAX
+test: lint test-rust test-jax doc site ## what continuous integration runs: all but the slow tests of JAX
 	@echo "make test: all passed"
 
-test-all: lint test-rust test-simulator test-jax-all doc ## every test that needs no download besides JAX
+test-all: lint test-rust test-simulator test-jax-all doc site ## every test that needs no download besides JAX and the site's tools
 	@echo "make test-all: all passed"
 
 # The version is pinned like the others. The first run fetches it; without a network it gives up after a while.
@@ -120,6 +120,15 @@ gpu-rehearsal: target/debug/libpjrt_arena.so target/debug/libsimulated_gpu.so $(
 doc: ## API documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
+# Its tools have an environment of their own, and nothing of them is needed to build or to test the library. With --quiet
+# mkdocs would not see its own warnings.
+SITE_ENV := $(CARGO_TARGET_DIR)/site-env
+
+site: $(SITE_ENV)/.installed ## the pages as a site in target/site, warnings are errors
+	@said="$(SITE_ENV)/build.txt"; NO_MKDOCS_2_WARNING=1 "$(SITE_ENV)/bin/mkdocs" build --strict >"$$said" 2>&1 || { \
+	  cat "$$said" >&2; exit 1; }
+	@echo "make site: target/site; to read it with search: python3 -m http.server --directory target/site"
+
 # BENCH="--only adam,sgd --rounds 3" and the like; make bench BENCH=--help.
 bench: target/release/libpjrt_arena.so ## JAX's CPU backend, the bare engine, pjrt-arena: tables, JSON and a chart
 	$(if $(TEST_ENGINE),$(ENGINE)) $(RELEASE) PYTHONPATH=python_smoke "$(PY)" -m bench --json target/bench.json --markdown target/bench.md \
@@ -198,6 +207,11 @@ setup: $(STAMP)
 
 clean: ## remove .venv, target and dist
 	rm -rf "$(VENV)" "$(CARGO_TARGET_DIR)" dist
+
+$(SITE_ENV)/.installed: python_smoke/site_requirements.txt $(STAMP)
+	@"$(PY)" -m venv "$(SITE_ENV)"
+	@"$(SITE_ENV)/bin/python" -m pip install --quiet --requirement python_smoke/site_requirements.txt
+	@touch "$@"
 
 $(CUDA)/toolkit/.installed: $(STAMP)
 	@version=$$("$(PY)" -c 'from importlib.metadata import version; print(version("jax"))') && \

@@ -9,7 +9,7 @@ import pytest
 import tiers
 from harness import ROOT, run_jax, run_python
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
 
 
 def text(page: str) -> str:
@@ -38,7 +38,7 @@ def rows(page: str, first: str) -> list[list[str]]:
     return table[1:]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if link.startswith("http"):

@@ -1,4 +1,4 @@
-"""The chart for the README: a bar per program, how many times as fast as JAX's built-in CPU backend, on a log scale.
+"""The chart of docs/benchmarks.md: a bar per program, how many times as fast as JAX's own CPU backend, on a log scale.
 
     x + 1, 256 MiB   |=================|---|  ◆   4.9x      bar: median of the rounds, line: their quartiles
     tiny jitted add =|                            0.84x     ◆: the floor

@@ -1,4 +1,4 @@
-"""Markdown: a short table for the README, a full one, and what falls short of the promises.
+"""Markdown: a short table for docs/benchmarks.md, a full one, and what falls short of the promises.
 
 The promises: within 5 % of the floor where there is one, never below 0.97x of what the bare engine reaches, 1.1x on the
 geometric mean, a tiny dispatch at most 1.05x of the bare engine's, peak memory at most 1.10x of the built-in's. Where

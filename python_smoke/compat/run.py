@@ -128,7 +128,7 @@ def tried(python, folder, engine):
 
 
 def markdown(rows):
-    """The table for a README."""
+    """The table for docs/compatibility.md."""
     lines = ["| jax | Python | engine | checks | failed |", "|---|---|---|---|---|"]
     for row in rows:
         count = f"{row['checks'] - len(row['failures'])} of {row['checks']}" if "checks" in row else row["state"]

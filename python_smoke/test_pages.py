@@ -1,0 +1,260 @@
+"""Pages that hold examples, messages and declarations, against what the library does and what its sources say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import notebook
+import pytest
+from harness import ROOT, run_jax
+from test_docs import rows, text
+
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+#: Small arrays, so that each device needs little.
+ONE_DEVICE = {"PJRT_ARENA_DEVICES": "1", "PJRT_ARENA_LIMIT": "64MiB"}
+
+
+def block(page: str, name: str) -> str:
+    """The code of a page behind the comment `<!-- name -->`."""
+    found = re.search(rf"<!-- {name} -->\n```\w*\n(.*?)```", text(page), re.DOTALL)
+    assert found, f"{page} has no block {name}"
+    return found[1]
+
+
+def steady(said: str) -> list[str]:
+    """The lines without what differs from run to run: times, the machine, holes, what programs have not let go yet."""
+    said = re.sub(r"the machine has \S+|\b[\d.]+ m?s\b|largest hole .*|by moving \S+", "", said)
+    return [re.sub(r"\s+", " ", line).strip() for line in said.splitlines() if not re.match(r"\s*pending\s", line)]
+
+
+def test_the_readme_is_short():
+    assert len(text("README.md").splitlines()) <= 160
+    why = text("README.md").partition("## Why\n")[2].partition("\n## ")[0]
+    reasons = re.findall(r"^- \*\*(.*)$", why, re.MULTILINE)
+    sentences = [reason.partition("** ")[2] for reason in reasons]
+    assert len(sentences) == 5 and all(len(sentence.split()) <= 15 for sentence in sentences), sentences
+
+
+@pytest.mark.arena
+@pytest.mark.parametrize("strategy", ["preallocate", "tpu"])
+def test_the_readmes_program_prints_what_it_says(strategy):
+    program = block("README.md", "program")
+    assert len(program.strip().splitlines()) <= 12
+    said = run_jax(program, PJRT_ARENA_STRATEGY=strategy, **ONE_DEVICE).stdout.splitlines()
+    shown = block("README.md", strategy).splitlines()
+    if "  ..." in shown:  # Shortened: what is left out stands together.
+        cut = shown.index("  ...")
+        left = len(shown) - cut - 1
+        assert len(said) > len(shown) - 1
+        said, shown = said[:cut] + said[-left:], shown[:cut] + shown[cut + 1 :]
+    assert said == shown
+
+
+def test_the_readmes_figures_are_the_best_and_the_worst():
+    labels = re.findall(r">([^<>]+)</text>", text("python_smoke/bench/chart.svg"))
+    ratios = sorted(float(label[:-1]) for label in labels if re.fullmatch(r"\d+\.\d\dx", label))
+    assert len(ratios) > 30
+    table = rows("README.md", "gains")
+    told = [[float(cells[column][:-1]) for cells in table] for column in (1, 3)]
+    assert told == [ratios[:-5:-1], ratios[:4]]
+
+
+@pytest.mark.arena
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_prints_what_it_shows(path):
+    for said, shown in zip(notebook.outputs(path), notebook.stored(path), strict=True):
+        assert steady(said) == steady(shown)
+
+
+@pytest.mark.arena
+def test_does_it_fit_prints_what_it_says(tmp_path):
+    page = "docs/tutorials/does-it-fit.md"
+    parts = ["arrays", "step", "run"]
+    code = "\nprint('---')\n".join([block(page, "model"), *(block(page, part) for part in parts)])
+    limits = ONE_DEVICE | {"PJRT_ARENA_LIMIT": "512MiB", "PJRT_ARENA_STRATEGY": "tpu"}
+    said = run_jax(notebook.runnable(code), **limits).stdout.split("---\n")[1:]
+    assert said == [block(page, f"{part} output") for part in parts]
+
+
+def literals(code: str) -> list[str]:
+    """The string literals of a piece of Rust, without the breaks within them."""
+    found = re.findall(r'"((?:[^"\\]|\\.|\\\n)*)"', code, re.DOTALL)
+    return [re.sub(r"\\\n\s*", "", literal).replace('\\"', '"') for literal in found]
+
+
+def call_at(code: str, start: int) -> str:
+    """The arguments of the call whose bracket opens at `start`."""
+    depth, quoted = 0, re.compile(r'"(?:[^"\\]|\\.|\\\n)*"', re.DOTALL)
+    at = start
+    while True:
+        if code[at] == '"' and (literal := quoted.match(code, at)):
+            at = literal.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(code[at], 0)
+        if depth == 0:
+            return code[start:at]
+        at += 1
+
+
+def normal(message: str) -> str:
+    """A message with `...` for what differs, on one line."""
+    message = re.sub(r"[\w.]*\{[^{}]*\}[\w.]*", "...", message.replace("`", "").replace("\\n", " "))
+    return re.sub(r"\s+", " ", re.sub(r"[\w.]*\.{3}(?:\.{3})*[\w.]*", "...", message)).strip()
+
+
+#: What only callers of the C API can cause, or what becomes a part of another message.
+NOT_FOR_USERS = (
+    "src/api/async_transfer.rs", "src/api/buffer/", "src/api/entry.rs", "src/api/executable.rs", "src/api/execute.rs",
+    "src/api/host.rs", "src/api/partitioners.rs", "src/api/profiler.rs", "src/api/transfer_manager.rs",
+    "src/device/cuda/backing.rs", "src/engine/extensions.rs", "src/engine/ffi.rs", "src/engine/imports.rs",
+    "src/handlers/", "src/memory/arena/", "src/runtime/executable/serialized.rs", "src/runtime/execute/call.rs",
+    "src/runtime/execute/nested.rs", "src/runtime/transfer/",
+)  # fmt: skip
+#: Parts of other messages.
+PARTS = {"and", "the default of PJRT_ARENA_ENGINE"}
+
+
+def messages_of_the_sources() -> dict[str, str]:
+    """Errors and warnings of the library, and the file of each; without those that say that a bug was found."""
+    kinds = r"log::warn!|warnings\.push|Error::(?:new|invalid_argument|failed_precondition|not_found|unimplemented)"
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.rs")):
+        name = path.relative_to(ROOT).as_posix()
+        if "tests" in path.parts or path.name in {"tests.rs", "fake.rs", "testing.rs"}:
+            continue
+        code = path.read_text().partition("#[cfg(test)]\nmod tests {")[0]
+        for call in re.finditer(rf"({kinds})\(", code):
+            if call[1] != "log::warn!" and name.startswith(NOT_FOR_USERS):
+                continue
+            for literal in literals(call_at(code, call.end() - 1)):
+                if re.search(r"[a-z]{3,} ", literal) and "this is a bug" not in literal:
+                    found[normal(literal)] = name
+    return {message: name for message, name in found.items() if message not in PARTS}
+
+
+def test_every_message_is_on_the_page_of_troubleshooting():
+    there = messages_of_the_sources()
+    assert len(there) > 80
+    page = re.sub(r"\n +(?![-*])", " ", text("docs/troubleshooting.md"))
+    told = [normal(message) for message in re.findall(r"^ *- `([^`]+)`", page, re.MULTILINE)]
+    assert len(told) == len(set(told)), [message for message in told if told.count(message) > 1]
+    missing = {message: name for message, name in there.items() if message not in told}
+    assert not missing, "these messages have no entry on the page"
+    # What the test does not find by itself, because it is put together of parts: each part is in some source.
+    sources = [*(ROOT / "src").rglob("*.rs"), *(ROOT / "python").rglob("*.py")]
+    everything = re.sub(r"\\\n\s*|\"\s*\n\s*f?\"|`", "", "\n".join(path.read_text() for path in sources))
+    for message in set(told) - there.keys():
+        for part in re.split(r"\.\.\.", message):
+            assert part.strip(" .,;:()'") in everything, f"{message}: no source says {part!r}"
+
+
+#: Types of arguments of exported functions, in C.
+IN_C = {
+    "CText<'_>": "const char *", "*const c_char": "const char *", "usize": "size_t", "u32": "uint32_t",
+    "u64": "uint64_t", "c_int": "int", "std::ffi::c_int": "int", "*const i64": "const int64_t *",
+    "*const Table": "const Table *", "*mut c_void": "void *",
+}  # fmt: skip
+
+
+def in_c(rust: str) -> str:
+    """A type in C, with the space or star before a name."""
+    rust = re.sub(r"^Option<(.*)>$", r"\1", rust)
+    if rust in IN_C:
+        return IN_C[rust] if IN_C[rust].endswith(("*", " ")) else IN_C[rust] + " "
+    if rust.startswith("&mut *mut sys::"):
+        return rust.removeprefix("&mut *mut sys::") + " **"
+    kind, _, name = rust.partition(" sys::")
+    return {"*const": f"const {name} *", "*mut": f"{name} *"}.get(kind, f"{kind} ")
+
+
+#: An exported function: `extern` or nothing for one that returns text, its name, arguments and result.
+EXPORTED = re.compile(
+    r"pub (?:unsafe )?(extern \"C\" )?fn (pjrt_arena_\w+)\(([^)]*)\)(?: with \w+)?(?: -> ([^{]+?))? \{"
+)
+
+
+def declarations() -> set[str]:
+    """The exported functions of the sources, as C declares them."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.rs"):
+        code = path.read_text()
+        for extern, name, arguments, returns in EXPORTED.findall(code):
+            is_text = not extern
+            given = [argument.strip().split(": ", 1) for argument in arguments.split(",") if argument.strip()]
+            parameters = [in_c(kind) + name for name, kind in given]
+            if is_text:
+                parameters += ["char *buffer", "size_t capacity"]
+            result = "size_t " if is_text else in_c(returns.strip()) if returns else "void "
+            found.add(f"{result}{name}({', '.join(parameters) or 'void'});")
+    return found
+
+
+def test_the_c_functions_are_declared_as_they_are():
+    page = text("docs/reference/c.md")
+    code = "\n".join(re.findall(r"```c\n(.*?)```", page.partition("## An example")[0], re.DOTALL))
+    told = {re.sub(r"\s+", " ", declaration) + ";" for declaration in re.findall(r"^(\w[^;]*);", code, re.MULTILINE)}
+    assert len(told) > 20 and told == declarations()
+    explained = {name for cells in rows("docs/reference/c.md", "function") for name in re.findall(r"`(\w+)`", cells[0])}
+    programs = page.partition("## For programs")[2].partition("## For the Python package")[0]
+    assert explained == set(re.findall(r"(pjrt_arena_\w+)\(", programs))
+
+
+@pytest.mark.arena
+def test_the_schema_names_the_keys_of_a_snapshot(tmp_path):
+    path = tmp_path / "x.json"
+    code = f"""
+        import jax.numpy as jnp
+        from pjrt_arena import memory
+        kept = [jnp.ones(1 << 20) for _ in range(4)]
+        try:
+            jnp.ones(1 << 30)
+        except Exception:
+            pass
+        memory.snapshot({str(path)!r})
+    """
+    run_jax(notebook.runnable(textwrap.dedent(code)), **ONE_DEVICE)
+    root = json.loads(path.read_text())
+    device = root["devices"][0]
+    page = "docs/reference/snapshot.md"
+
+    def told(section: str) -> set[str]:
+        table = text(page).partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+        first = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+        return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+
+    assert told("The whole") == root.keys()
+    assert told("`origins`") == root["origins"].keys()
+    assert told("A device") == device.keys()
+    assert told("`blocks`") == device["blocks"].keys()
+    assert told("`events`") - {"kind"} == device["events"].keys() - {"kind"}
+    failures = re.findall(r"`(\w+)`", text(page).partition("## `failures`")[2])
+    assert set(failures) == device["failures"][0].keys()
+    statistics = text(page).partition("\n`stats`: ")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", statistics)) == device["stats"].keys()
+
+
+def test_the_functions_that_pages_call_are_there():
+    called = {
+        name
+        for path in [*ROOT.glob("*.md"), *docs()]
+        for name in re.findall(r"(?<![\w/.])memory\.([a-z_]+)\(", path.read_text())
+        # Of an example in Rust.
+        if name != "pending"
+    }
+    memory = importlib.import_module(notebook.runnable(notebook.NEW).split()[1] + ".memory")
+    assert len(called) > 10 and called <= set(memory.__all__), called - set(memory.__all__)
+
+
+def test_the_site_has_every_page():
+    listed = set(re.findall(r": ([\w/-]+\.md)$", text("mkdocs.yml"), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".md").as_posix() for path in docs()}
+    assert listed - {"index.md", "changelog.md", "security.md"} == pages
+
+
+def docs() -> list[Path]:
+    """The pages of docs/, notebooks too."""
+    return [*sorted((ROOT / "docs").rglob("*.md")), *NOTEBOOKS]
