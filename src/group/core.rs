@@ -17,7 +17,7 @@ use crate::{
         folder::{Folder, Identity, reason},
         info::{MemberInfo, infos},
         layout::{Layout, MAX_DEVICES, Slot},
-        lock::{self, BOOK, MEMBERS, NoLock},
+        lock::{self, BOOK, Kind, MEMBERS, NoLock},
         mapping::Mapping,
         process::State,
     },
@@ -30,6 +30,9 @@ pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(20);
 
 /// How long another thread of this process may take for what waits for other processes.
 const OWN_THREADS: Duration = Duration::from_secs(5);
+
+/// How long somebody who only looks waits for the lock; then the numbers may be of slightly different instants.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The groups of which this process is a member. Locked while a descriptor of a group's file is opened or closed: to
 /// close one ends all locks that the process has through others.
@@ -116,12 +119,17 @@ impl Group {
         self.locked(|layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
     }
 
-    /// The members that have the device: who they are, and what they hold and wait for.
+    /// The members that have the device: who they are, and what they hold and wait for. Of one instant, unless a
+    /// process that holds the books' lock was stopped.
     ///
     /// # Errors
     /// `DATA_LOSS` if the file is damaged, `FAILED_PRECONDITION` in a child of the member.
     pub fn members(&self, device: usize) -> Result<Vec<MemberInfo>> {
-        infos(self.layout()?, self.file(), device, Some(self.slot)).map_err(|error| self.named(error))
+        let layout = self.layout()?;
+        let own = self.book.try_lock_for(LOOK);
+        // Not under another thread's lock, which is this process's, too: it would be replaced.
+        let _book = own.is_some().then(|| Book::lock_to_read(self.file()));
+        infos(layout, self.file(), device, Some(self.slot)).map_err(|error| self.named(error))
     }
 
     /// The file's words.
@@ -215,8 +223,13 @@ impl Drop for Group {
             let book = Book::lock(self.file.as_fd());
             self.own(layout).clear();
             layout.given.tell();
-            if book.is_ok() {
-                remove_if_last(&self.folder, &self.name, &self.file, layout, self.slot);
+            // Before the look at the others', so that of two that leave the second one finds none.
+            if let Err(errno) = lock::unlock(self.file(), lock::member(self.slot)) {
+                log::warn!("the lock of a group's slot was not given back: {}", reason(errno));
+            }
+            // Whoever lives has a lock, and none comes without that of the book.
+            if book.is_ok() && matches!(lock::holder(self.file(), MEMBERS), Ok(None)) {
+                remove(&self.folder, &self.name, &self.file);
             }
         }
         // SAFETY: neither is used again: this is the end of the value.
@@ -233,13 +246,8 @@ impl Drop for Group {
     }
 }
 
-/// Takes the file's name away if only `slot`, or nobody, was left. The book's lock is held.
-pub(super) fn remove_if_last(folder: &Folder, name: &str, file: &OwnedFd, layout: &Layout, slot: usize) {
-    sweep(layout, file.as_fd(), Some(slot));
-    let others = lock::holder(file.as_fd(), MEMBERS);
-    if !matches!(others, Ok(None)) || layout.taken().any(|(taken, _)| taken != slot) {
-        return;
-    }
+/// Takes the name away from a file that nobody needs. The book's lock is held.
+pub(super) fn remove(folder: &Folder, name: &str, file: &OwnedFd) {
     if matches!(folder.leads_to(name, file), Ok(true))
         && let Err(errno) = folder.remove(name)
     {
@@ -249,8 +257,14 @@ pub(super) fn remove_if_last(folder: &Folder, name: &str, file: &OwnedFd, layout
 
 /// Frees the slots whose members have died, with the book's lock held; returns how many.
 pub(super) fn sweep(layout: &Layout, file: BorrowedFd<'_>, own: Option<usize>) -> usize {
-    let is_dead = |slot: usize| Some(slot) != own && matches!(lock::holder(file, lock::member(slot)), Ok(None));
-    layout.taken().filter(|(slot, _)| is_dead(*slot)).map(|(_, slot)| slot.clear()).count()
+    let mut swept = 0;
+    for (index, slot) in layout.taken() {
+        if Some(index) != own && matches!(lock::holder(file, lock::member(index)), Ok(None)) {
+            slot.clear();
+            swept += 1;
+        }
+    }
+    swept
 }
 
 /// The book's lock, held.
@@ -262,7 +276,16 @@ impl<'a> Book<'a> {
     /// # Errors
     /// Who holds it, or the kernel's.
     pub(super) fn lock(file: BorrowedFd<'a>) -> Result<Self, NoLock> {
-        lock::lock(file, BOOK)?;
+        lock::lock(file, BOOK, Kind::Alone, lock::PATIENCE)?;
+        Ok(Self(file))
+    }
+
+    /// Locks together with others who only read: nobody takes memory meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::lock`].
+    pub(super) fn lock_to_read(file: BorrowedFd<'a>) -> Result<Self, NoLock> {
+        lock::lock(file, BOOK, Kind::Shared, LOOK)?;
         Ok(Self(file))
     }
 }

@@ -14,11 +14,11 @@ use crate::{
     error::{Code, Error, Result},
     fork,
     group::{
-        core::{Book, Group, Registered, no_book, registry, remove_if_last, sweep},
+        core::{Book, Group, Registered, no_book, registry, remove, sweep},
         folder::{Folder, check_name, reason},
         layout::{Entry, Layout, MAX_DEVICES, MAX_MEMBERS, SIZE},
-        lock::{self, MEMBERS},
-        mapping::{Mapping, is_mapped, take_space},
+        lock::{self, Kind, MEMBERS},
+        mapping::{Mapping, is_mapped, read, take_space},
         process::Process,
     },
     memory::group::{WEIGHTS, admit},
@@ -179,8 +179,9 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     // Closed on every way out: as this process is no member, it has no locks on the file but those of this call.
     let (mapping, slot) = {
         let _book = Book::lock(file.as_fd()).map_err(|none| {
-            let mapping = Mapping::new(file.as_fd());
-            of_group(mapping.map_or_else(|errno| Error::internal(reason(errno)), |layout| no_book(none, &layout)))
+            // Not mapped: it may be shorter than that.
+            let layout = read(file.as_fd());
+            of_group(layout.map_or_else(|errno| Error::internal(reason(errno)), |layout| no_book(none, &layout)))
         })?;
         if !folder.leads_to(name, &file).map_err(|errno| precondition(reason(errno)))? {
             return Ok(Try::Again);
@@ -194,8 +195,8 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
             Ok(entered) => entered,
             Err(error) => {
                 // A file that was made for this process alone goes again.
-                if let (Ok(None), Ok(layout)) = (lock::holder(file.as_fd(), MEMBERS), Mapping::new(file.as_fd())) {
-                    remove_if_last(&folder, name, &file, &layout, MAX_MEMBERS);
+                if let Ok(None) = lock::holder(file.as_fd(), MEMBERS) {
+                    remove(&folder, name, &file);
                 }
                 return Err(of_group(error));
             }
@@ -265,7 +266,7 @@ fn enter(file: &OwnedFd, layout: &Layout, terms: &Terms) -> Result<usize> {
         if layout.slot(slot).is_taken() {
             continue;
         }
-        let has_lock = lock::try_lock(file.as_fd(), lock::member(slot));
+        let has_lock = lock::try_lock(file.as_fd(), lock::member(slot), Kind::Alone);
         if has_lock.map_err(|errno| Error::internal(format!("fcntl failed: {}", reason(errno))))? {
             layout.slot(slot).take(&Entry {
                 process: Process::current(),

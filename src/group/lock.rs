@@ -45,12 +45,25 @@ pub(super) enum NoLock {
     Failed(Errno),
 }
 
+/// Who else may have a lock at the same time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// Nobody. The descriptor can write.
+    Alone,
+    /// Others of this kind. The descriptor can read.
+    Shared,
+}
+
 /// Takes a lock that nobody holds; whether this process has it now.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn try_lock(file: BorrowedFd<'_>, range: Range) -> Result<bool> {
-    match fcntl(file, libc::F_SETLK, libc::F_WRLCK, range) {
+pub(super) fn try_lock(file: BorrowedFd<'_>, range: Range, kind: Kind) -> Result<bool> {
+    let kind = match kind {
+        Kind::Alone => libc::F_WRLCK,
+        Kind::Shared => libc::F_RDLCK,
+    };
+    match fcntl(file, libc::F_SETLK, kind, range) {
         Ok(_) => Ok(true),
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         Err(errno) => Err(errno),
@@ -60,15 +73,20 @@ pub(super) fn try_lock(file: BorrowedFd<'_>, range: Range) -> Result<bool> {
 /// Takes a lock, as soon as nobody holds it.
 ///
 /// # Errors
-/// Whoever still holds it after [`PATIENCE`], or the kernel's.
-pub(super) fn lock(file: BorrowedFd<'_>, range: Range) -> std::result::Result<(), NoLock> {
+/// Whoever still holds it after `patience`, or the kernel's.
+pub(super) fn lock(
+    file: BorrowedFd<'_>,
+    range: Range,
+    kind: Kind,
+    patience: Duration,
+) -> std::result::Result<(), NoLock> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(5);
     loop {
-        if try_lock(file, range).map_err(NoLock::Failed)? {
+        if try_lock(file, range, kind).map_err(NoLock::Failed)? {
             return Ok(());
         }
-        if start.elapsed() >= PATIENCE {
+        if start.elapsed() >= patience {
             return match holder(file, range).map_err(NoLock::Failed)? {
                 Some(pid) => Err(NoLock::Held(pid)),
                 None => Err(NoLock::Failed(Errno::AGAIN)),

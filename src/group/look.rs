@@ -1,13 +1,14 @@
 //! The groups of a user, looked at without being a member.
 
-use std::os::fd::AsFd;
+use std::{os::fd::AsFd, thread, time::Duration};
 
 use rustix::process::geteuid;
 
 use crate::{
     error::{Code, Error, Result},
+    fork,
     group::{
-        core::registry,
+        core::{Book, Registered, registry},
         folder::{Folder, check_name, reason},
         info::{MemberInfo, infos},
         mapping::read,
@@ -59,25 +60,30 @@ pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
     let of_group = |error: Error| error.context(&format!("the group `{name}` ({})", folder.path_of(name).display()));
     let precondition = |why: String| of_group(Error::failed_precondition(why));
     let identity = folder.identity().map_err(|errno| precondition(reason(errno)))?;
-    // Held until the descriptor is closed: if this process became a member meanwhile, its locks would end with that.
-    let registry = registry()?;
-    let found = registry.iter().find(|entry| entry.folder == identity && entry.name == name);
-    if let Some(group) = found.and_then(|entry| entry.group.upgrade()).filter(|group| !group.is_inherited()) {
+    // Held until the descriptor is closed: if this process were a member meanwhile, its locks would end with that.
+    let _registry = loop {
+        let registry = registry()?;
+        let is_this = |entry: &&Registered| {
+            entry.folder == identity && entry.name == name && entry.generation == fork::generation()
+        };
+        let Some(entry) = registry.iter().find(is_this) else { break registry };
+        let found = entry.group.upgrade();
         drop(registry);
-        let layout = group.layout()?;
-        let device = |device| Ok((layout.limit(device), group.members(device)?));
-        return Ok(Picture {
-            name: name.to_owned(),
-            devices: (0..layout.devices()).map(device).collect::<Result<_>>()?,
-        });
-    }
+        if let Some(group) = found {
+            let layout = group.layout()?;
+            let device = |device| Ok((layout.limit(device), group.members(device)?));
+            let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
+            return Ok(Picture { name: name.to_owned(), devices });
+        }
+        // Another thread is leaving it at the moment.
+        thread::sleep(Duration::from_micros(200));
+    };
     let file = folder.open(name, false).map_err(precondition)?;
     let file = file.ok_or_else(|| of_group(Error::not_found("there is none with this name")))?;
+    let _book = Book::lock_to_read(file.as_fd());
     let layout = read(file.as_fd()).map_err(|errno| precondition(reason(errno)))?;
     layout.check(geteuid().as_raw()).map_err(|why| of_group(Error::new(Code::DataLoss, why)))?;
     let device = |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None).map_err(of_group)?));
     let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
-    drop(file);
-    drop(registry);
     Ok(Picture { name: name.to_owned(), devices })
 }

@@ -11,6 +11,7 @@ use rustix::{
     fs::{FallocateFlags, fallocate, ftruncate},
     io::{Errno, Result, pread, pwrite, retry_on_intr},
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+    process::{Resource, getrlimit},
 };
 
 use crate::group::layout::{Layout, SIZE};
@@ -89,6 +90,10 @@ const _: () = assert!(align_of::<Layout>() == align_of::<u64>() && SIZE.is_multi
 /// # Errors
 /// The kernel's.
 pub(super) fn take_space(file: BorrowedFd<'_>) -> Result<()> {
+    // The kernel would send a signal as well, which ends the process where nobody handles it.
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| SIZE as u64 > most) {
+        return Err(Errno::FBIG);
+    }
     retry_on_intr(|| ftruncate(file, SIZE as u64))?;
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SIZE as u64)) {
         // Where the file system cannot: zeros, which it has to put somewhere.
