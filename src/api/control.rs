@@ -4,6 +4,7 @@
 
 mod engine;
 mod ffi;
+mod groups;
 mod memory;
 mod python;
 mod report;
@@ -148,6 +149,9 @@ fn device(device: &client::Device) -> Value {
     counts["foreign_bytes"] = json!(foreign_bytes);
     if let Some(tier) = &arena.tier {
         counts["spill"] = of_tier(tier);
+    }
+    if let Some(part) = &arena.group {
+        counts["group"] = groups::of_part(part);
     }
     if let Some(pinned) = &device.pinned {
         counts[KIND] = of_arena(&pinned.arena, pinned.engine_bytes.load(Ordering::Relaxed));

@@ -8,7 +8,7 @@
 //!                              |
 //!   settings    the table: each setting with its names, default, allowed values, explanation, and how it is read
 //!   precedence  gathers what was given under those names and lets the strongest level decide
-//!   strategy, limit, pinned_limit, values, xla_flags     what a text means for one setting
+//!   strategy, share, limit, pinned_limit, spill, values, xla_flags     what a text means for one setting
 //!                              |
 //!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
 //!                              |    \-- engine_options(kind, share)      -> what the engine is given
@@ -36,6 +36,7 @@ mod precedence;
 mod report;
 mod row;
 mod settings;
+mod share;
 mod spill;
 mod strategy;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub use crate::config::pinned_limit::PinnedLimit;
 pub use crate::config::report::{Finding, Found, Outcome, doctor};
 pub use crate::config::row::{Row, Setting, Source};
 pub use crate::config::settings::*;
+pub use crate::config::share::{Share, ShareMin};
 pub use crate::config::spill::{SleepAfter, Spill};
 pub use crate::config::strategy::{strategy_from_name, strategy_name};
 pub use crate::config::values::*;

@@ -15,6 +15,7 @@ use crate::{
         pinned_limit::PinnedLimit,
         precedence::{self, Given, Notes},
         row::{Row, Setting, Source},
+        share::{self, Share, ShareMin},
         spill::{SleepAfter, Spill},
         strategy,
         values::{
@@ -126,7 +127,7 @@ macro_rules! settings {
                 let Notes { mut warnings, overridden } = context.notes;
                 warnings.extend(names::unknown_variables(TABLE, environment));
                 let engine_only = EngineOnly::read(TABLE, environment, options, &mut warnings);
-                Self { $($field,)* warnings, overridden, engine_only }
+                Self { $($field,)* warnings, overridden, engine_only }.shared()
             }
 
             pub(super) fn settings(self) -> Result<Settings> {
@@ -202,8 +203,8 @@ settings! {
         names: &[Opt("compact"), Var("PJRT_ARENA_COMPACT")],
         default: "off",
         allowed: "on, off, always",
-        doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu, off for \
-              the others. platform has nothing to move in. always, for tests: before each allocation too, at any price.",
+        doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu and for a \
+              growing device that is shared, off for the others. platform has nothing to move in. always, for tests: before each allocation too, at any price.",
         read: |given, context| {
             let compact = parsed(Compact::parse, Compact::default_for)(given, context)?;
             if context.strategy() == Strategy::Platform && compact.value != Compact::Off {
@@ -214,14 +215,43 @@ settings! {
         },
     }
 
+    /// The group of processes that share one budget for each device.
+    SHARE, share: Share = {
+        names: &[Opt("share"), Var("PJRT_ARENA_SHARE")],
+        default: "off",
+        allowed: "off, or a group's name: 1 to 64 letters, digits, dots, dashes and underscores, no dot first",
+        doc: "Processes of one user with the same name share the limit of each device: who needs more gets what others \
+              do not use. With the strategies growing, which is the default then, and platform.",
+        read: parsed(Share::parse, |_| Share(None)),
+    }
+
+    /// What no other process of the group takes from this one.
+    SHARE_MIN, share_min: ShareMin = {
+        names: &[Opt("share_min"), Var("PJRT_ARENA_SHARE_MIN")],
+        default: "0",
+        allowed: "bytes per device (1GiB, 0)",
+        doc: "How much of each device the others of the group leave to this process in any case.",
+        read: parsed(ShareMin::parse, |_| ShareMin::NONE),
+    }
+
+    /// This process's part of what is not guaranteed, beside those of the group's others.
+    SHARE_WEIGHT, share_weight: NonZeroU32 = {
+        names: &[Opt("share_weight"), Var("PJRT_ARENA_SHARE_WEIGHT")],
+        default: "100",
+        allowed: "a whole number from 1 to 1000",
+        doc: "How much of the limit this process may keep beyond its minimum when all of the group need more, beside the \
+              weights of the others.",
+        read: parsed(share::parse_weight, |_| share::DEFAULT_WEIGHT),
+    }
+
     /// Where arrays go that no program uses, to make room.
     SPILL, spill: Spill = {
         names: &[Opt("spill"), Var("PJRT_ARENA_SPILL")],
         default: "off",
         allowed: "off, host, always, or the path of a folder, with a /",
         doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, or to files of a folder, \
-              where nothing else makes room; they come back before a program that needs them. On CPU engines. always, \
-              for tests: to memory of the host, before each allocation too.",
+              where nothing else makes room; they come back before a program that needs them. GPUs spill to pinned memory \
+              of the host. always, for tests: to memory of the host, before each allocation too.",
         read: parsed(Spill::parse, |_| Spill::Off),
     }
 
@@ -399,6 +429,23 @@ settings! {
         allowed: "off, error, warn, info, debug, trace, or a filter such as warn,pjrt_arena::memory=debug",
         doc: "What goes to standard error. The first client of a process decides.",
         read: parsed(LogFilter::parse, |_| LogFilter::default()),
+    }
+}
+
+impl Reading {
+    /// With what changes where processes share their devices.
+    fn shared(mut self) -> Self {
+        if !self.share.as_ref().is_ok_and(|share| share.value.0.is_some()) {
+            return self;
+        }
+        self.strategy = self.strategy.and_then(share::strategy);
+        if let (Ok(strategy), Ok(compact)) = (&self.strategy, &mut self.compact)
+            && (strategy.value, compact.source) == (Strategy::Growing, Source::Default)
+        {
+            // Others can have what holes take only when those are joined.
+            compact.value = Compact::On;
+        }
+        self
     }
 }
 

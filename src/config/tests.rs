@@ -1,6 +1,7 @@
 //! Settings as a whole: precedence, contradictions, errors, and what is said about them.
 
 mod engine;
+mod share;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -400,7 +401,8 @@ fn one_line_says_it_all() {
     assert_eq!(
         settings.summary(Some(outcome)),
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
-         compact=off (default), spill=off (default), spill_limit=25% (default), \
+         compact=off (default), share=off (default), share_min=0 (default), share_weight=100 (default), \
+         spill=off (default), spill_limit=25% (default), \
          sleep_after=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
          cuda_driver=libcuda.so.1 (default), hip_driver=libamdhip64.so (default), headroom=512.00MiB (default), \

@@ -129,7 +129,7 @@ impl Group {
         let own = self.book.try_lock_for(LOOK);
         // Not under another thread's lock, which is this process's, too: it would be replaced.
         let _book = own.is_some().then(|| Book::lock_to_read(self.file()));
-        infos(layout, self.file(), device, Some(self.slot)).map_err(|error| self.named(error))
+        infos(layout, self.file(), device, Some(self.slot), now()).map_err(|error| self.named(error))
     }
 
     /// The file's words.

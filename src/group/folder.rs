@@ -34,7 +34,7 @@ pub(super) struct Identity {
 impl Identity {
     /// From what the system says of it.
     fn of(stat: &Stat) -> Self {
-        Self { device: stat.st_dev as u64, inode: stat.st_ino as u64 }
+        Self { device: stat.st_dev, inode: stat.st_ino }
     }
 }
 

@@ -33,11 +33,11 @@ pub struct MemberInfo {
     pub min: Bytes,
     /// Its weight.
     pub weight: u32,
-    /// What it waits for, and when it began to, on the clock of the system.
+    /// What it waits for, and for how long it has.
     pub asked: Option<(Bytes, Duration)>,
 }
 
-/// The members that have a device. `own` is the slot of this process.
+/// The members that have a device. `own` is the slot of this process, `now` the time on the clock of the asks.
 ///
 /// # Errors
 /// `DATA_LOSS` if the numbers cannot be.
@@ -46,6 +46,7 @@ pub(super) fn infos(
     file: BorrowedFd<'_>,
     device: usize,
     own: Option<usize>,
+    now: Duration,
 ) -> Result<Vec<MemberInfo>> {
     let info = |(index, member): (usize, crate::memory::group::Member)| {
         let slot = layout.slot(index);
@@ -61,7 +62,7 @@ pub(super) fn infos(
             idle: member.idle,
             min: member.min,
             weight: member.weight,
-            asked: member.ask.map(|ask| (ask.bytes, ask.since)),
+            asked: member.ask.map(|ask| (ask.bytes, now.saturating_sub(ask.since))),
         }
     };
     Ok(layout.members(device)?.into_iter().map(info).collect())

@@ -58,3 +58,4 @@ pub use crate::group::share::Refused;
 pub use crate::group::share::Share;
 pub use crate::group::share::Short;
 pub use crate::group::share::Taken;
+pub use crate::memory::group::Wanted;

@@ -294,6 +294,11 @@ impl Part {
 }
 
 impl Taken {
+    /// Counts what `other`, of the same share, has with this one.
+    pub fn add(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// How much it is.
     pub fn bytes(&self) -> Bytes {
         self.bytes

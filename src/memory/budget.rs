@@ -19,6 +19,9 @@
 //! A little is granted from the start, beside the limit ([`Budget::new`]): most programs take a few bytes, and they
 //! must run when arrays hold all there is.
 //!
+//! The limit may be that of a larger budget ([`Whole`]), which other processes take from as well: then what is held or
+//! granted here is taken from that, too.
+//!
 //! Entering is two atomic operations. Everything else is rare, and locked.
 //!
 //! Pinned memory of the host has a budget as well: there the arena and arrays that the engine made take, and nothing is
@@ -45,11 +48,34 @@ pub struct Budget {
     free: Bytes,
     /// Whether nothing else ever is.
     fixed: bool,
+    /// What this is a part of.
+    whole: Option<Arc<dyn Whole>>,
     books: Mutex<Books>,
     /// What is granted, to be looked at without the lock; only what is free while the rest is being taken back.
     open: AtomicU64,
     /// Executions that look, or have looked and are not yet through.
     entering: AtomicUsize,
+}
+
+/// A larger budget, which others take from as well. Both functions are called with the lock of the part.
+pub trait Whole: Send + Sync + fmt::Debug {
+    /// Takes bytes of it.
+    ///
+    /// # Errors
+    /// The numbers, if it has not so much left.
+    fn take(&self, bytes: Bytes) -> Result<(), Beyond>;
+
+    /// Returns bytes that were taken.
+    fn give(&self, bytes: Bytes);
+}
+
+/// A larger budget has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beyond {
+    /// What could have been taken.
+    pub available: Bytes,
+    /// What others have, or are to have.
+    pub others: Bytes,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +97,8 @@ pub struct Over {
     pub granted: Bytes,
     /// The limit of both.
     pub limit: Bytes,
+    /// What other processes have of it, if that is the reason.
+    pub others: Option<Bytes>,
 }
 
 impl fmt::Display for Over {
@@ -79,7 +107,11 @@ impl fmt::Display for Over {
             f,
             "{} more would pass the limit of {} by {}: arrays hold {}, programs' scratch {}",
             self.wanted, self.limit, self.missing, self.held, self.granted
-        )
+        )?;
+        match self.others {
+            Some(others) => write!(f, ", other processes of the group {others}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -101,13 +133,22 @@ pub struct Offer<'a> {
     budget: &'a Budget,
     books: MutexGuard<'a, Books>,
     granted: Bytes,
+    /// What it takes of the larger budget, until it is granted.
+    taken: Bytes,
 }
 
 impl Offer<'_> {
     /// Grants it.
     pub fn take(mut self) {
         self.books.granted = self.granted;
+        self.taken = Bytes::ZERO;
         self.budget.open.store((self.budget.free + self.granted).get(), Ordering::SeqCst);
+    }
+}
+
+impl Drop for Offer<'_> {
+    fn drop(&mut self) {
+        self.budget.give_to_whole(self.taken);
     }
 }
 
@@ -138,12 +179,20 @@ impl Budget {
     pub fn new(limit: Bytes) -> Self {
         let free = Bytes::new(limit.get() / 64).min(Bytes::mib(32));
         let (books, open) = (Mutex::new(Books::default()), AtomicU64::new(free.get()));
-        Self { limit, free, fixed: false, books, open, entering: AtomicUsize::new(0) }
+        Self { limit, free, fixed: false, whole: None, books, open, entering: AtomicUsize::new(0) }
+    }
+
+    /// The same, as a part of a larger budget with the same limit.
+    pub fn part_of(mut self, whole: Arc<dyn Whole>) -> Self {
+        self.whole = Some(whole);
+        self
     }
 
     /// A budget of `limit` for the arena alone: the engine has `share` beside it, no more and no less.
     pub fn with_share(limit: Bytes, share: Bytes) -> Self {
-        Self { free: share, fixed: true, open: AtomicU64::new(share.get()), ..Self::new(limit) }
+        let mut budget = Self::new(limit);
+        (budget.free, budget.fixed, budget.open) = (share, true, AtomicU64::new(share.get()));
+        budget
     }
 
     /// What the engine has for good beside the limit, if it has no more.
@@ -168,7 +217,9 @@ impl Budget {
     /// The numbers, if that passes the limit.
     pub fn take(self: &Arc<Self>, bytes: Bytes) -> Result<Charge, Over> {
         let mut books = self.books.lock();
-        books.held = self.fits(bytes, books.held, books.granted, &books)?;
+        let held = self.fits(bytes, books.held, books.granted, &books)?;
+        self.take_of_whole(bytes, &books)?;
+        books.held = held;
         Ok(Charge { budget: Arc::clone(self), bytes })
     }
 
@@ -176,6 +227,27 @@ impl Budget {
         let mut books = self.books.lock();
         debug_assert!(books.held >= bytes, "more is returned than was taken");
         books.held = books.held.saturating_sub(bytes);
+        self.give_to_whole(bytes);
+    }
+
+    fn take_of_whole(&self, bytes: Bytes, books: &Books) -> Result<(), Over> {
+        let Some(whole) = &self.whole else { return Ok(()) };
+        whole.take(bytes).map_err(|Beyond { available, others }| Over {
+            wanted: bytes,
+            missing: bytes.saturating_sub(available),
+            held: books.held,
+            granted: books.granted,
+            limit: self.limit,
+            others: Some(others),
+        })
+    }
+
+    fn give_to_whole(&self, bytes: Bytes) {
+        if let Some(whole) = &self.whole
+            && !bytes.is_zero()
+        {
+            whole.give(bytes);
+        }
     }
 
     /// What the engine's pool may have, with what is granted beside the limit.
@@ -194,10 +266,11 @@ impl Budget {
         let more = bytes.saturating_sub(self.free).saturating_sub(books.granted);
         if self.fixed && !more.is_zero() {
             let Books { held, granted } = *books;
-            return Err(Over { wanted: more, missing: more, held, granted, limit: self.limit });
+            return Err(Over { wanted: more, missing: more, held, granted, limit: self.limit, others: None });
         }
         let granted = self.fits(more, books.granted, books.held, &books)?;
-        Ok(Offer { budget: self, books, granted })
+        self.take_of_whole(more, &books)?;
+        Ok(Offer { budget: self, books, granted, taken: more })
     }
 
     /// Whether [`Self::offer`] would offer `bytes` if the arena held no more than `held`.
@@ -217,6 +290,7 @@ impl Budget {
                 held: books.held,
                 granted: books.granted,
                 limit: self.limit,
+                others: None,
             }),
         }
     }
@@ -246,7 +320,15 @@ impl Budget {
             books.granted = trim_pool().saturating_sub(self.free).min(before);
         }
         self.open.store((self.free + books.granted).get(), Ordering::SeqCst);
+        self.give_to_whole(before - books.granted);
         before - books.granted
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        let granted = self.books.lock().granted;
+        self.give_to_whole(granted);
     }
 }
 
@@ -258,9 +340,57 @@ mod tests {
         Bytes::mib(count)
     }
 
+    fn with_nothing_free(limit: Bytes) -> Budget {
+        let mut budget = Budget::new(limit);
+        (budget.free, budget.open) = (Bytes::ZERO, AtomicU64::new(0));
+        budget
+    }
+
+    /// A larger budget of so many bytes.
+    #[derive(Debug)]
+    struct Rest(AtomicU64);
+
+    impl Whole for Rest {
+        fn take(&self, bytes: Bytes) -> Result<(), Beyond> {
+            let left = self.0.load(Ordering::SeqCst);
+            if bytes.get() > left {
+                return Err(Beyond { available: Bytes::new(left), others: mib(7) });
+            }
+            self.0.store(left - bytes.get(), Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn give(&self, bytes: Bytes) {
+            self.0.fetch_add(bytes.get(), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_part_takes_of_the_whole_and_returns_all_of_it() {
+        let rest = Arc::new(Rest(AtomicU64::new(mib(50).get())));
+        let left = || Bytes::new(rest.0.load(Ordering::SeqCst));
+        let budget = Arc::new(with_nothing_free(mib(100)).part_of(Arc::<Rest>::clone(&rest)));
+        let mut thirty = budget.take(mib(30)).unwrap();
+        let over = budget.take(mib(21)).unwrap_err();
+        assert_eq!((over.missing, over.others, over.held), (mib(1), Some(mib(7)), mib(30)));
+        assert!(over.to_string().ends_with("other processes of the group 7.00MiB"), "{over}");
+        drop(budget.offer(mib(20)).unwrap());
+        assert_eq!(left(), mib(20), "an offer that is not taken returns it");
+        budget.offer(mib(15)).unwrap().take();
+        assert_eq!((left(), budget.offer(mib(21)).unwrap_err().missing), (mib(5), mib(1)));
+        thirty.trim_to(mib(10));
+        assert_eq!(left(), mib(25));
+        assert_eq!(budget.trim(|| mib(5)), mib(10));
+        assert_eq!(left(), mib(35));
+        // Beyond its own limit it does not ask.
+        assert_eq!(budget.take(mib(90)).unwrap_err().others, None);
+        drop((thirty, budget));
+        assert_eq!(left(), mib(50));
+    }
+
     #[test]
     fn both_share_one_limit() {
-        let budget = Arc::new(Budget { free: Bytes::ZERO, ..Budget::new(mib(100)) });
+        let budget = Arc::new(with_nothing_free(mib(100)));
         let (fifty, ten) = (budget.take(mib(50)).unwrap(), budget.take(mib(10)).unwrap());
         budget.offer(mib(40)).unwrap().take();
         let over = budget.take(mib(1)).unwrap_err();
@@ -330,8 +460,7 @@ mod tests {
 
     #[test]
     fn a_grant_is_not_taken_back_under_an_execution() {
-        let nothing_free = Budget { free: Bytes::ZERO, open: AtomicU64::new(0), ..Budget::new(mib(100)) };
-        let budget = Arc::new(nothing_free);
+        let budget = Arc::new(with_nothing_free(mib(100)));
         budget.offer(mib(30)).unwrap().take();
         assert!(budget.enter(mib(31)).is_none());
         let entered = budget.enter(mib(30)).unwrap();

@@ -57,10 +57,14 @@ pub enum EventKind {
     Spill = 11,
     /// A spilled array of `bytes` is back, copied in `step` nanoseconds. Its block's beginning went before.
     Return = 12,
+    /// Other processes of the group were asked for `bytes`, and for `step` nanoseconds that was waited for.
+    Asked = 13,
+    /// `bytes` were given back for other processes of the group, in `step` nanoseconds.
+    Given = 14,
 }
 
 impl EventKind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::Allocate,
         Self::Free,
         Self::Retire,
@@ -74,6 +78,8 @@ impl EventKind {
         Self::Scratch,
         Self::Spill,
         Self::Return,
+        Self::Asked,
+        Self::Given,
     ];
 }
 
@@ -366,7 +372,12 @@ impl Past {
             }
             EventKind::RegionGone => self.regions.push(AddressRange { address: event.address, bytes: event.bytes }),
             EventKind::Scratch => self.scratch = Bytes::new(event.other),
-            EventKind::OutOfMemory | EventKind::Compaction | EventKind::Spill | EventKind::Return => {}
+            EventKind::OutOfMemory
+            | EventKind::Compaction
+            | EventKind::Spill
+            | EventKind::Return
+            | EventKind::Asked
+            | EventKind::Given => {}
         }
     }
 

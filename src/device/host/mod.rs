@@ -15,11 +15,13 @@
 //!
 //! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and
 //! gives their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the
-//! mappings that exchanges leave; `folder` has memory in files; `capacity` says how much memory there is.
+//! mappings that exchanges leave; `folder` has memory in files; `counted` binds regions to a
+//! budget that other processes share; `capacity` says how much memory there is.
 
 mod backing;
 mod capacity;
 mod carrier;
+mod counted;
 mod cuts;
 mod exchange;
 mod exchanges;
@@ -35,6 +37,7 @@ pub use crate::device::host::backing::HostBacking;
 pub use crate::device::host::capacity::capacity;
 pub use crate::device::host::capacity::left_to_map;
 pub use crate::device::host::carrier::HostMemory;
+pub use crate::device::host::counted::CountedBacking;
 pub use crate::device::host::folder::FolderBacking;
 pub use crate::device::host::huge::HugePages;
 pub use crate::device::host::huge::huge_pages;

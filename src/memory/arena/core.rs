@@ -286,6 +286,11 @@ impl Arena {
         discarded
     }
 
+    /// Bytes of the regions that [`Self::trim`] would release. O(extents).
+    pub fn empty(&self) -> Bytes {
+        self.state.lock().placement.empty()
+    }
+
     /// Where programs' scratch is kept.
     pub fn scratch(&self) -> Option<AddressRange> {
         self.state.lock().scratch_region()

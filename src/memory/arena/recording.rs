@@ -99,8 +99,9 @@ impl Arena {
     }
 
     /// Records that an array of `bytes` was spilled ([`EventKind::Spill`]) or is back ([`EventKind::Return`]), for
-    /// which so many bytes were copied in so long.
-    pub fn note_spill(&self, kind: EventKind, (bytes, copied): (Bytes, Bytes), origin: OriginId, took: Duration) {
+    /// which so many bytes were copied in so long; or that memory was asked for ([`EventKind::Asked`]) or given
+    /// ([`EventKind::Given`]).
+    pub fn note_transfer(&self, kind: EventKind, (bytes, copied): (Bytes, Bytes), origin: OriginId, took: Duration) {
         let step = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
         let note = Note { other: copied.get(), origin, step, ..Note::new(kind, bytes) };
         let state = &mut *self.state.lock();

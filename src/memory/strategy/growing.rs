@@ -310,6 +310,17 @@ impl Placement for Growing {
         self.pool.space.free_bytes() + self.pool.slabs.free_bytes() + self.leaving
     }
 
+    fn empty(&self) -> Bytes {
+        self.empty
+            + self
+                .pool
+                .slabs
+                .idle_extents()
+                .filter_map(|id| self.extents.get(id.index()))
+                .map(|region| region.bytes)
+                .sum::<Bytes>()
+    }
+
     fn largest_hole(&self) -> Bytes {
         self.pool.space.largest_hole()
     }

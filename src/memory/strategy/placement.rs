@@ -85,6 +85,11 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Bytes of the pool that no block holds, those of leaving regions included.
     fn free(&self) -> Bytes;
 
+    /// Bytes of regions that no block is in, which [`Self::trim`] returns. O(extents).
+    fn empty(&self) -> Bytes {
+        Bytes::ZERO
+    }
+
     /// The largest hole.
     fn largest_hole(&self) -> Bytes;
 

@@ -72,7 +72,9 @@ impl Sums {
             | EventKind::OutOfMemory
             | EventKind::Compaction
             | EventKind::Spill
-            | EventKind::Return => {}
+            | EventKind::Return
+            | EventKind::Asked
+            | EventKind::Given => {}
         }
     }
 }
@@ -148,8 +150,14 @@ fn add(snapshot: &Snapshot, pid: usize, device: &Device, to: &mut Vec<Entry>) {
                 ]),
                 ..Entry::default()
             }),
-            kind @ (EventKind::Spill | EventKind::Return) => to.push(Entry {
-                name: if kind == EventKind::Spill { "spill" } else { "return" }.to_owned(),
+            kind @ (EventKind::Spill | EventKind::Return | EventKind::Asked | EventKind::Given) => to.push(Entry {
+                name: match kind {
+                    EventKind::Spill => "spill",
+                    EventKind::Return => "return",
+                    EventKind::Asked => "asked the group",
+                    _ => "given to the group",
+                }
+                .to_owned(),
                 ph: "X",
                 ts: Some(micros(nanos.saturating_sub(u64::from(event.step)))),
                 dur: Some(f64::from(event.step) / 1000.0),

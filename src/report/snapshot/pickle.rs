@@ -331,7 +331,9 @@ fn actions(event: &Event) -> impl Iterator<Item = Action<'static>> {
         | EventKind::Compaction
         | EventKind::Scratch
         | EventKind::Spill
-        | EventKind::Return => &[],
+        | EventKind::Return
+        | EventKind::Asked
+        | EventKind::Given => &[],
     };
     let time = event.time().nanos().unwrap_or(0);
     let stack = (event.origin, event.step);

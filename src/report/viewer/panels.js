@@ -114,6 +114,10 @@ function describeEvent(device, position) {
         : `spilled: ${size}, ${origin}, whose copy was there`;
     case EVENT.return:
       return `back: ${size}, ${origin}, in ${formatTime(events.step[i])}`;
+    case EVENT.asked:
+      return `other processes were asked for ${size}, which took ${formatTime(events.step[i])}`;
+    case EVENT.given:
+      return `${size} went to other processes, in ${formatTime(events.step[i])}`;
     case EVENT.scratch:
       return `scratch is ${size} from here on`;
     default:

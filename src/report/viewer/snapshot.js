@@ -14,6 +14,8 @@ const EVENT = {
   scratch: 10,
   spill: 11,
   return: 12,
+  asked: 13,
+  given: 14,
 };
 const EVENT_NAMES = [
   'allocate',
@@ -29,6 +31,8 @@ const EVENT_NAMES = [
   'scratch',
   'spill',
   'return',
+  'asked the group',
+  'given to the group',
 ];
 const LIVE = 0,
   PINNED = 1,

@@ -7,6 +7,7 @@
 //!  compaction.rs   an arena's plan carried out on live buffers
 //!  spill.rs        arrays go to memory of the host where nothing else makes room
 //!  admission.rs    whether there is memory for what the engine takes from the same device
+//!  group.rs        memory that moves between processes that share a device
 //!  shared.rs       memory that moves between an arena and the engine's pool
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
 //!  oom.rs          the error of an allocation that found no room
@@ -17,6 +18,7 @@ pub mod admission;
 pub mod allocate;
 pub mod compaction;
 pub mod core;
+pub mod group;
 pub mod oom;
 pub mod pinned_host;
 pub mod reclaim;

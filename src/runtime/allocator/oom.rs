@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
     runtime::{
-        allocator::{compaction, core::Allocator, reclaim::NoRoom, spill},
+        allocator::{compaction, core::Allocator, group, reclaim::NoRoom, spill},
         device_memory::{DeviceMemory, origins::ORIGINS},
         in_flight::deadline::cancelled,
     },
@@ -61,6 +61,9 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     let (code, mut text) = (numbers.code(), numbers.to_string());
     if let Some(tier) = &memory.tier {
         text.push_str(&spill::tier_details(memory, tier));
+    }
+    if let Some(part) = &memory.group {
+        text.push_str(&group::details(part));
     }
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {

@@ -29,6 +29,7 @@ use crate::{
         allocator::{
             compaction::{self, Compacted},
             core::Allocator,
+            group::Asked,
             shared::{discard_holes, take_back},
             spill,
         },
@@ -217,6 +218,7 @@ fn reclaim<T, E>(
 ) -> Result<T, E> {
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
+    let asked = Asked::default();
     allocator.in_flight.wait_until(deadline, |round: &Round<'_>| {
         deadline.look_for_signals();
         // Other threads may have filled the caches since.
@@ -242,6 +244,10 @@ fn reclaim<T, E>(
             return Continue(());
         }
         if !allocator.compacts() || over {
+            if !over && refused(&shortage) && asked.wait(memory, deadline) {
+                rounds = 0..ROUNDS;
+                return Continue(());
+            }
             // What programs under way use can be spilled when they end.
             if !over && (spilled(allocator, memory, goal) || spill::could_make_room(memory, goal) && round.wait()) {
                 rounds = 0..ROUNDS;
@@ -251,7 +257,9 @@ fn reclaim<T, E>(
         }
         let before = memory.ends();
         let planning = Instant::now();
-        let goal = if refused(&shortage) && !std::mem::replace(&mut packed, true) { Goal::Pack } else { goal };
+        // On a GPU there may be a hole without memory behind it.
+        let packs = refused(&shortage) && !memory.on_host && !std::mem::replace(&mut packed, true);
+        let goal = if packs { Goal::Pack } else { goal };
         let blocked = match compaction::carry_out(memory, goal) {
             // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory all
             // the same.
@@ -262,7 +270,7 @@ fn reclaim<T, E>(
             memory.wait_for_compaction(Instant::now() + deadline.left());
             return Continue(());
         }
-        if spilled(allocator, memory, goal) {
+        if refused(&shortage) && asked.wait(memory, deadline) || spilled(allocator, memory, goal) {
             rounds = 0..ROUNDS;
             return Continue(());
         }

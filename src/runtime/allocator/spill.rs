@@ -208,7 +208,7 @@ fn spill(
             }
             let (took, copied) = (since.elapsed(), if was_copied { bytes } else { Bytes::ZERO });
             tier.record.spilled(bytes, was_copied.then_some(took));
-            memory.note_spill(EventKind::Spill, (bytes, copied), provenance.origin, took);
+            memory.note_transfer(EventKind::Spill, (bytes, copied), provenance.origin, took);
             TIMELINE.note(memory.name(), since, || What::Spilled { bytes, copied });
             tier.record.expect(key, next);
             Ok(size)
@@ -241,7 +241,7 @@ pub fn bring_back<E: From<Error>>(
     }
     let took = since.elapsed();
     tier.record.came_back(key, step, bytes, took);
-    memory.note_spill(EventKind::Return, (bytes, bytes), provenance.origin, took);
+    memory.note_transfer(EventKind::Return, (bytes, bytes), provenance.origin, took);
     TIMELINE.note(memory.name(), since, || What::Returned { bytes });
     Ok(bytes)
 }

@@ -8,6 +8,8 @@
 //!  open_devices.rs   arenas for the devices of a new client
 //!  adoption.rs       buffers that the engine made, wrapped
 //!  aliases.rs        alias buffers whose contents are to come
+//!  join_group.rs     the group of processes that share the devices
+//!  giver.rs          gives memory back that other processes of the group ask for
 //!  sleeper.rs        devices that go to sleep by themselves
 //! ```
 
@@ -31,10 +33,11 @@ use crate::{
         allocator::{
             admission::{self, Admission},
             core::{Allocator, OnExhausted},
+            group::give,
             pinned_host::{PinnedHost, admit_pinned},
         },
         buffer::{Buffer, Place},
-        client::aliases::Aliases,
+        client::{aliases::Aliases, giver::Giver},
         counters::Counters,
         device_memory::DeviceMemory,
         host_memories::HostMemories,
@@ -47,6 +50,8 @@ use crate::{
 
 pub mod adoption;
 pub mod aliases;
+pub mod giver;
+pub mod join_group;
 pub mod limits;
 pub mod open_devices;
 pub mod sleeper;
@@ -132,6 +137,8 @@ pub struct Client {
     pub session: &'static Session,
     /// The settings of this client.
     pub settings: Arc<Settings>,
+    /// Gives memory back that other processes ask for.
+    pub giver: Giver,
     /// Allocates arrays, and knows the operations in flight.
     pub allocator: Allocator,
     /// Whether arrays of the host are aliased instead of copied.
@@ -202,6 +209,7 @@ impl Client {
             counters: Counters::default(),
             elsewhere: Arc::default(),
             aliases: Aliases::default(),
+            giver: Giver::default(),
             guards: Guards { count: Mutex::new(Some(0)), dropped: Condvar::new() },
         }
     }
@@ -212,6 +220,21 @@ impl Client {
         let mut count = self.guards.count.lock();
         *count = Some(count.as_ref()? + 1);
         Some(ClientGuard(Arc::clone(self)))
+    }
+
+    /// Starts the thread that gives memory back to the processes that the devices are shared with, if there are any.
+    pub fn start_giving(self: &Arc<Self>) {
+        let Some(part) = self.allocator.memories.iter().find_map(|memory| memory.group.as_ref()) else { return };
+        let client = Arc::downgrade(self);
+        self.giver.start(part.group(), move || {
+            // The client is not destroyed meanwhile.
+            let Some(client) = client.upgrade().and_then(|client| client.guard()) else { return false };
+            let parts = client.allocator.memories.iter().filter_map(|memory| Some((memory, memory.group.as_ref()?)));
+            parts.fold(false, |wanted, (memory, part)| {
+                give(&client.allocator, memory, part);
+                wanted | !part.wanted().is_nothing()
+            })
+        });
     }
 
     /// Gives no more guards, and waits until all are dropped. The calls that have them wait for nothing but copies.

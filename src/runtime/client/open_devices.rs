@@ -36,9 +36,10 @@ use crate::{
         },
         client::{
             Client, Device,
+            join_group::join,
             limits::{gpu_limit, library_of, taken, vendor_of},
         },
-        device_memory::{DeviceMemory, SharedPool},
+        device_memory::{DeviceMemory, GroupPart, SharedPool},
         host_memories::HostMemories,
         shape::element_bytes,
     },
@@ -55,6 +56,8 @@ struct Memory {
     shared: Option<SharedPool>,
     /// The host's memory that arrays are spilled to, and its limit.
     tier: Option<(TierBacking, Bytes)>,
+    /// The part in the group of processes that share the device.
+    group: Option<Arc<GroupPart>>,
     /// The host's memory that can be pinned for the device, and its limit.
     pinned: Option<(PinnedBacking, Arc<Budget>)>,
 }
@@ -185,7 +188,7 @@ fn open_device(
 ) -> Outcome<Device> {
     let (host, pinned_host) = HostMemories::find(device);
     let (mut arena, mut pinned) = (None, None);
-    if let Some(Memory { backing, carrier, limit, shared, tier, pinned: of_the_host }) = memory {
+    if let Some(Memory { backing, carrier, limit, shared, tier, group, pinned: of_the_host }) = memory {
         if let Some((backing, budget)) = of_the_host
             && let Some(memory) = pinned_host
             && views::takes_views_as_they_are(ClientMemory { client, memory })
@@ -194,7 +197,7 @@ fn open_device(
             pinned = Some(PinnedHost::new(memory, name, (settings, &budget), backing)?);
         }
         let tier = tier.map(|(backing, limit)| open_tier(&name, backing, limit)).transpose()?;
-        arena = Some(open_memory(name, settings, (backing, carrier, limit), (shared, tier))?);
+        arena = Some(open_memory(name, settings, (backing, carrier, limit), (shared, tier, group))?);
     }
     Ok(Device {
         handle: Raw(device.raw()),
@@ -237,7 +240,7 @@ fn open_memory(
     name: String,
     settings: &Settings,
     (backing, carrier, limit): (Box<dyn Backing>, Box<dyn Carrier>, Bytes),
-    (shared, tier): (Option<SharedPool>, Option<Arc<DeviceMemory>>),
+    (shared, tier, group): (Option<SharedPool>, Option<Arc<DeviceMemory>>, Option<Arc<GroupPart>>),
 ) -> Result<Arc<DeviceMemory>> {
     let mut arena = Arena::new(name, settings.strategy.value, limit, backing)?;
     arena.record_history(settings.history.value);
@@ -247,7 +250,7 @@ fn open_memory(
     if shared.is_none() {
         arena.use_colours();
     }
-    Ok(DeviceMemory::with(arena, carrier, (shared, tier)))
+    Ok(DeviceMemory::with(arena, carrier, (shared, tier, group)))
 }
 
 /// Compares what the engine shows with the job that the caller says this process is part of, and returns the numbers
@@ -306,12 +309,21 @@ fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
             Some((TierBacking::Folder(folder), limit))
         }
     };
-    let memory = |_| {
-        let host = make();
-        let tier = tier.clone();
-        Memory { backing: Box::new(host.clone()), carrier: Box::new(host), limit, shared: None, tier, pinned: None }
+    let group = join(settings, vec![limit; devices])?;
+    let memory = |device| {
+        let (host, tier) = (make(), tier.clone());
+        let carrier = Box::new(host.clone());
+        let Some(group) = &group else {
+            let backing = Box::new(host);
+            return Ok(Memory { backing, carrier, limit, shared: None, tier, group: None, pinned: None });
+        };
+        let part = Arc::new(GroupPart::new(group, device)?);
+        let limit = part.limit();
+        let budget = Budget::new(limit).part_of(Arc::<GroupPart>::clone(&part));
+        let backing = Box::new(host::CountedBacking::new(host, Arc::new(budget)));
+        Ok(Memory { backing, carrier, limit, shared: None, tier, group: Some(part), pinned: None })
     };
-    Ok((0..devices).map(memory).collect())
+    (0..devices).map(memory).collect()
 }
 
 /// Makes the backing of a device's memory. Warns if huge pages are asked for and there are none.
@@ -383,9 +395,9 @@ fn of_gpus(
     let capacity = host::capacity().map_err(Unmanaged::Settings)?;
     let pinned = Bytes::new(settings.pinned_limit.resolve(capacity.get(), count).map_err(Unmanaged::Settings)?);
     let spill = gpu_spill(settings, capacity, count).map_err(Unmanaged::Settings)?;
-    let mut memories = Vec::with_capacity(ordinals.len());
+    let failed = |error: Error| Unmanaged::Driver(error.to_string());
+    let mut opened = Vec::with_capacity(ordinals.len());
     for &ordinal in ordinals {
-        let failed = |error: Error| Unmanaged::Driver(error.to_string());
         let device = CudaDevice::open(driver, ordinal, ordinals).map_err(failed)?;
         let total = device.memory_info().map_err(failed)?.total;
         let (limit, most) = gpu_limit(settings, total).map_err(Unmanaged::Settings)?;
@@ -396,7 +408,20 @@ fn of_gpus(
             Some((taken, relied_on)) => (limit.saturating_sub(taken).round_down(Bytes::mib(1)), Some(relied_on)),
             None => (limit, None),
         };
-        let budget = Arc::new(fixed.map_or_else(|| Budget::new(limit), |fixed| Budget::with_share(limit, fixed)));
+        opened.push((device, (limit, most), fixed));
+    }
+    let limits = opened.iter().map(|&(_, (limit, _), _)| limit).collect();
+    let group = join(settings, limits).map_err(Unmanaged::Settings)?;
+    let mut memories = Vec::with_capacity(ordinals.len());
+    for (number, (device, (limit, most), fixed)) in opened.into_iter().enumerate() {
+        let part = group.as_ref().map(|group| GroupPart::new(group, number).map(Arc::new)).transpose();
+        let part = part.map_err(Unmanaged::Settings)?;
+        let limit = part.as_ref().map_or(limit, |part| part.limit());
+        let budget = fixed.map_or_else(|| Budget::new(limit), |fixed| Budget::with_share(limit, fixed));
+        let budget = Arc::new(match &part {
+            Some(part) => budget.part_of(Arc::<GroupPart>::clone(part)),
+            None => budget,
+        });
         let memory = match settings.strategy.value {
             Strategy::Platform => CudaBacking::with_driver_allocations(Arc::clone(&device)),
             Strategy::Preallocate | Strategy::Growing | Strategy::Tpu => {
@@ -426,6 +451,7 @@ fn of_gpus(
             limit,
             shared,
             tier,
+            group: part,
             pinned,
         });
     }

@@ -25,7 +25,7 @@ use crate::{
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        device_memory::{shared_pool::SharedPool, spill_record::SpillRecord},
+        device_memory::{group_part::GroupPart, shared_pool::SharedPool, spill_record::SpillRecord},
         shape::Shape,
     },
     units::{Address, Bytes},
@@ -74,6 +74,8 @@ pub struct DeviceMemory {
     pub shared: Option<SharedPool>,
     /// Where arrays are spilled to, if they are.
     pub tier: Option<Tier>,
+    /// The part in the group of processes that share the device, if there is one.
+    pub group: Option<Arc<GroupPart>>,
     /// The buffer in each block.
     pub residents: Residents,
     /// Bytes in use that hold no element: the padding of a TPU's tiles.
@@ -98,6 +100,7 @@ impl DeviceMemory {
             on_host,
             shared: None,
             tier: None,
+            group: None,
             residents: Residents::default(),
             padding,
             copies: AtomicU64::new(0),
@@ -107,16 +110,17 @@ impl DeviceMemory {
     }
 
     /// As [`Self::new`], of memory that the engine takes its programs' scratch from as well, if `shared` is given, and
-    /// whose arrays are spilled to `tier`, if that is.
+    /// whose arrays are spilled to `tier`, and that is shared with other processes as `group` says, if those are.
     pub fn with(
         arena: Arena,
         carrier: Box<dyn Carrier>,
-        (shared, tier): (Option<SharedPool>, Option<Arc<Self>>),
+        (shared, tier, group): (Option<SharedPool>, Option<Arc<Self>>, Option<Arc<GroupPart>>),
     ) -> Arc<Self> {
         let mut memory = Self::new(arena, carrier);
         // Nothing else refers to it yet.
         if let Some(memory) = Arc::get_mut(&mut memory) {
             memory.shared = shared;
+            memory.group = group;
             memory.tier =
                 tier.map(|memory| Tier { memory, waiting: Residents::default(), record: SpillRecord::default() });
         }

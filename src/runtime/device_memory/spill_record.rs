@@ -26,7 +26,8 @@ pub struct TransferCounts {
 }
 
 impl TransferCounts {
-    fn add(&self, bytes: Bytes, took: Duration) {
+    /// Counts one more.
+    pub fn add(&self, bytes: Bytes, took: Duration) {
         self.arrays.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.get(), Ordering::Relaxed);
         self.nanoseconds.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

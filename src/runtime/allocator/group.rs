@@ -1,0 +1,177 @@
+//! Memory that moves between the processes of a group.
+//!
+//! ```text
+//!  ask    what an allocation lacks stands in the group's file, where all see it, until it is served or given up
+//!  give   what lies idle here: what the caches keep, empty regions, what the engine's pool keeps, chunks behind holes;
+//!         then, as far as others are entitled to it: holes that compaction joins, and arrays that may be spilled
+//! ```
+//!
+//! An allocation asks when its own memory is used up and compaction finds nothing (`reclaim.rs`). A thread of each
+//! client gives (`client/giver.rs`), whatever the others do: it waits for no program, and not for Python.
+
+use std::{
+    cell::RefCell,
+    cmp::Reverse,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    group::{MemberInfo, State},
+    memory::{Goal, OriginId, Stats, history::EventKind},
+    runtime::{
+        allocator::{compaction, core::Allocator, shared, spill},
+        device_memory::{Asking, DeviceMemory, GroupPart},
+        in_flight::deadline::Deadline,
+    },
+    units::Bytes,
+};
+
+/// An ask is looked after at least so often, because own programs may end meanwhile.
+const TURN: Duration = Duration::from_millis(20);
+
+/// What was asked for was there, and could not be taken: another thread was faster, or it is not in one piece.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// What one allocation asks the others for.
+#[derive(Default)]
+pub struct Asked<'a>(RefCell<Option<(&'a DeviceMemory, Asking<'a>)>>);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some((memory, asking)) = self.0.take() {
+            let (bytes, took) = asking.end();
+            memory.note_transfer(EventKind::Asked, (bytes, Bytes::ZERO), OriginId::UNKNOWN, took);
+        }
+    }
+}
+
+impl<'a> Asked<'a> {
+    /// Asks for what was refused last, if the memory is shared and the ask is not there yet, and waits a moment for it.
+    /// Whether to try again.
+    pub fn wait(&self, memory: &'a DeviceMemory, deadline: &Deadline<'_>) -> bool {
+        let Some(part) = &memory.group else { return false };
+        let mut asked = self.0.borrow_mut();
+        let asking = match &mut *asked {
+            Some((_, asking)) => {
+                if asking.is_served() {
+                    std::thread::sleep(AGAIN);
+                    return true;
+                }
+                asking
+            }
+            none => {
+                publish(memory, part);
+                match part.ask(Instant::now() + deadline.left()) {
+                    Ok(asking) => &mut none.insert((memory, asking)).1,
+                    Err(error) => {
+                        log::warn!("{error}");
+                        return false;
+                    }
+                }
+            }
+        };
+        if !asking.is_served() {
+            asking.wait(TURN.min(deadline.left()));
+        }
+        true
+    }
+}
+
+/// Tells the others what is in use here, and what could be given back at once.
+pub fn publish(memory: &DeviceMemory, part: &GroupPart) {
+    let stats = memory.stats();
+    part.publish(stats.pool_bytes - stats.free_bytes, idle(memory, &stats));
+}
+
+/// What could be given back at once: chunks behind holes on a GPU, whole regions on the host.
+fn idle(memory: &DeviceMemory, stats: &Stats) -> Bytes {
+    let pool = memory.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
+    pool + if memory.on_host { memory.empty() } else { stats.free_bytes }
+}
+
+/// Gives back what the others of the group want, as far as it goes. How much it was.
+pub fn give(allocator: &Allocator, memory: &DeviceMemory, part: &GroupPart) -> Bytes {
+    publish(memory, part);
+    let wanted = part.wanted();
+    if wanted.is_nothing() {
+        return Bytes::ZERO;
+    }
+    let (since, before) = (Instant::now(), part.held());
+    let given = || before.saturating_sub(part.held());
+    // What the caches keep looks as if it were in use.
+    allocator.drain();
+    give_idle(memory, wanted.idle + wanted.beyond);
+    let all = wanted.idle + wanted.beyond;
+    if given() < all && !wanted.beyond.is_zero() {
+        join_holes(allocator, memory, all.saturating_sub(given()));
+        if given() < all && memory.tier.is_some() {
+            // Of the arrays, so much that their regions add up to what is missing.
+            spill::make_room(allocator, memory, Some(Goal::Bottom(all - given())));
+            give_idle(memory, all.saturating_sub(given()));
+            join_holes(allocator, memory, all.saturating_sub(given()));
+        }
+    }
+    let bytes = given();
+    if !bytes.is_zero() {
+        let took = since.elapsed();
+        part.given.add(bytes, took);
+        memory.note_transfer(EventKind::Given, (bytes, Bytes::ZERO), OriginId::UNKNOWN, took);
+        log::debug!("{}: {bytes} went to other processes of the group", memory.name());
+    }
+    publish(memory, part);
+    bytes
+}
+
+/// Returns memory that nothing is in: up to so much behind holes.
+fn give_idle(memory: &DeviceMemory, bytes: Bytes) {
+    if let Some(pool) = &memory.shared {
+        pool.trim_excess();
+        pool.trim_unused();
+    }
+    let regions = memory.trim();
+    if !memory.on_host {
+        shared::discard_holes(memory, bytes.saturating_sub(regions));
+    }
+}
+
+/// Moves arrays together, where they may move, and returns what becomes empty.
+fn join_holes(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) {
+    if allocator.compacts() && !bytes.is_zero() {
+        drop(compaction::carry_out(memory, Goal::Pack));
+        give_idle(memory, bytes);
+    }
+}
+
+/// So many of the others are named.
+const MEMBERS: usize = 5;
+
+/// What an error for memory that is exhausted says about the group: who else has the device's memory, the largest first.
+#[cold]
+pub fn details(part: &GroupPart) -> String {
+    let name = part.group().name();
+    let mut text = format!("\ngroup {name}: {} of the limit of {} are this process's", part.held(), part.limit());
+    let mut members = match part.members() {
+        Ok(members) => members,
+        Err(error) => return format!("{text}; {error}"),
+    };
+    members.retain(|member| !member.is_self);
+    members.sort_by_key(|member| Reverse(member.held));
+    for member in members.iter().take(MEMBERS) {
+        let MemberInfo { process, held, used, min, .. } = member;
+        text += &format!("\n  {process} holds {held}, {used} in use");
+        if !min.is_zero() {
+            text += &format!(", {min} guaranteed");
+        }
+        if member.state == State::Stopped {
+            text += "; it is stopped, and gives nothing";
+        }
+        if let Some((bytes, since)) = member.asked {
+            text += &format!("; it waits for {bytes}, for {since:.1?}");
+        }
+    }
+    if members.len() > MEMBERS {
+        let held: Bytes = members[MEMBERS..].iter().map(|member| member.held).sum();
+        text += &format!("\n  {} others hold {held}", members.len() - MEMBERS);
+    }
+    text
+}
