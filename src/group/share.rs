@@ -337,6 +337,18 @@ impl Ask {
         served().unwrap_or(true)
     }
 
+    /// Whether the others have what was asked for, and are to give it back. O(members^2) at most.
+    pub fn is_owed(&self) -> bool {
+        let part = &self.part;
+        let owed = || -> Result<bool> {
+            let layout = part.group.layout()?;
+            let (mut members, own) = part.group.view(layout, part.device)?;
+            members[own].ask = Some(self.asked);
+            Ok(rules::is_owed(layout.limit(part.device), &members, own, now()))
+        };
+        owed().unwrap_or(false)
+    }
+
     /// Sleeps until something has changed since [`Self::is_served`] looked, for `at_most`; whether something has. Looks
     /// after members that die meanwhile.
     pub fn wait(&self, at_most: Duration) -> bool {

@@ -61,7 +61,8 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// The unit of regions: a power of two, 256 bytes or more.
     fn granularity(&self) -> Bytes;
 
-    /// How much more than an arena needs it may take at once, to grow less often; `None` is as much as it likes.
+    /// How large a region may be for requests that are smaller, to grow less often; `None` is as large as the arena
+    /// likes.
     fn most_in_advance(&self) -> Option<Bytes>;
 }
 

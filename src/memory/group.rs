@@ -194,6 +194,16 @@ pub fn wanted(limit: Bytes, members: &[Member], who: usize, now: Duration) -> Wa
     wanted[who]
 }
 
+/// Whether `who`, which asks, can have what it asks for once all others have given what is wanted of them.
+pub fn is_owed(limit: Bytes, members: &[Member], who: usize, now: Duration) -> bool {
+    let Some(ask) = members[who].ask else { return false };
+    let given = others(members, who).map(|(other, _)| {
+        let Wanted { idle, beyond } = wanted(limit, members, other, now);
+        plus(idle, beyond)
+    });
+    plus(free(limit, members, who), sum(given)) >= ask.bytes
+}
+
 /// What each member is entitled to if it needs as much as `needs` says: weighted max-min fair above the minima. No more
 /// than it needs or is guaranteed, and no more than the limit together, if the minima are not.
 pub fn entitlements(limit: Bytes, members: &[Member], needs: &[Bytes]) -> Vec<Bytes> {

@@ -1,8 +1,8 @@
 //! Regions on demand: the pool doubles when it must grow, and empty regions are released.
 //!
 //! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
-//! request, at most what the limit leaves, and of a device where memory is dear ([`Backing::most_in_advance`]) not much
-//! more than the request. Where the device refuses, the part above the request is halved until the request alone is
+//! request, at most what the limit leaves, and of a device where memory is dear no more than
+//! [`Backing::most_in_advance`], or than the request if that is larger. Where the device refuses, the part above the request is halved until the request alone is
 //! refused too. Then, or where the limit is in the way, all empty regions are released first.
 //!
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
@@ -155,7 +155,8 @@ impl Growing {
             return Err(short(None));
         }
         let most = backing.most_in_advance().unwrap_or(Bytes::MAX);
-        let mut surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need).min(most);
+        let surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need);
+        let mut surplus = surplus.min(most.saturating_sub(need));
         loop {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {

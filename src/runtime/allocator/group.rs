@@ -32,7 +32,7 @@ const TURN: Duration = Duration::from_millis(20);
 /// What was asked for was there, and could not be taken: another thread was faster, or it is not in one piece.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// What one allocation asks the others for.
+/// What one allocation asks the others for; an ask counts as long as this lives.
 #[derive(Default)]
 pub struct Asked<'a>(RefCell<Option<(&'a DeviceMemory, Asking<'a>)>>);
 
@@ -70,9 +70,15 @@ impl<'a> Asked<'a> {
                 }
             }
         };
-        if !asking.is_served() {
-            asking.wait(TURN.min(deadline.left()));
+        if asking.is_served() {
+            return true;
         }
+        // What waits for others could go on with its own memory, if its arrays go to the tier.
+        if memory.tier.is_some() && !asking.is_owed() {
+            *asked = None;
+            return false;
+        }
+        asking.wait(TURN.min(deadline.left()));
         true
     }
 }

@@ -141,6 +141,11 @@ impl Asking<'_> {
         self.ask.is_served()
     }
 
+    /// Whether the others have what was asked for, and are to give it back.
+    pub fn is_owed(&self) -> bool {
+        self.ask.is_owed()
+    }
+
     /// Withdraws it; how much was asked for, and for how long.
     pub fn end(self) -> (Bytes, Duration) {
         (self.bytes, self.since.elapsed())
