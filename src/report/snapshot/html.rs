@@ -30,6 +30,12 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
     fill(&template(), &json::encode(snapshot))
 }
 
+/// The page that shows the snapshot in `json`.
+pub(super) fn page(json: &str) -> String {
+    // Both are UTF-8, and so are their parts.
+    String::from_utf8(fill(&template(), json.as_bytes())).unwrap_or_default()
+}
+
 /// The page with its parts, and [`MARKER`] where the JSON goes.
 fn template() -> String {
     let (mut page, mut rest) = (String::new(), HTML);
