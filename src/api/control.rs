@@ -63,8 +63,11 @@ text_functions! {
 
     /// Every setting as a client that is created now would read it from the environment, as JSON; see
     /// [`config::settings_as_json`]. Unlike [`pjrt_arena_doctor_json`] it looks at nothing else: no engine, no driver.
+    /// `engine` is the file of the engine, or null while none is loaded: from then on `engine` and `log` are fixed.
     pub fn pjrt_arena_settings() -> String {
-        config::settings_as_json(&Environment::of_process(), &[], &[]).to_string()
+        let mut settings = config::settings_as_json(&Environment::of_process(), &[], &[]);
+        settings["engine"] = json!(process::loaded().map(|(engine, _)| engine.path().to_string_lossy()));
+        settings.to_string()
     }
 
     /// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
