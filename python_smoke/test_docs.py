@@ -51,7 +51,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.arena
 def test_the_table_of_settings_has_all_of_them_and_their_defaults():
-    doctor = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE=None).stdout
+    doctor = run_python("-m", "pjrt_arena", "doctor", check=False, PJRT_ARENA_ENGINE=None).stdout
     known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", doctor, re.MULTILINE))
     assert len(known) > 15, known
     # A default that the page says in more than one word depends on the strategy.
