@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -28,7 +29,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def reasons(counts: dict[str, int]) -> str:
+def reasons(counts: Mapping[str, int]) -> str:
     """`3 (2 of one kind, 1 of another)`."""
     listed = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     return f"{sum(counts.values())}" + (f" ({listed})" if listed else "")

@@ -84,7 +84,8 @@ def packages(tmp_path):
     for entry in Path(site.getsitepackages()[0]).iterdir():
         if entry.name.split("-")[0] not in wheels and "pjrt_arena" not in entry.name and entry.name != "jax_plugins":
             (folder / entry.name).symlink_to(entry)
-    (folder / "jax_plugins").symlink_to(ROOT / "python" / "jax_plugins")
+    for package in ("jax_plugins", "pjrt_arena"):
+        (folder / package).symlink_to(ROOT / "python" / package)
     return folder
 
 

@@ -42,7 +42,7 @@ def test_what_an_array_takes(shape, dtype, size, layout):
     elements = int(np.prod(shape))
     bits = {"int4": 4}.get(np.dtype(dtype).name, 8 * np.dtype(dtype).itemsize)
     assert found.dense_bytes == elements * bits // 8
-    assert found.padding == size - found.dense_bytes
+    assert found.padding_bytes == size - found.dense_bytes
     assert found.dense_bytes <= found.smallest_bytes <= size
 
 

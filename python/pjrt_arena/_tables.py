@@ -75,7 +75,8 @@ _STYLE = """
   padding: 0.1em 0.6em; text-align: right; border: none; background: none; font-variant-numeric: tabular-nums
 }
 .pjrt-arena thead th {border-bottom: 1px solid currentColor}
-.pjrt-arena th.text, .pjrt-arena td.text {text-align: left; font-weight: normal}
+.pjrt-arena .text {text-align: left}
+.pjrt-arena tbody th {font-weight: normal}
 """
 
 

@@ -46,7 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (_library.ArenaError, ValueError, OSError) as error:
+    except OSError as error:
+        # What the system says names the file; what this package says is a sentence.
+        said = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"pjrt-arena: {said}", file=sys.stderr)
+        return 1
+    except (_library.ArenaError, ValueError) as error:
         print(f"pjrt-arena: {error}", file=sys.stderr)
         return 1
     return code

@@ -130,8 +130,8 @@ def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]
         # Of the device's memory, while arrays moved.
         "made_bytes": made,
         "counters": {
-            name: after[name] - value
-            for name, value in before.items()
-            if isinstance(value, int) and "moved" in name and after[name] != value
+            name: getattr(after, name) - getattr(before, name)
+            for name in ("num_moves", "moved_bytes")
+            if getattr(after, name) != getattr(before, name)
         },
     }

@@ -37,8 +37,8 @@ def at_rest(expected: list[list[int]] | None, patience: float = 60.0) -> list[li
 
 def counted() -> dict[str, int]:
     """Of all devices together: compactions, and what they moved."""
-    names = ("num_compactions", "num_moves", "moved_bytes")
-    return {name: sum(getattr(device, name) for device in memory.stats()) for name in names}
+    names = {"compactions": "num_compactions", "moved_blocks": "num_moves", "moved_bytes": "moved_bytes"}
+    return {told: sum(getattr(device, name) for device in memory.stats()) for told, name in names.items()}
 
 
 def slope(samples: list[dict[str, Any]]) -> float:

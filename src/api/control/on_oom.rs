@@ -56,7 +56,10 @@ pub fn tell(failure: &Failure) {
     let last = oom::take_last();
     // In a statement of its own, so that the lock is free when the function is called.
     let told = *TOLD.lock();
-    let (Some(told), Ok(false)) = (told, TELLING.try_with(|telling| telling.replace(true))) else { return };
+    let Some(told) = told else { return };
+    if TELLING.try_with(|telling| telling.replace(true)) != Ok(false) {
+        return;
+    }
     let text = match failure {
         Failure::Own(error) => error.message.clone(),
         Failure::Engine(error) => error.message(),

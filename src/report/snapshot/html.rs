@@ -81,6 +81,13 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_snapshot_makes_the_page_of_the_live_one() {
+        let snapshot = testing::snapshot();
+        let stored = String::from_utf8(json::encode(&snapshot)).expect("UTF-8");
+        assert_eq!(page(&stored).into_bytes(), encode(&snapshot));
+    }
+
+    #[test]
     fn no_name_ends_the_script() {
         let mut snapshot = testing::snapshot();
         snapshot.command = "</script><!--<script>alert(1)".to_owned();
