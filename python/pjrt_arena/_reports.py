@@ -152,7 +152,7 @@ class DeviceSummary(Renamed):
             return f"{head}: nothing was allocated so far"
         return device_text(head, rows, self.holders, top)
 
-    def page(self, top: int = 10) -> str:
+    def _page(self, top: int = 10) -> str:
         """The device as an element of a page; what stands in it is escaped."""
         head, rows = self._rows()
         if not rows:
@@ -227,7 +227,7 @@ class Summary:
         """What a notebook shows: tables without scripts, in the notebook's own colours."""
         if not self.devices:
             return page(f"<p>{html.escape(str(self))}</p>")
-        return page(*(device.page(self.top) for device in self.devices))
+        return page(*(device._page(self.top) for device in self.devices))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
