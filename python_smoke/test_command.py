@@ -1,5 +1,6 @@
 """The command `pjrt-arena`: each of its commands with good and with bad input, and conversions of snapshots."""
 
+import collections
 import html.parser
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import viewer_data
 from harness import clean_environment, run_jax, run_python
 from pjrt_arena import _convert, cli, memory
 
@@ -98,6 +100,32 @@ def test_conversion_to_a_trace_is_what_the_library_writes(each, tmp_path):
         if (our.get("ts"), their.get("ts")) == tuple(ends):
             del our["ts"], their["ts"]
         assert our == their
+
+
+@pytest.mark.parametrize("made", ["training_run", "scratch_run", "large_run", "hostile_run", "empty"])
+def test_conversions_of_other_snapshots_add_up(made):
+    arguments = {"blocks": 500, "events": 2000} if made == "large_run" else {}
+    data = getattr(viewer_data, made)(**arguments)
+    torch, entries = _convert.torch_snapshot(data), _convert.trace(data)["traceEvents"]
+    for number, device in enumerate(data["devices"]):
+        segments = [segment for segment in torch["segments"] if segment["device"] == number]
+        states = collections.Counter()
+        for segment in segments:
+            at = segment["address"]
+            for block in segment["blocks"]:
+                assert block["address"] == at and block["size"] > 0
+                at += block["size"]
+                states[block["state"]] += block["size"]
+            assert at == segment["address"] + segment["total_size"]
+        blocks = collections.Counter()
+        for state, held in zip(device["blocks"]["state"], device["blocks"]["bytes"], strict=True):
+            blocks["active_pending_free" if state == 2 else "active_allocated"] += held
+        assert {state: held for state, held in states.items() if state != "inactive"} == blocks
+        counted = [entry for entry in entries if entry["pid"] == number + 1 and entry["name"] == "memory"]
+        in_use = sum(counted[-1]["args"][name] for name in ("in use", "scratch"))
+        assert (in_use, counted[-1]["args"]["pending"]) == (blocks["active_allocated"], blocks["active_pending_free"])
+        assert all(value >= 0 for entry in counted for value in entry["args"].values())
+    assert made == "empty" or any(trace for trace in torch["device_traces"])
 
 
 class Page(html.parser.HTMLParser):

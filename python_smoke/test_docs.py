@@ -152,6 +152,15 @@ def test_the_page_of_python_has_every_command_and_exit_code():
         assert name in sources(), f"the library has no {name}"
 
 
+@pytest.mark.arena
+def test_the_page_of_python_has_every_key_of_the_doctors_json():
+    told = json.loads(run_python("-m", "pjrt_arena", "doctor", "--json").stdout)
+    said = re.search(r"`doctor --json` prints an object: (.*?)\n\n", text("docs/python.md"), re.DOTALL)[1]
+    first, _, of_one = said.partition("Each of `settings` has")
+    assert re.findall(r"`(\w+)`", first) and set(re.findall(r"`(\w+)`", first)) == told.keys()
+    assert set(re.findall(r"`(\w+)`", of_one)) == told["settings"][0].keys()
+
+
 def sources() -> str:
     """The code and the tests, in which comments refer to pages."""
     files = [path for folder in ("src", "plugin_tests") for path in (ROOT / folder).rglob("*.rs")]

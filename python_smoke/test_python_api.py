@@ -226,8 +226,15 @@ def test_former_names_of_modules_and_functions(tmp_path):
 def test_one_number_has_one_name():
     kept = jnp.ones(1 << 18).block_until_ready()
     gc.collect()
-    for device, stats, summary in zip(jax.devices("arena"), memory.stats(), memory.summary().devices, strict=True):
-        told = device.memory_stats()
+    seen: tuple = ()
+    # What others left behind may go between two questions: until nothing does.
+    for _ in range(1000):
+        before = memory.stats()
+        summaries, dicts = memory.summary().devices, [device.memory_stats() for device in jax.devices("arena")]
+        if before == (seen := memory.stats()):
+            break
+    assert before == seen
+    for told, stats, summary in zip(dicts, before, summaries, strict=True):
         common = set(told) & _plain(memory.DeviceStats)
         assert common >= {"bytes_in_use", "peak_bytes_in_use", "bytes_limit", "num_allocs", "largest_free_block_bytes"}
         assert {name: getattr(stats, name) for name in common} == {name: told[name] for name in common}
@@ -252,7 +259,8 @@ def test_every_function_takes_a_device():
         with memory.track("one", device=meant) as track:
             passing = jnp.ones(1 << 18).block_until_ready()  # on the first device
         assert [device.device for device in track.devices] == ["cpu:1"]
-        assert track.peak_bytes_in_use == stats.bytes_in_use
+        # At most: what others left behind may be collected meanwhile.
+        assert kept.nbytes <= track.peak_bytes_in_use <= stats.bytes_in_use
         passing.delete()
     high = jax.device_put(jnp.ones(1 << 20), second).block_until_ready()
     peaks = {device.device: device.peak_bytes_in_use for device in memory.stats()}
