@@ -113,6 +113,10 @@ def compact(*, device: Device | None = None) -> list[Compaction]:
     Works under every strategy but ``platform``, whatever ``PJRT_ARENA_COMPACT`` says. Arrays in use, and those whose
     address someone outside knows (NumPy views, DLPack), stay where they are; see `Compaction.pinned_why`.
 
+        >>> from pjrt_arena import memory
+        >>> [done.device for done in memory.compact(device="cpu:0")]
+        ['cpu:0']
+
     Args:
       device: a `jax.Device`, or the library's name of one, such as ``cpu:0``; all by default.
 
@@ -140,6 +144,10 @@ def trim(*, device: Device | None = None) -> list[Trim]:
 
     One for each device; without `device`, one more called ``scratch`` where memory that the engine used for programs'
     scratch went back.
+
+        >>> from pjrt_arena import memory
+        >>> memory.trim(device="cpu:0")[0].returned_bytes >= 0
+        True
 
     Args:
       device: as for `compact`.

@@ -132,6 +132,10 @@ def summary(top: int = 10, *, device: Device | None = None) -> Summary:
     The object has the numbers: ``memory.summary().devices[0].peak_bytes_in_use``. Peaks are since the start or
     `reset_peak`, ``total_`` numbers since the start. In a notebook it shows itself as a table.
 
+        >>> from pjrt_arena import memory
+        >>> print(memory.summary(top=3, device="cpu:0"))
+        cpu:0, strategy ...
+
     Args:
       top: how many origins the text names for each device; the library tells of the 20 largest.
       device: only this one.
@@ -150,6 +154,10 @@ def summary(top: int = 10, *, device: Device | None = None) -> Summary:
 def map(width: int = 64, rows: int = 16, *, device: Device | None = None) -> str:
     """A text map of every device's memory, or of one's.
 
+        >>> from pjrt_arena import memory
+        >>> print(memory.map(device="cpu:0"))
+        cpu:0: ...
+
     Args:
       width: the longest line, in characters; fewer than 32 count as 32.
       rows: the most rows of cells for each device; a few lines of numbers and explanation come on top.
@@ -166,6 +174,14 @@ def reset_peak(*, device: Device | None = None) -> None:
     """Sets the peaks of every device, or of one, to what is there now, for `summary` and for ``memory_stats()``.
 
     For the peak of one piece of code `track` is the better way: tracks do not disturb each other.
+
+        >>> import jax.numpy as jnp
+        >>> from pjrt_arena import memory
+        >>> jnp.ones(1 << 20).delete()
+        >>> before = memory.stats()[0].peak_bytes_in_use
+        >>> memory.reset_peak()
+        >>> memory.stats()[0].peak_bytes_in_use < before
+        True
 
     Args:
       device: only this one.
@@ -198,6 +214,12 @@ def snapshot(path: str | os.PathLike[str]) -> Path:
     The file is for its user alone (mode 0600), and is there as a whole or not at all; a file that is there is replaced.
     It holds names, shapes, sizes and times, never the contents of an array.
 
+        >>> import tempfile
+        >>> from pjrt_arena import memory
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     memory.snapshot(f"{folder}/a.html").stat().st_size > 0
+        True
+
     Args:
       path: a file name whose end says the format: ``.html``, a page for a browser, which needs no network; ``.json``,
         what `load_snapshot` and `diff` read; ``.perfetto.json``, for ui.perfetto.dev; ``.pickle``, for PyTorch's memory
@@ -227,6 +249,16 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
     ``print(snapshot)`` shows it, `Snapshot.save` writes it in another format.
 
+        >>> import tempfile
+        >>> from pjrt_arena import memory
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     snapshot = memory.load_snapshot(memory.snapshot(f"{folder}/a.json"))
+        >>> print(snapshot)
+        a.json: process ...
+
+    Args:
+      path: a file that `snapshot` wrote.
+
     Raises:
       ValueError: the file is no snapshot, or of a version that this package does not know.
       OSError: it cannot be read.
@@ -239,6 +271,15 @@ def diff(a: str | os.PathLike[str] | Snapshot, b: str | os.PathLike[str] | Snaps
 
     Take one snapshot before and one after a few rounds of a loop. An origin that grew by a block a round leaks; one
     whose blocks are all kept holds what it always did. Needs neither the library nor JAX.
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from pjrt_arena import memory
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     before = memory.load_snapshot(memory.snapshot(f"{folder}/a.json"))
+        ...     x = jnp.ones(1 << 20)
+        ...     memory.diff(before, memory.snapshot(f"{folder}/b.json")).origins[0].bytes_after >= x.nbytes
+        True
 
     Args:
       a, b: ``.json`` or ``.html`` files, or what `load_snapshot` returned.
