@@ -1,4 +1,4 @@
-"""Build hook: compiles the plugin with cargo and puts it beside its `__init__.py`.
+"""Build hook: compiles the plugin with cargo and puts it beside `pjrt_arena/__init__.py`.
 
 The library is a plain PJRT plugin that links no libpython, so one wheel serves every Python 3:
 `py3-none-linux_<arch>`, which `auditwheel repair` can turn into a manylinux tag.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "jax_plugins/arena"
+PACKAGE = "pjrt_arena"
 FILE_NAME = "libpjrt_arena.so"
 
 

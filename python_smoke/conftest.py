@@ -6,6 +6,7 @@ too is the engine's or the test's, not ours.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -81,10 +82,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _counters() -> dict[str, dict[str, Any]]:
-    from jax_plugins import arena
+    from pjrt_arena import memory
 
-    counters = arena.counters()
-    return {name: dict(counters[name]) for name in ("programs", "results")}
+    counters = memory.counters()
+    return {"programs": dataclasses.asdict(counters.programs), "results": dataclasses.asdict(counters.results)}
 
 
 def pytest_sessionfinish(session):

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import model
-from jax_plugins import arena
+import pjrt_arena
+from pjrt_arena import memory
 
 STEPS = 1000
 
@@ -27,7 +29,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def reasons(counts: dict[str, int]) -> str:
+def reasons(counts: Mapping[str, int]) -> str:
     """`3 (2 of one kind, 1 of another)`."""
     listed = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     return f"{sum(counts.values())}" + (f" ({listed})" if listed else "")
@@ -65,7 +67,7 @@ def show_fragments() -> bool:
     print("\nwith PJRT_ARENA_STRATEGY=tpu it is there:", *picture, sep="\n")
     stats = works["stats"]
     print(
-        f"{stats['moved_blocks']} moves, {size(stats['moved_bytes'])} in all. Every array that was kept is bit for bit "
+        f"{stats['num_moves']} moves, {size(stats['moved_bytes'])} in all. Every array that was kept is bit for bit "
         "as it\nwas; the one with a NumPy view (p) stayed where it was."
     )
     return fails["error"] is not None
@@ -77,8 +79,8 @@ def main() -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    strategies = sorted({device["strategy"] for device in arena.counters()["devices"]})
-    row("pjrt-arena", f"{arena.__version__} with jax {jax.__version__}")
+    strategies = sorted({device.strategy for device in memory.counters().devices})
+    row("pjrt-arena", f"{pjrt_arena.__version__} with jax {jax.__version__}")
     row("strategy", ", ".join(strategies))
     row("devices", ", ".join(f"{device.id}: {device.device_kind}" for device in devices))
 
@@ -99,11 +101,11 @@ def main() -> int:
     for field in sorted(every[0]):
         show = str if field == "num_allocs" else size
         row("", f"{field:26}" + "".join(f"{show(stats[field]):>12}" for stats in every))
-    counters = arena.counters()
-    programs, results = counters["programs"], counters["results"]
-    row("programs", f"{programs['rewritten']} rewritten, not rewritten: {reasons(programs['not_rewritten'])}")
-    row("results", f"{results['placed']} placed in the arena, missed: {reasons(results['missed'])}")
-    row("", f"left out by the rules: {reasons(results['skipped'])}")
+    counters = memory.counters()
+    programs, results = counters.programs, counters.results
+    row("programs", f"{programs.rewritten} rewritten, not rewritten: {reasons(programs.not_rewritten)}")
+    row("results", f"{results.placed} placed in the arena, missed: {reasons(results.missed)}")
+    row("", f"left out by the rules: {reasons(results.skipped)}")
     return 0 if show_fragments() and last < 0.1 * first else 1
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import pytest
 from harness import run_jax
-from jax_plugins.arena import _library
+from pjrt_arena import _library
 
 #: Beside the library under test, where cargo puts both.
 FOLDER = Path(os.environ.get("PJRT_ARENA_LIBRARY_PATH") or _library.load().path).parent

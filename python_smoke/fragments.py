@@ -7,6 +7,7 @@
 `python fragments.py` runs it in this process and prints what became of it as JSON: the demo's last act.
 """
 
+import dataclasses
 import functools
 import json
 import sys
@@ -91,7 +92,7 @@ class Fragments:
 
 
 def main() -> None:
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     fragments = Fragments()
     view = np.asarray(fragments.kept[3])
@@ -103,7 +104,7 @@ def main() -> None:
         told["error"] = str(error)
     else:
         told["after"] = memory.map(80, 4)
-        told["stats"] = memory.stats()[0]
+        told["stats"] = dataclasses.asdict(memory.stats()[0])
         del whole
     fragments.check()
     right = expected(3, "float32")

@@ -28,7 +28,8 @@ def clean_environment(**settings: str | None) -> dict[str, str]:
     if engines.VARIABLE in os.environ:
         kept |= dict.fromkeys((engines.VARIABLE, "PJRT_ARENA_ENGINE"), os.environ[engines.VARIABLE])
     kept["JAX_PLATFORMS"] = "arena,cpu"
-    kept["PYTHONPATH"] = str(Path(__file__).parent)
+    # The package of this source tree, whichever is installed.
+    kept["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, ROOT / "python")))
     for name, value in settings.items():
         if value is None:
             kept.pop(name, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import model
-from jax_plugins import arena
+from pjrt_arena import memory
 
 
 def resident() -> int:
@@ -21,7 +21,7 @@ def resident() -> int:
 
 def blocks() -> int:
     """Blocks that the arena has handed out and not got back."""
-    return sum(device["live_blocks"] for device in arena.counters()["devices"])
+    return sum(device.num_live_blocks for device in memory.counters().devices)
 
 
 def main() -> int:
@@ -56,8 +56,8 @@ def main() -> int:
     while (left := (device.memory_stats()["bytes_in_use"], blocks())) != (0, 0) and time.monotonic() < end:
         time.sleep(0.01)
     print(f"{took:.1f} s, {took / steps * 1e6:.0f} us a step; left after deletion: {left[0]} bytes in {left[1]} blocks")
-    counters = arena.counters()["results"]
-    print(f"results: {counters['placed']} placed, missed {counters['missed']}, left out {counters['skipped']}")
+    counters = memory.counters().results
+    print(f"results: {counters.placed} placed, missed {counters.missed}, left out {counters.skipped}")
 
     faults = []
     if len({(live, count) for live, count, _ in readings}) != 1:

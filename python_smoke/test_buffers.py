@@ -176,18 +176,18 @@ def test_a_view_holds_the_bytes_until_it_goes():
 
 @pytest.mark.arena
 def test_a_donation_that_an_outsider_prevents_is_counted():
-    from jax_plugins import arena
+    from pjrt_arena import memory
 
     step = jax.jit(lambda x: x * 3, donate_argnums=0)
     jax.block_until_ready(step(jnp.arange(1000.0)))
-    before = arena.counters()["results"]
+    before = memory.counters().results
     x = jnp.arange(1000.0)
     view = np.asarray(x)  # as long as it lives, the address of x may not be written to
     y = jax.block_until_ready(step(x))
-    after = arena.counters()["results"]
-    assert after["donated"] == before["donated"]
+    after = memory.counters().results
+    assert after.donated == before.donated
     reason = "the donated argument was not consumed"
-    assert after["skipped"][reason] == before["skipped"].get(reason, 0) + 1
-    assert after["missed"] == before["missed"]
+    assert after.skipped[reason] == before.skipped.get(reason, 0) + 1
+    assert after.missed == before.missed
     np.testing.assert_array_equal(view, np.arange(1000.0))
     np.testing.assert_array_equal(np.asarray(y), np.arange(1000.0) * 3)

@@ -358,7 +358,7 @@ faulthandler.dump_traceback_later(100, exit=True)
 import gc
 import jax, jax.numpy as jnp, numpy as np
 from harness import arena_device, bytes_in_use, eventually
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 devices = jax.devices("arena")
 BIG = 200
 a = np.arange(BIG * BIG, dtype=np.float32).reshape(BIG, BIG) % 7
@@ -487,7 +487,7 @@ for _ in range(3):
     close(outer(x), (a @ a + 1) @ a)
 for n, kept in enumerate(blocks):
     assert (np.asarray(kept) == 2 * n + 1).all()
-assert (memory.stats()[0]["moved_blocks"] > 0) == COMPACTS
+assert (memory.stats()[0].num_moves > 0) == COMPACTS
 """.replace("COMPACTS", str(strategy == "tpu")),
         PJRT_ARENA_STRATEGY=strategy,
         PJRT_ARENA_LIMIT="32MiB",

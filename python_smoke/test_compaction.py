@@ -17,7 +17,7 @@ COMMON = """
 import gc
 import jax, jax.numpy as jnp, numpy as np
 from harness import arena_device, bytes_in_use, eventually, stats
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 from fragments import MIB, Fragments, expected
 
 DTYPES = ("float32", "bfloat16", "int8", "bool", "complex64", "float64")
@@ -53,19 +53,19 @@ WORKLOAD = """
     exported = np.from_dlpack(work.kept[6])
     known = work.kept[3].unsafe_buffer_pointer()
     places = view.ctypes.data, exported.ctypes.data, known
-    moves = memory.stats()[0]["moved_blocks"]
+    moves = memory.stats()[0].num_moves
 
     if MAKES_ROOM:
         whole = work.one_big(SHARE)
         assert (np.asarray(whole[::4097]) == 3).all()
-        assert memory.stats()[0]["moved_blocks"] > moves
+        assert memory.stats()[0].num_moves > moves
     else:
         error = fails(work.one_big)
         assert "Out of memory while trying to allocate 51.20MiB (53687088 bytes) on cpu:0" in error, error
         assert "enough is free, but not in one piece" in error, error
         assert "could not move" not in error, error
         whole = None
-        assert memory.stats()[0]["moved_blocks"] == 0
+        assert memory.stats()[0].num_moves == 0
 
     now = view.ctypes.data, exported.ctypes.data, work.kept[3].unsafe_buffer_pointer()
     assert now == places == (work.kept[0].unsafe_buffer_pointer(), work.kept[6].unsafe_buffer_pointer(), known)
@@ -118,12 +118,12 @@ def test_four_devices_each_compact_on_their_own():
         # On one device alone first: the others have nothing to do with it.
         alone = jax.device_put(np.ones(40 * MIB // 4, np.float32), jax.devices()[2])
         alone.block_until_ready()
-        assert [bool(device["compactions"]) for device in memory.stats()] == [False, False, True, False]
+        assert [bool(device.num_compactions) for device in memory.stats()] == [False, False, True, False]
         del alone
 
         whole = work.one_big()
         assert all((np.asarray(shard.data)[::4097] == 3).all() for shard in whole.addressable_shards)
-        assert all(device["compactions"] for device in memory.stats())
+        assert all(device.num_compactions for device in memory.stats())
         del whole
         work.check()
         assert view.ctypes.data == address == work.kept[2].addressable_shards[1].data.unsafe_buffer_pointer()
@@ -192,7 +192,7 @@ def test_while_other_threads_run_programs():
             assert not thread.is_alive()
         assert results == [(True, True)] * 4, results
         seen = memory.stats()[0]
-        assert seen["compactions"] > 0 and seen["moved_blocks"] > seen["migrations"], seen
+        assert seen.num_compactions > 0 and seen.num_moves > seen.num_migrations, seen
         assert min(steps) > 16, steps
         """,
         **TPU,
@@ -242,7 +242,7 @@ def test_training_in_barely_enough_memory():
         ours = train(arena_device(), 2000, around)
         for size, add, old in live:
             assert np.array_equal(np.asarray(old), np.arange(size, dtype="f4") + np.float32(add)), (size, add)
-        compactions = memory.stats()[0]["compactions"]
+        compactions = memory.stats()[0].num_compactions
         # Alone on the same device, bit for bit; on JAX's own backend, another build of XLA, nearly.
         alone = train(arena_device(), 2000, lambda number: None)
         theirs = train(jax.devices("cpu")[0], 2000, lambda number: None)
@@ -270,7 +270,7 @@ def test_arguments_of_a_program_move_for_its_results():
 
         arrays = divided(7)
         joined = jax.jit(lambda xs: jnp.concatenate(xs))(arrays)
-        assert memory.stats()[0]["compactions"] == 1 and joined.nbytes == 28 * MIB
+        assert memory.stats()[0].num_compactions == 1 and joined.nbytes == 28 * MIB
         assert right(np.split(np.asarray(joined), 7)) and right(arrays)
         del joined, arrays
         gc.collect()
@@ -278,9 +278,9 @@ def test_arguments_of_a_program_move_for_its_results():
 
         # Each of the results fits a hole, all of them together do not, before something moves.
         arrays = divided(7)
-        before = memory.stats()[0]["compactions"]
+        before = memory.stats()[0].num_compactions
         results = jax.jit(lambda xs: [jnp.concatenate(xs[:5]) + 1, xs[0][:MIB // 2] + 1, xs[1] + 1])(arrays)
-        assert memory.stats()[0]["compactions"] > before
+        assert memory.stats()[0].num_compactions > before
         assert np.array_equal(np.asarray(results[0])[-MIB:], np.arange(MIB, dtype="f4") + 9)
         assert np.array_equal(np.asarray(results[1]), np.arange(MIB // 2, dtype="f4") + 1)
         assert np.array_equal(np.asarray(results[2]), np.arange(MIB, dtype="f4") + 3)
@@ -341,8 +341,9 @@ def test_out_of_memory_for_real_leaks_nothing():
             fails(lambda: ramp(3 * MIB))
             fails(lambda: jax.jit(lambda x: jnp.tile(x, 4))(held[0]))
         after = memory.stats()[0]
-        for field in ("in_use_bytes", "free_bytes", "slack_bytes", "live_blocks", "pending_blocks", "moved_blocks"):
-            assert after[field] == before[field], (field, before, after)
+        blocks = ("num_live_blocks", "num_pending_blocks", "num_moves")
+        for field in ("bytes_in_use", "free_bytes", "slack_bytes", *blocks):
+            assert getattr(after, field) == getattr(before, field), (field, before, after)
         assert float(ramp(MIB)[5]) == 5
         assert all(np.array_equal(np.asarray(a), np.arange(MIB, dtype="f4") + i) for i, a in enumerate(held))
         del held

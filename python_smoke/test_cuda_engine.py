@@ -126,7 +126,7 @@ def test_graphs_find_arrays_that_were_moved():
         HEAD
         + TRAINING
         + """
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 MIB = 1 << 20
 wanted, _ = train(cpu, 8, True)
 full = lambda mib, value: jax.device_put(np.full((mib * MIB // 4,), value, np.float32))
@@ -135,7 +135,7 @@ fill = [full(8, i) for i in range(count)]
 losses, _ = train(gpu, 4, True)
 kept, fill = fill[::2], None
 large = full(gpu.memory_stats()["bytes_limit"] // 3 // MIB, 5.0)
-assert memory.summary().devices[0].moved.bytes > 0
+assert memory.summary().devices[0].moved_bytes > 0
 again, _ = train(gpu, 8, True)
 np.testing.assert_allclose(again, wanted, 1e-4)
 assert all((np.asarray(array) == 2.0 * i).all() for i, array in enumerate(kept)) and float(large[-1]) == 5.0

@@ -8,7 +8,7 @@ import engines
 import fake_cuda_packages as fake
 import pytest
 from harness import run_python
-from jax_plugins.arena import _library
+from pjrt_arena import _library
 
 pytestmark = pytest.mark.arena
 
@@ -318,20 +318,21 @@ def test_a_bad_number_is_a_sentence(packages):
 
 def test_the_table_of_settings_names_the_handlers(packages):
     settings = {"PJRT_ARENA_ENGINE": "cuda", "PYTHONPATH": fake.search_path(packages)}
-    assert "\nhandlers of custom calls: jax_cuda13_plugin\n" in run_python("-m", "jax_plugins.arena", **settings).stdout
+    told = run_python("-m", "pjrt_arena", "doctor", **settings).stdout
+    assert "\nhandlers of custom calls: jax_cuda13_plugin\n" in told
     for name, version in (("jax_cuda13_plugin", "0.11.2"), ("jax_cuda13_pjrt", "0.12.0")):
         told = packages / f"{name}-{version}.dist-info" / "METADATA"
         told.parent.mkdir()
         told.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
     (line,) = [
         line
-        for line in run_python("-m", "jax_plugins.arena", **settings).stdout.splitlines()
+        for line in run_python("-m", "pjrt_arena", "doctor", **settings).stdout.splitlines()
         if line.startswith("handlers of custom calls: ")
     ]
     assert "jax_cuda13_plugin 0.11.2; the engine is of 0.12.0, and the two must be of one version" in line
     (packages / "jax_cuda13_plugin/cuda_plugin_extension.py").unlink()
-    assert "\nno handlers of custom calls: " in run_python("-m", "jax_plugins.arena", **settings).stdout
-    assert "handlers" not in run_python("-m", "jax_plugins.arena", **{**settings, "PJRT_ARENA_ENGINE": "cpu"}).stdout
+    assert "\nno handlers of custom calls: " in run_python("-m", "pjrt_arena", "doctor", **settings).stdout
+    assert "handlers" not in run_python("-m", "pjrt_arena", "doctor", **{**settings, "PJRT_ARENA_ENGINE": "cpu"}).stdout
 
 
 @pytest.mark.parametrize("settings", [{"PJRT_ARENA_ENGINE": "cpu"}, {"JAX_PLATFORMS": "cpu"}], ids=["cpu", "not named"])

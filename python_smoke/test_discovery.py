@@ -127,7 +127,7 @@ def test_an_engine_that_appears_later_is_found():
 @pytest.fixture(scope="module")
 def library():
     """Path of the library under test."""
-    return run_python("-m", "jax_plugins.arena", "--library").stdout.strip()
+    return run_python("-m", "pjrt_arena", "--library").stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +161,10 @@ assert jax.devices()[0].memory_stats()["bytes_in_use"] >= kept.nbytes
 def test_jaxs_variable_works_beside_the_package(library):
     code = """
         import jax
-        from jax_plugins import arena
+        from pjrt_arena import memory
         x = jax.jit(lambda x: x + 1)(jax.numpy.arange(4.0))
         assert x.tolist() == [1, 2, 3, 4] and jax.devices() == jax.devices("arena")
-        assert arena.counters()["results"]["placed"] > 0
+        assert memory.counters().results.placed > 0
     """
     run_jax(code, PJRT_NAMES_AND_LIBRARY_PATHS=f"arena:{library}", PJRT_ARENA_LIBRARY_PATH=None)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
+import pjrt_arena
 import pytest
 import tiers
 from harness import ROOT, run_jax, run_python
+from pjrt_arena import cli, memory
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
 
@@ -51,7 +54,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.arena
 def test_the_table_of_settings_has_all_of_them_and_their_defaults():
-    doctor = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE=None).stdout
+    doctor = run_python("-m", "pjrt_arena", "doctor", check=False, PJRT_ARENA_ENGINE=None).stdout
     known = dict(re.findall(r"^([a-z_]+) {2,}(\S.*?) {2,}default ", doctor, re.MULTILINE))
     assert len(known) > 15, known
     # A default that the page says in more than one word depends on the strategy.
@@ -97,6 +100,65 @@ def test_the_example_prints_what_the_page_shows(tmp_path):
         re.sub(changing, "", line).rstrip() for line in shown[1].strip().splitlines()
     ]
     assert (tmp_path / "oom.html").is_file()
+
+
+def names(cell: str) -> set[str]:
+    """The names in a cell of a table, without what stands in parentheses behind them."""
+    return set(re.findall(r"`(\w+)(?:\([^`]*\))?`", cell))
+
+
+def members(kind: type) -> set[str]:
+    """What a class offers: fields, properties and methods."""
+    own = {name for name, value in vars(kind).items() if isinstance(value, property) or callable(value)}
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    return {name for name in own | fields if not name.startswith("_")}
+
+
+def test_the_page_of_python_has_every_name():
+    page = "docs/python.md"
+    top = set().union(*(names(cells[0]) for cells in rows(page, "name")))
+    assert top | {"__version__"} == set(pjrt_arena.__all__)
+    public = {name: getattr(memory, name) for name in memory.__all__}
+    classes = {name for name, value in public.items() if isinstance(value, type) and not issubclass(value, Exception)}
+    functions = set().union(*(names(cells[0]) for cells in rows(page, "function")))
+    assert functions == {name for name, value in public.items() if not isinstance(value, type)}
+    given = set().union(*(names(cells[2]) for cells in rows(page, "function")))
+    assert given - {"str"} <= classes
+
+    fields = rows(page, "field")
+    told = {
+        kind: set().union(*(names(cells[0]) for cells in fields if cells[2] in (kind, "both")))
+        for kind in ("stats", "summary")
+    }
+    assert told == {
+        "stats": members(memory.DeviceStats),
+        "summary": members(memory.DeviceSummary),
+    }
+    listed = {names(cells[0]).pop(): names(cells[1]) for cells in rows(page, "class")}
+    assert listed.keys() | {"DeviceStats", "DeviceSummary"} == classes
+    # What a track keeps of itself is no property.
+    listed["Track"] -= {"name"}
+    listed["OomHandler"] -= {"callback"}
+    assert listed == {name: members(public[name]) for name in listed}
+
+
+def test_the_page_of_python_has_every_command_and_exit_code():
+    page = "docs/python.md"
+    listed = [re.match(r"`pjrt-arena (\w+)", cells[0])[1] for cells in rows(page, "command")]
+    (commands,) = (action for action in cli._parser()._actions if isinstance(action.choices, dict))
+    assert listed == list(commands.choices)
+    assert {cells[0] for cells in rows(page, "exit code")} == {"0", "1", "2"}
+    for name in re.findall(r"`(pjrt_arena_\w+)`", text(page) + text("docs/reports.md")):
+        assert name in sources(), f"the library has no {name}"
+
+
+@pytest.mark.arena
+def test_the_page_of_python_has_every_key_of_the_doctors_json():
+    told = json.loads(run_python("-m", "pjrt_arena", "doctor", "--json").stdout)
+    said = re.search(r"`doctor --json` prints an object: (.*?)\n\n", text("docs/python.md"), re.DOTALL)[1]
+    first, _, of_one = said.partition("Each of `settings` has")
+    assert re.findall(r"`(\w+)`", first) and set(re.findall(r"`(\w+)`", first)) == told.keys()
+    assert set(re.findall(r"`(\w+)`", of_one)) == told["settings"][0].keys()
 
 
 def sources() -> str:

@@ -37,7 +37,7 @@ def library(path: Path, code: str) -> Path:
 
 def refusal(**settings) -> str:
     """The sentence on why no program could run."""
-    run = run_python("-m", "jax_plugins.arena", check=False, **settings)
+    run = run_python("-m", "pjrt_arena", "doctor", check=False, **settings)
     assert run.returncode == 1, run.stdout
     (line,) = run.stderr.splitlines()
     return line
@@ -84,14 +84,15 @@ def packages(tmp_path):
     for entry in Path(site.getsitepackages()[0]).iterdir():
         if entry.name.split("-")[0] not in wheels and "pjrt_arena" not in entry.name and entry.name != "jax_plugins":
             (folder / entry.name).symlink_to(entry)
-    (folder / "jax_plugins").symlink_to(ROOT / "python" / "jax_plugins")
+    for package in ("jax_plugins", "pjrt_arena"):
+        (folder / package).symlink_to(ROOT / "python" / package)
     return folder
 
 
 def doctor(packages: Path, check: bool = True, **settings):
-    """What `python -m jax_plugins.arena` prints when these packages are all that is installed."""
+    """What `pjrt-arena doctor` prints when these packages are all that is installed."""
     run = run_python(
-        "-S", "-m", "jax_plugins.arena", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings
+        "-S", "-m", "pjrt_arena", "doctor", check=check, PYTHONPATH=str(packages), PJRT_ARENA_ENGINE=None, **settings
     )
     return run.stderr if run.returncode else " ".join(run.stdout.split())
 
@@ -139,7 +140,7 @@ def test_the_trial_leaves_no_trace():
     """No process, no thread and no engine's file is left in a process that looked for an engine and made no client."""
     code = """
         import os
-        from jax_plugins.arena import _library
+        from pjrt_arena import _library
         library = _library.load()
         library.set_search_path()
         assert library.gpu_engine() is None
@@ -166,7 +167,7 @@ def test_the_trial_works_where_children_are_reaped_by_another():
 def test_the_list_of_engines_is_the_librarys():
     """What tests call the newest is what the library takes first, by its table of wheels."""
     assert sysconfig.get_path("purelib") in str(engines.DEFAULT.path())
-    code = "from jax_plugins.arena import _library; l = _library.load(); l.set_search_path(); "
+    code = "from pjrt_arena import _library; l = _library.load(); l.set_search_path(); "
     code += "print(l._text('pjrt_arena_engine'))"
     told = json.loads(run_python("-c", code).stdout)
     assert told == {"kind": "cpu", "path": str(engines.under_test())}, (told, sys.path)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from harness import arena_device, assert_same, eventually, on, run_jax
 from jax.experimental.buffer_callback import buffer_callback
-from jax_plugins.arena import ArenaError, _library
+from pjrt_arena import ArenaError, _library
 from test_compaction import TPU, run_case
 
 pytestmark = pytest.mark.arena
@@ -238,7 +238,7 @@ def test_custom_calls_while_arrays_move():
 
         call = buffer_callback(callback, jax.ShapeDtypeStruct(symmetric.shape, symmetric.dtype))
         program = jax.jit(lambda x: (jnp.linalg.eigvalsh(x), call(x)))
-        moves = memory.stats()[0]["moved_blocks"]
+        moves = memory.stats()[0].num_moves
         for turn in range(5):
             seen, added = program(symmetric)
             # `symmetric` lies among what moves; neither result may be of another time.
@@ -247,7 +247,7 @@ def test_custom_calls_while_arrays_move():
             assert np.array_equal(np.asarray(added), np.asarray(symmetric).copy() + 1)
             work.kept.pop(turn)
             gc.collect()
-        assert memory.stats()[0]["moved_blocks"] > moves
+        assert memory.stats()[0].num_moves > moves
         """,
         **TPU,
     )

@@ -1,4 +1,4 @@
-"""`jax_plugins.arena.memory`: what an array takes on a TPU, and how the module speaks to the library."""
+"""`pjrt_arena.memory`: what an array takes on a TPU, and how the module speaks to the library."""
 
 import ctypes
 import functools
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from harness import run_python
-from jax_plugins.arena import ArenaError, _library, memory
+from pjrt_arena import ArenaError, _library, memory
 
 pytestmark = pytest.mark.arena
 
@@ -42,7 +42,7 @@ def test_what_an_array_takes(shape, dtype, size, layout):
     elements = int(np.prod(shape))
     bits = {"int4": 4}.get(np.dtype(dtype).name, 8 * np.dtype(dtype).itemsize)
     assert found.dense_bytes == elements * bits // 8
-    assert found.padding == size - found.dense_bytes
+    assert found.padding_bytes == size - found.dense_bytes
     assert found.dense_bytes <= found.smallest_bytes <= size
 
 
@@ -108,7 +108,7 @@ def test_what_has_no_footprint(arguments, kind, words):
 def test_importing_starts_nothing_and_needs_no_library():
     code = """
 import sys
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 assert not {"jax", "numpy"} & set(sys.modules), "nothing is imported before it is needed"
 try:
     memory.stats()
@@ -123,7 +123,7 @@ def test_a_library_without_the_functions_is_named():
     code = """
 import _ctypes, os
 os.environ["PJRT_ARENA_LIBRARY_PATH"] = _ctypes.__file__
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 for function in (memory.compact, memory.trim, memory.map, lambda: memory.tpu_footprint(3, "int8")):
     try:
         function()
@@ -175,8 +175,20 @@ def test_what_compact_and_trim_tell(answering):
     library = answering(
         pjrt_arena_compact=json.dumps([moved | {"told by a newer library": 1}]), pjrt_arena_trim=json.dumps([returned])
     )
-    assert memory.compact() == [memory.Compaction(**moved)]
-    assert memory.trim() == [memory.Trim(**returned)]
+    compaction = memory.Compaction(
+        device="arena:0",
+        num_moves=3,
+        moved_bytes=4096,
+        seconds=0.5,
+        largest_free_block_bytes_before=1,
+        largest_free_block_bytes_after=9,
+        num_pinned_blocks=1,
+        pinned_bytes=256,
+        pinned_why={"NumPy view": 1},
+    )
+    assert memory.compact() == [compaction]
+    trim = memory.Trim(device="arena:0", returned_bytes=1 << 20, num_returned_regions=2, seconds=0.25)
+    assert memory.trim() == [trim]
     assert library.calls == [("pjrt_arena_compact", 1 << 20), ("pjrt_arena_trim", 1 << 20)], "once each"
 
 
@@ -200,4 +212,4 @@ def test_a_map_longer_than_expected_is_asked_for_again(answering):
 def test_stats_are_those_of_the_counters():
     kept = jax.block_until_ready(jnp.ones((256, 256)))
     first = memory.stats()[0]
-    assert first["in_use_bytes"] >= kept.nbytes and first["strategy"] == "preallocate"
+    assert first.bytes_in_use >= kept.nbytes and first.strategy == "preallocate"

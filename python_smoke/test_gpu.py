@@ -22,7 +22,7 @@ HEAD = (
 import json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 gpu = jax.devices()[0]
 assert (gpu.platform, jax.default_backend()) == ("gpu", "gpu"), gpu
@@ -103,8 +103,8 @@ def test_defragmentation_makes_room_that_other_strategies_do_not_have():
         FRAGMENT
         + "x = large()\nassert float(x[-1]) == 1.0 and float(x.sum()) == x.size\n"
         + INTACT
-        + "moved = memory.summary().devices[0].moved\n"
-        + 'print(json.dumps([intact, moved.bytes if hasattr(moved, "bytes") else str(moved)]))',
+        + "moved = memory.summary().devices[0]\n"
+        + "print(json.dumps([intact, moved.moved_bytes]))",
         PJRT_ARENA_STRATEGY="tpu",
     )
     assert answer[0] and answer[1] != 0
@@ -254,7 +254,7 @@ def test_copies_of_what_is_still_written_have_room_within_the_limit(strategy):
     before, held, after, error, packed, again, intact = told(
         """
 import ctypes, os
-from jax_plugins import arena
+from pjrt_arena import memory
 other = jax.devices()[1]
 driver = ctypes.CDLL(os.environ["PJRT_ARENA_CUDA_DRIVER"])
 context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
@@ -265,7 +265,7 @@ def taken():
     driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     return (total.value - free.value) / MIB
 def by_engine():
-    return arena.counters()["devices"][1]["engine_bytes"] / MIB
+    return memory.counters().devices[1].engine_bytes / MIB
 def there(mib, value):
     return jax.device_put(full(mib, value), other)
 double = jax.jit(lambda x: x * 2)
@@ -339,12 +339,12 @@ def test_a_training_loop_finds_its_arrays_where_they_were():
     next come."""
     steady, moved = told(
         """
-from jax_plugins import arena
+from pjrt_arena import memory
 @partial(jax.jit, donate_argnums=0)
 def step(w, x):
     loss, grad = jax.value_and_grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w)
     return w - 0.1 * grad, loss
-count = lambda: arena.counters()["programs"]["address_changes"]
+count = lambda: memory.counters().programs.address_changes
 w = jnp.ones((64, 64))
 def run(steps):
     global w
@@ -389,7 +389,7 @@ def test_memory_goes_back_when_asked():
     answer = told(
         """
 x = full(64, 1.0)
-before = memory.trim()[0].bytes_returned
+before = memory.trim()[0].returned_bytes
 assert float(x.sum()) == x.size
 y = full(200, 2.0)
 assert float(y[-1]) == 2.0 and float(x[-1]) == 1.0

@@ -27,7 +27,7 @@ pytestmark = [
 HEAD = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 coordinator, process = sys.argv[1], int(sys.argv[2])
 own = json.loads(sys.argv[3])
@@ -124,7 +124,7 @@ print(json.dumps({
     "index": jax.process_index(),
     "devices": [[device.id, device.process_index, device.local_hardware_id] for device in jax.devices()],
     "local": [device.id for device in mine],
-    "arenas": [row["name"] for row in memory.stats()],
+    "arenas": [row.device for row in memory.stats()],
     "in_use": in_use,
     "on_default": on_default,
     "stats_error": stats_error,
@@ -166,7 +166,7 @@ def test_without_pools_too():
 
 
 TOGETHER = """
-from jax_plugins import arena
+from pjrt_arena import memory
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 count = len(jax.devices())
@@ -213,7 +213,7 @@ for turn in range(6):
     plain, wanted = on_cpu(plain, jax.device_put(host, cpu), jax.device_put(y, cpu))
     here_is(loss, np.asarray(wanted), 1e-4)
     del fragments[turn::3]
-    counted += sum(row.buffers_moved for row in memory.compact())
+    counted += sum(row.num_moves for row in memory.compact())
 for sharded, whole in zip(state, plain):
     here_is(sharded, np.asarray(whole), 1e-4)
 
@@ -222,10 +222,10 @@ error = error_of(lambda: jax.jit(lambda x: jnp.zeros((1 << 28,), jnp.float32) + 
 assert "RESOURCE_EXHAUSTED" in error, error
 state, loss = run(state, x, targets)
 jax.block_until_ready(state)
-results = arena.counters()["results"]
+results = memory.counters().results
 print(json.dumps({
     "moved": counted,
-    **{word: results[word] for word in ("placed", "donated", "missed", "skipped")},
+    **{word: getattr(results, word) for word in ("placed", "donated", "missed", "skipped")},
     "in_use": sum(device.memory_stats()["bytes_in_use"] for device in jax.local_devices()),
     "arrays": sum(shard.data.nbytes for array in jax.live_arrays("arena") for shard in array.addressable_shards),
 }))

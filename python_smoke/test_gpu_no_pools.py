@@ -158,7 +158,7 @@ def test_a_share_that_leaves_nothing_is_refused():
 def test_the_table_of_settings_says_it(pools):
     machine = fake_gpu.variables(512, 1, 0, 114)
     table = run_python(
-        "-m", "jax_plugins.arena", check=False, **{**machine, **NO_POOLS, "FAKE_CUDA_POOLS": pools}
+        "-m", "pjrt_arena", "doctor", check=False, **{**machine, **NO_POOLS, "FAKE_CUDA_POOLS": pools}
     ).stdout
     table = " ".join(table.split())
     assert "gpu_scratch 25% PJRT_ARENA_GPU_SCRATCH" in table, table

@@ -25,8 +25,7 @@ import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from jax._src.interpreters import mlir
-from jax_plugins import arena
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 if "FAKE_ENGINE_CPU" in os.environ:
     mlir.wrap_with_memory_kind = lambda ctx, x, kind, aval: x
@@ -36,11 +35,11 @@ device, pinned = (SingleDeviceSharding(gpu, memory_kind=kind) for kind in ("devi
 assert not (jax.device_put(0, device) + 1).is_deleted()
 
 def told(number=0):
-    return arena.counters()["devices"][number]["pinned_host"]
+    return memory.counters().devices[number].pinned_host
 
 def numbers():
     gc.collect()
-    return [told()[name] for name in ("in_use_bytes", "live_blocks", "engine_bytes")]
+    return [getattr(told(), name) for name in ("bytes_in_use", "num_live_blocks", "engine_bytes")]
 
 def host(mib, value):
     return np.full((mib * MIB // 4,), value, np.float32)
@@ -81,7 +80,7 @@ after_step = numbers()
 del there, back
 gc.collect()
 memory.trim()
-print(json.dumps([put, on_gpu, three, after_step, numbers(), told()["pool_bytes"], told()["peak_in_use_bytes"]]))
+print(json.dumps([put, on_gpu, three, after_step, numbers(), told().pool_bytes, told().peak_bytes_in_use]))
 """,
         PJRT_ARENA_STRATEGY=strategy,
         era=era,
@@ -110,7 +109,7 @@ errors = [error_of(lambda: jax.device_put(host(4, 5), pinned)), error_of(lambda:
 whole = intact() and (np.asarray(x) == 9).all() and numbers()
 kept.pop()
 y = jax.device_put(x, pinned)
-print(json.dumps([errors, whole, bool((np.asarray(y) == 9).all() and intact()), numbers(), told()["limit_bytes"]]))
+print(json.dumps([errors, whole, bool((np.asarray(y) == 9).all() and intact()), numbers(), told().bytes_limit]))
 """,
         PJRT_ARENA_STRATEGY=strategy,
         PJRT_ARENA_PINNED_LIMIT="18MiB",
@@ -177,9 +176,9 @@ assert np.allclose(np.asarray(first), np.sqrt(values) + values) and np.isclose(f
 at = first.unsafe_buffer_pointer()
 analysis = program.lower(x, y).compile().memory_analysis()
 numbers_then = numbers()
-results = arena.counters()["results"]
+results = memory.counters().results
 del first, total
-print(json.dumps([numbers_then, results["missed"], results["skipped"], numbers(), analysis.alias_size_in_bytes]))
+print(json.dumps([numbers_then, results.missed, results.skipped, numbers(), analysis.alias_size_in_bytes]))
 """,
         era=era,
         FAKE_ENGINE_PINNED_RESULTS="jit_store:0",
@@ -247,10 +246,10 @@ for number in range(6):
     assert old.is_deleted() and m.sharding == pinned
     w_true, m_true = update(w_true, m_true, np.float32(number))
 assert np.allclose(np.asarray(w), w_true, rtol=1e-5) and np.allclose(np.asarray(m), m_true, rtol=1e-5)
-donated = arena.counters()["results"]["donated"]
+donated = memory.counters().results.donated
 state = numbers()
 del w, m, old
-print(json.dumps([eager, state, donated, numbers(), told()["peak_in_use_bytes"]]))
+print(json.dumps([eager, state, donated, numbers(), told().peak_bytes_in_use]))
 """,
         era=era,
         FAKE_ENGINE_PINNED_RESULTS="jit_whole:1",
@@ -277,7 +276,7 @@ there = jax.device_put(values, SingleDeviceSharding(gpus[1], memory_kind="pinned
 near = jax.device_put(there, SingleDeviceSharding(gpus[0], memory_kind="device"))
 assert (np.asarray(near) == values).all() and near.devices() == {gpus[0]}
 names = [summary.device for summary in memory.summary().devices]
-print(json.dumps([[told(number)["in_use_bytes"] for number in (0, 1)], told(1)["engine_bytes"], names]))
+print(json.dumps([[told(number).bytes_in_use for number in (0, 1)], told(1).engine_bytes, names]))
 """,
         gpus=2,
     )
@@ -299,9 +298,9 @@ gc.collect()
 compacted = [report.device for report in memory.compact()]
 memory.reset_peak()
 told_now = memory.summary().devices[1]
-print(json.dumps([unused, summary.device, summary.strategy, summary.in_use.current, summary.in_use.peak,
+print(json.dumps([unused, summary.device, summary.strategy, summary.bytes_in_use, summary.peak_bytes_in_use,
                   summary.holders[0].origin,
-                  told_now.in_use.peak, compacted, str(memory.summary()).count("pinned_host")]))
+                  told_now.peak_bytes_in_use, compacted, str(memory.summary()).count("pinned_host")]))
 """
     )
     unused, name, strategy, in_use, peak, origin, peak_later, compacted, shown = answer
@@ -317,7 +316,7 @@ arrays = [jax.device_put(host(2, number), pinned) for number in range(8)]
 kept, arrays = arrays[::2], None
 x = jax.device_put(host(6, 1.0), pinned)
 good = all((np.asarray(a) == 2.0 * i).all() for i, a in enumerate(kept)) and (np.asarray(x) == 1).all()
-print(json.dumps([bool(good), numbers(), told()["moved_bytes"]]))
+print(json.dumps([bool(good), numbers(), told().moved_bytes]))
 """,
         PJRT_ARENA_STRATEGY="tpu",
         PJRT_ARENA_PINNED_LIMIT="16MiB",

@@ -48,7 +48,8 @@ def test_arrays_lie_in_the_arena(machine, strategy, era):
     answer = told(
         COUNTS
         + """
-from jax_plugins import arena
+import dataclasses
+from pjrt_arena import memory
 assert "rocm 7" in gpu.client.platform_version, gpu.client.platform_version
 assert jax.devices("rocm") == jax.devices("gpu") == [gpu]
 host = np.random.default_rng(0).random((300, 400), np.float32)
@@ -66,14 +67,15 @@ copied = jax.device_put(state, may_alias=False)
 state, loss = step(state, 1.0)                     # writes where the copy is still read
 assert float(copied[7]) == sum(range(30)) and float(state[7]) == sum(range(30)) + 1
 held = stats()
-counters = arena.counters()
-(device,) = counters["devices"]
+counters = memory.counters()
+(device,) = counters.devices
 calls = {name: calls_of(name) for name in (
     "hipMalloc", "hipSetDevice", "hipMemcpyHtoDAsync", "cuMemCreate", "cuMemcpyHtoDAsync_v2")}
 arrays = sum(array.nbytes for array in (x, y, state, loss, copied, old) if not array.is_deleted())
 del x, y, state, loss, copied, old
 after = stats()
-print(json.dumps([held, after, arrays, counters["results"], device["name"], device["engine_bytes"], calls]))
+results = dataclasses.asdict(counters.results)
+print(json.dumps([held, after, arrays, results, device.device, device.engine_bytes, calls]))
 """,
         machine,
         PJRT_ARENA_STRATEGY=strategy,
@@ -140,8 +142,8 @@ def test_compaction_makes_room(machine):
         + FRAGMENT
         + "x = large()\nassert float(x[-1]) == 1.0 and float(x.sum()) == x.size\n"
         + INTACT
-        + "from jax_plugins import arena\n"
-        + 'moved = arena.counters()["devices"][0]["moved_bytes"]\n'
+        + "from pjrt_arena import memory\n"
+        + "moved = memory.counters().devices[0].moved_bytes\n"
         + 'print(json.dumps([intact, moved, calls_of("hipMemcpyDtoDAsync")]))',
         machine,
         PJRT_ARENA_STRATEGY="tpu",
@@ -179,9 +181,9 @@ from jax.sharding import SingleDeviceSharding
 pinned = SingleDeviceSharding(gpu, memory_kind="pinned_host")
 there = jax.device_put(np.arange(1 << 16, dtype=np.float32), pinned)
 back = jax.device_put(there, SingleDeviceSharding(gpu, memory_kind="device"))
-from jax_plugins import arena
-(device,) = arena.counters()["devices"]
-print(json.dumps([there.sharding.memory_kind, float(back[77]), device["pinned_host"]["in_use_bytes"]]))
+from pjrt_arena import memory
+(device,) = memory.counters().devices
+print(json.dumps([there.sharding.memory_kind, float(back[77]), device.pinned_host.bytes_in_use]))
 """,
         machine,
     )
@@ -213,10 +215,10 @@ def test_a_driver_that_shows_nothing_at_first_gets_no_arena(machine):
 
 def test_the_table_of_settings_says_it(machine):
     variables = {**fake_gpu.variables(512, 2, 0, 114), **LIMITS, **machine}
-    table = " ".join(run_python("-m", "jax_plugins.arena", check=False, **variables).stdout.split())
+    table = " ".join(run_python("-m", "pjrt_arena", "doctor", check=False, **variables).stdout.split())
     assert "here: AMD driver for HIP 7.0: 2 GPUs: 2 x Fake MI300X, 512.00MiB, compute capability 9.4" in table, table
     assert "no memory pools, compute" not in table and "64.00MiB of 256.00MiB on GPU 0" in table, table
     assert "hip_driver" in table and "PJRT_ARENA_HIP_DRIVER" in table
     variables["PJRT_ARENA_HIP_DRIVER"] = "/no/such/libamdhip64.so"
-    table = " ".join(run_python("-m", "jax_plugins.arena", check=False, **variables).stdout.split())
+    table = " ".join(run_python("-m", "pjrt_arena", "doctor", check=False, **variables).stdout.split())
     assert "here: no AMD driver (/no/such/libamdhip64.so not found)" in table, table

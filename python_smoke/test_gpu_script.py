@@ -32,7 +32,7 @@ played = pytest.mark.skipif(
 
 def run_script(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Runs the script with this Python and the library under test."""
-    from jax_plugins.arena import _library
+    from pjrt_arena import _library
 
     environment = clean_environment(PYTHONPATH=None, PYTHON=sys.executable)
     environment["PJRT_ARENA_LIBRARY_PATH"] = str(_library.locate())

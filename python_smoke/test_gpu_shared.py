@@ -159,10 +159,11 @@ def test_the_autotuner_has_what_arrays_do_not_use():
     """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it compiles anything."""
     (programs, free), _ = told(
         """
-from jax_plugins import arena
+import dataclasses
+from pjrt_arena import memory
 x = jax.device_put(np.arange(MIB, dtype=np.float32))
 assert float(jax.jit(lambda x: x[7] * 2)(x)) == 14.0
-print(json.dumps([arena.counters()["programs"], free_mib()]))
+print(json.dumps([dataclasses.asdict(memory.counters().programs), free_mib()]))
 """,
         PJRT_ARENA_LIMIT="500MiB",
         PJRT_ARENA_HEADROOM="1MiB",

@@ -12,7 +12,7 @@ import pytest
 from harness import arena_device, bytes_in_use, eventually, run_jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_plugins import arena
+from pjrt_arena import memory
 
 HOST_KINDS = ["pinned_host", "unpinned_host"]
 #: The bare engine puts no result there.
@@ -25,7 +25,7 @@ def in_kind(kind, device=None):
 
 
 def engine_bytes():
-    return sum(device["engine_bytes"] for device in arena.counters()["devices"])
+    return sum(device.engine_bytes for device in memory.counters().devices)
 
 
 #: Programs with a result that something binds to a memory, as functions of the memory and of the device's own.
@@ -104,10 +104,10 @@ def test_results_in_device_memory_have_destinations_beside_those_that_do_not():
     program = jax.jit(lambda x: (jax.device_put(x * 3, there), x + 3), out_shardings=(there, own))
     x = jax.device_put(X, own)
     jax.block_until_ready(program(x))
-    before = arena.counters()["results"]["placed"]
+    before = memory.counters().results.placed
     kept = [jax.block_until_ready(program(x)) for _ in range(5)]
     del program
-    assert arena.counters()["results"]["placed"] >= before + 5
+    assert memory.counters().results.placed >= before + 5
     for away, here in kept:
         np.testing.assert_array_equal(np.asarray(away), X * 3)
         np.testing.assert_array_equal(np.asarray(here), X + 3)

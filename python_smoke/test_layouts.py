@@ -9,7 +9,7 @@ import pytest
 from harness import arena_device
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 #: The bare engine gives wrong numbers in some of them.
 pytestmark = pytest.mark.arena
@@ -62,7 +62,7 @@ def test_a_result_that_xla_put_into_a_donated_array_moves_as_it_is_laid_out(read
     jax.block_until_ready(result)
     for array in before[:3]:
         array.delete()
-    assert sum(device.buffers_moved for device in memory.compact()) >= len(mesh.devices)
+    assert sum(device.num_moves for device in memory.compact()) >= len(mesh.devices)
     assert result.format.layout.major_to_minor == (1, 0)
     if read == "by a program":
         twice = jax.jit(lambda x: x * 2, in_shardings=columns)(result)

@@ -20,10 +20,10 @@ def in_kind(kind):
 
 def bytes_outside():
     """Bytes of arrays outside of the arenas: in the engine's memory, and in memory of others that is used in place."""
-    from jax_plugins import arena
+    from pjrt_arena import memory
 
-    devices = arena.counters()["devices"]
-    return tuple(sum(device[name] for device in devices) for name in ("engine_bytes", "foreign_bytes"))
+    devices = memory.counters().devices
+    return tuple(sum(getattr(device, name) for device in devices) for name in ("engine_bytes", "foreign_bytes"))
 
 
 def test_the_kinds_of_a_device():

@@ -67,7 +67,7 @@ def test_the_current_folder_is_not_searched(tmp_path, monkeypatch, path):
     library = planted(tmp_path)
     run = doctor(cwd=tmp_path, monkeypatch=monkeypatch, PYTHONPATH=path, VIRTUAL_ENV=None, CONDA_PREFIX=None)
     assert str(library) not in run.stdout + run.stderr, run
-    code = "from jax_plugins.arena import _library; l = _library.load(); l.set_search_path(); "
+    code = "from pjrt_arena import _library; l = _library.load(); l.set_search_path(); "
     code += "print(l._text('pjrt_arena_engine'))"
     run = run_python("-c", code, PJRT_ARENA_ENGINE=None)
     assert str(library) not in run.stdout, run
@@ -79,7 +79,7 @@ faulthandler.dump_traceback_later(300, exit=True)
 import gc, threading, time
 import jax, jax.numpy as jnp, numpy as np
 from harness import bytes_in_use, eventually
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 devices = jax.devices("arena")
 def exhausted(act):
     try:
@@ -111,7 +111,7 @@ def test_as_many_devices_as_there_may_be(strategy):
         # Each has its own.
         error = exhausted(lambda: jax.device_put(np.zeros(3 << 20, np.uint8), devices[4095]))
         assert "on cpu:4095" in error, error
-        held = [device["in_use_bytes"] for device in memory.stats()]
+        held = [device.bytes_in_use for device in memory.stats()]
         assert set(held[::64]) == {4000, 8000} and sum(held) == 4000 * (64 + 2), sum(held)
         """,
         PJRT_ARENA_DEVICES="4096",
@@ -211,7 +211,7 @@ def test_no_more_mappings_are_an_error_and_freed_ones_come_back():
         gc.collect()
         eventually(bytes_in_use, 0)
         now = memory.stats()[0]
-        assert (now["live_blocks"], now["pool_bytes"]) == (0, 0), now
+        assert (now.num_live_blocks, now.pool_bytes) == (0, 0), now
         """,
         PJRT_ARENA_STRATEGY="platform",
     )

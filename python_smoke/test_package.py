@@ -11,9 +11,11 @@ import zipfile
 from pathlib import Path
 
 import engines
+import pjrt_arena
 import pytest
 from harness import ROOT, run_python
 from jax_plugins import arena
+from pjrt_arena import _library, memory
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
@@ -41,7 +43,7 @@ def test_wheel_is_for_every_python_and_this_platform(wheel):
 def test_wheel_holds_the_library_beside_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert archive.read("jax_plugins/arena/libpjrt_arena.so").startswith(b"\x7fELF")
+        assert archive.read("pjrt_arena/libpjrt_arena.so").startswith(b"\x7fELF")
     # No jax_plugins/__init__.py: the namespace belongs to all plugins.
     assert files == {
         "jax_plugins/arena/__init__.py",
@@ -51,17 +53,31 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "jax_plugins/arena/_cuda.py",
         "jax_plugins/arena/_ffi.py",
         "jax_plugins/arena/_hooks.py",
-        "jax_plugins/arena/_library.py",
         "jax_plugins/arena/_manual.py",
         "jax_plugins/arena/_partitioner_calls.py",
         "jax_plugins/arena/_partitioners.py",
-        "jax_plugins/arena/_reports.py",
         "jax_plugins/arena/_shardings.py",
-        "jax_plugins/arena/_snapshots.py",
-        "jax_plugins/arena/_tables.py",
-        "jax_plugins/arena/libpjrt_arena.so",
         "jax_plugins/arena/memory.py",
         "jax_plugins/arena/py.typed",
+        "pjrt_arena/__init__.py",
+        "pjrt_arena/__main__.py",
+        "pjrt_arena/_actions.py",
+        "pjrt_arena/_configure.py",
+        "pjrt_arena/_convert.py",
+        "pjrt_arena/_devices.py",
+        "pjrt_arena/_footprint.py",
+        "pjrt_arena/_former.py",
+        "pjrt_arena/_handlers.py",
+        "pjrt_arena/_library.py",
+        "pjrt_arena/_oom.py",
+        "pjrt_arena/_reports.py",
+        "pjrt_arena/_snapshots.py",
+        "pjrt_arena/_stats.py",
+        "pjrt_arena/_tables.py",
+        "pjrt_arena/cli.py",
+        "pjrt_arena/libpjrt_arena.so",
+        "pjrt_arena/memory.py",
+        "pjrt_arena/py.typed",
     }
 
 
@@ -81,7 +97,10 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
     ]:
         assert any(need.startswith(f"{name.requirement};") and machine in need for need in needs), needs
     assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "newest"}
-    assert entry_points.split() == ["[jax_plugins]", "arena", "=", "jax_plugins.arena"]
+    assert entry_points.split() == [
+        *["[console_scripts]", "pjrt-arena", "=", "pjrt_arena.cli:main"],
+        *["[jax_plugins]", "arena", "=", "jax_plugins.arena"],
+    ]
 
 
 def test_a_bad_prebuilt_path_is_a_sentence(tmp_path):
@@ -93,18 +112,19 @@ def test_a_bad_prebuilt_path_is_a_sentence(tmp_path):
 
 
 def test_versions_agree():
-    assert arena.__version__ == importlib.metadata.version("pjrt-arena") == VERSION
+    assert arena.__version__ == pjrt_arena.__version__ == importlib.metadata.version("pjrt-arena") == VERSION
     first, end = (".".join(map(str, version)) for version in arena.JAX_TRIED)
     assert f"jax>={first},<{end}" in PROJECT["dependencies"]
 
 
 def test_unknown_attribute():
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        arena.nonsense  # noqa: B018
+    for module in (arena, pjrt_arena):
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            module.nonsense  # noqa: B018
 
 
 def test_a_missing_library_is_a_sentence():
-    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_LIBRARY_PATH="/no/such.so")
+    run = run_python("-m", "pjrt_arena", "doctor", check=False, PJRT_ARENA_LIBRARY_PATH="/no/such.so")
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr == (
@@ -115,13 +135,13 @@ def test_a_missing_library_is_a_sentence():
 
 @pytest.mark.arena
 def test_library_states_the_same_version():
-    assert arena._library.load().version() == VERSION
-    assert run_python("-m", "jax_plugins.arena", "--version").stdout.strip() == VERSION
+    assert _library.load().version() == VERSION
+    assert run_python("-m", "pjrt_arena", "--version").stdout.strip() == VERSION
 
 
 @pytest.mark.arena
 def test_table_of_settings():
-    run = run_python("-m", "jax_plugins.arena", PJRT_ARENA_STRATEGY="growing", XLA_CLIENT_MEM_FRACTION=".25")
+    run = run_python("-m", "pjrt_arena", "doctor", PJRT_ARENA_STRATEGY="growing", XLA_CLIENT_MEM_FRACTION=".25")
     assert run.stderr == ""
     for word in (
         "PJRT_ARENA_STRATEGY",
@@ -137,7 +157,7 @@ def test_table_of_settings():
 
 @pytest.mark.arena
 def test_table_shows_a_bad_setting_in_its_row():
-    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_STRATEGY="fastest")
+    run = run_python("-m", "pjrt_arena", "doctor", check=False, PJRT_ARENA_STRATEGY="fastest")
     assert "PJRT_ARENA_STRATEGY=fastest is not valid; allowed: preallocate, growing" in " ".join(run.stdout.split())
     # The other rows are there all the same.
     assert "PJRT_ARENA_LIMIT" in run.stdout
@@ -149,13 +169,13 @@ def test_table_where_the_terminal_has_fewer_letters(tmp_path):
     folder = tmp_path / "jörg"
     folder.mkdir()
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    run = run_python("-m", "jax_plugins.arena", PJRT_ARENA_OOM_REPORT=str(folder / "x.html"), **ascii_only)
+    run = run_python("-m", "pjrt_arena", "doctor", PJRT_ARENA_OOM_REPORT=str(folder / "x.html"), **ascii_only)
     assert "PJRT_ARENA_OOM_REPORT" in run.stdout and "\\xf6" in run.stdout and "Traceback" not in run.stderr
 
 
 @pytest.mark.arena
 def test_table_without_an_engine_says_so():
-    run = run_python("-m", "jax_plugins.arena", check=False, PJRT_ARENA_ENGINE="/no/such/engine.so")
+    run = run_python("-m", "pjrt_arena", "doctor", check=False, PJRT_ARENA_ENGINE="/no/such/engine.so")
     assert run.returncode == 1
     assert "PJRT_ARENA_STRATEGY" in run.stdout
     (line,) = run.stderr.splitlines()
@@ -164,12 +184,7 @@ def test_table_without_an_engine_says_so():
 
 @pytest.mark.arena
 def test_counters():
-    counters = arena.counters()
-    assert set(counters) >= {"programs", "results", "devices"}
-    assert counters["programs"]["rewritten"] >= 0
-    programs = counters["programs"]
-    assert isinstance(programs["not_rewritten"], dict)
-    assert programs["left_alone"] == programs["not_rewritten"], "the old name"
-    assert programs["readdressed"] == programs["address_changes"], "the old name"
-    assert len(counters["devices"]) == 4
-    assert Path(arena._library.load().path).name == "libpjrt_arena.so"
+    counters = memory.counters()
+    assert counters.programs.rewritten >= 0 and isinstance(counters.programs.not_rewritten, dict)
+    assert len(counters.devices) == 4 and counters.devices == memory.stats()
+    assert Path(_library.load().path).name == "libpjrt_arena.so"

@@ -8,13 +8,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import jax_plugins.arena
 import numpy as np
 import pytest
 from harness import run_jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jax_plugins.arena import _shardings
+from pjrt_arena import memory
 
 pytestmark = pytest.mark.arena
 
@@ -200,11 +200,11 @@ def test_a_mesh_in_another_order(shardy):
 
 
 def test_results_have_destinations():
-    before = jax_plugins.arena.counters()["programs"]["rewritten"]
+    before = memory.counters().programs.rewritten
     double = make_double()
     over = mesh(4)
     np.testing.assert_array_equal(jax.jit(double)(put(HOST, "x", over=over)), HOST * 2)
-    assert jax_plugins.arena.counters()["programs"]["rewritten"] > before
+    assert memory.counters().programs.rewritten > before
 
 
 def test_two_threads_at_once():

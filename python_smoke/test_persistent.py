@@ -32,10 +32,12 @@ CODE = """
     step = jax.jit(lambda x, y: (x * 2 + y, y.sum()), donate_argnums=0)
     total, last = step(x, jax.device_put(np.ones(4096, np.float32), device))
     assert np.asarray(total).tolist() == (np.arange(4096) * 2 + 1).tolist() and float(last) == 4096, total
-    from jax_plugins import arena
+    import dataclasses
+    from pjrt_arena import memory
     print(json.dumps({
         "hits": events.count("cache_hits"), "misses": events.count("cache_misses"), "said": said,
-        "programs": arena.counters()["programs"], "results": arena.counters()["results"],
+        "programs": dataclasses.asdict(memory.counters().programs),
+        "results": dataclasses.asdict(memory.counters().results),
     }))
 """
 

@@ -76,8 +76,8 @@ def test_compactions_and_two_traces_in_a_row(tmp_path):
         names = [event["name"] for event in first]
         moves = [event["args"] for event in first if event["name"] == "compaction"]
         moved = sum(int(move["buffers"]) for move in moves)
-        from jax_plugins import arena
-        assert moved == arena.counters()["devices"][0]["moved_blocks"] > 0, (moved, arena.counters()["devices"])
+        from pjrt_arena import memory
+        assert moved == memory.counters().devices[0].num_moves > 0, (moved, memory.counters().devices)
         assert names.count("allocate") >= 18 and names.count("free") >= 8, names
         assert trace(sys.argv[1] + "/second", lambda: None) == []
     """

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from harness import run_jax
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 # A training step with donation, an array that NumPy looks at, one that comes and goes, arrays that a compaction moves,
 # an allocation that fails; every report of it.
 SCRIPT = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 folder = sys.argv[1]
 with memory.track("before JAX") as early:
@@ -31,7 +31,7 @@ def loss(w, x):
 
 step = jax.jit(lambda w, x: w - 0.01 * jax.grad(loss)(w, x), donate_argnums=0)
 w = jax.device_put(np.ones((256, 256), np.float32))
-assert (early.devices, early.peak, str(early)) == ((), 0, "before JAX: no device was there when it began")
+assert (early.devices, early.peak_bytes_in_use, str(early)) == ((), 0, "before JAX: no device was there when it began")
 x = jax.device_put(np.full((512, 256), 31337.0, np.float32))
 for _ in range(5):
     w = step(w, x)
@@ -212,21 +212,21 @@ def test_files_are_private_and_hold_no_contents(run):
 @pytest.mark.arena
 def test_diff_finds_what_was_added(run):
     folder, _ = run
-    diff = memory.diff(folder / "before.html", memory.load(folder / "x.html"))
+    diff = memory.diff(folder / "before.html", memory.load_snapshot(folder / "x.html"))
     top = diff.origins[0]
     assert top.origin == "jit_activations output 0 f32[1024,1024]"
-    assert (top.bytes, top.before, top.blocks_after, top.blocks_kept) == (12 << 20, 0, 3, 0)
+    assert (top.grown_bytes, top.bytes_before, top.num_blocks_after, top.num_blocks_kept) == (12 << 20, 0, 3, 0)
     by_origin = {growth.origin: growth for growth in diff.origins}
     weights, batch = by_origin["jit__lambda output 0 f32[256,256]"], by_origin["from host f32[512,256]"]
-    assert (weights.bytes, weights.blocks_kept, batch.bytes, batch.blocks_kept) == (0, 1, 0, 1)
-    assert diff.same_process and diff.in_use == 16 << 20 and diff.seconds > 0
+    assert (weights.grown_bytes, weights.num_blocks_kept, batch.grown_bytes, batch.num_blocks_kept) == (0, 1, 0, 1)
+    assert diff.same_process and diff.grown_bytes == 16 << 20 and diff.seconds > 0
     lines = str(diff).splitlines()
     assert lines[0].startswith("before.html -> x.html, ") and lines[0].endswith(" later")
     assert re.fullmatch(r"  in use +\d+\.00 KiB +\d+\.\d\d MiB +\+16\.00 MiB", lines[2]), lines
     assert any(re.fullmatch(r"  jit_activations .* 0 B +12\.00 MiB +\+12\.00 MiB +\+3 +0", line) for line in lines)
     assert max(map(len, lines)) <= 100
     back = memory.diff(folder / "x.json", folder / "before.html")
-    assert back.in_use == -(16 << 20) and back.origins[-1].bytes == -(12 << 20)
+    assert back.grown_bytes == -(16 << 20) and back.origins[-1].grown_bytes == -(12 << 20)
 
 
 @pytest.mark.arena
@@ -327,13 +327,13 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr("jax_plugins.arena._library.load", Fake)
+    monkeypatch.setattr("pjrt_arena._library.load", Fake)
 
 
 def test_summary_text(fake):
     summary = memory.summary(top=4)
     assert str(summary) == GOLDEN
-    assert summary.devices[0].in_use.peak == 5 << 30 and len(summary.devices[0].holders) == 5
+    assert summary.devices[0].peak_bytes_in_use == 5 << 30 and len(summary.devices[0].holders) == 5
     with pytest.raises(ValueError, match="top=-1"):
         memory.summary(top=-1)
 
@@ -341,9 +341,9 @@ def test_summary_text(fake):
 def test_track_text(fake):
     with memory.track("load") as track:
         with pytest.raises(RuntimeError, match="'load' has not ended"):
-            track.peak  # noqa: B018
+            track.peak_bytes_in_use  # noqa: B018
         assert str(track) == "load: not ended"
-    assert (track.start, track.peak, track.end) == (2 << 20, 6 << 20, 4 << 20)
+    assert (track.bytes_in_use_before, track.peak_bytes_in_use, track.bytes_in_use_after) == (2 << 20, 6 << 20, 4 << 20)
     assert str(track).splitlines() == [
         "load: 2.00 MiB in use at the start, 6.00 MiB at the peak, 4.00 MiB at the end",
         "  cpu:0: 1.00 MiB in use at the start, 3.00 MiB at the peak, 2.00 MiB at the end",
@@ -383,14 +383,16 @@ def test_track_finds_who_made_the_peak():
     assert len(told) == 2 and told[0] is not told[1]
     for track in (outer, inner, *told):
         # Nearly: small arrays of other tests may be collected meanwhile.
-        assert track.peak > track.start + (7 << 19) and track.end < track.peak, track
+        assert track.peak_bytes_in_use > track.bytes_in_use_before + (7 << 19), track
+        assert track.bytes_in_use_after < track.peak_bytes_in_use, track
         (holder,) = (holder for holder in track.holders if holder.origin == mine)
         # What the blocks take: at 4 MiB some have a colour of 32 KiB.
         assert 0 <= holder.bytes - (8 << 20 if track is told[1] else 4 << 20) <= 2 << 15, track
         assert mine in str(track)
     assert len(outer.devices) == len(jax.devices("arena"))
-    assert raises.end <= raises.peak and raises.start + (7 << 19) < raises.end <= raises.start + (4 << 20)
-    assert memory.summary().devices[0].in_use.current >= kept.nbytes
+    before, after = raises.bytes_in_use_before, raises.bytes_in_use_after
+    assert after <= raises.peak_bytes_in_use and before + (7 << 19) < after <= before + (4 << 20)
+    assert memory.summary().devices[0].bytes_in_use >= kept.nbytes
 
 
 @pytest.mark.arena
@@ -415,7 +417,8 @@ def test_tracks_in_threads():
     assert len(seen) == 4
     # Each sees what all of them did: more than three of the four arrays. Not four and a start to the byte: small arrays
     # of other tests may be collected meanwhile.
-    assert all(track.peak > track.start + (7 << 19) for track, _ in seen), [str(track) for track, _ in seen]
+    told = [str(track) for track, _ in seen]
+    assert all(track.peak_bytes_in_use > track.bytes_in_use_before + (7 << 19) for track, _ in seen), told
 
 
 @pytest.mark.arena
@@ -423,13 +426,13 @@ def test_reset_peak():
     import jax.numpy as jnp
 
     passing = jnp.zeros((1 << 20,), jnp.float32)
-    used = memory.summary().devices[0].in_use
+    used = memory.summary().devices[0]
     passing.delete()
     memory.reset_peak()
-    after = memory.summary().devices[0].in_use
+    after = memory.summary().devices[0]
     # At most: what others left behind may be collected meanwhile.
-    assert after.current <= after.peak <= used.current - (4 << 20)
-    assert after.allocated >= used.allocated
+    assert after.bytes_in_use <= after.peak_bytes_in_use <= used.bytes_in_use - (4 << 20)
+    assert after.total_allocated_bytes >= used.total_allocated_bytes
 
 
 @pytest.mark.arena
@@ -454,7 +457,7 @@ def test_snapshots_that_cannot_be_written(tmp_path):
     path = tmp_path / "X.JSON"
     path.touch(0o644)
     assert memory.snapshot(os.fspath(path)) == path and path.stat().st_mode & 0o7777 == 0o600
-    assert memory.load(path).data["schema"] == "pjrt-arena.snapshot"
+    assert memory.load_snapshot(path).data["schema"] == "pjrt-arena.snapshot"
 
 
 def test_files_that_are_no_snapshots(tmp_path):
@@ -466,10 +469,10 @@ def test_files_that_are_no_snapshots(tmp_path):
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=why) as refused:
-            memory.load(tmp_path / name)
+            memory.load_snapshot(tmp_path / name)
         assert name in str(refused.value)
     (tmp_path / "e.pickle").write_bytes(b"\x80\x02}.")
     with pytest.raises(ValueError, match="holds no snapshot"):
-        memory.load(Path(tmp_path / "e.pickle"))
+        memory.load_snapshot(Path(tmp_path / "e.pickle"))
     with pytest.raises(FileNotFoundError):
         memory.diff(tmp_path / "none.json", tmp_path / "a.json")

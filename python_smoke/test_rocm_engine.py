@@ -32,8 +32,7 @@ import ctypes, json
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
-from jax_plugins import arena
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 gpus = jax.devices()
 gpu, MIB = gpus[0], 1 << 20
 
@@ -77,7 +76,7 @@ def test_the_engine_opens_its_client(installed):
         """
 free = [free_bytes()]
 assert jax.devices("rocm") == jax.devices("gpu") == gpus == [gpu] and jax.default_backend() == "gpu"
-(device,) = arena.counters()["devices"]
+(device,) = memory.counters().devices
 x = jax.device_put(np.arange(1000, dtype=np.float32))
 free.append(free_bytes())
 twice = jax.jit(lambda x: on_host(np.negative, on_host(np.negative, x)))      # leaves scratch between the two
@@ -86,7 +85,7 @@ for _ in range(2):
     free.append(free_bytes())
 calls = {name: calls_of(name) for name in ("hipMalloc", "cuInit", "hipMemCreate")}
 kinds = sorted(memory.kind for memory in gpu.addressable_memories())
-print(json.dumps([gpu.device_kind, gpu.client.platform_version, kinds, device["name"], stats(), free, calls]))
+print(json.dumps([gpu.device_kind, gpu.client.platform_version, kinds, device.device, stats(), free, calls]))
 """,
         installed,
     )
@@ -101,7 +100,7 @@ print(json.dumps([gpu.device_kind, gpu.client.platform_version, kinds, device["n
 @pytest.mark.parametrize("installed", [True, False], ids=["for all programs", "where the plugin alone looks"])
 def test_the_table_of_settings_finds_the_driver_that_programs_find(installed):
     variables = {**fake_gpu.variables(512, 2, 0, 114), **LIMITS, **fake_gpu.rocm_engine(installed)}
-    table = " ".join(run_python("-m", "jax_plugins.arena", **variables).stdout.split())
+    table = " ".join(run_python("-m", "pjrt_arena", "doctor", **variables).stdout.split())
     assert "here: AMD driver for HIP 7.0: 2 GPUs: 2 x Fake MI300X, 512.00MiB, compute capability 9.4" in table, table
     assert "64.00MiB of 256.00MiB on GPU 0" in table, table
 
@@ -128,7 +127,7 @@ assert (np.asarray(copied) == np.arange(5 << 20)).all() and large.is_deleted()
 for array, host in zip(kept, hosts, strict=True):
     assert array.dtype == host.dtype and (np.asarray(array) == host).all()
 held = stats()
-(device,) = arena.counters()["devices"]
+(device,) = memory.counters().devices
 arrays = sum(array.nbytes for array in [*kept, copied])
 calls = {name: calls_of(name) for name in ("hipMalloc", "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "cuMemCreate")}
 del kept, copied, array
@@ -193,7 +192,7 @@ def test_compaction_makes_room():
         + "again = jax.jit(lambda *all: all)(*kept[:3])\n"
         + "assert all((np.asarray(a) == 2.0 * i).all() for i, a in enumerate(again))\n"
         + INTACT
-        + 'moved = arena.counters()["devices"][0]["moved_bytes"]\n'
+        + "moved = memory.counters().devices[0].moved_bytes\n"
         + 'print(json.dumps([intact, moved, calls_of("hipMemcpyDtoDAsync")]))',
         PJRT_ARENA_STRATEGY="tpu",
     )
@@ -215,8 +214,8 @@ y = jax.jit(lambda x: x, donate_argnums=0)(x)
 assert x.is_deleted() and (np.asarray(y) == host).all() and y.sharding == rows
 everywhere = jax.device_put(host, whole)
 assert all((np.asarray(shard.data) == host).all() for shard in everywhere.addressable_shards)
-devices = arena.counters()["devices"]
-print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], [device["name"] for device in devices]]))
+devices = memory.counters().devices
+print(json.dumps([[stats(gpu)["bytes_in_use"] for gpu in gpus], [device.device for device in devices]]))
 """,
         gpus=4,
         FAKE_CUDA_PEER=peer,
@@ -251,9 +250,9 @@ load = jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Device))
 store = jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host))
 back = store(load(there))
 assert back.sharding.memory_kind == "pinned_host" and (np.asarray(back) == host).all()
-(counted,) = arena.counters()["devices"]
+(counted,) = memory.counters().devices
 print(json.dumps([there.sharding.memory_kind, stats()["bytes_in_use"],
-                  counted["pinned_host"]["in_use_bytes"], counted["engine_bytes"]]))
+                  counted.pinned_host.bytes_in_use, counted.engine_bytes]))
 """
     )
     assert (kind, in_use) == ("pinned_host", 0)
@@ -279,7 +278,7 @@ for name, function, wanted in (
         for given, one in zip(jax.tree.leaves(program(x)), jax.tree.leaves(wanted), strict=True):
             assert (np.asarray(given) == one).all(), name
 del given
-copied, missed = arena.counters()["results"]["placed"], arena.counters()["results"]["missed"]
+copied, missed = memory.counters().results.placed, memory.counters().results.missed
 assert (np.asarray(x) == host).all()
 swap = jax.jit(lambda x, y: (y, x), donate_argnums=(0, 1))
 y = jax.device_put(-host)
@@ -292,8 +291,8 @@ for number in range(1, 8):
 place = x.unsafe_buffer_pointer()
 same = jax.jit(lambda x: x, donate_argnums=0)(x)
 assert same.unsafe_buffer_pointer() == place and x.is_deleted()
-results = arena.counters()["results"]
-assert stats()["bytes_in_use"] == 2 * host.nbytes and arena.counters()["devices"][0]["engine_bytes"] == 0
+results = memory.counters().results
+assert stats()["bytes_in_use"] == 2 * host.nbytes and memory.counters().devices[0].engine_bytes == 0
 assert calls_of("hipModuleLaunchKernel") == 0
 print(json.dumps([copied, missed, results]))
 """
@@ -331,7 +330,7 @@ for number in range(60):
         before = calls_of("hipMalloc")
 np.testing.assert_allclose(np.asarray(w), wanted, 1e-4)
 assert float(np.asarray(squares).mean()) < (y * y).mean()
-print(json.dumps([arena.counters()["results"], calls_of("hipMalloc") - before, scratch]))
+print(json.dumps([memory.counters().results, calls_of("hipMalloc") - before, scratch]))
 """,
         PJRT_ARENA_STRATEGY=strategy,
     )
@@ -365,7 +364,7 @@ x = large()
 for _ in range(3):
     check()
 assert (np.asarray(x) == 5.0).all()
-moved = arena.counters()["devices"][0]["moved_bytes"]
+moved = memory.counters().devices[0].moved_bytes
 """
         + INTACT
         + """
@@ -440,10 +439,10 @@ for program in (lambda x: jnp.sin(x).sum(), jnp.sort, lambda x: jnp.concatenate(
 assert "Failed to launch" in error_of(lambda: jnp.zeros(5)), "XLA fills memory by a kernel"
 # It is an error of what comes from it too, and nothing was put elsewhere there.
 poisoned = copies(fails(x))
-assert arena.counters()["devices"][0]["engine_bytes"] == 0, "such results have no memory"
+assert memory.counters().devices[0].engine_bytes == 0, "such results have no memory"
 assert "Failed to launch" in error_of(lambda: poisoned)
 del poisoned
-missed = arena.counters()["results"]["missed"]
+missed = memory.counters().results.missed
 for part, wanted in zip(copies(x), (host, host[1:])):
     assert (np.asarray(part) == wanted).all()
 del part

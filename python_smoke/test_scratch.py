@@ -15,10 +15,9 @@ pytestmark = pytest.mark.arena
 
 # Two arrays of 8 MiB that are no result: XLA cannot fuse across a barrier.
 PROGRAM = """
-import json
+import dataclasses, json
 import jax, jax.numpy as jnp, numpy as np
-from jax_plugins import arena
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 from harness import eventually
 
 n = 2 << 20
@@ -31,15 +30,15 @@ x = jnp.arange(n, dtype=jnp.float32) % 1000
 step = jax.jit(f)
 scratch_of_program = step.lower(x).compile().memory_analysis().temp_size_in_bytes
 jax.block_until_ready(step(x))
-before = arena.counters()["scratch"]
+before = dataclasses.asdict(memory.counters().scratch)
 results = [float(step(x)) for _ in range(10)]
 host = np.arange(n, dtype=np.float32) % 1000
 y = np.flip(host) * 2
 right = float(np.sum(np.concatenate([y[n // 2:], y[:n // 2]]) * host, dtype=np.float64))
 # The engine frees after it has said that the program is done.
-eventually(lambda: arena.counters()["scratch"]["in_use_bytes"], 0)
-after = arena.counters()["scratch"]
-trimmed = {report.device: report.bytes_returned for report in memory.trim()}
+eventually(lambda: memory.counters().scratch.bytes_in_use, 0)
+after = dataclasses.asdict(memory.counters().scratch)
+trimmed = {report.device: report.returned_bytes for report in memory.trim()}
 print(json.dumps([scratch_of_program, before, after, results, right, trimmed, float(step(x))]))
 """
 
@@ -49,8 +48,8 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
     of_program, before, after, results, right, trimmed, again = told({"PJRT_ARENA_STRATEGY": strategy})
     assert of_program >= 8 << 20
     # One allocation for each run, the size of all of the program's scratch.
-    assert after["allocations"] - before["allocations"] == 10
-    assert after["in_use_bytes"] == 0
+    assert after["num_allocs"] - before["num_allocs"] == 10
+    assert after["bytes_in_use"] == 0
     assert of_program <= after["warm_bytes"] <= 2 * of_program + (1 << 20)
     assert trimmed["scratch"] >= of_program
     assert results == [results[0]] * 10 == [again] * 10
@@ -60,7 +59,7 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
 @pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])
 def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
     _, before, after, results, right, trimmed, again = told(variables)
-    assert before["allocations"] == after["allocations"] == 0
+    assert before["num_allocs"] == after["num_allocs"] == 0
     assert "scratch" not in trimmed
     assert results == [results[0]] * 10 == [again] * 10
     assert results[0] == pytest.approx(right, rel=1e-4)

@@ -15,7 +15,7 @@ SMOKE = """
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     from harness import assert_same, bytes_in_use, eventually, stats
-    from jax_plugins import arena
+    from pjrt_arena import memory
 
     MIB = 1 << 20
     rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ SMOKE = """
         jax.block_until_ready(w)
         assert np.isfinite(np.asarray(w)).all()
         eventually(bytes_in_use, before)
-        return arena.counters()["results"]["donated"]
+        return memory.counters().results.donated
 
     def two_devices_share_an_array():
         mesh = Mesh(np.array(jax.devices()), ("d",))

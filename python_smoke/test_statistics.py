@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, stats
-from jax_plugins import arena
+from pjrt_arena import memory
 
 pytestmark = pytest.mark.arena
 
@@ -106,34 +106,34 @@ def test_default_limit_is_three_quarters_of_the_machine_shared_by_the_devices():
 
 def test_results_are_placed_in_the_arena():
     """Every result that the rules allow is written by XLA into our block: none of these programs may miss one."""
-    before = arena.counters()
+    before = memory.counters()
 
     @jax.jit
     def program(x):
         return x + 1, x @ x.T, x.sum(), jnp.sort(x, axis=1)
 
     results = jax.block_until_ready(program(jax.device_put(np.ones((37, 11), np.float32), arena_device())))
-    after = arena.counters()
+    after = memory.counters()
     assert len(results) == 4
-    assert after["programs"]["rewritten"] > before["programs"]["rewritten"]
-    assert after["results"]["placed"] - before["results"]["placed"] >= 4
-    assert after["results"]["missed"] == before["results"]["missed"]
+    assert after.programs.rewritten > before.programs.rewritten
+    assert after.results.placed - before.results.placed >= 4
+    assert after.results.missed == before.results.missed
 
 
 def test_results_that_the_rules_leave_out_are_counted_with_a_reason():
-    before = sum(arena.counters()["results"]["skipped"].values())
+    before = sum(memory.counters().results.skipped.values())
     x = jax.device_put(np.ones(64, np.int8).astype(jnp.int4), arena_device())
     jax.block_until_ready(jax.jit(lambda x: x.reshape(8, 8))(x))
-    assert sum(arena.counters()["results"]["skipped"].values()) > before
-    assert all(reason for reason in arena.counters()["results"]["skipped"])
+    assert sum(memory.counters().results.skipped.values()) > before
+    assert all(reason for reason in memory.counters().results.skipped)
 
 
 def test_the_whole_suite_missed_nothing():
     """What the tests before this one ran in this process; alone, what the arithmetic here ran."""
     put(10)
-    counters = arena.counters()
-    assert counters["results"]["placed"] > 0
-    assert sum(counters["results"]["missed"].values()) == 0, counters["results"]
+    counters = memory.counters()
+    assert counters.results.placed > 0
+    assert sum(counters.results.missed.values()) == 0, counters.results
 
 
 def test_live_arrays_add_up():

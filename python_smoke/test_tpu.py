@@ -60,7 +60,7 @@ def test_scratch_is_set_aside_at_the_bottom():
         seen = stats()
         assert seen["bytes_reserved"] == seen["peak_bytes_reserved"] == needs, (seen, needs)
         assert seen["bytes_in_use"] == start["bytes_in_use"] + 4 * MIB, "scratch is no array"
-        assert memory.stats()[0]["reserved_bytes"] == needs
+        assert memory.stats()[0].bytes_reserved == needs
         rows = [line for line in memory.map(80, 8).splitlines() if "|" in line]
         assert rows[0].split("|")[1].startswith("S" * 16), rows
         for turn, array in enumerate(low):
@@ -68,9 +68,9 @@ def test_scratch_is_set_aside_at_the_bottom():
         assert view.ctypes.data == address
 
         # The next run finds it set aside. Arrays outrank it when no program runs.
-        moves = memory.stats()[0]["moved_blocks"]
+        moves = memory.stats()[0].num_moves
         assert np.array_equal(np.asarray(program(x)), np.asarray(result))
-        assert memory.stats()[0]["moved_blocks"] - moves <= 2  # of the two views
+        assert memory.stats()[0].num_moves - moves <= 2  # of the two views
         del low, array, view, result
         gc.collect()
         rest = stats()["bytes_limit"] - stats()["bytes_in_use"] - MIB
@@ -116,7 +116,7 @@ TILES = """
     assert padded > 2 * dense
     start = stats()["bytes_in_use"]
     arrays = jax.block_until_ready(jax.device_put(host, arena_device()))
-    taken, padding = stats()["bytes_in_use"] - start, memory.stats()[0]["padding_bytes"]
+    taken, padding = stats()["bytes_in_use"] - start, memory.stats()[0].padding_bytes
     assert (taken, padding) == ((padded, padded - dense) if TILED else (dense, 0)), (taken, padding, padded, dense)
 
     # A program's result takes as much; the same values come back.
@@ -129,7 +129,7 @@ TILES = """
     del doubled, arrays
     gc.collect()
     eventually(bytes_in_use, start)
-    assert memory.stats()[0]["padding_bytes"] == 0
+    assert memory.stats()[0].padding_bytes == 0
 
     # Weights with a short last dimension: 24 MB of numbers, 512 bytes a row of three on a TPU.
     model = lambda: jax.block_until_ready(
@@ -167,12 +167,13 @@ def test_compact_and_map_by_hand(strategy):
 
         [report] = memory.compact()
         assert report.device == "cpu:0" and report.seconds > 0
-        assert report.buffers_moved > 5 and report.bytes_moved == report.buffers_moved * MIB, report
+        assert report.num_moves > 5 and report.moved_bytes == report.num_moves * MIB, report
         if STRATEGY != "growing":  # There the largest hole may leave with its region.
-            assert report.largest_free_before < 30 * MIB < 40 * MIB < report.largest_free_after, report
+            assert report.largest_free_block_bytes_before < 30 * MIB, report
+            assert 40 * MIB < report.largest_free_block_bytes_after, report
             assert cells().replace("P", "#").strip("#+").strip(".") == "", cells()
         assert report.pinned_why.get("external references (NumPy views, dlpack)") == 1, report
-        assert report.pinned_buffers >= 1 and report.pinned_bytes >= MIB
+        assert report.num_pinned_blocks >= 1 and report.pinned_bytes >= MIB
         assert [float(a[0]) for a in arrays] == firsts and right()
         assert view.ctypes.data == address and view[5] == view[0] + 5
 
@@ -180,7 +181,7 @@ def test_compact_and_map_by_hand(strategy):
         if STRATEGY == "growing":
             memory.compact()
         [again] = memory.compact()
-        assert (again.buffers_moved, again.bytes_moved) == (0, 0), again
+        assert (again.num_moves, again.moved_bytes) == (0, 0), again
         del view
         """.replace("STRATEGY", repr(strategy)),
         PJRT_ARENA_STRATEGY=strategy,
@@ -199,10 +200,10 @@ def test_trim_gives_whole_regions_back():
             gc.collect()
         pool = stats()["pool_bytes"]
         [report] = memory.trim()
-        assert report.device == "cpu:0" and report.regions_returned > 0 and report.bytes_returned > 8 * MIB, report
+        assert report.device == "cpu:0" and report.num_returned_regions > 0 and report.returned_bytes > 8 * MIB, report
         assert stats()["pool_bytes"] <= pool - 8 * MIB
         assert np.array_equal(np.asarray(kept), np.arange(MIB, dtype="f4"))
-        assert memory.trim()[0].regions_returned == 0
+        assert memory.trim()[0].num_returned_regions == 0
         """,
         PJRT_ARENA_STRATEGY="growing",
         PJRT_ARENA_LIMIT="64MiB",
@@ -221,7 +222,7 @@ def test_trim_gives_pages_of_holes_back():
         del arrays
         gc.collect()
         [report] = memory.trim()
-        assert report.regions_returned == 0 and report.bytes_returned >= 30 * MIB, report
+        assert report.num_returned_regions == 0 and report.returned_bytes >= 30 * MIB, report
         assert before - resident() > 24 * MIB, "the system has them again"
         assert stats()["pool_bytes"] == 64 * MIB
         for number, array in enumerate(kept):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.arena
 # Arrays of many sizes come and go between the steps, as a data loader's and a logger's do; one of them is pinned.
 TRAINING = """
 import jax, jax.numpy as jnp, numpy as np
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 def loss(weights, x, y):
     return jnp.mean((jnp.tanh(x @ weights[0]) @ weights[1] - y) ** 2)

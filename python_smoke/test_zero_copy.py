@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, bytes_in_use, eventually, host_array, run_jax
-from jax_plugins import arena
+from pjrt_arena import memory
 
 pytestmark = pytest.mark.arena
 
@@ -30,7 +30,7 @@ def on_arena(host, index=0):
 
 def foreign_bytes():
     """Bytes of arrays that are used where they lie."""
-    return sum(device["foreign_bytes"] for device in arena.counters()["devices"])
+    return sum(device.foreign_bytes for device in memory.counters().devices)
 
 
 def usage():
@@ -38,7 +38,7 @@ def usage():
 
 
 def results():
-    return arena.counters()["results"]
+    return memory.counters().results
 
 
 def gone(alive):
@@ -153,10 +153,10 @@ def test_a_donated_array_is_never_written_and_its_result_lies_in_the_arena():
             time.sleep(0.01)
         assert usage() == (before[0] + BYTES, before[1]), turn
         now = results()
-        assert (now["donated"], now["missed"], now["skipped"]) == (
-            counted["donated"] + 1,
-            counted["missed"],
-            counted["skipped"],
+        assert (now.donated, now.missed, now.skipped) == (
+            counted.donated + 1,
+            counted.missed,
+            counted.skipped,
         )
         del host, x
         eventually(functools.partial(gone, alive), True)

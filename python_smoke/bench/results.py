@@ -19,7 +19,7 @@ Schema `pjrt-arena-bench/1`. Times are seconds per call, memory is in bytes:
         peak_data_bytes  the same without libraries and without what the import of JAX takes; see `worker`
         faults      minor page faults per call, median of the rounds
         rounds      a list: median, q1, q3, fastest of the readings of one process, faults, peak_bytes, peak_data_bytes,
-                    and on the arena `results`, which says where the results lay (see `jax_plugins.arena.counters`)
+                    and on the arena `results`, which says where the results lay (see `pjrt_arena.memory.counters`)
     failures      a list of program, backend, error
 
 `relative` and `speedup` are absent where the built-in backend was not measured. Quartiles are inclusive: of two

@@ -46,7 +46,7 @@ def main() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     fill = jax.jit(lambda value: jnp.arange(ARRAY // 4, dtype=jnp.float32) + value)
     check = jax.jit(lambda array, value: (array == jnp.arange(ARRAY // 4, dtype=jnp.float32) + value).all())

@@ -183,12 +183,12 @@ def _copied(mover: Mover, by_hand: bool) -> dict[str, int]:
         return dict(mover.copied)
     if "arena" not in os.environ["JAX_PLATFORMS"]:
         return {}
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
-    spill = memory.stats()[0].get("spill")
+    spill = memory.stats()[0].spill
     if spill is None:
         return {}
-    return {"out": spill["spilled_bytes"] - spill["clean_bytes"], "back": spill["brought_back_bytes"]}
+    return {"out": spill.spilled_bytes - spill.clean_bytes, "back": spill.brought_back_bytes}
 
 
 def variants(limit: int, folder: Path | None) -> dict[str, dict[str, str]]:

@@ -61,7 +61,7 @@ def two_builds(folder: Path, old: Path) -> Titles:
     """Has JAX know the library `old` and the present one, each with a copy of the engine."""
     import jax
     from jax._src import xla_bridge
-    from jax_plugins.arena import _library
+    from pjrt_arena import _library
 
     for name, library in (("before", old), ("now", _library.locate())):
         engine = folder / f"{name}.so"

@@ -14,6 +14,7 @@ that imports JAX by itself peaks 50 to 70 MiB higher, on every backend.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import resource
 import statistics
@@ -74,9 +75,9 @@ def measure(name: str, backend: Backend, quick: bool, folder: Path) -> dict[str,
         "value": digest(case.value(case.run(case.prepare()))),
     }
     if backend.platform == "arena":
-        from jax_plugins import arena
+        from pjrt_arena import memory
 
-        report["results"] = arena.counters()["results"]
+        report["results"] = dataclasses.asdict(memory.counters().results)
     return report
 
 

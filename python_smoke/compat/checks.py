@@ -467,7 +467,7 @@ def compaction():
 
     import jax
     import numpy as np
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     device = jax.devices("arena")[1]
     gc.collect()
@@ -477,10 +477,10 @@ def compaction():
     arrays = arrays[1::2]
     gc.collect()
     moved = memory.compact()[1]
-    assert moved.buffers_moved > 0, moved
-    assert moved.largest_free_after >= moved.largest_free_before, moved
+    assert moved.num_moves > 0, moved
+    assert moved.largest_free_block_bytes_after >= moved.largest_free_block_bytes_before, moved
     same(arrays, values[1::2])
-    return f"{moved.buffers_moved} arrays moved"
+    return f"{moved.num_moves} arrays moved"
 
 
 def main(names):

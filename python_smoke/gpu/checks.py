@@ -271,7 +271,7 @@ def statistics() -> None:
 
 @check
 def compaction_and_reports() -> None:
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     arrays = [jnp.full(50_000 + turn, turn, jnp.float32) for turn in range(64)]
     jax.block_until_ready(arrays)
@@ -286,12 +286,12 @@ def compaction_and_reports() -> None:
 
 @check
 def results_lie_in_the_arena() -> None:
-    from jax_plugins import arena
+    from pjrt_arena import memory
 
-    before = arena.counters()["results"]
+    before = memory.counters().results
     x = jax.jit(lambda x: x + 1)(jnp.arange(4096.0))
-    after = arena.counters()["results"]
-    assert float(x[1]) == 2 and after["placed"] > before["placed"] and after["missed"] == before["missed"], after
+    after = memory.counters().results
+    assert float(x[1]) == 2 and after.placed > before.placed and after.missed == before.missed, after
 
 
 ARENA |= {"statistics", "compaction_and_reports", "results_lie_in_the_arena"}

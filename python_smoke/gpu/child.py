@@ -36,9 +36,9 @@ def _right_device() -> None:
     if device.platform != platform:
         raise RuntimeError(f"JAX ran on {device}, and was to run on a {platform}")
     if os.environ["JAX_PLATFORMS"].startswith("arena"):
-        from jax_plugins import arena
+        from pjrt_arena import memory
 
-        if "pool_bytes" not in arena.counters()["devices"][0]:
+        if not memory.stats()[0].strategy:
             raise RuntimeError("the memory stays with the engine; the arena's warning on standard error says why")
 
 

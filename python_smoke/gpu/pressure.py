@@ -27,7 +27,7 @@ def scratch(sizes: Sizes) -> dict[str, Any]:
     45 % of arrays and 30 % of scratch fit, then arrays alone: a refusal fails, but where arrays cannot move and whole
     chunks behind the holes come to less than the scratch.
     """
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     limit = jax.devices()[0].memory_stats()["bytes_limit"]
     program, taken = _with_scratch(int(SCRATCH * limit), limit)
@@ -41,7 +41,7 @@ def scratch(sizes: Sizes) -> dict[str, Any]:
     kept = len(arrays)
     # A hole may begin and end within a chunk.
     holes = (count - kept) * (piece - unit) + max(0, limit - count * piece - unit)
-    moves = memory.stats()[0]["strategy"] == "tpu"
+    moves = memory.stats()[0].strategy == "tpu"
     room = limit - kept * piece if moves else holes
     took, said = [], None
     for _ in range(2):

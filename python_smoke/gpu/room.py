@@ -96,7 +96,7 @@ def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]
     be copied. `trimmed`: the holes have no memory when it begins, so that chunks go there with the arrays. Nothing
     counts them, but a copy would need memory of the device for what it writes, and an exchange needs none.
     """
-    from jax_plugins.arena import memory
+    from pjrt_arena import memory
 
     limit = jax.devices()[0].memory_stats()["bytes_limit"]
     unit = chunk_of(limit)
@@ -106,7 +106,7 @@ def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]
     jax.block_until_ready([array for _, array in arrays])
     del arrays[::2]
     gc.collect()
-    given_back = sum(trim.bytes_returned for trim in memory.trim()) if trimmed else None
+    given_back = sum(trim.returned_bytes for trim in memory.trim()) if trimmed else None
     before, free = memory.stats()[0], free_bytes()
     (done,) = memory.compact()[:1]
     after, free_then = memory.stats()[0], free_bytes()
@@ -114,24 +114,24 @@ def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]
     made = max(0, free - free_then) if free is not None and free_then is not None else None
     if trimmed and made is not None:
         assert given_back, "a trim gives nothing back"
-        assert done.bytes_moved > 0, "nothing was moved"
-        assert made <= done.bytes_moved // 2, f"{made} bytes of memory were made for {done.bytes_moved} that were moved"
+        assert done.moved_bytes > 0, "nothing was moved"
+        assert made <= done.moved_bytes // 2, f"{made} bytes of memory were made for {done.moved_bytes} that were moved"
     return {
         "limit": limit,
         "array_bytes": 4 * count,
         "arrays": len(arrays),
-        "bytes": done.bytes_moved,
-        "buffers": done.buffers_moved,
+        "bytes": done.moved_bytes,
+        "buffers": done.num_moves,
         "seconds": done.seconds,
-        "bytes_per_second": done.bytes_moved / done.seconds if done.seconds else None,
-        "largest_free_before": done.largest_free_before,
-        "largest_free_after": done.largest_free_after,
+        "bytes_per_second": done.moved_bytes / done.seconds if done.seconds else None,
+        "largest_free_before": done.largest_free_block_bytes_before,
+        "largest_free_after": done.largest_free_block_bytes_after,
         "given_back": given_back,
         # Of the device's memory, while arrays moved.
         "made_bytes": made,
         "counters": {
-            name: after[name] - value
-            for name, value in before.items()
-            if isinstance(value, int) and "moved" in name and after[name] != value
+            name: getattr(after, name) - getattr(before, name)
+            for name in ("num_moves", "moved_bytes")
+            if getattr(after, name) != getattr(before, name)
         },
     }

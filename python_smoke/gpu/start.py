@@ -28,10 +28,10 @@ def ends(sizes: Sizes) -> dict[str, Any]:
     took["other_array"] = timed(lambda: jnp.zeros(2).block_until_ready())
     given_back = None
     if os.environ["JAX_PLATFORMS"].startswith("arena"):
-        from jax_plugins.arena import memory
+        from pjrt_arena import memory
 
         trims = []
         took["trim"] = timed(lambda: trims.extend(memory.trim()))
-        given_back = sum(trim.bytes_returned for trim in trims)
+        given_back = sum(trim.returned_bytes for trim in trims)
         took["array_after_trim"] = timed(lambda: jnp.zeros(1).block_until_ready())
     return {"seconds": took, "given_back": given_back}

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 from jax_fuzz.control import CONTROL
 from jax_fuzz.programs import Program, act, aval

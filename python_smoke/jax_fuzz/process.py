@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 import jax
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 from jax_fuzz.actions import ACTIONS
 from jax_fuzz.world import Different, Exhausted, World
@@ -47,9 +47,9 @@ def run(seed: int, settings: dict[str, str], steps: int) -> int:
     counts: Counter[str] = Counter()
     for world in worlds:
         counts.update(world.counts)
-    counts["compactions"] = sum(device["compactions"] for device in memory.stats())
-    counts["moved"] = sum(device["moved_blocks"] for device in memory.stats())
-    counts["spilled"] = sum(device.get("spill", {}).get("spilled", 0) for device in memory.stats())
+    counts["compactions"] = sum(device.num_compactions for device in memory.stats())
+    counts["moved"] = sum(device.num_moves for device in memory.stats())
+    counts["spilled"] = sum(device.spill.num_spilled for device in memory.stats() if device.spill)
     worlds.clear()
     if not faults and (left := _left(before)):
         faults.append(f"the books are not what they were at the beginning: {left}")
@@ -87,13 +87,12 @@ def _act(world: World, steps: int, faults: list[str]) -> None:
 
 
 #: Of each device and of what was spilled from it.
-IN_BOOKS = ("in_use_bytes", "live_blocks", "pending_bytes", "engine_bytes")
+IN_BOOKS = ("bytes_in_use", "num_live_blocks", "pending_bytes", "engine_bytes")
 
 
 def _books() -> list[list[int]]:
     return [
-        [tier.get(name, 0) for tier in (device, device.get("spill", {})) for name in IN_BOOKS]
-        for device in memory.stats()
+        [getattr(tier, name, 0) for tier in (device, device.spill) for name in IN_BOOKS] for device in memory.stats()
     ]
 
 

@@ -108,9 +108,9 @@ def _backend():
 def _arena():
     """What the arena did, and with which engine: proof that what was asked for took place."""
     try:
-        arena = sys.modules["jax_plugins.arena"]
-        counted = arena.counters()
-        engine = json.loads(arena._library.load()._text("pjrt_arena_engine")).get("path")
+        library = sys.modules["pjrt_arena._library"].load()
+        counted = library.counters()
+        engine = library.ask("pjrt_arena_engine").get("path")
     except Exception:  # Another backend: the package is not imported, or has loaded no library.
         return None
     names = ("compactions", "moved_blocks", "engine_bytes")

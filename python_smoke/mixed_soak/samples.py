@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 #: Allocators of Python, jaxlib and the engine settle in this share of the time, at least so many seconds.
 WARM_UP, SHORTEST_WARM_UP = 0.15, 60.0
@@ -23,7 +23,7 @@ def resident() -> int:
 
 def books() -> list[list[int]]:
     """For each device the bytes and the blocks in use, and the bytes whose owner let go."""
-    return [[device["in_use_bytes"], device["live_blocks"], device["pending_bytes"]] for device in memory.stats()]
+    return [[device.bytes_in_use, device.num_live_blocks, device.pending_bytes] for device in memory.stats()]
 
 
 def at_rest(expected: list[list[int]] | None, patience: float = 60.0) -> list[list[int]]:
@@ -37,8 +37,8 @@ def at_rest(expected: list[list[int]] | None, patience: float = 60.0) -> list[li
 
 def counted() -> dict[str, int]:
     """Of all devices together: compactions, and what they moved."""
-    names = ("compactions", "moved_blocks", "moved_bytes")
-    return {name: sum(device[name] for device in memory.stats()) for name in names}
+    names = {"compactions": "num_compactions", "moved_blocks": "num_moves", "moved_bytes": "moved_bytes"}
+    return {told: sum(getattr(device, name) for device in memory.stats()) for told, name in names.items()}
 
 
 def slope(samples: list[dict[str, Any]]) -> float:

@@ -6,6 +6,7 @@ mod engine;
 mod ffi;
 mod groups;
 mod memory;
+pub(super) mod on_oom;
 mod python;
 mod report;
 mod track;
@@ -51,7 +52,23 @@ text_functions! {
     /// engine, but starts the GPUs' driver where there is one: a process that forks afterwards cannot use GPUs in the
     /// child.
     pub fn pjrt_arena_doctor() -> String {
-        doctor()
+        let (environment, findings) = findings();
+        config::doctor(&environment, &[], &findings)
+    }
+
+    /// What [`pjrt_arena_doctor`] says, as JSON; see [`config::settings_as_json`].
+    pub fn pjrt_arena_doctor_json() -> String {
+        let (environment, findings) = findings();
+        config::settings_as_json(&environment, &[], &findings).to_string()
+    }
+
+    /// Every setting as a client that is created now would read it from the environment, as JSON; see
+    /// [`config::settings_as_json`]. Unlike [`pjrt_arena_doctor_json`] it looks at nothing else: no engine, no driver.
+    /// `engine` is the file of the engine, or null while none is loaded: from then on `engine` and `log` are fixed.
+    pub fn pjrt_arena_settings() -> String {
+        let mut settings = config::settings_as_json(&Environment::of_process(), &[], &[]);
+        settings["engine"] = json!(process::loaded().map(|(engine, _)| engine.path().to_string_lossy()));
+        settings.to_string()
     }
 
     /// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
@@ -69,7 +86,8 @@ fn check() -> crate::error::Result<()> {
     settings.engine_options(process::kind(), None).map(drop)
 }
 
-fn doctor() -> String {
+/// The environment, and what its settings lead to on this machine.
+fn findings() -> (Environment, Vec<Finding>) {
     let environment = Environment::of_process();
     let mut findings = Vec::new();
     let (mut vendor, mut library) = (Vendor::Nvidia, config::CudaDriver::default().to_string());
@@ -101,7 +119,7 @@ fn doctor() -> String {
     findings.push(Finding { row: &HUGE_PAGES, what: Found::Offer(host::huge_pages().to_string()) });
     let gpus = cuda::probe_library(vendor, library).map_or_else(|why| why.to_string(), |driver| driver.to_string());
     findings.push(Finding { row: &ENGINE, what: Found::Offer(gpus) });
-    config::doctor(&environment, &[], &findings)
+    (environment, findings)
 }
 
 fn counters(clients: &[ClientGuard]) -> Value {
@@ -208,6 +226,26 @@ fn of_arena(arena: &DeviceMemory, engine_bytes: i64) -> Value {
         "pending_blocks": stats.pending_blocks,
         "engine_bytes": engine_bytes,
     })
+}
+
+/// Has each device remember the last events of its memory from now on, as many as its setting says (65536 where that is
+/// 0), or, if `enabled` is 0, no more. What it remembers already is kept if it does so already, and forgotten if it
+/// ends. Returns how many devices have an arena. Clients that are created afterwards go by their setting.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjrt_arena_history(enabled: c_int) -> c_int {
+    let mut count = 0;
+    for client in client::guard_all() {
+        let events = match (enabled, client.allocator.settings.history.value) {
+            (0, _) => 0,
+            (_, 0) => config::DEFAULT_HISTORY,
+            (_, events) => events,
+        };
+        for arena in client.arenas() {
+            arena.keep_history(events);
+            count += 1;
+        }
+    }
+    count
 }
 
 /// Sets the statistics' peaks to what is in use now, on every device. Returns how many devices have an arena.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    api::{call::Call, own_error},
+    api::{call::Call, control::on_oom, own_error},
     engine::{Args, Failure, Outcome, failure::panicked, fitted, process},
     error::{Code, Error},
     sys::{self, CStruct},
@@ -144,6 +144,8 @@ fn guard(function: &'static str, body: impl FnOnce() -> Outcome) -> *mut sys::PJ
 #[cold]
 #[inline(never)]
 fn failed(failure: Failure) -> *mut sys::PJRT_Error {
+    // The call is over: what it had locked is free.
+    on_oom::tell(&failure);
     match failure {
         Failure::Own(own) => own_error::into_raw(own),
         Failure::Engine(engine) => engine.into_raw().unwrap_or_else(own_error::into_raw),

@@ -12,7 +12,7 @@
 //!                              |
 //!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
 //!                              |    \-- engine_options(kind, share)      -> what the engine is given
-//!                           report: one log line; the table of `python -m jax_plugins.arena`
+//!                           report: one log line; the table of `pjrt-arena doctor`
 //! ```
 //!
 //! Rules:
@@ -48,7 +48,7 @@ pub use crate::config::engine_options::EngineOptions;
 pub use crate::config::environment::{Environment, OptionValue};
 pub use crate::config::limit::{Fraction, GRANULE_BYTES, Limit};
 pub use crate::config::pinned_limit::PinnedLimit;
-pub use crate::config::report::{Finding, Found, Outcome, doctor};
+pub use crate::config::report::{Finding, Found, Outcome, doctor, settings_as_json};
 pub use crate::config::row::{Row, Setting, Source};
 pub use crate::config::settings::*;
 pub use crate::config::share::{Share, ShareMin};

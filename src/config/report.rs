@@ -1,6 +1,8 @@
-//! Says what was decided: one line for the log, a table for `python -m jax_plugins.arena`.
+//! Says what was decided: one line for the log, a table and JSON for the command `pjrt-arena doctor`.
 
 use std::path::Path;
+
+use serde_json::json;
 
 use crate::{
     config::{
@@ -115,6 +117,52 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
         }
     }
     text
+}
+
+/// The same as JSON: `settings`, an array with an object for each, and `warnings` and `overridden`, arrays of texts. A
+/// setting has `name`, `variable`, `options`, `others` (XLA's variables and flags), `allowed`, `default`, `doc`; `value`
+/// and `source`, or `error`; `led_to` and `here`, arrays of texts.
+pub fn settings_as_json(
+    environment: &Environment,
+    options: &[(String, OptionValue)],
+    findings: &[Finding],
+) -> serde_json::Value {
+    let reading = Reading::new(environment, options);
+    let own = |name: &str| name.starts_with("PJRT_ARENA_");
+    let one = |Shown { row, value }: Shown| {
+        let (mut variable, mut options, mut others) = (None, Vec::new(), Vec::new());
+        for name in row.names {
+            match *name {
+                Source::Environment(name) if own(name) => variable = Some(name),
+                Source::Option(name) => options.push(name),
+                other => others.push(other.to_string()),
+            }
+        }
+        let (mut led_to, mut here) = (Vec::new(), Vec::new());
+        for finding in findings.iter().filter(|finding| finding.row.name == row.name) {
+            match &finding.what {
+                Found::Led(Ok(text)) => led_to.push(text.clone()),
+                Found::Led(Err(error)) => led_to.push(format!("ERROR: {}", error.message)),
+                Found::Offer(text) => here.push(text.clone()),
+            }
+        }
+        json!({
+            "name": row.name,
+            "variable": variable,
+            "options": options,
+            "others": others,
+            "allowed": row.allowed,
+            "default": row.default,
+            "doc": row.doc,
+            "value": value.as_ref().ok().map(|(value, _)| value),
+            "source": value.as_ref().ok().map(|(_, source)| source.to_string()),
+            "error": value.as_ref().err().map(|error| &error.message),
+            "led_to": led_to,
+            "here": here,
+        })
+    };
+    let settings: Vec<_> = reading.shown().into_iter().map(one).collect();
+    json!({ "settings": settings, "warnings": reading.warnings, "overridden": reading.overridden })
 }
 
 /// Every name of a setting, strongest first.

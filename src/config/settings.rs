@@ -2,7 +2,7 @@
 //! how it is read.
 //!
 //! A new setting is one entry of the macro below, and a type in `values` where no type there will do. The entry becomes
-//! a row of [`TABLE`], a field of [`Settings`], and a line of the log and of `python -m jax_plugins.arena`.
+//! a row of [`TABLE`], a field of [`Settings`], and a line of the log and of `pjrt-arena doctor`.
 
 use std::num::NonZeroU32;
 

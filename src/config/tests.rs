@@ -1,6 +1,7 @@
 //! Settings as a whole: precedence, contradictions, errors, and what is said about them.
 
 mod engine;
+mod report;
 mod share;
 
 use std::{

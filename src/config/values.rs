@@ -100,7 +100,7 @@ pub(super) fn parse_devices(given: &Given) -> Result<NonZeroU32> {
 }
 
 /// Events remembered by default: 3 MiB for each device, touched as they come.
-pub(super) const DEFAULT_HISTORY: usize = 1 << 16;
+pub const DEFAULT_HISTORY: usize = 1 << 16;
 /// Most events: 46 MiB, and far below what block numbers in reports bear.
 const MOST_HISTORY: usize = 1_000_000;
 

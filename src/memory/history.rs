@@ -213,6 +213,15 @@ impl History {
         Self { capacity, ..Self::default() }
     }
 
+    /// Forgets all events and remembers so many from here on, with 0 none. What happened meanwhile counts as lost, so
+    /// that nothing is undone across the gap.
+    #[cold]
+    pub(super) fn restart(&mut self, capacity: usize, regions: Vec<AddressRange>) {
+        (self.ring, self.cursor, self.capacity) = (Vec::new(), 0, capacity);
+        self.sequence += 1;
+        self.begin_with(regions);
+    }
+
     /// Takes the regions that are there for known.
     pub(super) fn begin_with(&mut self, regions: Vec<AddressRange>) {
         self.regions = regions;

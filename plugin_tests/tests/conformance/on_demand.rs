@@ -1,13 +1,16 @@
 //! Compaction on demand, through the library's own C functions, and under load. All clients of the process take part,
 //! so each test has a process of its own.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    ffi::{CString, c_char},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use plugin_tests::{
-    Buffer, Program,
+    Buffer, Client, Program, Value,
     event::elsewhere,
     in_child, plugin,
     stress::{self, Load},
@@ -122,5 +125,44 @@ fn c23_c31_arena_two_thousand_arrays_spilled_under_load() {
             let outcome = stress::run(Load { devices, limit, threads: 8, spills: true, compactions: 1000, seed: 7 });
             assert!(outcome.spilled.0 >= 1000 && outcome.spilled.1 > 0, "{outcome:?}");
         }
+    });
+}
+
+/// What a function says of the devices of this name.
+fn of_device(name: &str, device: &str) -> Json {
+    type Tell = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> usize;
+    // SAFETY: the library under test exports it with this type.
+    let tell: Tell = unsafe { plugin().symbol(name) };
+    let (device, mut text) = (CString::new(device).unwrap(), vec![0u8; 4096]);
+    // SAFETY: the name is a C string, and the buffer as long as it is told.
+    let length = unsafe { tell(device.as_ptr(), text.as_mut_ptr().cast(), text.len()) };
+    text.truncate(length);
+    serde_json::from_slice(&text).unwrap_or_else(|_| String::from_utf8(text).unwrap().into())
+}
+
+#[test]
+fn c31_arena_one_device_alone_is_compacted_trimmed_and_reset() {
+    in_child!(&[], || {
+        let options = [("strategy", Value::from("tpu")), ("limit", Value::from("8MiB"))];
+        let client = Client::create(2, &options).unwrap();
+        let kept = fragmented(&client, &[1, 3, 5, 7]);
+        let nobody = "there is no device \"cpu:7\"; there are: cpu:0, cpu:1";
+        for name in ["pjrt_arena_compact_device", "pjrt_arena_trim_device"] {
+            assert_eq!(of_device(name, "cpu:7")["error"], nobody);
+            assert_eq!(of_device(name, "cpu:1").as_array().unwrap().len(), 1);
+        }
+        let number = |told: &Json, field: &str| told[0][field].as_i64().unwrap();
+        assert_eq!(number(&of_device("pjrt_arena_compact_device", "cpu:1"), "buffers_moved"), 0);
+        assert!(number(&of_device("pjrt_arena_compact_device", "cpu:0"), "buffers_moved") > 0);
+        assert!(number(&of_device("pjrt_arena_trim_device", "cpu:0"), "bytes_returned") > 0);
+        let peak =
+            |device: usize| json("pjrt_arena_counters")["devices"][device]["peak_in_use_bytes"].as_i64().unwrap();
+        let before = peak(0);
+        assert_eq!(of_device("pjrt_arena_reset_peak_device", "cpu:7"), nobody);
+        assert_eq!((of_device("pjrt_arena_reset_peak_device", "cpu:1"), peak(0)), ("".into(), before));
+        assert_eq!(of_device("pjrt_arena_reset_peak_device", "cpu:0"), "");
+        assert!(peak(0) < before && peak(0) == 4 * MIB);
+        drop(kept);
+        settles_at(&client, 0);
     });
 }

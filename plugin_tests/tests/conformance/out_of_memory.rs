@@ -1,7 +1,8 @@
 //! Out of memory: an error with numbers, after which everything still works and nothing has leaked.
 
 use std::{
-    hint,
+    ffi::{CStr, c_char, c_void},
+    hint, ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -9,7 +10,9 @@ use std::{
     thread,
 };
 
-use plugin_tests::{Buffer, Client, Code, ElementType, Failure, Gate, Program, event::elsewhere, gate};
+use plugin_tests::{
+    Buffer, Client, Code, ElementType, Failure, Gate, Program, event::elsewhere, gate, in_child, plugin,
+};
 
 use crate::{DIMS, MIB, N, limited, ramp, settles_at, ticket};
 
@@ -194,4 +197,53 @@ fn c31_arena_launches_that_each_hold_a_part_do_not_refuse_each_other() {
         drop((x, filler));
         settles_at(&client, 0);
     }
+}
+
+/// Reports that a test's function was told, and what the library said meanwhile.
+static TOLD: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn tell(report: *const c_char, length: usize, data: *mut c_void) {
+    // SAFETY: the library gives a C string of that length.
+    let report = unsafe { CStr::from_ptr(report) };
+    assert_eq!((report.to_bytes().len(), data.is_null()), (length, true));
+    // Whatever takes the locks of clients and arenas: none is held now.
+    let meanwhile = plugin().text("pjrt_arena_compact").unwrap() + &plugin().text("pjrt_arena_summary").unwrap();
+    // What this asks for in vain itself is not told: there would be no end.
+    let client = limited("preallocate", 4 * MIB);
+    exhausted(megabytes(&client, 5));
+    TOLD.lock().unwrap().push((report.to_str().unwrap().to_owned(), meanwhile));
+}
+
+#[test]
+fn c31_arena_a_function_is_told_of_exhausted_memory_before_the_caller() {
+    type OnOom = unsafe extern "C" fn(*const c_char, usize, *mut c_void);
+    in_child!(&[], || {
+        // SAFETY: the library under test exports it with this type.
+        let on_oom: unsafe extern "C" fn(Option<OnOom>, *mut c_void) = unsafe { plugin().symbol("pjrt_arena_on_oom") };
+        let client = limited("preallocate", 8 * MIB);
+        exhausted(megabytes(&client, 9));
+        // SAFETY: the function may be called on any thread, with NULL, and lets no exception out.
+        unsafe { on_oom(Some(tell), ptr::null_mut()) };
+        let x = client.put(&vec![1f32; 262_144], &[262_144]).unwrap();
+        assert!(TOLD.lock().unwrap().is_empty(), "there was room");
+        let failure = exhausted(megabytes(&client, 9));
+        let add_one = client.compile(&Program::add_one_1m()).unwrap();
+        let held = megabytes(&client, 7).unwrap();
+        exhausted(add_one.run1(&[&x]));
+        // Errors of another kind are none of its business.
+        megabytes(&client, -1).map(drop).unwrap_err();
+        let told = std::mem::take(&mut *TOLD.lock().unwrap());
+        assert_eq!(told.len(), 2, "{told:?}");
+        let report: serde_json::Value = serde_json::from_str(&told[0].0).unwrap();
+        assert_eq!((&report["device"], &report["requested_bytes"]), (&"cpu:0".into(), &(9 * MIB).into()));
+        assert!(failure.message.contains(report["text"].as_str().unwrap()), "{report}");
+        let report: serde_json::Value = serde_json::from_str(&told[1].0).unwrap();
+        assert!(report["origin"].as_str().unwrap().contains("output 0 f32[262144]"), "{report}");
+        assert!(told.iter().all(|(_, meanwhile)| meanwhile.matches("cpu:0").count() >= 2), "{told:?}");
+        // SAFETY: as above.
+        unsafe { on_oom(None, ptr::null_mut()) };
+        exhausted(add_one.run1(&[&x]));
+        assert!(TOLD.lock().unwrap().is_empty());
+        drop(held);
+    });
 }

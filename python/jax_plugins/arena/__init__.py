@@ -16,25 +16,26 @@ The middle case is why a failure is not raised in `initialize()`: JAX would log 
 and later say only that "arena" is unknown. Raised at the start of the backend, it reaches the user as
 "Unable to initialize backend 'arena': <sentence>", from an `import jax` that works.
 
-`jax_plugins.arena.memory` looks at the devices' memory and tidies it up.
+What programs import is `pjrt_arena`; this package imports that, and never the other way round. The names that were
+here before, `memory`, `counters` and `ArenaError`, and ``python -m jax_plugins.arena``, still work, and are deprecated.
 
-Nothing of JAX is imported until `initialize()` runs, so `python -m jax_plugins.arena` (a table of every
-setting and where its value came from) starts no JAX.
+Nothing of JAX is imported until `initialize()` runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from jax_plugins.arena import _ffi, _library
-from jax_plugins.arena._library import ArenaError
+from jax_plugins.arena import _ffi
+from pjrt_arena import _library
 
 if TYPE_CHECKING:
     __version__: str
 
-__all__ = ["ArenaError", "__version__", "counters", "initialize"]
+__all__ = ["__version__", "initialize"]
 
 NAME = "arena"
 
@@ -47,22 +48,24 @@ _log = logging.getLogger(__name__)
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _library.version()
+    if name == "ArenaError":
+        _deprecated("ArenaError", "pjrt_arena.ArenaError")
+        return _library.ArenaError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def counters() -> dict[str, Any]:
-    """What this process's programs did so far, as the library counts it.
+    """Deprecated: `pjrt_arena.memory.counters`. This gives the library's own names, as dicts."""
+    _deprecated("counters()", "pjrt_arena.memory.counters()")
+    counters = _library.load().counters()
+    programs = counters["programs"]
+    # The former names of these two.
+    programs["left_alone"], programs["readdressed"] = programs["not_rewritten"], programs["address_changes"]
+    return counters
 
-    ``programs`` says how many were compiled with destinations (``rewritten``) and how many were not
-    (``not_rewritten``), by reason; ``results`` says how many results were written straight into the arena
-    (``placed``), how many were not although they should have been (``missed``) and how many the rules leave out
-    (``skipped``), by reason. ``scratch`` says what the engine took for programs' scratch out of memory that stays
-    warm, in bytes; None where it takes all of it from malloc.
 
-    Raises:
-      ArenaError: no library can be found, or it is not pjrt-arena's.
-    """
-    return _library.load().counters()
+def _deprecated(name: str, now: str) -> None:
+    warnings.warn(f"jax_plugins.arena.{name} is now {now}", DeprecationWarning, stacklevel=3)
 
 
 def initialize() -> None:
@@ -82,7 +85,7 @@ def initialize() -> None:
             _ffi.install(library)
             _install_callbacks()
             _install_gpu(library)
-        except ArenaError as reason:
+        except _library.ArenaError as reason:
             _log.debug("no handlers for custom calls: %s", reason)
         return
     from jax._src import xla_bridge
@@ -111,7 +114,7 @@ def _usable_library() -> str:
     library.set_search_path()
     _prepare_gpu(library)
     if reason := library.why_unusable():
-        raise ArenaError(reason)
+        raise _library.ArenaError(reason)
     return os.fspath(library.path)
 
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
-    from jax_plugins.arena._library import Library
+    from pjrt_arena._library import Library
 
 #: NumPy's name for each element type of XLA's FFI, by its number there.
 _DTYPES = {

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jax_plugins.arena._library import Library
+    from pjrt_arena._library import Library
 
 _log = logging.getLogger(__name__)
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -46,15 +45,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jax_plugins.arena._library import GpuEngine
+from pjrt_arena._handlers import packages
+from pjrt_arena._library import GpuEngine
 
 #: JAX's name for the platform of custom calls, by the engine's kind. ROCm's engine wants it as an option, too.
 PLATFORMS = {"cuda": "CUDA", "rocm": "ROCM"}
-#: Packages with handlers where the engine's path does not tell its own, best first.
-PACKAGES = {
-    "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin", "jaxlib.cuda"),
-    "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin", "jaxlib.rocm"),
-}
 
 _log = logging.getLogger(__name__)
 
@@ -79,34 +74,6 @@ def prepare(engine: GpuEngine) -> None:
         _call(package, "_import_extensions")
         if getattr(package, "cuda_versions", None) is not None:
             _call(package, "_check_cuda_versions")
-
-
-def describe(engine: GpuEngine) -> str:
-    """One line on what runs beside the engine, for the table of settings. Starts no JAX."""
-    for package in _packages(engine):
-        try:
-            found = importlib.util.find_spec(f"{package}.{engine.kind}_plugin_extension")
-        except ImportError:
-            continue
-        if found is not None:
-            named = re.fullmatch(r"jax_(\w+)_plugin", package)
-            handlers, own = _version(f"jax-{named[1]}-plugin" if named else "jaxlib"), _version(_distribution(engine))
-            apart = f"; the engine is of {own}, and the two must be of one version" if own not in ("", handlers) else ""
-            return f"handlers of custom calls: {package} {handlers}".rstrip() + apart
-    wanted = f"{', '.join(_packages(engine))}; JAX's extra brings one, such as jax[cuda13]"
-    return f"no handlers of custom calls: linear algebra, Triton and callbacks will fail without one of {wanted}"
-
-
-def _distribution(engine: GpuEngine) -> str:
-    """The wheel that brings the engine, by the name of its folder: ``xla_cuda13`` is of ``jax-cuda13-pjrt``."""
-    return f"jax-{engine.path.parent.name.removeprefix('xla_')}-pjrt"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def install_when_loaded(engine: GpuEngine, name: str) -> None:
@@ -135,7 +102,7 @@ def install(engine: GpuEngine, c_api: Any) -> None:
         _log.warning(
             "custom calls (linear algebra, Triton, callbacks) will fail on arena: no %s_plugin_extension in any of %s",
             engine.kind,
-            ", ".join(_packages(engine)),
+            ", ".join(packages(engine)),
         )
         return
     with _warning("custom calls may fail on arena"):
@@ -301,16 +268,9 @@ def _other_libraries(engine: GpuEngine) -> list[str]:
     ]
 
 
-def _packages(engine: GpuEngine) -> list[str]:
-    """Packages that may have the handlers: first the one of the engine's own CUDA or ROCm version."""
-    named = re.fullmatch(rf"xla_({engine.kind}\d+)", engine.path.parent.name)
-    own = [f"jax_{named[1]}_plugin"] if named else []
-    return own + [package for package in PACKAGES[engine.kind] if package not in own]
-
-
 def _extension(engine: GpuEngine) -> ModuleType | None:
     """The module with jaxlib's handlers for GPUs, which is not part of jaxlib."""
-    for package in _packages(engine):
+    for package in packages(engine):
         try:
             return importlib.import_module(f"{package}.{engine.kind}_plugin_extension")
         except ImportError as reason:

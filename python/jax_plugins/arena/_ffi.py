@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from jax_plugins.arena._library import STAGES, ArenaError, Library
+from pjrt_arena._library import STAGES, ArenaError, Library
 
 #: Handlers of jaxlib's that need what only its own runtime gives them; ours have other code.
 HOST_CALLBACKS = frozenset({"xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback"})

@@ -34,7 +34,7 @@ from jax_plugins.arena._shardings import Inexpressible
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jax_plugins.arena._library import Library
+    from pjrt_arena._library import Library
 
 _log = logging.getLogger(__name__)
 

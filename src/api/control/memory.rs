@@ -35,6 +35,28 @@ fn of_all<T>(each: impl Fn(&Client, &DeviceMemory) -> T) -> Vec<T> {
     arenas.map(|(client, arena)| each(client, arena)).collect()
 }
 
+/// As [`of_all`], for the memories of this name.
+///
+/// # Errors
+/// NOT_FOUND if there is none.
+fn of_device<T>(device: CText<'_>, each: impl Fn(&Client, &DeviceMemory) -> T) -> Result<Vec<T>> {
+    let name = device.to_string_lossy();
+    let done = of_all(|client, memory| (memory.name() == name).then(|| each(client, memory)));
+    let done: Vec<T> = done.into_iter().flatten().collect();
+    if done.is_empty() {
+        return Err(no_device(&name, &of_all(|_, memory| memory.name().to_owned())));
+    }
+    Ok(done)
+}
+
+fn no_device(name: &str, names: &[String]) -> Error {
+    Error::new(Code::NotFound, format!("there is no device {name:?}; there are: {}", names.join(", ")))
+}
+
+fn refused(error: Error) -> Value {
+    json!({ "error": error.message })
+}
+
 text_functions! {
     /// Moves arrays on every device until free memory is in as few holes as possible; an array for each device, as
     /// JSON: buffers and bytes moved, seconds, the largest hole before and after, what could not move and why.
@@ -44,6 +66,11 @@ text_functions! {
         Value::from(of_all(compacted)).to_string()
     }
 
+    /// As [`pjrt_arena_compact`], on the devices of this name; or an object with `error`, one sentence, if there is none.
+    pub fn pjrt_arena_compact_device(device: CText<'_>) -> String {
+        of_device(device, compacted).map(Value::from).unwrap_or_else(refused).to_string()
+    }
+
     /// Gives memory that no array uses back to the system, on every device: empty regions, and the pages of holes. An
     /// array for each device, as JSON: bytes and regions given back, seconds. One more, `scratch`, where the engine's
     /// scratch gave something back. Acts at each call, as [`pjrt_arena_compact`] does.
@@ -51,33 +78,47 @@ text_functions! {
         trim()
     }
 
+    /// As [`pjrt_arena_trim`], on the devices of this name, and without the engine's scratch; or an object with `error`,
+    /// one sentence, if there is none.
+    pub fn pjrt_arena_trim_device(device: CText<'_>) -> String {
+        of_device(device, trimmed).map(Value::from).unwrap_or_else(refused).to_string()
+    }
+
+    /// As [`crate::api::control::pjrt_arena_reset_peak`], on the devices of this name. An empty text, or one sentence if
+    /// there is none.
+    pub fn pjrt_arena_reset_peak_device(device: CText<'_>) -> String {
+        of_device(device, |_, memory| memory.clear_peaks()).err().map(|error| error.message).unwrap_or_default()
+    }
+
     /// Spills all arrays that no outsider holds, after the programs under way have ended, and gives the memory back to
     /// the system; on the device of this name, or on all for NULL. An array for each device, as JSON: bytes of arrays
     /// spilled, bytes and regions given back, what stays in use and of whom, seconds; or an object with `error`, one
     /// sentence. Acts at each call, as [`pjrt_arena_compact`] does.
     pub fn pjrt_arena_sleep(device: CText<'_>) -> String {
-        on_devices(device, asleep).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+        on_devices(device, asleep).unwrap_or_else(refused).to_string()
     }
 
     /// Brings spilled arrays back while there is room, what is used first at the beginning; otherwise as
     /// [`pjrt_arena_sleep`]. An array for each device: bytes that came back, bytes that still wait, seconds.
     pub fn pjrt_arena_wake(device: CText<'_>) -> String {
-        on_devices(device, awake).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+        on_devices(device, awake).unwrap_or_else(refused).to_string()
     }
 
     /// The last launches on the device of this name, or on the first that spills for NULL, with their arguments and
     /// results: JSON that `arena-replay --spill` reads. An object with `error`, one sentence, where nothing spills.
     pub fn pjrt_arena_launches(device: CText<'_>) -> String {
-        launches(device).unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+        launches(device).unwrap_or_else(refused).to_string()
     }
 
     /// A map of every device's memory in characters, `columns` wide and `rows` high for each.
     pub fn pjrt_arena_map(columns: usize, rows: usize) -> String {
-        let draw = |client: &Client, memory: &DeviceMemory| {
-            client.allocator.drain();
-            drawn(memory, Screen { columns, rows })
-        };
-        of_all(draw).join("\n")
+        of_all(|client, memory| drawn(client, memory, Screen { columns, rows })).join("\n")
+    }
+
+    /// As [`pjrt_arena_map`], of the devices of this name; an empty text if there is none.
+    pub fn pjrt_arena_map_device(device: CText<'_>, columns: usize, rows: usize) -> String {
+        let drawn = of_device(device, |client, memory| drawn(client, memory, Screen { columns, rows }));
+        drawn.unwrap_or_default().join("\n")
     }
 
     /// What an array of `rank` dimensions takes on a TPU, as JSON: `bytes` in the order of dimensions given,
@@ -88,7 +129,7 @@ text_functions! {
         // SAFETY: the dims are NULL or `rank` numbers, as this function asks.
         let dims = (!dims.is_null() || rank == 0).then(|| unsafe { sys::slice(dims, rank) });
         let answer = footprint(element_type.get(), dims, rank);
-        answer.unwrap_or_else(|error| json!({ "error": error.message })).to_string()
+        answer.unwrap_or_else(refused).to_string()
     }
 }
 
@@ -140,8 +181,7 @@ fn on_devices(device: CText<'_>, each: impl Fn(&Client, &Arc<DeviceMemory>) -> R
             let chosen: Vec<_> = memories().filter(|(_, memory)| memory.name() == name).collect();
             if chosen.is_empty() {
                 let names: Vec<_> = memories().map(|(_, memory)| memory.name().to_owned()).collect();
-                let text = format!("there is no device {name:?}; there are: {}", names.join(", "));
-                return Err(Error::new(Code::NotFound, text));
+                return Err(no_device(&name, &names));
             }
             chosen
         }
@@ -222,7 +262,8 @@ fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value
     })
 }
 
-fn drawn(memory: &DeviceMemory, screen: Screen) -> String {
+fn drawn(client: &Client, memory: &DeviceMemory, screen: Screen) -> String {
+    client.allocator.drain();
     let kind = |state| match state {
         BlockState::Live => MapKind::Live,
         BlockState::Pinned => MapKind::Pinned,

@@ -29,6 +29,14 @@ text_functions! {
         path.to_os().map_or_else(|| "path is NULL; it must name a file".to_owned(), |path| save(Path::new(path)))
     }
 
+    /// The page that shows a snapshot, with `snapshot` in it: the JSON of a `.json` file of [`pjrt_arena_snapshot`]. Needs
+    /// no client. What is no JSON object is an empty text.
+    pub fn pjrt_arena_snapshot_page(snapshot: CText<'_>) -> String {
+        let json = snapshot.to_string_lossy();
+        serde_json::from_str::<serde::de::IgnoredAny>(&json)
+            .map_or_else(|_| String::new(), |_| crate::report::snapshot::page(&json))
+    }
+
     /// A summary of each device's memory, as JSON: an array with, for each device, bytes now, at the peak, allocated
     /// and freed in all; what is free and how it is divided; the largest holders by origin. Peaks are since the start
     /// or [`crate::api::control::pjrt_arena_reset_peak`], sums since the start.

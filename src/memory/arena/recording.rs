@@ -70,6 +70,17 @@ impl Arena {
         state.history.begin_with(regions);
     }
 
+    /// Remembers the last `events` events from here on, with 0 none; where events are remembered already, that goes on
+    /// as it is. Takes the lock.
+    pub fn keep_history(&self, events: usize) {
+        let state = &mut *self.state.lock();
+        if state.history.is_on() != (events > 0) {
+            let mut regions = state.placement.regions();
+            regions.sort_unstable_by_key(|region| region.address);
+            state.history.restart(events, regions);
+        }
+    }
+
     /// Whether events are remembered. Takes the lock.
     pub fn records_history(&self) -> bool {
         self.state.lock().history.is_on()

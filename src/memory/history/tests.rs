@@ -11,6 +11,23 @@ fn sizes(events: &[Event]) -> Vec<u64> {
 }
 
 #[test]
+fn nothing_is_undone_across_a_time_without_history() {
+    let mut history = History::with_capacity(4);
+    noted(&mut history, 1);
+    let before = history.sequence();
+    noted(&mut history, 2);
+    history.restart(0, Vec::new());
+    noted(&mut history, 3);
+    assert_eq!((history.is_on(), history.since(before)), (false, None));
+    let meanwhile = history.sequence();
+    history.restart(4, Vec::new());
+    noted(&mut history, 4);
+    assert_eq!((sizes(&history.events().list), history.events().lost), (vec![4], 4));
+    assert_eq!((history.since(before), history.since(meanwhile)), (None, None));
+    assert_eq!(history.since(history.sequence() - 1).map(|events| sizes(&events)), Some(vec![4]));
+}
+
+#[test]
 fn the_ring_keeps_the_last_events_in_order_and_counts_the_others() {
     let mut history = History::with_capacity(4);
     for bytes in 1..=3 {

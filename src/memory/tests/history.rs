@@ -354,3 +354,32 @@ fn the_history_has_where_scratch_lies() {
     let told: Vec<_> = told.map(|event| Some(AddressRange { address: event.address, bytes: event.bytes })).collect();
     assert_eq!(told, [bottom, elsewhere]);
 }
+
+#[test]
+fn a_history_that_is_turned_off_and_on_again_begins_there() {
+    let (mut arena, _device) = self::arena(Kind::Growing, Bytes::mib(80));
+    arena.record_history(100);
+    let first = take(&arena, Bytes::mib(1));
+    let scope = arena.open_scope();
+    arena.keep_history(100);
+    assert_eq!(arena.survey().events.lost, 0, "it goes on as it is");
+    arena.keep_history(0);
+    let unseen = take(&arena, Bytes::mib(2));
+    assert!(arena.survey().events.list.is_empty() && !arena.records_history());
+    arena.keep_history(100);
+    assert_eq!(arena.free(unseen.id), Ok(()));
+    take(&arena, Bytes::kib(512));
+    let survey = arena.survey();
+    let kinds: Vec<_> = survey.events.list.iter().map(Event::kind).collect();
+    assert_eq!(kinds.iter().filter(|&&kind| kind == EventKind::Region).count(), 0, "its regions were there");
+    assert!(survey.events.lost > 0 && kinds.starts_with(&[EventKind::Free]), "{kinds:?}");
+    // Undone, it is the instant at which it was turned on.
+    let mut past = Past::now(&survey.blocks, &survey.regions, Bytes::ZERO);
+    survey.events.list.iter().rev().for_each(|event| past.undo(event));
+    let ids: Vec<u64> = past.blocks.keys().copied().collect();
+    let mut expected = vec![block_number(first.id), block_number(unseen.id)];
+    expected.sort_unstable();
+    assert_eq!(ids, expected);
+    let scoped = arena.end_scope(scope).expect("it is open");
+    assert_eq!((scoped.peak, scoped.after_peak), (Bytes::mib(3), None), "the peak was while nothing was noted");
+}

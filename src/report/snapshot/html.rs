@@ -30,6 +30,12 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
     fill(&template(), &json::encode(snapshot))
 }
 
+/// The page that shows the snapshot in `json`.
+pub(super) fn page(json: &str) -> String {
+    // Both are UTF-8, and so are their parts.
+    String::from_utf8(fill(&template(), json.as_bytes())).unwrap_or_default()
+}
+
 /// The page with its parts, and [`MARKER`] where the JSON goes.
 fn template() -> String {
     let (mut page, mut rest) = (String::new(), HTML);
@@ -72,6 +78,13 @@ mod tests {
         assert!(PARTS.iter().all(|(name, part)| !page.contains(name) && page.contains(part)));
         assert!(!page.contains(".js@") && !page.contains(".css@"));
         assert_eq!(page.matches(MARKER).count(), 1);
+    }
+
+    #[test]
+    fn a_stored_snapshot_makes_the_page_of_the_live_one() {
+        let snapshot = testing::snapshot();
+        let stored = String::from_utf8(json::encode(&snapshot)).expect("UTF-8");
+        assert_eq!(page(&stored).into_bytes(), encode(&snapshot));
     }
 
     #[test]

@@ -28,6 +28,11 @@ pub use crate::report::snapshot::model::Origin;
 pub use crate::report::snapshot::model::OriginKind;
 pub use crate::report::snapshot::model::Snapshot;
 
+/// The page that shows the snapshot whose JSON this is.
+pub fn page(json: &str) -> String {
+    html::page(json)
+}
+
 impl Snapshot {
     /// What the file of `format` holds.
     pub fn encode(&self, format: Format) -> Vec<u8> {

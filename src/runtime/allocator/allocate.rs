@@ -131,7 +131,8 @@ pub fn open_hole<'a>(allocator: &Allocator, memory: &DeviceMemory, shapes: impl 
 pub fn reserve_scratch(allocator: &Allocator, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<ScratchReservation> {
     match memory.begin_scratch(bytes) {
         Ok(()) => {}
-        Err(_) => reclaim::find_scratch(allocator, memory, bytes)?,
+        Err(_) => reclaim::find_scratch(allocator, memory, bytes)
+            .inspect_err(|error| oom::remember(memory, bytes, "programs' scratch".to_owned(), &error.message))?,
     }
     Ok(ScratchReservation::new(memory, bytes))
 }

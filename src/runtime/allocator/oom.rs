@@ -4,6 +4,7 @@
 //! nothing moves. The failure is noted in the arena's history, and written as a report where the user wants one.
 
 use std::{
+    cell::RefCell,
     path::Path,
     time::{Duration, Instant},
 };
@@ -28,6 +29,36 @@ const HOLDERS: usize = 5;
 
 /// The least time between two reports: a program that tries again and again does not write all the time.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
+
+/// What is known of an error of exhausted memory, for who is told of it beside the caller (`api/control/on_oom.rs`).
+#[derive(Clone, Debug)]
+pub struct Exhausted {
+    /// The device, as the library names it.
+    pub device: String,
+    /// What found no room.
+    pub requested: Bytes,
+    /// What it was for, in words.
+    pub origin: String,
+    /// The error's text.
+    pub text: String,
+}
+
+thread_local! {
+    /// The last one that this thread met.
+    static LAST: RefCell<Option<Exhausted>> = const { RefCell::new(None) };
+}
+
+/// What is known of the last error of exhausted memory that this thread met; the second time nothing.
+pub fn take_last() -> Option<Exhausted> {
+    // A thread that is about to end has none.
+    LAST.try_with(RefCell::take).ok().flatten()
+}
+
+/// Remembers, for [`take_last`], that so many bytes for `origin` found no room.
+pub fn remember(memory: &DeviceMemory, requested: Bytes, origin: String, text: &str) {
+    let last = Exhausted { device: memory.name().to_owned(), requested, origin, text: text.to_owned() };
+    let _ = LAST.try_with(|place| place.replace(Some(last)));
+}
 
 /// The error for an array that found no room. Remembers it, and writes the report, unless a signal ended the wait.
 #[cold]
@@ -65,6 +96,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     if let Some(part) = &memory.group {
         text.push_str(&group::details(part));
     }
+    remember(memory, numbers.requested, ORIGINS.label(provenance.origin), &text);
     memory.note_failure(*numbers, provenance, text.clone());
     if let Some(path) = allocator.settings.oom_report.value.path() {
         report(allocator, path);

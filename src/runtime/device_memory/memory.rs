@@ -9,7 +9,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -85,13 +85,13 @@ pub struct DeviceMemory {
     /// Executions of programs.
     runs: AtomicU32,
     /// Whether executions are timed, for the history.
-    keeps_time: bool,
+    keeps_time: AtomicBool,
 }
 
 impl DeviceMemory {
     /// The memory of `arena`, whose bytes `carrier` moves.
     pub fn new(arena: Arena, carrier: Box<dyn Carrier>) -> Arc<Self> {
-        let keeps_time = arena.records_history();
+        let keeps_time = AtomicBool::new(arena.records_history());
         let (padding, runs) = (AtomicU64::new(0), AtomicU32::new(0));
         let on_host = carrier.is_host();
         Arc::new(Self {
@@ -147,7 +147,14 @@ impl DeviceMemory {
     /// Numbers one execution of a program. Without a lock: it is part of each execution.
     pub fn begin_run(&self) -> Execution {
         let step = self.runs.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Execution { step, at: if self.keeps_time { Timestamp::about_now() } else { Timestamp::UNKNOWN } }
+        let keeps_time = self.keeps_time.load(Ordering::Relaxed);
+        Execution { step, at: if keeps_time { Timestamp::about_now() } else { Timestamp::UNKNOWN } }
+    }
+
+    /// Remembers the last `events` events from here on, with 0 none.
+    pub fn keep_history(&self, events: usize) {
+        self.arena.keep_history(events);
+        self.keeps_time.store(events > 0, Ordering::Relaxed);
     }
 
     /// Completes `blocks` with what their buffers know and the arena does not: what wrote them last without an

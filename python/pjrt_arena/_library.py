@@ -60,8 +60,8 @@ def locate() -> Path:
         return named_for_jax
     here = Path(__file__).resolve().parent
     places = [here]
-    if (here.parents[2] / "Cargo.toml").is_file():
-        places += [here.parents[2] / "target" / profile for profile in ("release", "debug")]
+    if (here.parents[1] / "Cargo.toml").is_file():
+        places += [here.parents[1] / "target" / profile for profile in ("release", "debug")]
     found = [place / FILE_NAME for place in places if (place / FILE_NAME).is_file()]
     if not found:
         looked = ", ".join(map(str, places))
@@ -90,6 +90,9 @@ def version() -> str:
     except importlib.metadata.PackageNotFoundError:
         return load().version()
 
+
+#: `OnOom` in src/api/control/on_oom.rs.
+ON_OOM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 #: A custom call's stages, in the order of `_Bundle`'s fields.
 STAGES = ("instantiate", "prepare", "initialize", "execute")
@@ -140,12 +143,19 @@ class Library:
         """The table of every setting: value, where it came from, what is allowed; the engine; the memory."""
         return self._text("pjrt_arena_doctor")
 
+    def doctor_json(self) -> dict[str, Any]:
+        """The same as JSON: ``settings``, ``warnings`` and ``overridden``."""
+        told: dict[str, Any] = self.ask("pjrt_arena_doctor_json")
+        return told
+
+    def settings(self) -> dict[str, Any]:
+        """As `doctor_json`, without a look at engines and drivers, and with ``engine``, the one that is loaded."""
+        told: dict[str, Any] = self.ask("pjrt_arena_settings")
+        return told
+
     def counters(self) -> dict[str, Any]:
-        """See `jax_plugins.arena.counters`."""
-        counters: dict[str, Any] = json.loads(self._text("pjrt_arena_counters"))
-        programs = counters["programs"]
-        # Deprecated: the former names of these two.
-        programs["left_alone"], programs["readdressed"] = programs["not_rewritten"], programs["address_changes"]
+        """What was counted so far; see `pjrt_arena.memory.counters`."""
+        counters: dict[str, Any] = self.ask("pjrt_arena_counters")
         return counters
 
     def version(self) -> str:
@@ -153,12 +163,15 @@ class Library:
         version: bytes = self._function("pjrt_arena_version", returns=ctypes.c_char_p)()
         return version.decode()
 
-    def map(self, width: int, rows: int) -> str:
-        """See `jax_plugins.arena.memory.map`."""
-        return self._text("pjrt_arena_map", (ctypes.c_size_t, max(width, 0)), (ctypes.c_size_t, max(rows, 0)))
+    def map(self, width: int, rows: int, device: str | None) -> str:
+        """See `pjrt_arena.memory.map`."""
+        screen = (ctypes.c_size_t, max(width, 0)), (ctypes.c_size_t, max(rows, 0))
+        if device is None:
+            return self._text("pjrt_arena_map", *screen)
+        return self._text("pjrt_arena_map_device", (ctypes.c_char_p, device.encode()), *screen)
 
     def summary(self) -> list[dict[str, Any]]:
-        """What each device's memory comes to; see `jax_plugins.arena.memory.summary`."""
+        """What each device's memory comes to; see `pjrt_arena.memory.summary`."""
         devices: list[dict[str, Any]] = json.loads(self._text("pjrt_arena_summary", room=1 << 16))
         return devices
 
@@ -166,9 +179,25 @@ class Library:
         """Writes a snapshot to `path`; the sentence on why not, empty when it worked."""
         return self._text("pjrt_arena_snapshot", (ctypes.c_char_p, path), again=False)
 
-    def reset_peak(self) -> None:
-        """Sets the peaks of every device to what there is now."""
-        self._function("pjrt_arena_reset_peak", returns=ctypes.c_int)()
+    def snapshot_page(self, json_text: str) -> str:
+        """The page that shows this snapshot."""
+        return self._text("pjrt_arena_snapshot_page", (ctypes.c_char_p, json_text.encode()), room=1 << 20)
+
+    def reset_peak(self, device: str | None) -> None:
+        """Sets the peaks of every device, or of this one, to what there is now."""
+        if device is None:
+            self._function("pjrt_arena_reset_peak", returns=ctypes.c_int)()
+        elif refused := self._text("pjrt_arena_reset_peak_device", (ctypes.c_char_p, device.encode())):
+            raise ArenaError(refused)
+
+    def history(self, enabled: bool) -> None:
+        """Whether devices remember the last events."""
+        self._function("pjrt_arena_history", ctypes.c_int, returns=ctypes.c_int)(int(enabled))
+
+    def on_oom(self, function: Any) -> None:
+        """Has the library call this `ON_OOM`, which must stay for ever, when memory is exhausted; None ends that."""
+        address = ctypes.cast(function, ctypes.c_void_p) if function is not None else None
+        self._function("pjrt_arena_on_oom", ctypes.c_void_p, ctypes.c_void_p, returns=None)(address, None)
 
     def track_begin(self) -> int:
         """Begins to watch every device there is; the track's number, or 0 if there are too many."""
@@ -208,13 +237,19 @@ class Library:
         """Calls a function that tells something in JSON. `arguments` are (type, value)."""
         return json.loads(self._text(name, *arguments))
 
-    def act(self, name: str, *arguments: tuple[Any, Any]) -> Any:
-        """Calls a function that does something at every call and tells of it in JSON.
+    def act(self, name: str, *arguments: tuple[Any, Any]) -> list[dict[str, Any]]:
+        """Calls a function that does something to each device at every call and tells of it in JSON.
 
         Asking again for more room would do it again, so the room is ample at once. `arguments` are (type, value).
+
+        Raises:
+          ArenaError: the function says that it cannot.
         """
-        text = self._text(name, *arguments, room=1 << 20, again=False)
-        return json.loads(text)
+        answer = json.loads(self._text(name, *arguments, room=1 << 20, again=False))
+        if isinstance(answer, dict) and "error" in answer:
+            raise ArenaError(answer["error"])
+        done: list[dict[str, Any]] = answer
+        return done
 
     def serves_cpu_handlers(self) -> bool:
         """Whether the engine computes on the CPU, as far as is known: handlers for the CPU are for it. Loads it."""

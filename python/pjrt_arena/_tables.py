@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
+
 #: The longest line of a report, in characters.
 WIDTH = 100
 
@@ -62,3 +65,38 @@ def plural(count: int, noun: str) -> str:
 def lines(rows: list[str]) -> str:
     """The rows, without blanks at their ends."""
     return "\n".join(row.rstrip() for row in rows)
+
+
+#: Colours are those of the page around, so it may be light or dark.
+_STYLE = """
+.pjrt-arena table {border-collapse: collapse; margin: 0 0 1em; color: inherit; background: none}
+.pjrt-arena caption {text-align: left; font-weight: bold; color: inherit; padding: 0.2em 0.6em}
+.pjrt-arena th, .pjrt-arena td {
+  padding: 0.1em 0.6em; text-align: right; border: none; background: none; font-variant-numeric: tabular-nums
+}
+.pjrt-arena thead th {border-bottom: 1px solid currentColor}
+.pjrt-arena .text {text-align: left}
+.pjrt-arena tbody th {font-weight: normal}
+"""
+
+
+def page(*parts: str) -> str:
+    """An element of a page, of elements: `page_table` gives them."""
+    return f'<div class="pjrt-arena"><style>{_STYLE}</style>{"".join(parts)}</div>'
+
+
+def page_table(caption: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]]) -> str:
+    """A table of a page, with every text escaped. A row is a title, numbers, as many as there are, and a note."""
+
+    def row(title: str, numbers: Sequence[str], note: str) -> str:
+        padded = [*numbers, *[""] * (len(heads) - 1 - len(numbers))]
+        cells = "".join(f"<td>{html.escape(number)}</td>" for number in padded)
+        title, note = html.escape(title), html.escape(note)
+        return f'<tr><th scope="row" class="text">{title}</th>{cells}<td class="text">{note}</td></tr>'
+
+    titles = "".join(f"<th>{html.escape(head)}</th>" for head in heads[1:])
+    return (
+        f"<table><caption>{html.escape(caption)}</caption>"
+        f'<thead><tr><th class="text">{html.escape(heads[0])}</th>{titles}<th></th></tr></thead>'
+        f"<tbody>{''.join(row(*one) for one in rows)}</tbody></table>"
+    )

@@ -1,0 +1,317 @@
+"""Snapshots read back: `Snapshot`, and the `Diff` of two.
+
+A snapshot file holds JSON of the schema ``pjrt-arena.snapshot``, version 1, described in the library's
+``src/report/snapshot/json.rs``; an ``.html`` file holds the same in its element of the id "snapshot".
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import html.parser
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pjrt_arena import _convert
+from pjrt_arena._former import Renamed
+from pjrt_arena._reports import Holder, Row, device_text
+from pjrt_arena._tables import WIDTH, age, cell, lines, plural, shorten, size
+
+SCHEMA, VERSION = "pjrt-arena.snapshot", 1
+
+#: `blocks.state` of what arrays hold, live and pinned, and of programs' scratch.
+_HELD, _SCRATCH = (0, 1), 3
+
+#: Origins that the text of a `Diff` names.
+_TOP = 20
+
+#: Characters of an origin in that text.
+_ORIGIN = WIDTH - 57
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot(Renamed):
+    """A snapshot that was read from a file."""
+
+    #: The file.
+    path: Path
+    #: Its JSON, as the schema says: bytes, and nanoseconds since `began_unix_ns`.
+    data: Mapping[str, Any] = dataclasses.field(repr=False)
+
+    FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {"in_use": "bytes_in_use", "pending": "pending_bytes"}
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of arrays, over all devices, as they were asked for."""
+        return sum(device["stats"]["in_use"] for device in self.data["devices"])
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were dropped and that programs still used, over all devices."""
+        return sum(device["stats"]["pending"] for device in self.data["devices"])
+
+    @property
+    def taken(self) -> float:
+        """When it was taken, in seconds since 1970."""
+        return int(self.data["written_unix_ns"]) / 1e9
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it to a file in the format of the name's end, as `memory.snapshot` does; returns the path.
+
+        Only ``.html`` needs the library, which has the page.
+
+        Raises:
+          ValueError: the name has another end.
+          OSError: the file cannot be written; or a link, a folder or a device is there.
+        """
+        return _convert.save(self.data, path)
+
+    def table(self, top: int = 10) -> str:
+        """The snapshot as text of at most 100 columns; `top` origins are named for each device."""
+        data = self.data
+        when = datetime.datetime.fromtimestamp(self.taken).astimezone().isoformat(" ", "seconds")
+        who = f"process {data['process']} ({data['command']}), pjrt-arena {data['library']}"
+        parts = [shorten(f"{self.path.name}: {who}, {when}", WIDTH)]
+        parts += [_device(data, device, top) for device in data["devices"]]
+        return "\n\n".join(parts if data["devices"] else [*parts, "no device: JAX had not started on the arena"])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _run(self) -> tuple[int, str]:
+        """Which process it is of: numbers of blocks are of one process."""
+        return self.data["process"], self.data["began_unix_ns"]
+
+    def _held(self) -> Iterator[tuple[tuple[str, int, int], str, int]]:
+        """Key, origin and bytes of each block that an array holds."""
+        labels = self.data["origins"]["label"]
+        seen: collections.Counter[str] = collections.Counter()
+        for device in self.data["devices"]:
+            # Each client has its own device of that name.
+            name = device["name"]
+            number = seen[name]
+            seen[name] += 1
+            blocks = device["blocks"]
+            for block, origin, held, state in zip(
+                blocks["id"], blocks["origin"], blocks["bytes"], blocks["state"], strict=True
+            ):
+                if state in _HELD:
+                    yield (name, number, block), labels[origin], held
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Growth(Renamed):
+    """What the arrays of one origin held in two snapshots. Bytes are what blocks take from the pool, slack included."""
+
+    #: Where they come from, as in `memory.summary`.
+    origin: str
+    #: Bytes in the first snapshot, and in the second.
+    bytes_before: int
+    bytes_after: int
+    #: How many blocks that were.
+    num_blocks_before: int
+    num_blocks_after: int
+    #: Blocks that are in both: they were held all the time. 0 where the snapshots are of two processes.
+    num_blocks_kept: int
+
+    FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {
+        "before": "bytes_before",
+        "after": "bytes_after",
+        "bytes": "grown_bytes",
+        "blocks_before": "num_blocks_before",
+        "blocks_after": "num_blocks_after",
+        "blocks_kept": "num_blocks_kept",
+    }
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes more in the second snapshot; below 0 where it is less."""
+        return self.bytes_after - self.bytes_before
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diff(Renamed):
+    """What changed between two snapshots; ``print(diff)`` is a table. Blocks that were pending are left out."""
+
+    #: Where the snapshots were read.
+    before: Path
+    after: Path
+    #: From the first to the second, in seconds; below 0 if they were given the wrong way round.
+    seconds: float
+    #: Whether both are of one process; only then `num_blocks_kept` is known.
+    same_process: bool
+    #: Bytes that arrays held, as they were asked for.
+    bytes_in_use_before: int
+    bytes_in_use_after: int
+    #: Bytes that were dropped and that programs still used.
+    pending_bytes_before: int
+    pending_bytes_after: int
+    #: Every origin in either, what grew most first.
+    origins: tuple[Growth, ...]
+
+    FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {
+        "in_use": "grown_bytes",
+        "in_use_before": "bytes_in_use_before",
+        "in_use_after": "bytes_in_use_after",
+        "pending_before": "pending_bytes_before",
+        "pending_after": "pending_bytes_after",
+        "blocks_kept": "num_blocks_kept",
+    }
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes more in use; below 0 where it is less."""
+        return self.bytes_in_use_after - self.bytes_in_use_before
+
+    @property
+    def num_blocks_kept(self) -> int:
+        """Blocks that are in both snapshots."""
+        return sum(growth.num_blocks_kept for growth in self.origins)
+
+    def __str__(self) -> str:
+        span = age(abs(self.seconds)) + (" earlier" if self.seconds < 0 else " later")
+        rows = [shorten(f"{self.before.name} -> {self.after.name}, {span}", WIDTH)]
+        rows.append(f"  {'':<{_ORIGIN}}{'before':>12}{'after':>12}{'growth':>13}{'blocks':>9}{'kept':>7}")
+        rows.append(_line("in use", self.bytes_in_use_before, self.bytes_in_use_after))
+        if self.pending_bytes_before or self.pending_bytes_after:
+            rows.append(_line("pending", self.pending_bytes_before, self.pending_bytes_after))
+        changed = [growth for growth in self.origins if growth.grown_bytes]
+        for growth in changed[:_TOP]:
+            line = _line(growth.origin, growth.bytes_before, growth.bytes_after)
+            more = growth.num_blocks_after - growth.num_blocks_before
+            rows.append(line + f"{more:>+9}{growth.num_blocks_kept:>7}")
+        if rest := changed[_TOP:]:
+            before = sum(other.bytes_before for other in rest)
+            rows.append(_line("all others", before, sum(other.bytes_after for other in rest)))
+        if same := len(self.origins) - len(changed):
+            rows.append(f"  {plural(same, 'origin')} with as much as before")
+        if not self.same_process:
+            rows.append("  the snapshots are of two processes: which blocks were kept is not known")
+        return lines(rows)
+
+
+def _device(data: Mapping[str, Any], device: Mapping[str, Any], top: int) -> str:
+    """One device of a snapshot as text."""
+    stats = device["stats"]
+    head = f"{device['name']}, strategy {device['strategy']}, limit {size(device['limit'])}"
+    rows: list[Row] = [
+        ("in use", (stats["in_use"], stats["peak_in_use"], stats["allocated_total"], stats["freed_total"]), "")
+    ]
+    pairs = {title: (stats[title], stats[f"peak_{title}"]) for title in ("pinned", "reserved")}
+    rows += [(title, pair, "") for title, pair in pairs.items() if any(pair)]
+    rows += [("pool", (stats["pool"], stats["peak_pool"]), ""), ("free", (stats["free"],), "")]
+    for title, count, note in (
+        ("largest hole", stats["largest_hole"], ""),
+        ("pending", stats["pending"], "dropped, but a program still uses it"),
+        ("slack", stats["slack"], "taken beyond the sizes asked for"),
+        ("moved", stats["moved"], plural(stats["compactions"], "compaction")),
+        ("engine's own", stats["engine"], "not part of the pool or the limit"),
+    ):
+        if count:
+            rows.append((title, (count,), note))
+    calls = f"{plural(stats['allocations'], 'allocation')} and {plural(stats['frees'], 'free')} so far"
+    rows.append(("blocks", sum(state != _SCRATCH for state in device["blocks"]["state"]), calls))
+    events = len(device["events"]["kind"])
+    rows.append(("events", events, f"{device['events_lost']} older ones are lost"))
+    text = device_text(head, rows, _holders(data, device), top)
+    # The first line says what could not be allocated.
+    failures = [f"  {shorten(failure['text'].partition(chr(10))[0], WIDTH - 2)}" for failure in device["failures"]]
+    return "\n".join(
+        [text, *(["", "  requests that found no room, the last ones:", *failures[-5:]] if failures else [])]
+    )
+
+
+def _holders(data: Mapping[str, Any], device: Mapping[str, Any]) -> list[Holder]:
+    """Who held the device's memory, the largest first."""
+    labels, sums = data["origins"]["label"], dict[str, list[Any]]()
+    for block in _convert.rows(device["blocks"]):
+        if block["state"] != _SCRATCH:
+            born = block["born"] if block["born"] >= 0 else None
+            held = sums.setdefault(labels[block["origin"]], [0, 0, born])
+            held[0] += block["bytes"]
+            held[1] += 1
+            # One whose age is not known may be the oldest.
+            held[2] = None if None in (held[2], born) else min(held[2], born)
+    holders = [
+        Holder(label, held, blocks, None if born is None else (data["now"] - born) / 1e9)
+        for label, (held, blocks, born) in sums.items()
+    ]
+    return sorted(holders, key=lambda holder: (-holder.bytes, holder.origin))
+
+
+def load(path: str | os.PathLike[str]) -> Snapshot:
+    """See `memory.load_snapshot`."""
+    path = Path(path)
+    # A file of other bytes is no snapshot, and is told so below.
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix.lower() == ".html":
+        page = _Page()
+        page.feed(text)
+        text = "".join(page.found)
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError(f"{path} holds no snapshot; only .html and .json files of memory.snapshot are read")
+    if data.get("version") != VERSION:
+        raise ValueError(f"{path} is a snapshot of version {data.get('version')}; this package reads version {VERSION}")
+    return Snapshot(path, data)
+
+
+def diff(a: str | os.PathLike[str] | Snapshot, b: str | os.PathLike[str] | Snapshot) -> Diff:
+    """See `memory.diff`."""
+    before, after = (given if isinstance(given, Snapshot) else load(given) for given in (a, b))
+    same_process = before._run() == after._run()
+    # For each origin bytes and blocks in either, and blocks in both.
+    sums: dict[str, list[int]] = collections.defaultdict(lambda: [0] * 5)
+    earlier = set()
+    for key, origin, held in before._held():
+        earlier.add(key)
+        sums[origin][0] += held
+        sums[origin][2] += 1
+    for key, origin, held in after._held():
+        sums[origin][1] += held
+        sums[origin][3] += 1
+        sums[origin][4] += same_process and key in earlier
+    origins = [Growth(origin, *numbers) for origin, numbers in sums.items()]
+    return Diff(
+        before=before.path,
+        after=after.path,
+        seconds=after.taken - before.taken,
+        same_process=same_process,
+        bytes_in_use_before=before.bytes_in_use,
+        bytes_in_use_after=after.bytes_in_use,
+        pending_bytes_before=before.pending_bytes,
+        pending_bytes_after=after.pending_bytes,
+        origins=tuple(sorted(origins, key=lambda one: (-one.grown_bytes, -one.bytes_after, one.origin))),
+    )
+
+
+def _line(title: str, before: int, after: int) -> str:
+    grown = cell(after - before, signed=True)
+    return f"  {shorten(title, _ORIGIN - 1):<{_ORIGIN}}{cell(before)}{cell(after)}{grown}"
+
+
+class _Page(html.parser.HTMLParser):
+    """Finds what the page keeps in the element of the id "snapshot"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script" and ("id", "snapshot") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.found.append(data)

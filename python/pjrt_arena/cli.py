@@ -1,0 +1,184 @@
+"""The command `pjrt-arena`. Starts no JAX.
+
+    doctor [--json]           every setting, its value and where that came from; the engine; could a program start?
+    show SNAPSHOT             a stored snapshot as a table
+    diff A B                  what grew between two snapshots, by origin
+    convert A B               a stored snapshot in another format
+    replay TRACE...           runs arena-replay, which measures strategies on a trace
+
+Exit codes: 0, it did what was asked; 1, it could not, and one sentence on stderr says why; 2, the arguments are wrong.
+`replay` ends with the code of arena-replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pjrt_arena import _convert, _handlers, _library, memory
+
+REPLAY = "arena-replay"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Does what `arguments` say, or the process's own; returns the exit code."""
+    # Paths and values may have letters that the terminal's encoding has not.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["replay"]:
+        # Its options are arena-replay's.
+        act: Callable[[], int] = lambda: _replay(given[1:])  # noqa: E731
+    else:
+        chosen = _parser().parse_args(given)
+        act = lambda: int(chosen.act(chosen))  # noqa: E731
+    try:
+        code = act()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        # What the system says names the file; what this package says is a sentence.
+        said = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"pjrt-arena: {said}", file=sys.stderr)
+        return 1
+    except (_library.ArenaError, ValueError) as error:
+        print(f"pjrt-arena: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pjrt-arena",
+        description="Settings and memory snapshots of pjrt-arena, the memory manager behind JAX's devices.",
+        epilog="Exit codes: 0, done; 1, it could not be done, and stderr says why; 2, the arguments are wrong.",
+    )
+    version = parser.add_mutually_exclusive_group()
+    version.add_argument("--version", action="store_const", dest="act", const=_version, help="print the version")
+    version.add_argument("--library", action="store_const", dest="act", const=_path, help="print the library's path")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+
+    def command(name: str, act: Callable[[Any], int], words: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        made.set_defaults(act=act)
+        return made
+
+    doctor = command("doctor", _doctor, "show every setting, its value and where that came from, and the engine")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    show = command("show", _show, "show a stored snapshot as a table")
+    show.add_argument("snapshot", metavar="SNAPSHOT", help="a .json or .html file of memory.snapshot()")
+    show.add_argument("--top", metavar="N", type=_count, default=10, help="name so many holders (default: 10)")
+    diff = command("diff", _diff, "show what grew between two stored snapshots, by origin")
+    diff.add_argument("before", metavar="A", help="a .json or .html file of memory.snapshot()")
+    diff.add_argument("after", metavar="B", help="a later one")
+    convert = command("convert", _convert_to, "write a stored snapshot in another format")
+    convert.add_argument("source", metavar="A", help="a .json or .html file of memory.snapshot()")
+    convert.add_argument("target", metavar="B", help=f"the end says the format: {', '.join(_convert.FORMATS)}")
+    # Its arguments are not read here.
+    command("replay", _version, f"run {REPLAY}, which measures strategies on a trace").add_argument("trace", nargs="*")
+    parser.set_defaults(act=lambda _: parser.error("a command is missing: see pjrt-arena --help"))
+    return parser
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise ValueError(text)
+    return count
+
+
+def _version(_: Any) -> int:
+    print(_library.version())
+    return 0
+
+
+def _path(_: Any) -> int:
+    print(_library.load().path)
+    return 0
+
+
+def _doctor(chosen: Any) -> int:
+    try:
+        library = _library.load()
+    except _library.ArenaError as error:
+        return _unusable(str(error))
+    library.set_search_path()
+    # This loads the engine. Then the table finds a driver where the engine alone looks, as a program does.
+    reason = library.why_unusable()
+    engine = library.gpu_engine()
+    handlers = _handlers.describe(engine) if engine else None
+    if chosen.json:
+        told = {
+            "version": _library.version(),
+            "library": os.fspath(library.path),
+            "usable": not reason,
+            "why_unusable": reason or None,
+            "used_by_jax": _is_used(),
+            "handlers": handlers,
+            **library.doctor_json(),
+        }
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+        return 1 if reason else 0
+    print(library.doctor().rstrip("\n"))
+    if handlers:
+        print(f"\n{handlers}")
+    print(f"\n{_who_uses_it()}")
+    return _unusable(reason) if reason else 0
+
+
+def _unusable(reason: str) -> int:
+    print(f"pjrt-arena cannot run: {reason}", file=sys.stderr)
+    return 1
+
+
+def _is_used() -> bool:
+    return "arena" in [name.strip() for name in os.environ.get("JAX_PLATFORMS", "").split(",")]
+
+
+def _who_uses_it() -> str:
+    """Whether JAX, started from here, would run on the arena."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    said = f"JAX_PLATFORMS={platforms}" if platforms else "JAX_PLATFORMS is not set"
+    if _is_used():
+        return f"JAX would use the arena: {said}"
+    return f"JAX would not use the arena: {said}; set JAX_PLATFORMS=arena,cpu"
+
+
+def _show(chosen: Any) -> int:
+    print(memory.load_snapshot(chosen.snapshot).table(chosen.top))
+    return 0
+
+
+def _diff(chosen: Any) -> int:
+    print(memory.diff(chosen.before, chosen.after))
+    return 0
+
+
+def _convert_to(chosen: Any) -> int:
+    memory.load_snapshot(chosen.source).save(chosen.target)
+    return 0
+
+
+def _replay(arguments: list[str]) -> int:
+    return subprocess.run([_find_replay(), *arguments], check=False).returncode
+
+
+def _find_replay() -> str:
+    """The program, beside the library or where the shell finds it."""
+    beside = _library.locate().parent / REPLAY
+    if beside.is_file():
+        return os.fspath(beside)
+    if found := shutil.which(REPLAY):
+        return found
+    raise _library.ArenaError(
+        f"{REPLAY} is neither in {beside.parent} nor on PATH: build it with `cargo build --release -p {REPLAY}`."
+    )

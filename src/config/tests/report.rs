@@ -1,0 +1,50 @@
+//! Settings as JSON.
+
+use serde_json::json;
+
+use super::{environment, options};
+use crate::{config::*, error::Error};
+
+#[test]
+fn json_has_every_setting_with_its_names_and_where_its_value_came_from() {
+    let environment = environment(&[("PJRT_ARENA_STRATEGY", "tpu"), ("XLA_CLIENT_MEM_FRACTION", ".5")]);
+    let given = options(&[("devices", "2")]);
+    let findings = [
+        Finding { row: &LIMIT, what: Found::Led(Ok("8GiB".to_owned())) },
+        Finding { row: &LIMIT, what: Found::Led(Err(Error::invalid_argument("none"))) },
+        Finding { row: &ENGINE, what: Found::Offer("a GPU".to_owned()) },
+    ];
+    let told = settings_as_json(&environment, &given, &findings);
+    let settings = told["settings"].as_array().expect("an array");
+    let names: Vec<_> = settings.iter().map(|one| one["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, TABLE.iter().map(|row| row.name).collect::<Vec<_>>());
+    let of = |name: &str| &settings[names.iter().position(|&one| one == name).expect(name)];
+    assert_eq!((&of("strategy")["value"], &of("strategy")["source"]), (&json!("tpu"), &json!("PJRT_ARENA_STRATEGY")));
+    assert_eq!(of("limit")["value"], "50%");
+    assert_eq!(of("limit")["variable"], "PJRT_ARENA_LIMIT");
+    assert_eq!(of("limit")["options"], json!(["limit", "memory_fraction"]));
+    assert_eq!(of("limit")["others"], json!(["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"]));
+    assert_eq!(of("limit")["led_to"], json!(["8GiB", "ERROR: none"]));
+    assert_eq!((&of("engine")["here"], &of("engine")["default"]), (&json!(["a GPU"]), &json!("cpu")));
+    assert_eq!(of("devices")["source"], "client option devices");
+    assert!(
+        of("devices")["others"]
+            .as_array()
+            .expect("names")
+            .iter()
+            .any(|name| name.as_str().is_some_and(|name| name.starts_with("XLA_FLAGS --")))
+    );
+    assert!(settings.iter().all(|one| one["error"].is_null() && one["variable"].is_string()));
+}
+
+#[test]
+fn json_of_a_setting_that_is_not_valid_says_why_and_the_others_are_there() {
+    let environment = environment(&[("PJRT_ARENA_LIMIT", "lots"), ("PJRT_ARENA_LIMT", "1GiB")]);
+    let told = settings_as_json(&environment, &[], &[]);
+    let wrong: Vec<_> =
+        told["settings"].as_array().expect("an array").iter().filter(|one| !one["error"].is_null()).collect();
+    assert_eq!(wrong.len(), 1);
+    assert!(wrong[0]["error"].as_str().expect("a text").starts_with("PJRT_ARENA_LIMIT=lots is not valid; allowed: "));
+    assert_eq!((&wrong[0]["name"], &wrong[0]["value"]), (&json!("limit"), &json!(null)));
+    assert!(told["warnings"][0].as_str().expect("a text").contains("PJRT_ARENA_LIMT"));
+}
