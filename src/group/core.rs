@@ -113,8 +113,8 @@ impl Group {
         }
     }
 
-    /// Gives back what members that have died held; returns how many there were. None where the book's lock is not to be
-    /// had.
+    /// Gives back what members that have died held; returns how many there were. None where the book's lock is not to
+    /// be had.
     pub fn sweep(&self) -> usize {
         self.locked(|layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
     }

@@ -41,6 +41,7 @@ mod tests;
 pub use crate::group::core::Group;
 pub use crate::group::folder::Folder;
 pub use crate::group::folder::check_name;
+pub use crate::group::folder::path_of_user;
 pub use crate::group::info::MemberInfo;
 pub use crate::group::join::Joined;
 pub use crate::group::join::Terms;

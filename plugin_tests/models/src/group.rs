@@ -1,9 +1,9 @@
 //! Processes that share a budget: what each takes, maps, unmaps, gives and asks for, and that each may die at any step.
 //!
-//! The steps are those between which a process can be killed and the others can act: the check under the book's lock and
-//! the raising of what is held are one, as the raising is one instruction and nobody else takes meanwhile; mapping is
-//! another, and so are unmapping and lowering. When a process is killed its memory goes first and its lock later. What
-//! stands in its slot stays until another member looks, or the next one joins.
+//! The steps are those between which a process can be killed and the others can act: the check under the book's lock
+//! and the raising of what is held are one, as the raising is one instruction and nobody else takes meanwhile; mapping
+//! is another, and so are unmapping and lowering. When a process is killed its memory goes first and its lock later.
+//! What stands in its slot stays until another member looks, or the next one joins.
 
 use std::time::Duration;
 
@@ -203,8 +203,8 @@ fn bytes(amount: u8) -> Bytes {
     Bytes::new(u64::from(amount))
 }
 
-/// Of the oldest ask: if it is within its entitlement, or others have so much idle, it is served once they answer. An older
-/// one that was more than all there is may have become possible with what its asker gave, and then comes first.
+/// Of the oldest ask: if it is within its entitlement, or others have so much idle, it is served once they answer. An
+/// older one that was more than all there is may have become possible with what its asker gave, and then comes first.
 fn oldest_is_answered(group: &Group, state: &State) -> bool {
     let state = state.clone().settled();
     let Some(&(asker, ask)) = state.asks(group).first() else { return true };

@@ -51,7 +51,8 @@ impl Books {
     }
 }
 
-/// Who waits for memory sees each gift, or is woken by it: the word is read before the look, and changed after the gift.
+/// Who waits for memory sees each gift, or is woken by it: the word is read before the look, and changed after the
+/// gift.
 #[test]
 fn no_gift_is_missed() {
     every_interleaving(3, || {
