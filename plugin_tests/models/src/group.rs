@@ -224,6 +224,20 @@ fn oldest_is_answered(group: &Group, state: &State) -> bool {
     !first || state.ask_rules(group, asker, available) >= bytes(ask.amount)
 }
 
+/// Whoever takes all that it may does not take what would serve an older ask.
+fn nobody_is_overtaken(group: &Group, state: &State) -> bool {
+    let asks = state.asks(group);
+    let is_served =
+        |state: &State, (asker, ask): &(usize, Ask)| state.ask_rules(group, *asker, available) >= bytes(ask.amount);
+    let rank = |who: usize| state.processes[who].ask.map_or(u8::MAX, |ask| ask.rank);
+    (0..state.processes.len()).filter(|&who| state.processes[who].lives()).all(|who| {
+        let mut after = state.clone();
+        after.processes[who].held += state.ask_rules(group, who, available).get() as u8;
+        let older = asks.iter().filter(|(asker, ask)| *asker != who && ask.rank < rank(who));
+        older.filter(|ask| is_served(state, ask)).all(|ask| is_served(&after, ask))
+    })
+}
+
 /// If those that hold memory let go of it in the end, every ask that is possible is served, in the order of the asks.
 fn all_are_served(group: &Group, state: &State) -> bool {
     let mut state = state.clone().settled();
@@ -351,6 +365,7 @@ impl Model for Group {
                     })
             }),
             Property::always("the oldest ask is served once the others answer", oldest_is_answered),
+            Property::always("nobody is overtaken", nobody_is_overtaken),
             Property::always("all asks are served once memory comes free", all_are_served),
             Property::sometimes("all is mapped", |group: &Self, state: &State| {
                 state.processes.iter().map(|process| process.mapped).sum::<u8>() == group.limit

@@ -13,7 +13,7 @@ fn check(group: Group) {
 
 #[test]
 fn three_processes_with_equal_terms() {
-    check(Group { limit: 3, terms: vec![(0, 100); 3], amounts: vec![1, 2], deaths: 1 });
+    check(Group { limit: 3, terms: vec![(0, 100); 3], amounts: vec![1, 2], deaths: 2 });
 }
 
 #[test]
