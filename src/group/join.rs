@@ -223,7 +223,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     Ok(Try::Joined(group))
 }
 
-/// The file as that of a group that this process can join. With the book's lock held.
+/// The file as that of a group that this process can join. With the books' lock held.
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
@@ -253,7 +253,7 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
     Ok(mapping)
 }
 
-/// Takes a slot. With the book's lock held.
+/// Takes a slot. With the books' lock held.
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.

@@ -7,7 +7,7 @@
 //!    |                                                 |
 //!  core ---- the membership: lock, sweep, leave ------ info -- who is in it
 //!    |-- folder    where the files are, and whose
-//!    |-- lock      the kernel's record locks: the book's, and one for each member that lives
+//!    |-- lock      the kernel's record locks: the books', and one for each member that lives
 //!    |-- mapping   the file in memory
 //!    `-- layout    the words in it: slots, limits, asks
 //!          |-- signal    words to sleep on

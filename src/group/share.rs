@@ -147,7 +147,7 @@ impl Share {
         self.part.line().map_or(Bytes::ZERO, |line| Bytes::new(line.held.load(Relaxed)))
     }
 
-    /// Takes bytes from the budget. Memory is never waited for, but the lock of the books may be, for 2 s where its
+    /// Takes bytes from the budget. Memory is never waited for, but the books' lock may be, for 2 s where its
     /// holder was stopped. Asks of this process's own do not stand in its way, whichever thread waits.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ impl Part {
         Some(self.group.own(layout).line(self.device))
     }
 
-    /// Takes bytes if there is room, with the book's lock held; else the numbers.
+    /// Takes bytes if there is room, with the books' lock held; else the numbers.
     ///
     /// # Errors
     /// `DATA_LOSS` with what is wrong.

@@ -1,6 +1,6 @@
 //! Processes that share a budget: what each takes, maps, unmaps, gives and asks for, and that each may die at any step.
 //!
-//! The steps are those between which a process can be killed and the others can act: the check under the book's lock
+//! The steps are those between which a process can be killed and the others can act: the check under the books' lock
 //! and the raising of what is held are one, as the raising is one instruction and nobody else takes meanwhile; mapping
 //! is another, and so are unmapping and lowering. When a process is killed its memory goes first and its lock later.
 //! What stands in its slot stays until another member looks, or the next one joins.

@@ -298,7 +298,7 @@ fn act(state: &mut State, words: &[&str]) -> String {
                 }
             }
         }
-        // The book's lock, as a process has it that is stopped while it reads.
+        // The books' lock, as a process has it that is stopped while it reads.
         ["seize", path] => {
             let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("the file");
             let mut lock = libc::flock {
