@@ -49,8 +49,8 @@ pub fn count_children() {
     });
 }
 
-/// Has each child call `act` before anything else of its own, from the first call on, and be counted before. It may take
-/// no lock.
+/// Has each child call `act` before anything else of its own, from the first call on, and be counted before. It may
+/// take no lock.
 pub fn in_children(act: fn()) {
     static ACT: OnceLock<fn()> = OnceLock::new();
     extern "C" fn begin() {

@@ -11,6 +11,7 @@
 //!    engine/    the inner plugin: libloading, version-checked function table, sessions, owned handles
 //!    report/    an arena's state: text for people, snapshots in files, a timeline
 //!    device/    where bytes lie: host (mmap), cuda (NVIDIA's driver, and AMD's), fake (tests, faults)
+//!    group/     processes that share a device's budget, and the file that they have in common
 //!    config/    the settings
 //!    memory/    device-independent and safe: strategies, free-space index, block table, compaction plans, history
 //!    error, units, region, sys (the C API's bindings), sync, fork, logging
@@ -18,7 +19,7 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
-//! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, config} -> memory ->
+//! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, group, config} -> memory ->
 //! region -> {error, units, sys, fork}`. `region` is a device's allocation as an owned value. The tool `layers`
 //! (`plugin_tests/layers`) checks the order.
 

@@ -1,4 +1,4 @@
-//! A process's membership in a group: its slot, the book's lock, who has died, and the way out.
+//! A process's membership in a group: its slot, the books' lock, who has died, and the way out.
 
 use std::{
     mem::ManuallyDrop,
@@ -113,8 +113,8 @@ impl Group {
         }
     }
 
-    /// Gives back what members that have died held; returns how many there were. None where the book's lock is not to be
-    /// had.
+    /// Gives back what members that have died held; returns how many there were. None where the books' lock is not to
+    /// be had.
     pub fn sweep(&self) -> usize {
         self.locked(|layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
     }
@@ -174,7 +174,7 @@ impl Group {
         work(layout).map_err(|error| self.named(error))
     }
 
-    /// As [`Self::sweep`], with the book's lock held.
+    /// As [`Self::sweep`], with the books' lock held.
     pub(super) fn sweep_locked(&self, layout: &Layout) -> usize {
         let swept = sweep(layout, self.file(), Some(self.slot));
         if swept > 0 {
@@ -227,7 +227,7 @@ impl Drop for Group {
             if let Err(errno) = lock::unlock(self.file(), lock::member(self.slot)) {
                 log::warn!("the lock of a group's slot was not given back: {}", reason(errno));
             }
-            // Whoever lives has a lock, and none comes without that of the book.
+            // Whoever lives has a lock, and none comes without that of the books.
             if book.is_ok() && matches!(lock::holder(self.file(), MEMBERS), Ok(None)) {
                 remove(&self.folder, &self.name, &self.file);
             }
@@ -246,7 +246,7 @@ impl Drop for Group {
     }
 }
 
-/// Takes the name away from a file that nobody needs. The book's lock is held.
+/// Takes the name away from a file that nobody needs. The books' lock is held.
 pub(super) fn remove(folder: &Folder, name: &str, file: &OwnedFd) {
     if matches!(folder.leads_to(name, file), Ok(true))
         && let Err(errno) = folder.remove(name)
@@ -255,7 +255,7 @@ pub(super) fn remove(folder: &Folder, name: &str, file: &OwnedFd) {
     }
 }
 
-/// Frees the slots whose members have died, with the book's lock held; returns how many.
+/// Frees the slots whose members have died, with the books' lock held; returns how many.
 pub(super) fn sweep(layout: &Layout, file: BorrowedFd<'_>, own: Option<usize>) -> usize {
     let mut swept = 0;
     for (index, slot) in layout.taken() {
@@ -267,7 +267,7 @@ pub(super) fn sweep(layout: &Layout, file: BorrowedFd<'_>, own: Option<usize>) -
     swept
 }
 
-/// The book's lock, held.
+/// The books' lock, held.
 pub(super) struct Book<'a>(BorrowedFd<'a>);
 
 impl<'a> Book<'a> {
@@ -298,7 +298,7 @@ impl Drop for Book<'_> {
     }
 }
 
-/// Why the book's lock is not to be had.
+/// Why the books' lock is not to be had.
 pub(super) fn no_book(none: NoLock, layout: &Layout) -> Error {
     let pid = match none {
         NoLock::Failed(errno) => return Error::internal(format!("locking it failed: {}", reason(errno))),

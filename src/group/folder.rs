@@ -38,6 +38,23 @@ impl Identity {
     }
 }
 
+/// Where the user's groups are: in `$XDG_RUNTIME_DIR/pjrt-arena`, if that is set to a directory of this user's, else in
+/// `/dev/shm/pjrt-arena-<uid>`, or `/tmp/pjrt-arena-<uid>` where there is no `/dev/shm`.
+pub fn path_of_user() -> PathBuf {
+    let uid = geteuid().as_raw();
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let is_ours = |path: &PathBuf| {
+        let found = statat(CWD, path, AtFlags::empty());
+        found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir() && stat.st_uid == uid)
+    };
+    if let Some(runtime) = runtime.filter(is_ours) {
+        return runtime.join("pjrt-arena");
+    }
+    let shared = Path::new("/dev/shm");
+    let parent = if shared.is_dir() { shared } else { Path::new("/tmp") };
+    parent.join(format!("pjrt-arena-{uid}"))
+}
+
 /// Whether a group can have this name.
 ///
 /// # Errors
@@ -55,31 +72,18 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 impl Folder {
-    /// The user's: `pjrt-arena` in `$XDG_RUNTIME_DIR`, if that is a directory of this user, else
-    /// `/dev/shm/pjrt-arena-<uid>`, else `/tmp/pjrt-arena-<uid>`. It is made where it does not exist.
+    /// The user's, which is made where it does not exist: see [`path_of_user`].
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` with the path and the reason.
+    /// As [`Self::at`].
     pub fn of_user() -> Result<Self> {
-        let uid = geteuid().as_raw();
-        let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        let is_ours = |path: &PathBuf| {
-            let found = statat(CWD, path, AtFlags::empty());
-            found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir() && stat.st_uid == uid)
-        };
-        if let Some(runtime) = runtime.filter(is_ours) {
-            return Self::at(&runtime.join("pjrt-arena"));
-        }
-        let name = format!("pjrt-arena-{uid}");
-        let shared = Path::new("/dev/shm");
-        let parent = if shared.is_dir() { shared } else { Path::new("/tmp") };
-        Self::at(&parent.join(name))
+        Self::at(&path_of_user())
     }
 
     /// The folder `path`, which is made where it does not exist. The folder around it has to.
     ///
     /// # Errors
-    /// As [`Self::of_user`].
+    /// `FAILED_PRECONDITION` with the path and the reason.
     pub fn at(path: &Path) -> Result<Self> {
         let refuse = |why: &str| {
             Error::failed_precondition(format!(

@@ -3,6 +3,7 @@
 use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, OwnedFd},
+    path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use crate::{
     fork,
     group::{
         core::{Book, Group, Registered, no_book, registry, remove, sweep},
-        folder::{Folder, check_name, reason},
+        folder::{Folder, check_name, path_of_user, reason},
         layout::{Entry, Layout, MAX_DEVICES, MAX_MEMBERS, SIZE},
         lock::{self, Kind, MEMBERS},
         mapping::{Mapping, is_mapped, read, take_space},
@@ -91,21 +92,20 @@ impl Group {
     /// `RESOURCE_EXHAUSTED` if there are too many members, the minima pass the limit, or the disk is full. The caller
     /// decides whether it goes on alone.
     pub fn join(name: &str, terms: &Terms) -> Result<Joined> {
-        check_name(name)?;
-        Self::join_in(&Folder::of_user, name, terms)
+        Self::join_in(&path_of_user(), name, terms)
     }
 
-    /// As [`Self::join`], for a group in the folder that `folder` opens.
+    /// As [`Self::join`], for a group in the folder `folder`.
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub fn join_in(folder: &dyn Fn() -> Result<Folder>, name: &str, terms: &Terms) -> Result<Joined> {
+    pub fn join_in(folder: &Path, name: &str, terms: &Terms) -> Result<Joined> {
         check_name(name)?;
         terms.check()?;
         fork::count_children();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            if let Try::Joined(group) = try_join(folder()?, name, terms)? {
+            if let Try::Joined(group) = try_join(Folder::at(folder)?, name, terms)? {
                 let notes = group.notes(terms)?;
                 return Ok(Joined { group, notes });
             }
@@ -126,8 +126,8 @@ impl Group {
             let limit = layout.limit(device);
             if terms.explicit_limit && limit != *wanted {
                 notes.push(format!(
-                    "the limit of device {device} is {limit} ({}), which the first member of the group `{name}` has set; \
-                     the {wanted} that were asked for here do not count",
+                    "the limit of device {device} is {limit} ({}), which the first member of the group `{name}` has \
+                     set; the {wanted} that were asked for here do not count",
                     limit.get()
                 ));
             }
@@ -136,8 +136,8 @@ impl Group {
         let (min, weight) = (own.min(), own.weight());
         if (min, weight) != (terms.min, terms.weight) {
             notes.push(format!(
-                "this process is a member of the group `{name}` already, with a minimum of {min} and a weight of {weight}; \
-                 the minimum of {} and the weight of {} that were asked for now do not count",
+                "this process is a member of the group `{name}` already, with a minimum of {min} and a weight of \
+                 {weight}; the minimum of {} and the weight of {} that were asked for now do not count",
                 terms.min, terms.weight
             ));
         }
@@ -170,7 +170,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     let file = folder.open(name, true).map_err(precondition)?;
     let Some(file) = file else { return Ok(Try::Again) };
     let opened = fstat(&file).map_err(|errno| precondition(reason(errno)))?;
-    if is_mapped(opened.st_ino, name) {
+    if is_mapped(opened.st_ino, &path) {
         // Its locks would end if this descriptor were closed.
         std::mem::forget(file);
         let why = "another copy of this library in this process is a member; one copy is allowed";
@@ -223,7 +223,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     Ok(Try::Joined(group))
 }
 
-/// The file as that of a group that this process can join. With the book's lock held.
+/// The file as that of a group that this process can join. With the books' lock held.
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
@@ -243,8 +243,8 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
     let size = fstat(file).map_err(|errno| internal("fstat", errno))?.st_size;
     if size != SIZE as i64 {
         let why = format!(
-            "its file has {size} bytes, and that of this library's version has {SIZE}: it is damaged, or its members have \
-             another version of this library; end them first"
+            "its file has {size} bytes, and that of this library's version has {SIZE}: it is damaged, or its members \
+             have another version of this library; end them first"
         );
         return Err(Error::new(Code::DataLoss, why));
     }
@@ -253,7 +253,7 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
     Ok(mapping)
 }
 
-/// Takes a slot. With the book's lock held.
+/// Takes a slot. With the books' lock held.
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
@@ -289,8 +289,8 @@ fn enter(file: &OwnedFd, layout: &Layout, terms: &Terms) -> Result<usize> {
 fn check_devices(layout: &Layout, devices: std::ops::Range<usize>, min: Bytes) -> Result<()> {
     if devices.end > layout.devices() {
         return Err(Error::failed_precondition(format!(
-            "this process has {} devices, and the group has limits for {}: its first member had no more; allowed are up \
-             to so many",
+            "this process has {} devices, and the group has limits for {}: its first member had no more; allowed are \
+             up to so many",
             devices.end,
             layout.devices()
         )));
@@ -300,8 +300,8 @@ fn check_devices(layout: &Layout, devices: std::ops::Range<usize>, min: Bytes) -
         let minima = layout.members(device)?.into_iter().map(|(_, member)| member.min);
         admit(limit, minima, min).map_err(|left| {
             let why = format!(
-                "a minimum of {min} ({} bytes) is not left of device {device}: its limit is {limit}, the other members have \
-                 minima of {}, and {left} ({} bytes) is allowed",
+                "a minimum of {min} ({} bytes) is not left of device {device}: its limit is {limit}, the other \
+                 members have minima of {}, and {left} ({} bytes) is allowed",
                 min.get(),
                 limit.saturating_sub(left),
                 left.get()

@@ -7,8 +7,8 @@
 //!   ...
 //! ```
 //!
-//! No sum is stored that could be wrong when a process dies between two instructions: what is free is computed from what
-//! the members hold. What is read is looked at before it is used, as anything may have written to the file.
+//! No sum is stored that could be wrong when a process dies between two instructions: what is free is computed from
+//! what the members hold. What is read is looked at before it is used, as anything may have written to the file.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -244,8 +244,8 @@ impl Slot {
             Error::new(
                 Code::DataLoss,
                 format!(
-                    "the member in slot {index} (pid {}) has a {what} of {value} on device {device}, and at most {most} is \
-                     possible",
+                    "the member in slot {index} (pid {}) has a {what} of {value} on device {device}, and at most \
+                     {most} is possible",
                     self.pid.load(Relaxed)
                 ),
             )

@@ -4,6 +4,7 @@ use std::{
     fs,
     ops::Deref,
     os::fd::BorrowedFd,
+    path::Path,
     ptr::{self, NonNull},
 };
 
@@ -108,12 +109,13 @@ pub(super) fn take_space(file: BorrowedFd<'_>) -> Result<()> {
     }
 }
 
-/// Whether this process has mapped the file with this number and name, which a copy of this library must have done.
-pub(super) fn is_mapped(inode: u64, name: &str) -> bool {
+/// Whether this process has mapped the file with this number and path, which a copy of this library must have done.
+pub(super) fn is_mapped(inode: u64, path: &Path) -> bool {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.lines().any(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(4);
-        let found = fields.next().and_then(|field| field.parse().ok());
-        found == Some(inode) && line.strip_suffix(name).is_some_and(|before| before.ends_with('/'))
-    })
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let is_this = |line: &str| {
+        let found = line.split_ascii_whitespace().nth(4).and_then(|field| field.parse().ok());
+        found == Some(inode) && path.to_str().is_some_and(|path| line.ends_with(path))
+    };
+    maps.lines().any(is_this)
 }

@@ -7,7 +7,7 @@
 //!    |                                                 |
 //!  core ---- the membership: lock, sweep, leave ------ info -- who is in it
 //!    |-- folder    where the files are, and whose
-//!    |-- lock      the kernel's record locks: the book's, and one for each member that lives
+//!    |-- lock      the kernel's record locks: the books', and one for each member that lives
 //!    |-- mapping   the file in memory
 //!    `-- layout    the words in it: slots, limits, asks
 //!          |-- signal    words to sleep on
@@ -41,6 +41,7 @@ mod tests;
 pub use crate::group::core::Group;
 pub use crate::group::folder::Folder;
 pub use crate::group::folder::check_name;
+pub use crate::group::folder::path_of_user;
 pub use crate::group::info::MemberInfo;
 pub use crate::group::join::Joined;
 pub use crate::group::join::Terms;

@@ -94,9 +94,9 @@ impl fmt::Display for Short {
         let Self { device, bytes, available, limit, held, others, guaranteed, asked, most } = self;
         write!(
             f,
-            "{bytes} more are not free in the shared budget of device {device}: of {limit} this process holds {held}, others \
-             hold {others}, {guaranteed} more are guaranteed to them, {asked} are kept for older asks, and {available} could be \
-             taken; this process could hold {most} at most"
+            "{bytes} more are not free in the shared budget of device {device}: of {limit} this process holds \
+             {held}, others hold {others}, {guaranteed} more are guaranteed to them, {asked} are kept for older \
+             asks, and {available} could be taken; this process could hold {most} at most"
         )
     }
 }
@@ -147,12 +147,12 @@ impl Share {
         self.part.line().map_or(Bytes::ZERO, |line| Bytes::new(line.held.load(Relaxed)))
     }
 
-    /// Takes bytes from the budget. Memory is never waited for, but the lock of the books may be, for 2 s where its
+    /// Takes bytes from the budget. Memory is never waited for, but the books' lock may be, for 2 s where its
     /// holder was stopped. Asks of this process's own do not stand in its way, whichever thread waits.
     ///
     /// # Errors
-    /// The numbers if there is no room, also when the members that have died are counted out; or why the group cannot be
-    /// used.
+    /// The numbers if there is no room, also when the members that have died are counted out; or why the group cannot
+    /// be used.
     pub fn take(&self, bytes: Bytes) -> Result<Taken, Refused> {
         let part = &self.part;
         let taken = part.group.locked(|layout| {
@@ -180,8 +180,8 @@ impl Share {
         available().unwrap_or_default()
     }
 
-    /// Asks the other members for memory, so that `bytes` can be taken. The ask counts until it is dropped, and no longer
-    /// than `until`. Those of one process and device are shown to the others one after the other.
+    /// Asks the other members for memory, so that `bytes` can be taken. The ask counts until it is dropped, and no
+    /// longer than `until`. Those of one process and device are shown to the others one after the other.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` in a child of the member.
@@ -200,8 +200,8 @@ impl Share {
         Ok(Ask { part: part.clone(), asked, seen: AtomicU32::new(layout.given.seen()) })
     }
 
-    /// Tells the other members what of this client's memory is in use, and what it could give back at once. Nothing in a
-    /// child of the member.
+    /// Tells the other members what of this client's memory is in use, and what it could give back at once. Nothing in
+    /// a child of the member.
     pub fn publish(&self, used: Bytes, idle: Bytes) {
         let Some(line) = self.part.line() else { return };
         for (own, word, value) in [(&self.used, &line.used, used), (&self.idle, &line.idle, idle)] {
@@ -240,7 +240,7 @@ impl Part {
         Some(self.group.own(layout).line(self.device))
     }
 
-    /// Takes bytes if there is room, with the book's lock held; else the numbers.
+    /// Takes bytes if there is room, with the books' lock held; else the numbers.
     ///
     /// # Errors
     /// `DATA_LOSS` with what is wrong.

@@ -1,8 +1,8 @@
 //! A word in shared memory that says that something has changed, and on which processes sleep until it does.
 //!
-//! Who waits reads the word, then looks whether it has what it waits for, then sleeps. Who changes something changes it,
-//! and then the word. So either the look sees the change, or the word is another one than was read, and the sleep ends
-//! at once.
+//! Who waits reads the word, then looks whether it has what it waits for, then sleeps. Who changes something changes
+//! it, and then the word. So either the look sees the change, or the word is another one than was read, and the sleep
+//! ends at once.
 
 use std::time::Duration;
 

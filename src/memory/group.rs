@@ -15,9 +15,9 @@
 //! 2. Beyond that, members above their *entitlement* go down to it, by compaction or spilling, those furthest above
 //!    first; but only for an ask that leaves the asker within its own entitlement. Nobody spills for a part of an ask.
 //!
-//! Entitlements are weighted max-min fair: each member has its minimum, the rest is divided by weight, and what one does
-//! not need is divided among those who need it. So a member that is idle takes nothing from the entitlements of others,
-//! and if all go down to their entitlements, an ask within one has room.
+//! Entitlements are weighted max-min fair: each member has its minimum, the rest is divided by weight, and what one
+//! does not need is divided among those who need it. So a member that is idle takes nothing from the entitlements of
+//! others, and if all go down to their entitlements, an ask within one has room.
 //!
 //! An ask that is [`PATIENCE`] old is wanted from each of the others as if it were the only one: some of them may have
 //! been stopped. An ask that has expired counts for nothing, and one that could not be served even by an empty group

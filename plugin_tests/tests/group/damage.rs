@@ -98,8 +98,8 @@ fn a_damaged_file_is_taken_over_only_if_it_has_no_members() {
     Member::joined(&place).end();
 }
 
-/// Every word of the file is replaced by numbers that cannot be, one after the other, under two members. There may be an
-/// error; there is no panic, and nobody hangs.
+/// Every word of the file is replaced by numbers that cannot be, one after the other, under two members. There may be
+/// an error; there is no panic, and nobody hangs.
 #[test]
 fn numbers_that_cannot_be_are_errors() {
     let place = Place::new();

@@ -115,6 +115,18 @@ fn looking_does_not_end_a_membership() {
     assert!(second.tell("take 30").contains("others hold 80B"));
 }
 
+/// Two libraries in one process would take each other's locks for their own.
+#[test]
+fn a_second_copy_of_the_library_in_a_process_is_refused() {
+    let place = Place::new();
+    let mut first = Member::joined(&place);
+    let mut second = Member::new(&place);
+    assert_eq!(second.tell(&format!("map {}", place.file().display())), "mapped");
+    let refused = second.tell("join 100");
+    assert!(refused.contains("another copy of this library in this process is a member"), "{refused}");
+    assert_eq!(first.tell("take 100"), "taken");
+}
+
 #[test]
 fn a_child_is_no_member_and_can_become_one() {
     let place = Place::new();

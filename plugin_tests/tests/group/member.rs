@@ -298,7 +298,7 @@ fn act(state: &mut State, words: &[&str]) -> String {
                 }
             }
         }
-        // The book's lock, as a process has it that is stopped while it reads.
+        // The books' lock, as a process has it that is stopped while it reads.
         ["seize", path] => {
             let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("the file");
             let mut lock = libc::flock {
@@ -313,6 +313,16 @@ fn act(state: &mut State, words: &[&str]) -> String {
             assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_SETLKW, &raw mut lock) }, 0);
             state.foreign = Some(file);
             "seized".into()
+        }
+        // As another copy of the library has it.
+        ["map", path] => {
+            let file = fs::File::open(path).expect("the file");
+            let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+            // SAFETY: the kernel chooses the address, and nobody refers to the memory.
+            let start =
+                unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
+            assert_ne!(start, libc::MAP_FAILED);
+            "mapped".into()
         }
         ["fork"] => crate::death::in_a_child(state),
         _ => panic!("unknown: {words:?}"),

@@ -10,8 +10,9 @@ fn what_one_holds_the_other_lacks() {
     assert_eq!(second.tell("available"), "30");
     assert_eq!(
         second.tell("take 31"),
-        "31B more are not free in the shared budget of device 0: of 100B this process holds 0B, others hold 70B, 0B more are \
-         guaranteed to them, 0B are kept for older asks, and 30B could be taken; this process could hold 100B at most"
+        "31B more are not free in the shared budget of device 0: of 100B this process holds 0B, others hold 70B, 0B \
+         more are guaranteed to them, 0B are kept for older asks, and 30B could be taken; this process could \
+         hold 100B at most"
     );
     assert_eq!(second.tell("take 30"), "taken");
     assert_eq!(place.held(), 100);

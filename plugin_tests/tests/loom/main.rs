@@ -6,6 +6,7 @@
 mod arena;
 mod async_slot;
 mod buffer;
+mod group;
 mod in_flight;
 mod memory;
 mod output_cache;
@@ -21,6 +22,7 @@ macro_rules! library {
 }
 
 library! {
+    "../../../src/group/signal.rs" signal;
     "../../../src/memory/arena/lock.rs" lock;
     "../../../src/runtime/buffer/usage.rs" usage;
     "../../../src/runtime/executable/kept.rs" kept;

@@ -178,5 +178,31 @@ pub mod atomic {
     }
 
     atomic!(AtomicBool, bool);
-    counting!(AtomicIsize, isize; AtomicUsize, usize;);
+    counting!(AtomicIsize, isize; AtomicU32, u32; AtomicUsize, usize;);
+}
+
+/// As the crate's own, by a lock that stands for the kernel's: it is held while the number is compared, and while
+/// sleepers are woken.
+pub mod futex {
+    use std::time::Duration;
+
+    use super::atomic::{AtomicU32, Ordering};
+
+    loom::lazy_static! {
+        static ref SLEEPERS: (super::Mutex<()>, super::Condvar) = (super::Mutex::new(()), super::Condvar::new());
+    }
+
+    pub fn wait(word: &AtomicU32, seen: u32, _: Duration) {
+        let (lock, woken) = &*SLEEPERS;
+        let mut held = lock.lock();
+        if word.load(Ordering::Relaxed) == seen {
+            woken.wait(&mut held);
+        }
+    }
+
+    pub fn wake(_: &AtomicU32) {
+        let (lock, woken) = &*SLEEPERS;
+        let _held = lock.lock();
+        woken.notify_all();
+    }
 }

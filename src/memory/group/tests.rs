@@ -43,7 +43,8 @@ fn what_is_free_is_everybodys_but_for_minima() {
 
 #[test]
 fn what_is_free_is_kept_for_the_oldest_ask() {
-    // The second one asks for more than there is: what there is waits for it, and for the first one if that asked before.
+    // The second one asks for more than there is: what there is waits for it, and for the first one if that asked
+    // before.
     let waiting = |first, second| [asking(member(30, 0), first, 10), asking(member(40, 0), second, 40), member(0, 0)];
     assert_eq!(can_take(&waiting(1, 2)), [30, 20, 0]);
     assert_eq!(can_take(&waiting(2, 1)), [0, 30, 0]);
@@ -174,7 +175,8 @@ proptest! {
     fn nobody_takes_what_serves_an_older_ask((limit, mut members) in groups(), who in 0..8usize) {
         let who = who % members.len();
         let ticket = members[who].ask.map_or(u64::MAX, |ask| ask.ticket);
-        let older: Vec<_> = asks(limit, &members, NOW).filter(|(asker, ask)| *asker != who && ask.ticket < ticket).collect();
+        let is_older = |(asker, ask): &(usize, Asked)| *asker != who && ask.ticket < ticket;
+        let older: Vec<_> = asks(limit, &members, NOW).filter(is_older).collect();
         let is_served = |members: &[Member], (asker, ask): &(usize, Asked)| {
             available(limit, members, *asker, NOW) >= ask.bytes
         };
@@ -251,8 +253,8 @@ fn peaks() -> impl Strategy<Value = Vec<Vec<u64>>> {
 }
 
 proptest! {
-    /// Processes with peaks of up to the whole limit. A process at its turn lets go of the last peak, and takes the next
-    /// one if it may, or asks for it. All peaks come, and none of them later than two rounds for each process.
+    /// Processes with peaks of up to the whole limit. A process at its turn lets go of the last peak, and takes the
+    /// next one if it may, or asks for it. All peaks come, and none of them later than two rounds for each process.
     #[test]
     fn nobody_starves(peaks in peaks(), firsts in prop::collection::vec(0..6usize, 64)) {
         let (limit, count) = (bytes(100), peaks.len());
