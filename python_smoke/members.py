@@ -13,11 +13,12 @@ from typing import Any
 
 from harness import clean_environment
 
-#: What each of them begins with. `MIB` and `ramp` make arrays, `part` is the group in the counters.
+#: What each of them begins with. `MIB` and `ramp` make arrays, `part` is the process's part in the group, `others` are all
+#: members.
 BEGIN = """
-import gc, json, os, sys, time
+import dataclasses, gc, json, os, sys, time
 import jax, jax.numpy as jnp, numpy as np
-from jax_plugins import arena
+from pjrt_arena import memory
 
 MIB = 1 << 20
 kept = []
@@ -26,7 +27,11 @@ def device(number=0):
     return jax.devices("arena")[number]
 
 def part(number=0):
-    return arena.counters()["devices"][number]["group"]
+    return dataclasses.asdict(memory.stats()[number].group)
+
+def others(number=0):
+    [group] = memory.groups()
+    return [dataclasses.asdict(member) for member in group.devices[number].members]
 
 def ramp(number, mib=1, where=0):
     values = np.arange(int(mib * MIB) // 4, dtype=np.float32) + np.float32(number)

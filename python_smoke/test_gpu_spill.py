@@ -20,8 +20,7 @@ COMMON = (
 import gc, threading
 import jax, jax.numpy as jnp, numpy as np
 from harness import eventually
-from jax_plugins import arena
-from jax_plugins.arena import memory
+from pjrt_arena import memory
 
 MIB = 1 << 20
 gpu = jax.devices()[0]
@@ -32,7 +31,7 @@ def stats():
     return gpu.memory_stats()
 
 def spill(number=0):
-    return arena.counters()["devices"][number]["spill"]
+    return memory.stats()[number].spill
 
 def ramp(number, mib=1, device=gpu):
     return jax.device_put(np.arange(mib * MIB // 4, dtype=np.float32) + np.float32(number), device)
@@ -65,7 +64,7 @@ def test_a_spilled_array_is_read_copied_lent_donated_and_deleted(era):
     run_case(
         """
     arrays = [ramp(number) for number in range(40)]
-    assert spill()["spilled"] >= 24 and spill()["brought_back"] == 0, spill()
+    assert spill().num_spilled >= 24 and spill().num_brought_back == 0, spill()
     check(arrays)
     copies = [jnp.copy(array) for array in arrays[:4]]
     check(copies)
@@ -84,10 +83,10 @@ def test_a_spilled_array_is_read_copied_lent_donated_and_deleted(era):
     check([array - 20 for array in elsewhere])
     moved = jax.device_put(arrays[30], jax.sharding.SingleDeviceSharding(gpu, memory_kind="pinned_host"))
     assert (np.asarray(moved) == np.asarray(arrays[30])).all()
-    assert spill()["brought_back"] > 0
+    assert spill().num_brought_back > 0
     del arrays, more, taken, copies, elsewhere, exported, moved
     gc.collect()
-    eventually(lambda: (stats()["bytes_in_use"], spill()["in_use_bytes"]), (0, 0))
+    eventually(lambda: (stats()["bytes_in_use"], spill().bytes_in_use), (0, 0))
     """,
         era=era,
         gpus=2,

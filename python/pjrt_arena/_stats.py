@@ -29,6 +29,8 @@ _TOLD = {
     "num_brought_back": "brought_back",
     "num_predictions_right": "predictions_right",
     "num_predictions_wrong": "predictions_wrong",
+    "num_asked": "asked",
+    "num_given": "given",
 }
 
 
@@ -58,6 +60,25 @@ class SpillStats:
     #: How often the next use of an array was predicted right, and how often not.
     num_predictions_right: int
     num_predictions_wrong: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """The part of this process in a device that it shares with others (``PJRT_ARENA_SHARE``). In bytes."""
+
+    #: The group's name.
+    name: str
+    #: The limit of all processes together, and what this one has taken.
+    bytes_limit: int
+    held_bytes: int
+    #: How often it has asked the others for memory, for how much, and how long it waited.
+    num_asked: int
+    asked_bytes: int
+    asked_seconds: float
+    #: How often it has given memory back for others, how much, and how long that took.
+    num_given: int
+    given_bytes: int
+    given_seconds: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +133,8 @@ class DeviceStats:
     longest_plan_seconds: float = 0.0
     #: Where arrays are spilled to; None where they are not.
     spill: SpillStats | None = None
+    #: The part in the group of processes that share the device; None where none do. `groups` has the others' parts.
+    group: GroupStats | None = None
     #: The arrays in ``pinned_host``, on GPUs; None where the engine holds them.
     pinned_host: DeviceStats | None = None
 
@@ -168,25 +191,27 @@ def counters(told: Mapping[str, Any]) -> Counters:
     """The `Counters` in the answer of ``pjrt_arena_counters``."""
     scratch = told["scratch"]
     return Counters(
-        programs=ProgramCounters(**_known(ProgramCounters, told["programs"])),
-        results=ResultCounters(**_known(ResultCounters, told["results"])),
+        programs=ProgramCounters(**known(ProgramCounters, told["programs"])),
+        results=ResultCounters(**known(ResultCounters, told["results"])),
         devices=tuple(_device(device, number) for number, device in enumerate(told["devices"])),
-        scratch=scratch and ScratchCounters(**_known(ScratchCounters, scratch)),
+        scratch=scratch and ScratchCounters(**known(ScratchCounters, scratch)),
     )
 
 
 def _device(told: Mapping[str, Any], number: int) -> DeviceStats:
-    fields = _known(DeviceStats, told)
+    fields = known(DeviceStats, told)
     # An arena has a name; without one all is the engine's.
     fields["device"] = told.get("name", f"device {number}")
     if spill := told.get("spill"):
-        fields["spill"] = SpillStats(**_known(SpillStats, spill))
+        fields["spill"] = SpillStats(**known(SpillStats, spill))
+    if group := told.get("group"):
+        fields["group"] = GroupStats(**known(GroupStats, group))
     if pinned := told.get("pinned_host"):
         fields["pinned_host"] = _device(pinned, number)
     return DeviceStats(**fields)
 
 
-def _known(kind: type, told: Mapping[str, Any]) -> dict[str, Any]:
+def known(kind: type, told: Mapping[str, Any]) -> dict[str, Any]:
     """What `told` has of the fields of `kind`: a newer library may tell more."""
     names = {field.name: _TOLD.get(field.name, field.name) for field in dataclasses.fields(kind)}
     return {field: told[name] for field, name in names.items() if name in told}

@@ -1,6 +1,7 @@
 """The command `pjrt-arena`. Starts no JAX.
 
     doctor [--json]           every setting, its value and where that came from; the engine; could a program start?
+    top [--once]              the processes that share devices, and their parts, again and again
     show SNAPSHOT             a stored snapshot as a table
     diff A B                  what grew between two snapshots, by origin
     convert A B               a stored snapshot in another format
@@ -19,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = command("doctor", _doctor, "show every setting, its value and where that came from, and the engine")
     doctor.add_argument("--json", action="store_true", help="as JSON")
+    top = command("top", _top, "show the processes that share devices, and their parts, until it is interrupted")
+    top.add_argument("--once", action="store_true", help="show them once")
+    top.add_argument("--interval", metavar="S", type=_seconds, default=1.0, help="seconds between (default: 1)")
     show = command("show", _show, "show a stored snapshot as a table")
     show.add_argument("snapshot", metavar="SNAPSHOT", help="a .json or .html file of memory.snapshot()")
     show.add_argument("--top", metavar="N", type=_count, default=10, help="name so many holders (default: 10)")
@@ -94,6 +99,12 @@ def _count(text: str) -> int:
     if (count := int(text)) < 0:
         raise ValueError(text)
     return count
+
+
+def _seconds(text: str) -> float:
+    if not 0.05 <= (seconds := float(text)) <= 3600:
+        raise ValueError(text)
+    return seconds
 
 
 def _version(_: Any) -> int:
@@ -151,6 +162,21 @@ def _who_uses_it() -> str:
     if _is_used():
         return f"JAX would use the arena: {said}"
     return f"JAX would not use the arena: {said}; set JAX_PLATFORMS=arena,cpu"
+
+
+def _top(chosen: Any) -> int:
+    clears = sys.stdout.isatty() and not chosen.once
+    while True:
+        groups = memory.groups()
+        shown = "\n\n".join(map(str, groups)) or "no processes share devices: PJRT_ARENA_SHARE is set for none"
+        # The screen's upper left corner; then what is below the text goes.
+        print(f"\x1b[H\x1b[J{shown}" if clears else shown, flush=True)
+        if chosen.once:
+            return 0
+        try:
+            time.sleep(chosen.interval)
+        except KeyboardInterrupt:
+            return 0
 
 
 def _show(chosen: Any) -> int:

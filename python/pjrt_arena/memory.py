@@ -31,15 +31,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pjrt_arena import _convert, _devices, _library, _reports, _snapshots, _stats
+from pjrt_arena import _convert, _devices, _groups, _library, _reports, _snapshots, _stats
 from pjrt_arena._actions import Compaction, Sleep, Trim, Wake, compact, launches, sleep, trim, wake
 from pjrt_arena._devices import UnknownDeviceError
 from pjrt_arena._footprint import Footprint, Footprints, tpu_footprint
+from pjrt_arena._groups import Group, GroupDevice, GroupMember
 from pjrt_arena._library import ArenaError
 from pjrt_arena._oom import OomHandler, OutOfMemory, on_oom
 from pjrt_arena._reports import DeviceSummary, Holder, Spilled, Summary, Track, TrackedDevice
 from pjrt_arena._snapshots import Diff, Growth, Snapshot
-from pjrt_arena._stats import Counters, DeviceStats, ProgramCounters, ResultCounters, ScratchCounters, SpillStats
+from pjrt_arena._stats import (
+    Counters,
+    DeviceStats,
+    GroupStats,
+    ProgramCounters,
+    ResultCounters,
+    ScratchCounters,
+    SpillStats,
+)
 
 if TYPE_CHECKING:
     from pjrt_arena._devices import Device
@@ -53,6 +62,10 @@ __all__ = [
     "Diff",
     "Footprint",
     "Footprints",
+    "Group",
+    "GroupDevice",
+    "GroupMember",
+    "GroupStats",
     "Growth",
     "Holder",
     "OomHandler",
@@ -73,6 +86,7 @@ __all__ = [
     "compact",
     "counters",
     "diff",
+    "groups",
     "history",
     "launches",
     "load_snapshot",
@@ -111,6 +125,22 @@ def stats(*, device: Device | None = None) -> tuple[DeviceStats, ...]:
     name = _devices.name_of(device)
     pinned = (one.pinned_host for one in devices)
     return tuple(one for one in (*devices, *pinned) if one is not None and one.device == name)
+
+
+def groups() -> tuple[Group, ...]:
+    """The groups of processes of this user that share devices, whether this process is in one or not.
+
+        >>> from pjrt_arena import memory
+        >>> for group in memory.groups():
+        ...     print(group)
+
+    Raises:
+      ArenaError: the folder of groups cannot be read, or no library can be found.
+    """
+    told = _library.load().ask("pjrt_arena_groups")
+    if isinstance(told, dict):
+        raise ArenaError(told["error"])
+    return _groups.read(told)
 
 
 def counters() -> Counters:

@@ -33,6 +33,10 @@ pub struct MemberInfo {
     pub min: Bytes,
     /// Its weight.
     pub weight: u32,
+    /// What it has asked the others for since it is there.
+    pub total_asked: Bytes,
+    /// What it has given back for others.
+    pub total_given: Bytes,
     /// What it waits for, and for how long it has.
     pub asked: Option<(Bytes, Duration)>,
 }
@@ -60,6 +64,8 @@ pub(super) fn infos(
             held: member.held,
             used: Bytes::new(slot.line(device).used.load(Relaxed)),
             idle: member.idle,
+            total_asked: Bytes::new(slot.line(device).total_asked.load(Relaxed)),
+            total_given: Bytes::new(slot.line(device).total_given.load(Relaxed)),
             min: member.min,
             weight: member.weight,
             asked: member.ask.map(|ask| (ask.bytes, now.saturating_sub(ask.since))),

@@ -76,6 +76,9 @@ pub(super) struct Line {
     pub(super) held: AtomicU64,
     pub(super) used: AtomicU64,
     pub(super) idle: AtomicU64,
+    /// Bytes that were asked for, and that were given back for others, since the member is there.
+    pub(super) total_asked: AtomicU64,
+    pub(super) total_given: AtomicU64,
     /// Bytes; zero where nothing is asked for. Written last, and first when the ask goes.
     ask: AtomicU64,
     ticket: AtomicU64,
@@ -191,7 +194,8 @@ impl Slot {
     pub(super) fn clear(&self) {
         self.taken.store(0, Relaxed);
         for line in &self.lines {
-            for word in [&line.ask, &line.held, &line.used, &line.idle, &line.ticket, &line.since, &line.until] {
+            let Line { ask, held, used, idle, total_asked, total_given, ticket, since, until } = line;
+            for word in [ask, held, used, idle, total_asked, total_given, ticket, since, until] {
                 word.store(0, Relaxed);
             }
         }

@@ -211,6 +211,13 @@ impl Share {
         }
     }
 
+    /// Counts what this process has asked the others for, and what it has given back for them, where all see it.
+    pub fn count(&self, asked: Bytes, given: Bytes) {
+        let Some(line) = self.part.line() else { return };
+        line.total_asked.fetch_add(asked.get(), Relaxed);
+        line.total_given.fetch_add(given.get(), Relaxed);
+    }
+
     /// What the others want this process to give back now. Nothing if the group cannot be used.
     pub fn wanted(&self) -> Wanted {
         let part = &self.part;

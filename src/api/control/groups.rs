@@ -53,7 +53,20 @@ pub fn of_part(part: &GroupPart) -> Value {
 }
 
 fn member(member: &MemberInfo) -> Value {
-    let MemberInfo { process, is_self, is_alive, state, held, used, idle, min, weight, asked } = member;
+    let MemberInfo {
+        process,
+        is_self,
+        is_alive,
+        state,
+        held,
+        used,
+        idle,
+        min,
+        weight,
+        total_asked,
+        total_given,
+        asked,
+    } = member;
     json!({
         "pid": process.pid,
         "command": process.command,
@@ -69,6 +82,8 @@ fn member(member: &MemberInfo) -> Value {
         "idle_bytes": idle.get(),
         "min_bytes": min.get(),
         "weight": weight,
+        "total_asked_bytes": total_asked.get(),
+        "total_given_bytes": total_given.get(),
         "asks_bytes": asked.map_or(0, |(bytes, _)| bytes.get()),
         "asks_seconds": asked.map_or(0.0, |(_, age)| age.as_secs_f64()),
     })

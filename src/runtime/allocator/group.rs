@@ -120,7 +120,7 @@ pub fn give(allocator: &Allocator, memory: &DeviceMemory, part: &GroupPart) -> B
     let bytes = given();
     if !bytes.is_zero() {
         let took = since.elapsed();
-        part.given.add(bytes, took);
+        part.gave(bytes, took);
         memory.note_transfer(EventKind::Given, (bytes, Bytes::ZERO), OriginId::UNKNOWN, took);
         log::debug!("{}: {bytes} went to other processes of the group", memory.name());
     }

@@ -78,6 +78,12 @@ impl GroupPart {
         self.share.publish(used, idle);
     }
 
+    /// Counts so much that was given back for others, which took so long.
+    pub fn gave(&self, bytes: Bytes, took: Duration) {
+        self.given.add(bytes, took);
+        self.share.count(Bytes::ZERO, bytes);
+    }
+
     /// What the others want to have back.
     pub fn wanted(&self) -> Wanted {
         self.share.wanted()
@@ -160,5 +166,6 @@ impl Asking<'_> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.part.asked.add(self.bytes, self.since.elapsed());
+        self.part.share.count(self.bytes, Bytes::ZERO);
     }
 }
