@@ -13,8 +13,7 @@ from typing import Any
 
 from harness import clean_environment
 
-#: What each of them begins with. `MIB` and `ramp` make arrays, `part` is the process's part in the group, `others` are all
-#: members.
+#: What each of them begins with. `part` is the process's part in the group, `others` are all members.
 BEGIN = """
 import dataclasses, gc, json, os, sys, time
 import jax, jax.numpy as jnp, numpy as np

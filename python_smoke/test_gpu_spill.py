@@ -102,7 +102,8 @@ def test_what_does_not_fit_names_both_memories_and_nothing_is_lost():
     assert not any(array.is_deleted() for array in arrays)
     check(arrays)
     error = error_of(lambda: [ramp(number) for number in range(40)])
-    assert error.startswith("RESOURCE_EXHAUSTED") and "of the 8.00MiB that PJRT_ARENA_SPILL_LIMIT allows" in error, error
+    assert error.startswith("RESOURCE_EXHAUSTED"), error
+    assert "of the 8.00MiB that PJRT_ARENA_SPILL_LIMIT allows" in error, error
     check(arrays)
     """,
         PJRT_ARENA_SPILL_LIMIT="8MiB",
