@@ -58,8 +58,9 @@ pub(super) struct Layout {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Slot {
-    /// 1 where there is a member; written last, and first when it goes.
-    taken: AtomicU64,
+    /// The member's number, which no other one of the file has; zero where there is none. Written last, and first when
+    /// it goes.
+    number: AtomicU64,
     pid: AtomicU64,
     started: AtomicU64,
     command: [AtomicU64; 2],
@@ -87,6 +88,7 @@ pub(super) struct Line {
 /// What a member brings along.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
+    pub(super) number: u64,
     pub(super) process: Process,
     pub(super) weight: u32,
     pub(super) min: Bytes,
@@ -117,7 +119,8 @@ impl Layout {
     }
 
     /// Makes it the file of a group without members, whatever it was. Nobody else reads or writes it meanwhile.
-    pub(super) fn begin(&self, uid: u32, limits: &[Bytes]) {
+    /// Its members' numbers and tickets begin at `first`, which is higher than any that it had.
+    pub(super) fn begin(&self, uid: u32, limits: &[Bytes], first: u64) {
         self.magic.store(0, Relaxed);
         self.slots.iter().for_each(Slot::clear);
         self.version.store(VERSION, Relaxed);
@@ -126,7 +129,7 @@ impl Layout {
         for (device, word) in self.limits.iter().enumerate() {
             word.store(limits.get(device).map_or(0, |limit| limit.get()), Relaxed);
         }
-        self.tickets.store(1, Relaxed);
+        self.tickets.store(first.max(1), Relaxed);
         self.magic.store(MAGIC, Relaxed);
     }
 
@@ -140,7 +143,7 @@ impl Layout {
         self.limits.get(device).map_or(Bytes::ZERO, |word| Bytes::new(word.load(Relaxed)))
     }
 
-    /// A place in the order of asks that nobody else has.
+    /// A number that no other member or ask has; of two, the later one is higher.
     pub(super) fn ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Relaxed)
     }
@@ -167,15 +170,20 @@ impl Layout {
 }
 
 impl Slot {
+    /// The member's number; zero where there is none.
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Relaxed)
+    }
+
     /// Whether there is a member.
     pub(super) fn is_taken(&self) -> bool {
-        self.taken.load(Relaxed) != 0
+        self.number() != 0
     }
 
     /// A member takes it, with nothing held. It is free.
     pub(super) fn take(&self, entry: &Entry) {
         self.clear();
-        let Entry { process, weight, min, devices } = entry;
+        let Entry { number, process, weight, min, devices } = entry;
         self.pid.store(u64::from(process.pid), Relaxed);
         self.started.store(process.started, Relaxed);
         for (word, bytes) in self.command.iter().zip(process.command_words()) {
@@ -184,12 +192,12 @@ impl Slot {
         self.weight.store(u64::from(*weight), Relaxed);
         self.min.store(min.get(), Relaxed);
         self.devices.store(*devices as u64, Relaxed);
-        self.taken.store(1, std::sync::atomic::Ordering::Release);
+        self.number.store(*number, std::sync::atomic::Ordering::Release);
     }
 
     /// Its member has gone, and with it all that it held.
     pub(super) fn clear(&self) {
-        self.taken.store(0, Relaxed);
+        self.number.store(0, Relaxed);
         for line in &self.lines {
             for word in [&line.ask, &line.held, &line.used, &line.idle, &line.ticket, &line.since, &line.until] {
                 word.store(0, Relaxed);

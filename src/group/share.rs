@@ -120,7 +120,7 @@ impl Group {
     /// `OUT_OF_RANGE` for a device that this process did not name when it joined; `FAILED_PRECONDITION` in a child of
     /// the member.
     pub fn share(self: &Arc<Self>, device: usize) -> Result<Share> {
-        let devices = self.own(self.layout()?).devices();
+        let devices = self.own(self.layout()?)?.devices();
         if device >= devices {
             let why =
                 format!("device {device} is not shared: this process has {devices} in the group `{}`", self.name());
@@ -234,10 +234,10 @@ impl Drop for Share {
 }
 
 impl Part {
-    /// This process's numbers; `None` in a child of the member.
+    /// This process's numbers; `None` in a child of the member, and where its slot was taken away.
     fn line(&self) -> Option<&Line> {
         let layout = self.group.layout().ok()?;
-        Some(self.group.own(layout).line(self.device))
+        Some(self.group.own(layout).ok()?.line(self.device))
     }
 
     /// Takes bytes if there is room, with the books' lock held; else the numbers.
@@ -249,7 +249,7 @@ impl Part {
         let (members, own) = self.group.view(layout, self.device)?;
         let available = rules::available(limit, &members, own, now());
         if bytes <= available {
-            self.group.own(layout).line(self.device).held.fetch_add(bytes.get(), AcqRel);
+            self.group.own(layout)?.line(self.device).held.fetch_add(bytes.get(), AcqRel);
             return Ok(None);
         }
         let held = members[own].held;
@@ -270,13 +270,9 @@ impl Part {
 
     /// Returns bytes to the budget, and tells those who wait.
     fn give(&self, bytes: Bytes) {
-        let Ok(layout) = self.group.layout() else { return };
-        if bytes.is_zero() {
-            return;
-        }
-        let held = &self.group.own(layout).line(self.device).held;
+        let (Ok(layout), Some(line), false) = (self.group.layout(), self.line(), bytes.is_zero()) else { return };
         // Not below zero, if the file was damaged: else the others would be told that it is.
-        let _ = held.fetch_update(AcqRel, Relaxed, |held| Some(held.saturating_sub(bytes.get())));
+        let _ = line.held.fetch_update(AcqRel, Relaxed, |held| Some(held.saturating_sub(bytes.get())));
         layout.given.tell();
     }
 
@@ -286,7 +282,8 @@ impl Part {
         change(&mut asks);
         let now = now();
         let first = asks.iter().filter(|ask| ask.until > now).min_by_key(|ask| ask.ticket);
-        let line = self.group.own(layout).line(self.device);
+        let Ok(own) = self.group.own(layout) else { return };
+        let line = own.line(self.device);
         if line.asked() != first.copied() {
             line.ask(first.copied());
         }
