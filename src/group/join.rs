@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{fs::fstat, process::geteuid};
+use rustix::fs::fstat;
 
 use crate::{
     error::{Code, Error, Result},
@@ -186,8 +186,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
         if !folder.leads_to(name, &file).map_err(|errno| precondition(reason(errno)))? {
             return Ok(Try::Again);
         }
-        let uid = geteuid().as_raw();
-        let settled = settle(&file, uid, terms).and_then(|mapping| {
+        let settled = settle(&file, terms).and_then(|mapping| {
             let (slot, number) = enter(&file, &mapping, terms)?;
             Ok((mapping, slot, number))
         });
@@ -228,7 +227,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
-fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
+fn settle(file: &OwnedFd, terms: &Terms) -> Result<Mapping> {
     let internal = |what: &str, errno| Error::internal(format!("{what} failed: {}", reason(errno)));
     let others = lock::holder(file.as_fd(), MEMBERS).map_err(|errno| internal("fcntl", errno))?;
     if others.is_none() {
@@ -238,7 +237,7 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
             Error::new(Code::ResourceExhausted, why)
         })?;
         let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
-        mapping.begin(uid, &terms.limits, u64::try_from(now().as_nanos()).unwrap_or(1));
+        mapping.begin(&terms.limits, u64::try_from(now().as_nanos()).unwrap_or(1));
         return Ok(mapping);
     }
     let size = fstat(file).map_err(|errno| internal("fstat", errno))?.st_size;
@@ -250,7 +249,7 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
         return Err(Error::new(Code::DataLoss, why));
     }
     let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
-    mapping.check(uid).map_err(|why| Error::new(Code::DataLoss, format!("{why}; end its members first")))?;
+    mapping.check().map_err(|why| Error::new(Code::DataLoss, format!("{why}; end its members first")))?;
     Ok(mapping)
 }
 

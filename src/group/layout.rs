@@ -43,7 +43,6 @@ pub(super) const SIZE: usize = size_of::<Layout>();
 pub(super) struct Layout {
     magic: AtomicU64,
     version: AtomicU64,
-    uid: AtomicU64,
     devices: AtomicU64,
     limits: [AtomicU64; MAX_DEVICES],
     tickets: AtomicU64,
@@ -96,21 +95,18 @@ pub(super) struct Entry {
 }
 
 impl Layout {
-    /// Whether it is a group's, of this version and of the user `uid`.
+    /// Whether it is a group's, of this version. Whose it is the system says of the file: the number of a user is
+    /// another one in another user namespace.
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub(super) fn check(&self, uid: u32) -> Result<(), String> {
-        let [magic, version, user, devices] =
-            [&self.magic, &self.version, &self.uid, &self.devices].map(|word| word.load(Relaxed));
+    pub(super) fn check(&self) -> Result<(), String> {
+        let [magic, version, devices] = [&self.magic, &self.version, &self.devices].map(|word| word.load(Relaxed));
         if magic != MAGIC {
             return Err("it is damaged: it does not begin as the file of a group does".into());
         }
         if version != VERSION {
             return Err(format!("its layout is version {version}, and this library has version {VERSION}"));
-        }
-        if user != u64::from(uid) {
-            return Err(format!("it is of the user with the number {user}, and this process's has the number {uid}"));
         }
         if !(1..=MAX_DEVICES as u64).contains(&devices) {
             return Err(format!("it is damaged: it has {devices} devices, and 1 to {MAX_DEVICES} are allowed"));
@@ -120,11 +116,10 @@ impl Layout {
 
     /// Makes it the file of a group without members, whatever it was. Nobody else reads or writes it meanwhile.
     /// Its members' numbers and tickets begin at `first`, which is higher than any that it had.
-    pub(super) fn begin(&self, uid: u32, limits: &[Bytes], first: u64) {
+    pub(super) fn begin(&self, limits: &[Bytes], first: u64) {
         self.magic.store(0, Relaxed);
         self.slots.iter().for_each(Slot::clear);
         self.version.store(VERSION, Relaxed);
-        self.uid.store(u64::from(uid), Relaxed);
         self.devices.store(limits.len().min(MAX_DEVICES) as u64, Relaxed);
         for (device, word) in self.limits.iter().enumerate() {
             word.store(limits.get(device).map_or(0, |limit| limit.get()), Relaxed);
