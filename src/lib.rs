@@ -19,9 +19,9 @@
 //!  engine: XLA's own plugin; it compiles and computes
 //! ```
 //!
-//! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, group, config} -> memory ->
-//! region -> {error, units, sys, fork}`. `region` is a device's allocation as an owned value. The tool `layers`
-//! (`plugin_tests/layers`) checks the order.
+//! Dependencies point one way: `api -> runtime -> handlers -> {engine, program, report, device, group, config} ->
+//! memory -> region -> {error, units, sys, fork}`. `region` is a device's allocation as an owned value. The tool
+//! `layers` (`plugin_tests/layers`) checks the order.
 
 pub mod api;
 pub mod config;

@@ -70,6 +70,8 @@ pub struct Group {
     pub(super) file: ManuallyDrop<OwnedFd>,
     pub(super) mapping: ManuallyDrop<Mapping>,
     pub(super) slot: usize,
+    /// What the slot has as long as it is this process's.
+    pub(super) number: u64,
     /// [`fork::generation`] of the process that is the member.
     pub(super) generation: u32,
     /// Among this process's threads, which have one lock of the file together.
@@ -170,6 +172,7 @@ impl Group {
                 self.name
             ))
         })?;
+        self.own(layout).map_err(|error| self.named(error))?;
         let _book = Book::lock(self.file()).map_err(|none| self.named(no_book(none, layout)))?;
         work(layout).map_err(|error| self.named(error))
     }
@@ -184,8 +187,17 @@ impl Group {
     }
 
     /// This process's slot.
-    pub(super) fn own<'a>(&self, layout: &'a Layout) -> &'a Slot {
-        layout.slot(self.slot)
+    ///
+    /// # Errors
+    /// `DATA_LOSS` if it is not this process's any more.
+    pub(super) fn own<'a>(&self, layout: &'a Layout) -> Result<&'a Slot> {
+        let slot = layout.slot(self.slot);
+        if slot.number() == self.number {
+            return Ok(slot);
+        }
+        let why = "this process's slot was taken away while it lives: something in it has closed the file, which \
+                   ends its locks, or has written to it";
+        Err(Error::new(Code::DataLoss, why))
     }
 
     /// The members that have a device, and where this one is among them.
@@ -193,10 +205,11 @@ impl Group {
     /// # Errors
     /// `DATA_LOSS` with what is wrong.
     pub(super) fn view(&self, layout: &Layout, device: usize) -> Result<(Vec<Member>, usize)> {
+        self.own(layout)?;
         let members = layout.members(device)?;
         let own = members.iter().position(|(slot, _)| *slot == self.slot);
         let own = own.ok_or_else(|| {
-            let why = format!("this process's slot {} was given to nobody while it lives", self.slot);
+            let why = format!("this process does not have device {device} in its slot");
             Error::new(Code::DataLoss, why)
         })?;
         Ok((members.into_iter().map(|(_, member)| member).collect(), own))
@@ -221,8 +234,10 @@ impl Drop for Group {
         {
             let layout: &Layout = &self.mapping;
             let book = Book::lock(self.file.as_fd());
-            self.own(layout).clear();
-            layout.given.tell();
+            if let Ok(own) = self.own(layout) {
+                own.clear();
+                layout.given.tell();
+            }
             // Before the look at the others', so that of two that leave the second one finds none.
             if let Err(errno) = lock::unlock(self.file(), lock::member(self.slot)) {
                 log::warn!("the lock of a group's slot was not given back: {}", reason(errno));

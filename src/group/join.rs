@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{fs::fstat, process::geteuid};
+use rustix::fs::fstat;
 
 use crate::{
     error::{Code, Error, Result},
     fork,
     group::{
-        core::{Book, Group, Registered, no_book, registry, remove, sweep},
+        core::{Book, Group, Registered, no_book, now, registry, remove, sweep},
         folder::{Folder, check_name, path_of_user, reason},
         layout::{Entry, Layout, MAX_DEVICES, MAX_MEMBERS, SIZE},
         lock::{self, Kind, MEMBERS},
@@ -132,7 +132,7 @@ impl Group {
                 ));
             }
         }
-        let own = self.own(layout);
+        let own = self.own(layout)?;
         let (min, weight) = (own.min(), own.weight());
         if (min, weight) != (terms.min, terms.weight) {
             notes.push(format!(
@@ -177,7 +177,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
         return Err(precondition(why.to_owned()));
     }
     // Closed on every way out: as this process is no member, it has no locks on the file but those of this call.
-    let (mapping, slot) = {
+    let (mapping, slot, number) = {
         let _book = Book::lock(file.as_fd()).map_err(|none| {
             // Not mapped: it may be shorter than that.
             let layout = read(file.as_fd());
@@ -186,10 +186,9 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
         if !folder.leads_to(name, &file).map_err(|errno| precondition(reason(errno)))? {
             return Ok(Try::Again);
         }
-        let uid = geteuid().as_raw();
-        let settled = settle(&file, uid, terms).and_then(|mapping| {
-            let slot = enter(&file, &mapping, terms)?;
-            Ok((mapping, slot))
+        let settled = settle(&file, terms).and_then(|mapping| {
+            let (slot, number) = enter(&file, &mapping, terms)?;
+            Ok((mapping, slot, number))
         });
         match settled {
             Ok(entered) => entered,
@@ -210,6 +209,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
         file: ManuallyDrop::new(file),
         mapping: ManuallyDrop::new(mapping),
         slot,
+        number,
         generation,
         book: Mutex::new(()),
         asks: Default::default(),
@@ -227,7 +227,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
-fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
+fn settle(file: &OwnedFd, terms: &Terms) -> Result<Mapping> {
     let internal = |what: &str, errno| Error::internal(format!("{what} failed: {}", reason(errno)));
     let others = lock::holder(file.as_fd(), MEMBERS).map_err(|errno| internal("fcntl", errno))?;
     if others.is_none() {
@@ -237,7 +237,7 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
             Error::new(Code::ResourceExhausted, why)
         })?;
         let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
-        mapping.begin(uid, &terms.limits);
+        mapping.begin(&terms.limits, u64::try_from(now().as_nanos()).unwrap_or(1));
         return Ok(mapping);
     }
     let size = fstat(file).map_err(|errno| internal("fstat", errno))?.st_size;
@@ -249,15 +249,15 @@ fn settle(file: &OwnedFd, uid: u32, terms: &Terms) -> Result<Mapping> {
         return Err(Error::new(Code::DataLoss, why));
     }
     let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
-    mapping.check(uid).map_err(|why| Error::new(Code::DataLoss, format!("{why}; end its members first")))?;
+    mapping.check().map_err(|why| Error::new(Code::DataLoss, format!("{why}; end its members first")))?;
     Ok(mapping)
 }
 
-/// Takes a slot. With the books' lock held.
+/// Takes a slot; which one, and with which number. With the books' lock held.
 ///
 /// # Errors
 /// As [`Group::join`], without the group's name.
-fn enter(file: &OwnedFd, layout: &Layout, terms: &Terms) -> Result<usize> {
+fn enter(file: &OwnedFd, layout: &Layout, terms: &Terms) -> Result<(usize, u64)> {
     if sweep(layout, file.as_fd(), None) > 0 {
         layout.given.tell();
     }
@@ -268,13 +268,15 @@ fn enter(file: &OwnedFd, layout: &Layout, terms: &Terms) -> Result<usize> {
         }
         let has_lock = lock::try_lock(file.as_fd(), lock::member(slot), Kind::Alone);
         if has_lock.map_err(|errno| Error::internal(format!("fcntl failed: {}", reason(errno))))? {
+            let number = layout.ticket();
             layout.slot(slot).take(&Entry {
+                number,
                 process: Process::current(),
                 weight: terms.weight,
                 min: terms.min,
                 devices: terms.limits.len(),
             });
-            return Ok(slot);
+            return Ok((slot, number));
         }
     }
     let why = format!("it has {MAX_MEMBERS} members, and no more are possible");
@@ -319,7 +321,7 @@ impl Group {
     /// As [`Group::join`].
     fn more_devices(&self, terms: &Terms) -> Result<()> {
         self.locked(|layout| {
-            let own = self.own(layout);
+            let own = self.own(layout)?;
             let (had, wanted) = (own.devices(), terms.limits.len());
             if wanted > had {
                 check_devices(layout, had..wanted, own.min())?;

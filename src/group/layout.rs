@@ -43,7 +43,6 @@ pub(super) const SIZE: usize = size_of::<Layout>();
 pub(super) struct Layout {
     magic: AtomicU64,
     version: AtomicU64,
-    uid: AtomicU64,
     devices: AtomicU64,
     limits: [AtomicU64; MAX_DEVICES],
     tickets: AtomicU64,
@@ -58,8 +57,9 @@ pub(super) struct Layout {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Slot {
-    /// 1 where there is a member; written last, and first when it goes.
-    taken: AtomicU64,
+    /// The member's number, which no other one of the file has; zero where there is none. Written last, and first when
+    /// it goes.
+    number: AtomicU64,
     pid: AtomicU64,
     started: AtomicU64,
     command: [AtomicU64; 2],
@@ -90,6 +90,7 @@ pub(super) struct Line {
 /// What a member brings along.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
+    pub(super) number: u64,
     pub(super) process: Process,
     pub(super) weight: u32,
     pub(super) min: Bytes,
@@ -97,21 +98,18 @@ pub(super) struct Entry {
 }
 
 impl Layout {
-    /// Whether it is a group's, of this version and of the user `uid`.
+    /// Whether it is a group's, of this version. Whose it is the system says of the file: the number of a user is
+    /// another one in another user namespace.
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub(super) fn check(&self, uid: u32) -> Result<(), String> {
-        let [magic, version, user, devices] =
-            [&self.magic, &self.version, &self.uid, &self.devices].map(|word| word.load(Relaxed));
+    pub(super) fn check(&self) -> Result<(), String> {
+        let [magic, version, devices] = [&self.magic, &self.version, &self.devices].map(|word| word.load(Relaxed));
         if magic != MAGIC {
             return Err("it is damaged: it does not begin as the file of a group does".into());
         }
         if version != VERSION {
             return Err(format!("its layout is version {version}, and this library has version {VERSION}"));
-        }
-        if user != u64::from(uid) {
-            return Err(format!("it is of the user with the number {user}, and this process's has the number {uid}"));
         }
         if !(1..=MAX_DEVICES as u64).contains(&devices) {
             return Err(format!("it is damaged: it has {devices} devices, and 1 to {MAX_DEVICES} are allowed"));
@@ -120,16 +118,16 @@ impl Layout {
     }
 
     /// Makes it the file of a group without members, whatever it was. Nobody else reads or writes it meanwhile.
-    pub(super) fn begin(&self, uid: u32, limits: &[Bytes]) {
+    /// Its members' numbers and tickets begin at `first`, which is higher than any that it had.
+    pub(super) fn begin(&self, limits: &[Bytes], first: u64) {
         self.magic.store(0, Relaxed);
         self.slots.iter().for_each(Slot::clear);
         self.version.store(VERSION, Relaxed);
-        self.uid.store(u64::from(uid), Relaxed);
         self.devices.store(limits.len().min(MAX_DEVICES) as u64, Relaxed);
         for (device, word) in self.limits.iter().enumerate() {
             word.store(limits.get(device).map_or(0, |limit| limit.get()), Relaxed);
         }
-        self.tickets.store(1, Relaxed);
+        self.tickets.store(first.max(1), Relaxed);
         self.magic.store(MAGIC, Relaxed);
     }
 
@@ -143,7 +141,7 @@ impl Layout {
         self.limits.get(device).map_or(Bytes::ZERO, |word| Bytes::new(word.load(Relaxed)))
     }
 
-    /// A place in the order of asks that nobody else has.
+    /// A number that no other member or ask has; of two, the later one is higher.
     pub(super) fn ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Relaxed)
     }
@@ -170,15 +168,20 @@ impl Layout {
 }
 
 impl Slot {
+    /// The member's number; zero where there is none.
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Relaxed)
+    }
+
     /// Whether there is a member.
     pub(super) fn is_taken(&self) -> bool {
-        self.taken.load(Relaxed) != 0
+        self.number() != 0
     }
 
     /// A member takes it, with nothing held. It is free.
     pub(super) fn take(&self, entry: &Entry) {
         self.clear();
-        let Entry { process, weight, min, devices } = entry;
+        let Entry { number, process, weight, min, devices } = entry;
         self.pid.store(u64::from(process.pid), Relaxed);
         self.started.store(process.started, Relaxed);
         for (word, bytes) in self.command.iter().zip(process.command_words()) {
@@ -187,12 +190,12 @@ impl Slot {
         self.weight.store(u64::from(*weight), Relaxed);
         self.min.store(min.get(), Relaxed);
         self.devices.store(*devices as u64, Relaxed);
-        self.taken.store(1, std::sync::atomic::Ordering::Release);
+        self.number.store(*number, std::sync::atomic::Ordering::Release);
     }
 
     /// Its member has gone, and with it all that it held.
     pub(super) fn clear(&self) {
-        self.taken.store(0, Relaxed);
+        self.number.store(0, Relaxed);
         for line in &self.lines {
             let Line { ask, held, used, idle, total_asked, total_given, ticket, since, until } = line;
             for word in [ask, held, used, idle, total_asked, total_given, ticket, since, until] {

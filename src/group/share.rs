@@ -120,7 +120,7 @@ impl Group {
     /// `OUT_OF_RANGE` for a device that this process did not name when it joined; `FAILED_PRECONDITION` in a child of
     /// the member.
     pub fn share(self: &Arc<Self>, device: usize) -> Result<Share> {
-        let devices = self.own(self.layout()?).devices();
+        let devices = self.own(self.layout()?)?.devices();
         if device >= devices {
             let why =
                 format!("device {device} is not shared: this process has {devices} in the group `{}`", self.name());
@@ -218,13 +218,33 @@ impl Share {
         line.total_given.fetch_add(given.get(), Relaxed);
     }
 
+    /// Whether another member asks for memory of the device.
+    pub fn is_asked(&self) -> bool {
+        let part = &self.part;
+        let asks = |layout: &Layout| {
+            let mut taken = layout.taken();
+            taken.any(|(slot, entry)| slot != part.group.slot && entry.line(part.device).asked().is_some())
+        };
+        part.group.layout().is_ok_and(asks)
+    }
+
+    /// What this process could hold if nobody else had more than its minimum. Zero if the group cannot be used.
+    pub fn most(&self) -> Bytes {
+        let part = &self.part;
+        let most = || -> Result<Bytes> {
+            let layout = part.group.layout()?;
+            let (members, own) = part.group.view(layout, part.device)?;
+            Ok(rules::most(layout.limit(part.device), &members, own))
+        };
+        most().unwrap_or_default()
+    }
+
     /// What the others want this process to give back now. Nothing if the group cannot be used.
     pub fn wanted(&self) -> Wanted {
         let part = &self.part;
         let wanted = || -> Result<Wanted> {
             let layout = part.group.layout()?;
-            if !layout.taken().any(|(slot, entry)| slot != part.group.slot && entry.line(part.device).asked().is_some())
-            {
+            if !self.is_asked() {
                 return Ok(Wanted::default());
             }
             let (members, own) = part.group.view(layout, part.device)?;
@@ -241,10 +261,10 @@ impl Drop for Share {
 }
 
 impl Part {
-    /// This process's numbers; `None` in a child of the member.
+    /// This process's numbers; `None` in a child of the member, and where its slot was taken away.
     fn line(&self) -> Option<&Line> {
         let layout = self.group.layout().ok()?;
-        Some(self.group.own(layout).line(self.device))
+        Some(self.group.own(layout).ok()?.line(self.device))
     }
 
     /// Takes bytes if there is room, with the books' lock held; else the numbers.
@@ -256,7 +276,7 @@ impl Part {
         let (members, own) = self.group.view(layout, self.device)?;
         let available = rules::available(limit, &members, own, now());
         if bytes <= available {
-            self.group.own(layout).line(self.device).held.fetch_add(bytes.get(), AcqRel);
+            self.group.own(layout)?.line(self.device).held.fetch_add(bytes.get(), AcqRel);
             return Ok(None);
         }
         let held = members[own].held;
@@ -277,13 +297,9 @@ impl Part {
 
     /// Returns bytes to the budget, and tells those who wait.
     fn give(&self, bytes: Bytes) {
-        let Ok(layout) = self.group.layout() else { return };
-        if bytes.is_zero() {
-            return;
-        }
-        let held = &self.group.own(layout).line(self.device).held;
+        let (Ok(layout), Some(line), false) = (self.group.layout(), self.line(), bytes.is_zero()) else { return };
         // Not below zero, if the file was damaged: else the others would be told that it is.
-        let _ = held.fetch_update(AcqRel, Relaxed, |held| Some(held.saturating_sub(bytes.get())));
+        let _ = line.held.fetch_update(AcqRel, Relaxed, |held| Some(held.saturating_sub(bytes.get())));
         layout.given.tell();
     }
 
@@ -293,7 +309,8 @@ impl Part {
         change(&mut asks);
         let now = now();
         let first = asks.iter().filter(|ask| ask.until > now).min_by_key(|ask| ask.ticket);
-        let line = self.group.own(layout).line(self.device);
+        let Ok(own) = self.group.own(layout) else { return };
+        let line = own.line(self.device);
         if line.asked() != first.copied() {
             line.ask(first.copied());
         }

@@ -61,6 +61,7 @@ fn the_sum_is_never_above_the_limit_whenever_processes_are_killed() {
             highest = highest.max(held);
         }
         let victim = round % members.len();
+        assert!(members.iter_mut().all(|member| member.child.try_wait().is_ok_and(|end| end.is_none())), "an error");
         std::mem::replace(&mut members[victim], churning()).kill();
     }
     assert!(highest > 50, "they take memory: {highest}");
@@ -113,6 +114,24 @@ fn looking_does_not_end_a_membership() {
     assert_eq!(first.tell("look"), "2");
     assert_eq!(second.tell("sweep"), "0");
     assert!(second.tell("take 30").contains("others hold 80B"));
+}
+
+/// The others take it for dead, as its locks have gone; it does not touch what is theirs now.
+#[test]
+fn one_whose_descriptor_was_closed_is_told() {
+    let place = Place::new();
+    let (mut first, mut second) = (Member::joined(&place), Member::joined(&place));
+    assert_eq!(first.tell("take 30"), "taken");
+    assert_eq!(first.tell("close"), "closed");
+    assert_eq!(second.tell("take 100"), "taken");
+    let mut third = Member::joined(&place);
+    let refused = first.tell("take 10");
+    assert!(refused.contains("this process's slot was taken away while it lives"), "{refused}");
+    assert_eq!((second.tell("trim 50"), third.tell("take 50")), ("trimmed".into(), "taken".into()));
+    assert_eq!(first.tell("give"), "gave 30");
+    assert_eq!((first.tell("publish 5 5"), third.tell("held")), ("published".into(), "50".into()));
+    assert_eq!(place.held(), 100);
+    first.kill();
 }
 
 /// Two libraries in one process would take each other's locks for their own.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use pjrt_arena::{
-    group::{Ask, Folder, Group, Picture, Share, Taken, Terms, look_in},
+    group::{Ask, Folder, Group, Picture, Refused, Share, Taken, Terms, look_in},
     units::Bytes,
 };
 
@@ -293,6 +293,7 @@ fn act(state: &mut State, words: &[&str]) -> String {
             println!("{ANSWER}churning");
             loop {
                 match state.share().take(Bytes::new(random.u64(1..40))) {
+                    Err(Refused::Broken(error)) => panic!("{error}"),
                     Ok(taken) if random.bool() => state.taken.push(taken),
                     _ => drop(state.taken.pop()),
                 }
@@ -323,6 +324,12 @@ fn act(state: &mut State, words: &[&str]) -> String {
                 unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
             assert_ne!(start, libc::MAP_FAILED);
             "mapped".into()
+        }
+        // As programs do that become a service.
+        ["close"] => {
+            // SAFETY: what this process does with its other descriptors ends here: it is killed.
+            assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+            "closed".into()
         }
         ["fork"] => crate::death::in_a_child(state),
         _ => panic!("unknown: {words:?}"),

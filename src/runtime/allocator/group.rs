@@ -62,7 +62,8 @@ impl<'a> Asked<'a> {
             none => {
                 publish(memory, part);
                 match part.ask(Instant::now() + deadline.left()) {
-                    Ok(asking) => &mut none.insert((memory, asking)).1,
+                    Ok(Some(asking)) => &mut none.insert((memory, asking)).1,
+                    Ok(None) => return false,
                     Err(error) => {
                         log::warn!("{error}");
                         return false;

@@ -23,7 +23,7 @@ use crate::{fork, group::Group};
 /// How often the thread looks without being asked, after members that have died.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How soon it looks again where something is wanted that could not be given.
+/// How soon it looks again while somebody asks: what is in use now may lie idle then.
 const SOON: Duration = Duration::from_millis(20);
 
 /// The thread of one client.
@@ -42,7 +42,7 @@ struct Running {
 
 impl Giver {
     /// Starts the thread, for a client whose devices `group` shares. `give` gives what the others want, as far as it
-    /// can, and says whether they want more.
+    /// can, and says whether they still ask.
     pub fn start(&self, group: &Arc<Group>, give: impl Fn() -> bool + Send + 'static) {
         fork::close_at_forks();
         let (weak, group, stop) = (Arc::downgrade(group), Arc::clone(group), Arc::clone(&self.stop));

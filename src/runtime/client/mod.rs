@@ -232,7 +232,7 @@ impl Client {
             let parts = client.allocator.memories.iter().filter_map(|memory| Some((memory, memory.group.as_ref()?)));
             parts.fold(false, |wanted, (memory, part)| {
                 give(&client.allocator, memory, part);
-                wanted | !part.wanted().is_nothing()
+                wanted | part.is_asked()
             })
         });
     }

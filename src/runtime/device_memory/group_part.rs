@@ -84,19 +84,27 @@ impl GroupPart {
         self.share.count(Bytes::ZERO, bytes);
     }
 
+    /// Whether another process asks for memory of the device.
+    pub fn is_asked(&self) -> bool {
+        self.share.is_asked()
+    }
+
     /// What the others want to have back.
     pub fn wanted(&self) -> Wanted {
         self.share.wanted()
     }
 
-    /// Asks the others for what was refused last. No longer than `until`.
+    /// Asks the others for what was refused last, no longer than `until`; for nothing that they cannot give.
     ///
     /// # Errors
     /// As [`Share::ask`].
-    pub fn ask(&self, until: Instant) -> Result<Asking<'_>, Error> {
+    pub fn ask(&self, until: Instant) -> Result<Option<Asking<'_>>, Error> {
         let bytes = Bytes::new(self.refused.load(Ordering::Relaxed));
+        if self.share.held() + bytes > self.share.most() {
+            return Ok(None);
+        }
         let ask = self.share.ask(bytes, until)?;
-        Ok(Asking { part: self, ask, bytes, since: Instant::now() })
+        Ok(Some(Asking { part: self, ask, bytes, since: Instant::now() }))
     }
 }
 
