@@ -120,13 +120,13 @@ STATES = {
     # The arena keeps what a loop takes again and again.
     "idle": ("for _ in range(4):\n keep(24, 4)\n kept.clear()\n gc.collect()", ""),
     "compacted": ("keep(384, 0.25); kept = kept[::3]; gc.collect()", "check(); kept.clear(); gc.collect()"),
-    "spilled": ("keep(24, 4)", "check(); kept.clear(); gc.collect()"),
+    "spilled": ("keep(31, 4)", "check(); kept.clear(); gc.collect()"),
 }
 
 
 def times(rounds: int) -> None:
-    """A request of 32 of 128 MiB, when the other one has nearly all."""
-    print("from an ask for 32 MiB to the memory, in milliseconds: median (least to most)")
+    """A request of 64 of 128 MiB, when the other one has nearly all."""
+    print("from an ask for 64 MiB to the memory, in milliseconds: median (least to most)")
     for name, (before, after) in STATES.items():
         spill = {"PJRT_ARENA_SPILL": "host"} if name == "spilled" else {}
         with started(2 * [settings("times", 128, **spill)], "ramp(0)") as (giver, asker):
@@ -135,7 +135,7 @@ def times(rounds: int) -> None:
                 giver.do(before)
                 had = giver.do(expression="part()")
                 waited = asker.do(
-                    "told = part(); keep(1, 32); told = [part(), told]",
+                    "told = part(); keep(1, 64); told = [part(), told]",
                     "told[0]['asked_seconds'] - told[1]['asked_seconds'] if told[0]['num_asked'] > told[1]['num_asked']"
                     " else None",
                 )

@@ -81,7 +81,8 @@ pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
     let _book = Book::lock_to_read(file.as_fd());
     let layout = read(file.as_fd()).map_err(|errno| precondition(reason(errno)))?;
     layout.check().map_err(|why| of_group(Error::new(Code::DataLoss, why)))?;
-    let device = |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None, now()).map_err(of_group)?));
+    let device =
+        |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None, now()).map_err(of_group)?));
     let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
     Ok(Picture { name: name.to_owned(), devices })
 }

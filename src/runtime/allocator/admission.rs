@@ -7,6 +7,7 @@
 //!  trim      the arena gives memory behind its holes back to the device
 //!  drain     operations that are done are reaped, caches are cleared; then again
 //!  compact   holes become larger than the pieces that memory goes back in, where compaction is on
+//!  ask       other processes, where the device is shared
 //!  wait      for programs to end, whose arrays may be dropped already
 //!  replace   the execution's own destinations, if they stand in the way: they are allocated before, and cannot move
 //!            (`device_launch.rs`)
@@ -44,6 +45,7 @@ use crate::{
         allocator::{
             compaction,
             core::Allocator,
+            group::Asked,
             reclaim::ROUNDS,
             shared::{observe, trim},
         },
@@ -142,6 +144,7 @@ fn grant_memory<'a>(
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
     let mut first = true;
+    let asked = Asked::default();
     let granted = allocator.in_flight.wait_until(&deadline, |round| {
         // The pool may not be able to join its pieces: with more than the last program needed, it would keep both.
         if std::mem::take(&mut first) && matches!(demand, Demand::Program(_)) && observe(allocator, shared) {
@@ -173,6 +176,10 @@ fn grant_memory<'a>(
         if allocator.compacts() && !std::mem::replace(&mut packed, true) {
             drop(compaction::carry_out(memory, Goal::Pack));
             return Continue(());
+        }
+        if matches!(shortfall, Shortfall::Limit(over) if over.others.is_some()) && asked.wait(memory, &deadline) {
+            packed = false;
+            return if deadline.is_over() { Break(Err(exhausted(demand, shortfall))) } else { Continue(()) };
         }
         if !round.wait() {
             return Break(Err(exhausted(demand, shortfall)));

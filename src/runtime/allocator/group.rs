@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     group::{MemberInfo, State},
-    memory::{Goal, OriginId, Stats, history::EventKind},
+    memory::{Goal, OriginId, history::EventKind},
     runtime::{
         allocator::{compaction, core::Allocator, shared, spill},
         device_memory::{Asking, DeviceMemory, GroupPart},
@@ -86,20 +86,20 @@ impl<'a> Asked<'a> {
 
 /// Tells the others what is in use here, and what could be given back at once.
 pub fn publish(memory: &DeviceMemory, part: &GroupPart) {
-    let stats = memory.stats();
-    part.publish(stats.pool_bytes - stats.free_bytes, idle(memory, &stats));
+    let used = used(memory);
+    // On a GPU chunks behind holes, and what the engine's pool keeps; on the host whole regions.
+    part.publish(used, if memory.on_host { memory.empty() } else { part.held().saturating_sub(used) });
 }
 
-/// What could be given back at once: chunks behind holes on a GPU, whole regions on the host.
-fn idle(memory: &DeviceMemory, stats: &Stats) -> Bytes {
-    let pool = memory.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
-    pool + if memory.on_host { memory.empty() } else { stats.free_bytes }
+fn used(memory: &DeviceMemory) -> Bytes {
+    let stats = memory.stats();
+    stats.pool_bytes - stats.free_bytes
 }
 
 /// Gives back what the others of the group want, as far as it goes. How much it was.
 pub fn give(allocator: &Allocator, memory: &DeviceMemory, part: &GroupPart) -> Bytes {
     publish(memory, part);
-    let wanted = part.wanted();
+    let mut wanted = part.wanted();
     if wanted.is_nothing() {
         return Bytes::ZERO;
     }
@@ -108,7 +108,13 @@ pub fn give(allocator: &Allocator, memory: &DeviceMemory, part: &GroupPart) -> B
     // What the caches keep looks as if it were in use.
     allocator.drain();
     give_idle(memory, wanted.idle + wanted.beyond);
-    let all = wanted.idle + wanted.beyond;
+    let mut all = wanted.idle + wanted.beyond;
+    if given() < wanted.idle {
+        // A part of a chunk cannot go: the others are to know that there is no more than this.
+        part.publish(used(memory), Bytes::ZERO);
+        wanted = part.wanted();
+        all = given() + wanted.beyond;
+    }
     if given() < all && !wanted.beyond.is_zero() {
         join_holes(allocator, memory, all.saturating_sub(given()));
         if given() < all && memory.tier.is_some() {

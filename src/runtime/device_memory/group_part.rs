@@ -103,8 +103,9 @@ impl GroupPart {
         if self.share.held() + bytes > self.share.most() {
             return Ok(None);
         }
+        let since = Instant::now();
         let ask = self.share.ask(bytes, until)?;
-        Ok(Some(Asking { part: self, ask, bytes, since: Instant::now() }))
+        Ok(Some(Asking { part: self, ask, bytes, since }))
     }
 }
 

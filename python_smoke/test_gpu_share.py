@@ -1,0 +1,64 @@
+"""Processes that share a GPU's memory: physical chunks change hands. Each has a simulated GPU (`fake_gpu`) whose books
+are its own; the limit that they share is the group's.
+"""
+
+import fake_gpu
+import pytest
+from fake_gpu import variables
+from members import members
+
+pytestmark = [
+    pytest.mark.arena,
+    pytest.mark.skipif(not fake_gpu.is_built(), reason="the GPU for tests is built by cargo, beside the library"),
+]
+
+MIB = 1 << 20
+
+#: What the simulated driver has given to this process, in bytes.
+DRIVER = """
+import ctypes
+driver = ctypes.CDLL(DRIVER)
+context = ctypes.c_void_p()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxPushCurrent_v2(context) == 0
+
+def taken():
+    values = [ctypes.c_size_t(), ctypes.c_size_t()]
+    assert driver.cuMemGetInfo_v2(*map(ctypes.byref, values)) == 0
+    return values[1].value - values[0].value
+
+before = taken()
+""".replace("CDLL(DRIVER)", f"CDLL({str(fake_gpu.DRIVER)!r})")
+
+
+@pytest.mark.parametrize("spill", ["off", "host"])
+def test_chunks_change_hands(tmp_path, spill):
+    tmp_path.chmod(0o700)
+    machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114) | {"PJRT_ARENA_SPILL": spill}
+    with members(tmp_path, machine, machine) as (first, second):
+        for member in (first, second):
+            assert member.do(expression="device().platform") == "gpu"
+            member.do(DRIVER)
+
+        def sums():
+            held = [member.do(expression="part()['held_bytes']") for member in (first, second)]
+            driver = [member.do(expression="taken() - before") for member in (first, second)]
+            assert sum(held) <= 64 * MIB and all(of <= by + 2 * MIB for of, by in zip(driver, held, strict=True)), (held, driver)
+            return driver
+
+        first.do("keep(12, 4); check()")
+        assert sums()[0] >= 46 * MIB
+        if spill == "off":
+            # Holes of 4 MiB between arrays of 4 MiB: the memory behind them goes without a move.
+            first.do("kept = kept[::2]; gc.collect()")
+        second.do("keep(8, 4); check()")
+        first.do("check()")
+        driver = sums()
+        assert driver[1] >= 30 * MIB and driver[0] <= 34 * MIB, driver
+        assert second.do(expression="part()['num_asked']") >= 1
+        assert first.do(expression="part()['given_bytes']") >= 14 * MIB
+        # Programs, too, whose scratch is the group's as well.
+        second.do("step = jax.jit(lambda x: jnp.sort(x)[::-1]); sums = [float(step(a)[0]) for n, a in kept[:2]]")
+        sums()
+        first.end()
+        second.end()
