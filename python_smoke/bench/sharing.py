@@ -193,11 +193,16 @@ gc.collect(); memory.trim(); waits, rounds, refused = [0.0], 0, 0
 
 
 def resident(pid: int) -> int:
-    """Bytes of the process's own memory."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError(f"process {pid} has no RssAnon")
+    """Bytes of the process in memory that the system was asked for without a reserve (`MAP_NORESERVE`): the arena's
+    regions, and nothing else where malloc has one arena."""
+    total = rss = 0
+    with Path(f"/proc/{pid}/smaps").open() as maps:
+        for line in maps:
+            if line.startswith("Rss:"):
+                rss = int(line.split()[1]) << 10
+            elif line.startswith("VmFlags:") and " nr" in line:
+                total += rss
+    return total
 
 
 class Demanding:
@@ -220,7 +225,8 @@ class Demanding:
 def chaos(minutes: float, count: int, budget: int, seed: int) -> None:
     """The sum of what processes hold is sampled with all of them stopped at once."""
     source = random.Random(seed)
-    told = settings("chaos", budget)
+    # Then malloc's memory is told from the arena's.
+    told = settings("chaos", budget, MALLOC_ARENA_MAX="1")
     counts = {"killed": 0, "stopped": 0, "samples": 0, "above": 0}
     most = 0
     with tempfile.TemporaryDirectory() as runtime:
