@@ -1,15 +1,21 @@
 //! Nanoseconds per operation of the arena on the host's memory: `cargo bench -p plugin_tests --bench arena`; with
-//! `-- scale` how they grow with the number of live blocks, on a device of addresses without memory.
+//! `-- scale` how they grow with the number of live blocks, on a device of addresses without memory; with `-- group`
+//! what they are in a group of processes that share a limit.
 //!
 //! Numbers are for reading; nothing fails on time. Each line is the median of 15 rounds on one thread, with the lock
 //! taken and released for every operation. Whole traces are timed by `arena-replay`.
 
-use std::{hint::black_box, time::Instant};
+use std::{hint::black_box, sync::Arc, time::Instant};
 
 use fastrand::Rng;
 use pjrt_arena::{
-    device::{fake::FakeBacking, host::HostBacking},
-    memory::{Arena, Block, Provenance, Strategy, compaction::Costs},
+    device::{
+        fake::FakeBacking,
+        host::{CountedBacking, HostBacking},
+    },
+    group::{Group, Terms},
+    memory::{Arena, Backing, Block, Provenance, Strategy, budget::Budget, compaction::Costs},
+    runtime::device_memory::GroupPart,
     units::Bytes,
 };
 
@@ -43,6 +49,9 @@ fn main() {
     if std::env::args().any(|argument| argument == "scale") {
         return scale();
     }
+    if std::env::args().any(|argument| argument == "group") {
+        return in_a_group();
+    }
     println!("{:<44} {:>10}", "", "ns per op");
     for (strategy, count) in
         [(Strategy::Preallocate, 100_000), (Strategy::Growing, 100_000), (Strategy::Platform, 1000)]
@@ -67,6 +76,31 @@ fn main() {
         let name = format!("preallocate, with a history: pair of {size}");
         println!("{name:<44} {:>10.1}", pairs(&arena, size, 100_000));
     }
+}
+
+/// The same pairs in a growing arena by itself, and in one whose regions count in the budget of a group of one; and, with
+/// the strategy that has a region for each block, what such a region costs.
+fn in_a_group() {
+    const LIMIT: Bytes = Bytes::gib(4);
+    let terms = Terms { limits: vec![LIMIT], explicit_limit: true, min: Bytes::ZERO, weight: 100 };
+    let group = Group::join(&format!("bench-{}", std::process::id()), &terms).expect("a group of its own").group;
+    let part = Arc::new(GroupPart::new(&group, 0).expect("the device is there"));
+    let budget = Arc::new(Budget::new(LIMIT).part_of(Arc::<GroupPart>::clone(&part)));
+    let alone = || Box::new(HostBacking::new()) as Box<dyn Backing>;
+    let counted = || Box::new(CountedBacking::new(HostBacking::new(), Arc::clone(&budget))) as Box<dyn Backing>;
+    println!("{:<44} {:>10} {:>10}", "ns per op", "alone", "in a group");
+    for size in [Bytes::new(4), Bytes::kib(64), Bytes::mib(3)] {
+        let [alone, counted] = [alone(), counted()].map(|backing| {
+            let arena = Arena::new("bench".into(), Strategy::Growing, LIMIT, backing).expect("a good arena");
+            pairs(&arena, size, 100_000)
+        });
+        println!("{:<44} {alone:>10.1} {counted:>10.1}", format!("pair of {size}"));
+    }
+    let [alone, counted] = [alone(), counted()].map(|backing| {
+        let arena = Arena::new("bench".into(), Strategy::Platform, LIMIT, backing).expect("a good arena");
+        pairs(&arena, Bytes::mib(256), 1000)
+    });
+    println!("{:<44} {alone:>10.1} {counted:>10.1}", "a region of 256 MiB, mapped and unmapped");
 }
 
 /// An arena with many live blocks, which is full but for the holes between them.

@@ -62,7 +62,8 @@ pub(super) fn infos(
             state: process.state(),
             process,
             held: member.held,
-            used: Bytes::new(slot.line(device).used.load(Relaxed)),
+            // Published now and then.
+            used: Bytes::new(slot.line(device).used.load(Relaxed)).min(member.held),
             idle: member.idle,
             total_asked: Bytes::new(slot.line(device).total_asked.load(Relaxed)),
             total_given: Bytes::new(slot.line(device).total_given.load(Relaxed)),
