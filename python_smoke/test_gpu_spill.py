@@ -7,7 +7,7 @@ import textwrap
 import fake_gpu
 import pytest
 from fake_gpu import run_on_gpu
-from test_spill import TRAINING
+from test_spill import PREFETCHED, TRAINING
 
 pytestmark = [
     pytest.mark.arena,
@@ -53,6 +53,10 @@ def run_case(code: str, *, check: bool = True, **settings):
 @pytest.mark.parametrize("strategy", ["preallocate", "growing", "platform", "tpu"])
 def test_a_training_that_takes_four_times_the_limit_learns_what_it_learns_without_one(strategy):
     run_case(TRAINING, PJRT_ARENA_STRATEGY=strategy, PJRT_ARENA_LIMIT="16MiB")
+
+
+def test_arrays_that_come_back_before_they_are_needed():
+    run_case(TRAINING + PREFETCHED, PJRT_ARENA_LIMIT="16MiB", PJRT_ARENA_PREFETCH="on")
 
 
 def test_everything_spilled_before_each_allocation():

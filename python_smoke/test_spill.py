@@ -99,6 +99,17 @@ def test_with_a_block_for_each_array_and_everything_spilled_before_each_allocati
     run_case(TRAINING, PJRT_ARENA_SPILL="always")
 
 
+PREFETCHED = """
+    counts = spill()
+    assert 0 < counts.num_prefetched <= counts.num_brought_back, counts
+"""
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "tpu"])
+def test_arrays_that_come_back_before_they_are_needed(strategy):
+    run_case(TRAINING + PREFETCHED, PJRT_ARENA_LIMIT="12MiB", PJRT_ARENA_STRATEGY=strategy, PJRT_ARENA_PREFETCH="on")
+
+
 def test_a_spilled_array_is_read_lent_copied_and_deleted_where_it_is():
     run_case("""
     arrays = [ramp(number) for number in range(40)]

@@ -27,6 +27,7 @@ _TOLD = {
     "num_spilled": "spilled",
     "num_clean": "clean",
     "num_brought_back": "brought_back",
+    "num_prefetched": "prefetched",
     "num_predictions_right": "predictions_right",
     "num_predictions_wrong": "predictions_wrong",
     "num_asked": "asked",
@@ -57,6 +58,9 @@ class SpillStats:
     num_brought_back: int
     brought_back_bytes: int
     brought_back_seconds: float
+    #: The part of that which came before a launch needed it (``PJRT_ARENA_PREFETCH``).
+    num_prefetched: int
+    prefetched_bytes: int
     #: How often the next use of an array was predicted right, and how often not.
     num_predictions_right: int
     num_predictions_wrong: int

@@ -7,6 +7,7 @@ the rounds of the median step, with quartiles, and what was copied in a step.
     cpu         JAX's CPU backend: its losses and arrays are what the others are compared with
     unlimited   pjrt-arena with room for all
     spill       with a quarter of it, PJRT_ARENA_SPILL=host
+    prefetch    the same, and PJRT_ARENA_PREFETCH=on
     by hand     with a quarter of it, without spilling: each layer's arrays are in `pinned_host`, and `jax.device_put`
                 brings them to the device before its program, and back after it
     folder      with a quarter of it, PJRT_ARENA_SPILL=FOLDER, if --folder names one
@@ -45,6 +46,7 @@ OURS = (
     "PJRT_ARENA_LIMIT",
     "PJRT_ARENA_SPILL",
     "PJRT_ARENA_SPILL_LIMIT",
+    "PJRT_ARENA_PREFETCH",
     "PJRT_ARENA_SLEEP_AFTER",
     "PJRT_ARENA_DEVICES",
 )
@@ -199,6 +201,7 @@ def variants(limit: int, folder: Path | None) -> dict[str, dict[str, str]]:
         "cpu": {"JAX_PLATFORMS": "cpu"},
         "unlimited": arena,
         "spill": {**limited, "PJRT_ARENA_SPILL": "host"},
+        "prefetch": {**limited, "PJRT_ARENA_SPILL": "host", "PJRT_ARENA_PREFETCH": "on"},
         BY_HAND: limited,
     }
     if folder is not None:

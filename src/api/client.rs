@@ -91,6 +91,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
                 client::watch_scratch(&client);
                 client::sleeper::watch(&client);
                 client.start_giving();
+                client.start_prefetching();
                 client::register(client);
                 call.out().client = created;
                 Ok(())
@@ -115,6 +116,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         client.close_guards();
         client.allocator.trimmer.end();
         client.giver.end();
+        client.prefetcher.end();
         client::with_any(client::watch_scratch);
         // The views first, then the engine's client; an arena is dropped with its last buffer.
         client.allocator.in_flight.end();

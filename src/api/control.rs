@@ -192,6 +192,8 @@ fn of_tier(tier: &Tier) -> Value {
     counts["brought_back"] = json!(record.back.arrays());
     counts["brought_back_bytes"] = json!(record.back.bytes().get());
     counts["brought_back_seconds"] = json!(record.back.took().as_secs_f64());
+    counts["prefetched"] = json!(record.prefetched.arrays());
+    counts["prefetched_bytes"] = json!(record.prefetched.bytes().get());
     counts["predictions_right"] = json!(record.right.load(Ordering::Relaxed));
     counts["predictions_wrong"] = json!(record.wrong.load(Ordering::Relaxed));
     counts

@@ -20,7 +20,7 @@ use crate::{
         strategy,
         values::{
             self, Compact, CudaDriver, EngineRequest, GpuScratch, Headroom, HipDriver, HugePages, LogFilter, OomReport,
-            Rewrite, Scratch, TpuTiles, ZeroCopy,
+            Prefetch, Rewrite, Scratch, TpuTiles, ZeroCopy,
         },
     },
     error::{Error, Result},
@@ -263,6 +263,16 @@ settings! {
         doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, or of what the \
               folder's disk has left, divided among the devices.",
         read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
+    }
+
+    /// Whether spilled arrays come back before the launch that is expected to need them.
+    PREFETCH, prefetch: Prefetch = {
+        names: &[Opt("prefetch"), Var("PJRT_ARENA_PREFETCH")],
+        default: "off",
+        allowed: "on, off",
+        doc: "Whether a thread brings spilled arrays back for the next launches, as the past tells them, in the place of \
+              arrays that are used later, or of nothing. Has an effect with spill only.",
+        read: parsed(Prefetch::parse, |_| Prefetch::Off),
     }
 
     /// When a device that does nothing spills all its arrays and gives its memory back.

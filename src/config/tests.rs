@@ -404,7 +404,7 @@ fn one_line_says_it_all() {
         "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
          compact=off (default), share=off (default), share_min=0 (default), share_weight=100 (default), \
          spill=off (default), spill_limit=25% (default), \
-         sleep_after=off (default), tpu_tiles=off (default), \
+         prefetch=off (default), sleep_after=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
          cuda_driver=libcuda.so.1 (default), hip_driver=libamdhip64.so (default), headroom=512.00MiB (default), \
          gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), rewrite=on (default), \

@@ -252,6 +252,15 @@ impl Compact {
 }
 
 on_or_off! {
+    /// Whether spilled arrays come back before the launch that needs them.
+    Prefetch,
+    /// A thread brings them back for the next launches.
+    On,
+    /// Each launch brings its own back.
+    Off
+}
+
+on_or_off! {
     /// Whether arrays are counted as a TPU would lay them out.
     TpuTiles,
     /// Each array takes what its tiled layout takes on a TPU ([`crate::memory::tiles`]).

@@ -10,6 +10,7 @@
 //!  aliases.rs        alias buffers whose contents are to come
 //!  join_group.rs     the group of processes that share the devices
 //!  giver.rs          gives memory back that other processes of the group ask for
+//!  prefetcher.rs     spilled arrays come back before they are needed
 //!  sleeper.rs        devices that go to sleep by themselves
 //! ```
 
@@ -25,7 +26,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::{
-    config::{Settings, ZeroCopy},
+    config::{Prefetch, Settings, Spill, ZeroCopy},
     engine::{Outcome, Raw, scratch, session::Session, views::ViewKind},
     error::Error,
     memory::idle::WORTH_WATCHING,
@@ -35,9 +36,10 @@ use crate::{
             core::{Allocator, OnExhausted},
             group::give,
             pinned_host::{PinnedHost, admit_pinned},
+            spill::prefetch,
         },
         buffer::{Buffer, Place},
-        client::{aliases::Aliases, giver::Giver},
+        client::{aliases::Aliases, giver::Giver, prefetcher::Prefetcher},
         counters::Counters,
         device_memory::DeviceMemory,
         host_memories::HostMemories,
@@ -54,6 +56,7 @@ pub mod giver;
 pub mod join_group;
 pub mod limits;
 pub mod open_devices;
+pub mod prefetcher;
 pub mod sleeper;
 
 /// One addressable device of a client and the arena of its memory. Only opening a client makes one.
@@ -139,6 +142,8 @@ pub struct Client {
     pub settings: Arc<Settings>,
     /// Gives memory back that other processes ask for.
     pub giver: Giver,
+    /// Brings spilled arrays back before they are needed.
+    pub prefetcher: Prefetcher,
     /// Allocates arrays, and knows the operations in flight.
     pub allocator: Allocator,
     /// Whether arrays of the host are aliased instead of copied.
@@ -210,6 +215,7 @@ impl Client {
             elsewhere: Arc::default(),
             aliases: Aliases::default(),
             giver: Giver::default(),
+            prefetcher: Prefetcher::default(),
             guards: Guards { count: Mutex::new(Some(0)), dropped: Condvar::new() },
         }
     }
@@ -234,6 +240,20 @@ impl Client {
                 give(&client.allocator, memory, part);
                 wanted | part.is_asked()
             })
+        });
+    }
+
+    /// Starts the thread that brings spilled arrays back before they are needed, if that is wanted.
+    pub fn start_prefetching(self: &Arc<Self>) {
+        if self.settings.prefetch.value == Prefetch::Off || self.allocator.spill == Spill::Off {
+            return;
+        }
+        let client = Arc::downgrade(self);
+        self.prefetcher.start(move || {
+            let Some(client) = client.upgrade().and_then(|client| client.guard()) else { return };
+            for memory in &client.allocator.memories {
+                prefetch(&client.allocator, memory);
+            }
         });
     }
 

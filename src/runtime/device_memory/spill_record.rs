@@ -86,6 +86,8 @@ pub struct SpillRecord {
     pub clean: TransferCounts,
     /// Arrays that came back.
     pub back: TransferCounts,
+    /// Those of them that came before a launch needed them. Without times.
+    pub prefetched: TransferCounts,
     /// Spilled arrays that were used when it had been expected.
     pub right: AtomicU64,
     /// Spilled arrays that were used at another step than expected.

@@ -128,7 +128,8 @@ impl<'a> Launch<'a> {
     }
 
     /// Whether arrays are spilled.
-    fn spills(&self) -> bool {
+    #[inline]
+    pub fn spills(&self) -> bool {
         self.call.loaded.client.allocator.spill != Spill::Off
     }
 

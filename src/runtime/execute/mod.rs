@@ -77,5 +77,8 @@ pub unsafe fn execute(loaded: &Loaded, args: &sys::PJRT_LoadedExecutable_Execute
         collect::collect(&mut launch, index, event, outputs);
     }
     collect::release(&launch);
+    if launch.spills() {
+        client.prefetcher.wake();
+    }
     Ok(())
 }
