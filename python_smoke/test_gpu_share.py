@@ -43,10 +43,8 @@ def test_chunks_change_hands(tmp_path, spill):
         def sums():
             held = [member.do(expression="part()['held_bytes']") for member in (first, second)]
             driver = [member.do(expression="taken() - before") for member in (first, second)]
-            assert sum(held) <= 64 * MIB and all(of <= by + 2 * MIB for of, by in zip(driver, held, strict=True)), (
-                held,
-                driver,
-            )
+            assert sum(held) <= 64 * MIB, held
+            assert all(of <= by + 2 * MIB for of, by in zip(driver, held, strict=True)), (held, driver)
             return driver
 
         first.do("keep(12, 4); check()")

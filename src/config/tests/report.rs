@@ -1,9 +1,8 @@
-//! Settings as JSON.
+//! Settings as a line, and as JSON.
 
 use serde_json::json;
 
-use super::{environment, options};
-use crate::{config::*, error::Error};
+use super::*;
 
 #[test]
 fn json_has_every_setting_with_its_names_and_where_its_value_came_from() {
@@ -47,4 +46,24 @@ fn json_of_a_setting_that_is_not_valid_says_why_and_the_others_are_there() {
     assert!(wrong[0]["error"].as_str().expect("a text").starts_with("PJRT_ARENA_LIMIT=lots is not valid; allowed: "));
     assert_eq!((&wrong[0]["name"], &wrong[0]["value"]), (&json!("limit"), &json!(null)));
     assert!(told["warnings"][0].as_str().expect("a text").contains("PJRT_ARENA_LIMT"));
+}
+
+#[test]
+fn one_line_says_it_all() {
+    let settings = read(&[(PREALLOCATE, "false"), ("PJRT_ARENA_DEVICES", "4")], &[("limit", "40%"), ("devices", "2")]);
+    let settings = settings.unwrap();
+    let outcome = Outcome { limit_bytes: 6 << 30, scratch_bytes: Some(3 << 30), engine: Path::new("/e/cpu.so") };
+    assert_eq!(
+        settings.summary(Some(outcome)),
+        "strategy=growing (XLA_PYTHON_CLIENT_PREALLOCATE), limit=40% = 6.00GiB per device (client option limit), \
+         compact=off (default), share=off (default), share_min=0 (default), share_weight=100 (default), \
+         spill=off (default), spill_limit=25% (default), \
+         prefetch=off (default), sleep_after=off (default), tpu_tiles=off (default), \
+         huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
+         cuda_driver=libcuda.so.1 (default), hip_driver=libamdhip64.so (default), headroom=512.00MiB (default), \
+         gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), rewrite=on (default), \
+         scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
+         log=warn (default); overridden: PJRT_ARENA_DEVICES=4"
+    );
+    assert!(!settings.summary(None).contains("6.00GiB"));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     config::{Compact, Spill},
-    error::Result,
+    error::{Error, Result},
     memory::{
         Goal, Provenance, Request,
         tiles::{self, Element},
@@ -83,6 +83,22 @@ pub fn allocate(
         let allocated = || What::Allocated { bytes: size, in_use: memory.stats().bytes_in_use };
         TIMELINE.note(memory.name(), since, allocated);
     }
+    Ok(Allocation::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), provenance))
+}
+
+/// A block for an array, if there is room at once: nothing is moved, spilled or waited for.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED, or as the device refuses; without a text.
+pub fn allocate_at_once(
+    allocator: &Allocator,
+    memory: &Arc<DeviceMemory>,
+    shape: &Shape,
+    provenance: Provenance,
+) -> Result<Allocation> {
+    let size = footprint(allocator, shape);
+    let found = reclaim::take(memory, Request { size, provenance });
+    let block = found.map_err(|numbers| Error::new(numbers.code(), ""))?;
     Ok(Allocation::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), provenance))
 }
 

@@ -6,6 +6,7 @@
 //!  reclaim.rs      the reclaim loop: what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs   an arena's plan carried out on live buffers
 //!  spill.rs        arrays go to memory of the host where nothing else makes room
+//!  prefetch.rs     spilled arrays come back before they are needed
 //!  admission.rs    whether there is memory for what the engine takes from the same device
 //!  group.rs        memory that moves between processes that share a device
 //!  shared.rs       memory that moves between an arena and the engine's pool
@@ -21,6 +22,7 @@ pub mod core;
 pub mod group;
 pub mod oom;
 pub mod pinned_host;
+pub mod prefetch;
 pub mod reclaim;
 pub mod shared;
 pub mod sleep;

@@ -11,10 +11,9 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use crate::{
     error::{Code, Error, Result},
-    memory::Request,
     runtime::{
-        allocator::{allocate::footprint, core::Allocator, reclaim::take, spill},
-        device_memory::{Allocation, DeviceMemory, Resident, SharedPool},
+        allocator::{allocate::allocate_at_once, core::Allocator, spill},
+        device_memory::{DeviceMemory, SharedPool},
         in_flight::Round,
     },
     units::Bytes,
@@ -79,18 +78,9 @@ pub fn sleep(allocator: &Allocator, memory: &DeviceMemory) -> Result<(Bytes, Giv
 /// The device's or the engine's; what did not come is where it was.
 pub fn wake(allocator: &Allocator, memory: &Arc<DeviceMemory>) -> Result<Bytes> {
     let Some(tier) = &memory.tier else { return Ok(Bytes::ZERO) };
-    let waiting: Vec<_> = tier.waiting.all().into_iter().filter(|resident| resident.waits().is_some()).collect();
-    let (waiting, keys): (Vec<Arc<dyn Resident>>, Vec<_>) =
-        waiting.into_iter().filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
-    let mut order: Vec<_> = tier.record.next_uses(&keys).into_iter().zip(waiting).collect();
-    order.sort_by_key(|&(next, _)| next);
     let mut came = Bytes::ZERO;
-    for (_, resident) in order {
-        let room = |shape: &_, provenance| {
-            let size = footprint(allocator, shape);
-            let block = take(memory, Request { size, provenance }).map_err(|numbers| Error::new(numbers.code(), ""))?;
-            Ok(Allocation::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), provenance))
-        };
+    for (_, resident) in tier.waiting_by_use() {
+        let room = |shape: &_, provenance| allocate_at_once(allocator, memory, shape, provenance);
         match spill::bring_back::<Error>(memory, &resident, None, room) {
             Ok(bytes) => came += bytes,
             Err(error) if error.code == Code::ResourceExhausted => {}

@@ -10,10 +10,7 @@
 //! views need no way back. Programs do: a launch brings its arguments back first (`runtime/execute/wanted.rs`), and a
 //! launch whose arguments an outsider keeps in the tier reads them there.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use crate::{
     error::Error,
@@ -24,7 +21,7 @@ use crate::{
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        allocator::{allocate::footprint, compaction::staying, core::Allocator, reclaim::take},
+        allocator::{compaction::staying, core::Allocator},
         device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier, origins::ORIGINS},
         shape::Shape,
     },
@@ -40,7 +37,7 @@ pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal
 }
 
 /// As [`make_room`], by arrays alone whose next use `may` accepts.
-fn make_room_by(
+pub fn make_room_by(
     allocator: &Allocator,
     memory: &DeviceMemory,
     goal: Option<Goal>,
@@ -63,48 +60,6 @@ fn make_room_by(
         }
     }
     gone
-}
-
-/// Arrays for so many of the next launches come back before them.
-const AHEAD: u32 = 2;
-
-/// Brings arrays back that the next launches are expected to need, the first of them first, while there is room or
-/// arrays that are used later can go. How many bytes came.
-#[cold]
-pub fn prefetch(allocator: &Allocator, memory: &Arc<DeviceMemory>) -> Bytes {
-    let Some(tier) = &memory.tier else { return Bytes::ZERO };
-    let last = memory.runs().saturating_add(AHEAD);
-    let waiting = tier.waiting.all().into_iter().filter(|resident| resident.waits().is_some());
-    let (waiting, keys): (Vec<_>, Vec<_>) =
-        waiting.filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
-    let mut order: Vec<_> = tier.record.next_uses(&keys).into_iter().zip(waiting).collect();
-    order.retain(|&(next, _)| matches!(next, NextUse::At(step) if step <= last));
-    order.sort_by_key(|&(next, _)| next);
-    let mut came = Bytes::ZERO;
-    for (next, resident) in order {
-        let room = |shape: &_, provenance| {
-            let size = footprint(allocator, shape);
-            let request = Request { size, provenance };
-            let mut found = take(memory, request);
-            if found.is_err() && !make_room_by(allocator, memory, Some(Goal::Hole(size)), |use_| use_ > next).is_zero()
-            {
-                found = take(memory, request);
-            }
-            let block = found.map_err(|numbers| Error::new(numbers.code(), ""))?;
-            Ok(Allocation::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), provenance))
-        };
-        match bring_back::<Error>(memory, &resident, None, room) {
-            Ok(bytes) => {
-                tier.record.prefetched.add(bytes, Duration::ZERO);
-                came += bytes;
-            }
-            Err(error) => {
-                log::debug!("{}: no more arrays come before they are needed: {error}", memory.name());
-                break;
-            }
-        }
-    }
-    came
 }
 
 /// Whether there would be room for `goal` once all had gone but what outsiders keep on the device. O(n) for n arrays.

@@ -36,7 +36,7 @@ use crate::{
             core::{Allocator, OnExhausted},
             group::give,
             pinned_host::{PinnedHost, admit_pinned},
-            spill::prefetch,
+            prefetch::prefetch,
         },
         buffer::{Buffer, Place},
         client::{aliases::Aliases, giver::Giver, prefetcher::Prefetcher},

@@ -21,7 +21,7 @@ use crate::{
     error::Result,
     memory::{
         Arena, Block, BlockId, BlockInfo, Execution, MoveBarrier, OriginId, PinReason, Provenance, Timestamp,
-        next_use::UseKey,
+        next_use::{NextUse, UseKey},
     },
     report::timeline::{TIMELINE, What},
     runtime::{
@@ -46,6 +46,16 @@ impl Tier {
     pub fn waits(&self) -> Bytes {
         let copies = Bytes::new(self.memory.copies.load(Ordering::Relaxed));
         self.memory.stats().bytes_in_use.saturating_sub(copies)
+    }
+
+    /// The arrays that wait there and may come back, the one that is used first at the beginning. O(n log n).
+    pub fn waiting_by_use(&self) -> Vec<(NextUse, Arc<dyn Resident>)> {
+        let waiting = self.waiting.all().into_iter().filter(|resident| resident.waits().is_some());
+        let (waiting, keys): (Vec<_>, Vec<_>) =
+            waiting.filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
+        let mut order: Vec<_> = self.record.next_uses(&keys).into_iter().zip(waiting).collect();
+        order.sort_by_key(|&(next, _)| next);
+        order
     }
 
     /// Copies bytes from the tier to `device`, whose tier this is, or there from it. They are there on return.
