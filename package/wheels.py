@@ -66,13 +66,21 @@ def faults(wheel: Path, architecture: str) -> list[str]:
         found.append(f"auditwheel says {audit['overall_tag']}, and the wheel {tag}")
     with zipfile.ZipFile(wheel) as archive:
         files = {Path(name).name: archive.read(name) for name in archive.namelist()}
+    own = {name: UNWINDER - imported(files[name]) for name in sorted({LIBRARY, REPLAY} & files.keys())}
+    found += [
+        f"{name} has an unwinder of its own: {', '.join(sorted(missing))}" for name, missing in own.items() if missing
+    ]
+    return found + faults_of_contents(files)
+
+
+def faults_of_contents(files: dict[str, bytes]) -> list[str]:
+    """What is wrong with the files of a wheel, by their names."""
+    found = []
     if missing := {LIBRARY, REPLAY, third_party.TEXTS, third_party.STANDARD_LIBRARY} - files.keys():
         found.append(f"it lacks {', '.join(sorted(missing))}")
-    for name in {LIBRARY, REPLAY} & files.keys():
+    for name in sorted({LIBRARY, REPLAY} & files.keys()):
         paths = [path for path in {*own_paths(ROOT), str(Path.home())} if path.encode() in files[name]]
         found += [f"{name} has the path {path} of this machine in it" for path in sorted(paths)]
-        if own := UNWINDER - imported(files[name]):
-            found.append(f"{name} has an unwinder of its own: {', '.join(sorted(own))}")
     return found
 
 
@@ -86,9 +94,11 @@ def imported(library: bytes) -> set[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("architectures", nargs="*", choices=ARCHITECTURES, metavar="ARCHITECTURE")
+    parser.add_argument("architectures", nargs="*", metavar="ARCHITECTURE", help=" or ".join(ARCHITECTURES))
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheels")
     chosen = parser.parse_args()
+    if unknown := [name for name in chosen.architectures if name not in ARCHITECTURES]:
+        parser.error(f"ARCHITECTURE={unknown[0]} is not known; allowed: {', '.join(ARCHITECTURES)}")
     made, status = 0, 0
     for architecture in chosen.architectures or ARCHITECTURES:
         try:
