@@ -191,6 +191,7 @@ tsan: setup ## the same tests under ThreadSanitizer (needs rustup, for the sourc
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
 # ONLY=0.7.2:3.11,0.12 for some of them; ENGINE=0.115,0.81 or ENGINE=all for the engines of python_smoke/engines.py.
+compat: ARCH = $(shell uname -m)
 compat: wheel ## a table: which checks pass with which JAX version and Python
 	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)") \
 	  $(if $(filter command environment,$(origin ENGINE)),--engine "$(ENGINE)")
