@@ -34,7 +34,7 @@ def said_by(*command: str, cwd: Path) -> str:
         run = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True)
     except OSError as error:
         raise Unavailable(
-            f"pjrt-arena is built with Rust, and {command[0]} cannot be run ({error}): install it from https://rustup.rs"
+            f"pjrt-arena is built with Rust, and {command[0]} cannot be run ({error}): it comes from https://rustup.rs"
         ) from error
     except subprocess.CalledProcessError as error:
         raise Unavailable(

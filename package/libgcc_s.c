@@ -1,6 +1,6 @@
-// The unwinder of libgcc_s as symbols to link with: see cargo_build.py. None of it is ever called, since the system's
-// libgcc_s.so.1 is loaded in its place. All of it stands here: for a symbol that is missing, the linker takes a piece of
-// Zig's unwinder, and with it functions that read libgcc's data by another layout.
+// The unwinder of libgcc_s as symbols to link with: see cargo_build.py. None of it is ever called, since the
+// system's libgcc_s.so.1 is loaded in its place. All of it stands here: for a symbol that is missing, the linker takes
+// Zig's, and with it functions that read libgcc's data by another layout.
 #define SYMBOL(name) void name(void) {}
 
 SYMBOL(_Unwind_Backtrace)
