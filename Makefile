@@ -6,7 +6,7 @@
 # wheel share release. Neither target builds both.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc site bench together instructions soak stress fuzz fuzz-inputs asan tsan compat clients wheel setup clean
+.PHONY: help demo check test test-all lint layers bindings test-rust test-unit test-jax test-jax-all test-smoke test-simulator test-cuda-engine test-rocm-engine gpu-rehearsal doc site bench together instructions soak stress fuzz fuzz-inputs asan tsan compat clients wheel sdist licenses setup clean
 .NOTPARALLEL:
 
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -191,6 +191,7 @@ tsan: setup ## the same tests under ThreadSanitizer (needs rustup, for the sourc
 
 # Not part of make test: environments for every JAX version and Python, 0.5 GB each, and some minutes for each.
 # ONLY=0.7.2:3.11,0.12 for some of them; ENGINE=0.115,0.81 or ENGINE=all for the engines of python_smoke/engines.py.
+compat: ARCH = $(shell uname -m)
 compat: wheel ## a table: which checks pass with which JAX version and Python
 	"$(PY)" python_smoke/compat/run.py --json target/compat.json $(if $(ONLY),--only "$(ONLY)") \
 	  $(if $(filter command environment,$(origin ENGINE)),--engine "$(ENGINE)")
@@ -199,9 +200,17 @@ compat: wheel ## a table: which checks pass with which JAX version and Python
 clients: target/debug/libpjrt_arena.so ## other PJRT clients: pypjrt's conformance checker, the crate pjrt
 	$(LIBCLANG) "$(PY)" python_smoke/other_clients/run.py
 
-wheel: setup ## dist/pjrt_arena-*-py3-none-linux_*.whl
-	"$(PY)" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+# Its tools, Zig among them, have an environment of their own, as those of the site. ARCH=x86_64 for one of the two.
+WHEEL_ENV := $(CARGO_TARGET_DIR)/wheel-env
+
+wheel: $(WHEEL_ENV)/.installed ## dist/pjrt_arena-*-py3-none-manylinux_2_17_{x86_64,aarch64}.whl, checked by auditwheel
+	@PATH="$(WHEEL_ENV)/bin:$$PATH" "$(WHEEL_ENV)/bin/python" package/wheels.py --out dist $(ARCH)
+
+sdist: $(WHEEL_ENV)/.installed ## dist/pjrt_arena-*.tar.gz: every file that git does not ignore, so `make check` runs in it
+	@"$(WHEEL_ENV)/bin/python" -m hatchling build --target sdist --directory dist
+
+licenses: setup ## the licence report: each crate that is linked into the library and arena-replay
+	@"$(PY)" package/third_party.py
 
 setup: $(STAMP)
 
@@ -211,6 +220,11 @@ clean: ## remove .venv, target and dist
 $(SITE_ENV)/.installed: python_smoke/site_requirements.txt $(STAMP)
 	@"$(PY)" -m venv "$(SITE_ENV)"
 	@"$(SITE_ENV)/bin/python" -m pip install --quiet --requirement python_smoke/site_requirements.txt
+	@touch "$@"
+
+$(WHEEL_ENV)/.installed: package/requirements.txt $(STAMP)
+	@"$(PY)" -m venv "$(WHEEL_ENV)"
+	@"$(WHEEL_ENV)/bin/python" -m pip install --quiet --requirement package/requirements.txt
 	@touch "$@"
 
 $(CUDA)/toolkit/.installed: $(STAMP)

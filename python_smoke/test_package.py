@@ -4,15 +4,20 @@ import email
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
+import cargo_build
 import engines
 import pjrt_arena
 import pytest
+import third_party
+import wheels
 from harness import ROOT, run_python
 from jax_plugins import arena
 from pjrt_arena import _library, memory
@@ -28,6 +33,9 @@ def wheel(tmp_path_factory):
     library = folder / "built" / "libpjrt_arena.so"
     library.parent.mkdir()
     library.write_bytes(b"\x7fELF stands for the library")
+    replay = library.with_name("arena-replay")
+    replay.write_text("#!/bin/sh\n")
+    replay.chmod(0o755)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run(
         [*command, "--wheel-dir", folder, ROOT], env={**os.environ, "PJRT_ARENA_PREBUILT": str(library)}, check=True
@@ -44,6 +52,8 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert archive.read("pjrt_arena/libpjrt_arena.so").startswith(b"\x7fELF")
+        # pip makes a file executable whose mode in the wheel says so: `pjrt-arena replay` runs it.
+        assert archive.getinfo("pjrt_arena/arena-replay").external_attr >> 16 & 0o111
     # No jax_plugins/__init__.py: the namespace belongs to all plugins.
     assert files == {
         "jax_plugins/arena/__init__.py",
@@ -74,6 +84,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "pjrt_arena/_snapshots.py",
         "pjrt_arena/_stats.py",
         "pjrt_arena/_tables.py",
+        "pjrt_arena/arena-replay",
         "pjrt_arena/cli.py",
         "pjrt_arena/libpjrt_arena.so",
         "pjrt_arena/memory.py",
@@ -86,7 +97,11 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
         (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
         entry_points = archive.read(f"{folder}/entry_points.txt").decode()
-        assert any(name.endswith("LICENSE") for name in archive.namelist())
+    classifiers = metadata.get_all("Classifier")
+    assert "Development Status :: 3 - Alpha" in classifiers and "Operating System :: POSIX :: Linux" in classifiers
+    pythons = {name.rpartition(" ")[2] for name in classifiers if re.search(r":: 3\.\d+$", name)}
+    assert pythons == {"3.11", "3.12", "3.13", "3.14"}
+    assert metadata["License-Expression"] == "Apache-2.0" and "allocator" in metadata["Keywords"]
     needs = metadata.get_all("Requires-Dist")
     assert any(need.replace(" ", "").startswith("jax<0.13,>=0.6.2") for need in needs), needs
     # Each engine is the one that tests run on, and each machine gets one.
@@ -96,11 +111,79 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
         (engines.ENGINES[2], "aarch64"),
     ]:
         assert any(need.startswith(f"{name.requirement};") and machine in need for need in needs), needs
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "newest"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "newest", "rocm"}
     assert entry_points.split() == [
         *["[console_scripts]", "pjrt-arena", "=", "pjrt_arena.cli:main"],
         *["[jax_plugins]", "arena", "=", "jax_plugins.arena"],
     ]
+
+
+def test_wheel_has_the_licences_of_all_that_is_in_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {
+            name.partition("/licenses/")[2]: archive.read(name).decode()
+            for name in archive.namelist()
+            if ".dist-info/licenses/" in name
+        }
+    assert "Apache License" in texts["LICENSE"]
+    assert "Christos Lamprakos" in texts["plugin_tests/data/traces/LICENSE-MIT"]
+    crates = set(re.findall(r"^([\w-]+) +\d+\.\d+\.\d+ ", texts[third_party.TEXTS], re.MULTILINE))
+    for manifest in ("Cargo.toml", "plugin_tests/arena-replay/Cargo.toml"):
+        described = tomllib.loads((ROOT / manifest).read_text())
+        assert described["dependencies"].keys() - {"pjrt-arena"} <= crates
+        # These are not linked in: tests and the build use them.
+        others = described["dev-dependencies"].keys() | described.get("build-dependencies", {}).keys()
+        assert not crates & (others - described["dependencies"].keys() - {"fastrand"})
+    # Each has a text, of which the heading names it.
+    headings = " ".join(re.findall(r"^={78}\n(.*)\n={78}$", texts[third_party.TEXTS], re.MULTILINE))
+    assert crates == {name for name in crates if f"{name} " in headings}
+    assert "Permission is hereby granted" in texts[third_party.TEXTS]
+
+
+def test_a_crate_without_a_licence_text_is_refused(tmp_path):
+    crate = third_party.Crate("bare", "1.0.0", "MIT", "", tmp_path)
+    with pytest.raises(cargo_build.Unavailable, match=r"the crate bare 1\.0\.0 has no file with its licence"):
+        crate.texts()
+    (tmp_path / "LICENSE-MIT").write_text("text\n")
+    assert crate.texts() == ["text"]
+
+
+def test_what_no_index_should_get_is_told_of_a_wheel():
+    files = dict.fromkeys(("arena-replay", "libpjrt_arena.so", third_party.TEXTS, third_party.STANDARD_LIBRARY), b"")
+    assert wheels.faults_of_contents(files) == []
+    (crates, _, root) = cargo_build.own_paths(ROOT)
+    files["libpjrt_arena.so"] = f"..{root}/src/lib.rs..{crates}/log-0.4/src/lib.rs".encode()
+    told = wheels.faults_of_contents(files)
+    assert any(root in fault for fault in told) and any(crates in fault for fault in told), told
+    del files[third_party.TEXTS]
+    assert wheels.faults_of_contents(files)[0] == f"it lacks {third_party.TEXTS}"
+
+
+def test_a_target_that_cannot_be_built_for_is_a_sentence(tmp_path, monkeypatch):
+    """A rustc without the target's standard library and without its source."""
+    rustc = tmp_path / "rustc"
+    rustc.write_text(f"#!/bin/sh\necho {tmp_path}/none\n")
+    rustc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(cargo_build.Unavailable, match="`rustup target add aarch64-unknown-linux-gnu` adds it"):
+        cargo_build.compiled(ROOT, "aarch64-unknown-linux-gnu", wheels.GLIBC)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(cargo_build.Unavailable, match="rustc cannot be run"):
+        cargo_build.host(ROOT)
+
+
+def test_sdist_has_every_file_that_git_knows(tmp_path):
+    """So the tests pass from it: those of the pages need the pages."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout of git's")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    known = subprocess.run(listed, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert names - {"PKG-INFO"} == {name for name in known if (ROOT / name).is_file()}
 
 
 def test_a_bad_prebuilt_path_is_a_sentence(tmp_path):

@@ -18,6 +18,7 @@ when a check fails, or when nothing could be run.
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -148,7 +149,7 @@ def the_engines(names: str) -> list[Engine | None]:
 
 
 def the_wheel(arguments):
-    """The wheel that is tried: the one named, one made around the library named, or the newest in dist/."""
+    """The wheel that is tried: the one named, one around the library named, or the newest for this machine in dist/."""
     if arguments.wheel:
         return Path(arguments.wheel).resolve(strict=True)
     if arguments.library:
@@ -160,9 +161,9 @@ def the_wheel(arguments):
             [*command, "--wheel-dir", made, ROOT], env=os.environ | {"PJRT_ARENA_PREBUILT": library}, check=True
         )
         return next(made.glob("*.whl"))
-    wheels = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    wheels = sorted((ROOT / "dist").glob(f"*_{platform.machine()}.whl"), key=lambda path: path.stat().st_mtime)
     if not wheels:
-        sys.exit("there is no wheel in dist/: run `make wheel`, or name a library with --library")
+        sys.exit("there is no wheel for this machine in dist/: run `make wheel`, or name a library with --library")
     return wheels[-1]
 
 
@@ -178,7 +179,7 @@ def main():
     )
     parser.add_argument("--envs", type=Path, default=ROOT / "target" / "compat", help="folder of the environments")
     parser.add_argument("--library", help="built library to wrap in a wheel; needs hatchling in this Python")
-    parser.add_argument("--wheel", help="the wheel to try; otherwise the newest in dist/")
+    parser.add_argument("--wheel", help="the wheel to try; otherwise the newest for this machine in dist/")
     parser.add_argument("--json", type=Path, help="file for all results")
     arguments = parser.parse_args()
     wanted = [name for name in arguments.only.split(",") if name]
