@@ -1,7 +1,7 @@
 //! Python stacks, each frame and each stack once.
 //!
 //! ```text
-//!  frames   0 train.py:40 <module>   1 train.py:12 load   2 jax/_src/api.py:2 device_put (library)
+//!  frames   0 train.py:40 <module>   1 train.py:12 load   2 data.py:7 Batches.next
 //!  stacks   1 = frame 0, called by nobody    2 = frame 1, called by 1    3 = frame 2, called by 2
 //! ```
 //!
@@ -39,8 +39,6 @@ pub struct Frame {
     pub line: u32,
     /// The function, with its class.
     pub name: Arc<str>,
-    /// Whether it belongs to a library that is left out of what is shown.
-    pub library: bool,
 }
 
 /// A frame, and who called it.
@@ -96,15 +94,9 @@ impl Stacks {
             .filter_map(|call| self.frames.get(call.frame as usize))
     }
 
-    /// The frames that are shown: those of no library, or all if there is no other. The innermost first.
-    pub fn shown(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
-        let all_of_libraries = self.frames_of(stack).all(|frame| frame.library);
-        self.frames_of(stack).filter(move |frame| all_of_libraries || !frame.library)
-    }
-
-    /// Where the innermost frame that is shown is, in words: `train.py:12 (load)`.
+    /// Where the innermost frame is, in words: `train.py:12 (load)`.
     pub fn place(&self, stack: StackId) -> Option<String> {
-        let frame = self.shown(stack).next()?;
+        let frame = self.frames_of(stack).next()?;
         let file = frame.file.rsplit('/').next().unwrap_or_default();
         Some(format!("{file}:{} ({})", frame.line, frame.name))
     }
@@ -114,32 +106,25 @@ impl Stacks {
 mod tests {
     use super::*;
 
-    fn frame(file: &str, line: u32, library: bool) -> Frame {
-        Frame { file: file.into(), line, name: "f".into(), library }
+    fn frame(file: &str, line: u32) -> Frame {
+        Frame { file: file.into(), line, name: "f".into() }
     }
 
     #[test]
     fn stacks_share_their_callers() {
         let mut stacks = Stacks::default();
-        let outer = stacks.add(StackId::NONE, frame("/home/me/train.py", 40, false));
-        let inner = stacks.add(outer, frame("/home/me/train.py", 12, false));
-        let library = stacks.add(inner, frame("/lib/jax/api.py", 7, true));
-        assert_eq!(stacks.add(outer, frame("/home/me/train.py", 12, false)), inner);
-        let again = stacks.add(library, frame("/home/me/train.py", 12, false));
+        let outer = stacks.add(StackId::NONE, frame("/home/me/train.py", 40));
+        let inner = stacks.add(outer, frame("/home/me/train.py", 12));
+        let innermost = stacks.add(inner, frame("/home/me/data.py", 7));
+        assert_eq!(stacks.add(outer, frame("/home/me/train.py", 12)), inner);
+        let again = stacks.add(innermost, frame("/home/me/train.py", 12));
         assert_ne!(again, inner, "the same frame, called from elsewhere");
         assert_eq!((stacks.frames.len(), stacks.calls.len()), (3, 4));
         let lines = |stack| stacks.frames_of(stack).map(|frame| frame.line).collect::<Vec<_>>();
-        assert_eq!(lines(library), [7, 12, 40]);
-        assert_eq!(stacks.shown(library).map(|frame| frame.line).collect::<Vec<_>>(), [12, 40]);
-        assert_eq!(stacks.place(library).as_deref(), Some("train.py:12 (f)"));
+        assert_eq!((lines(innermost), lines(again)), (vec![7, 12, 40], vec![12, 7, 12, 40]));
+        assert_eq!(stacks.place(innermost).as_deref(), Some("data.py:7 (f)"));
+        assert_eq!(stacks.place(stacks.clone().add(StackId::NONE, frame("<stdin>", 1))), None, "of another table");
         assert_eq!((stacks.place(StackId::NONE), lines(StackId::NONE)), (None, vec![]));
-    }
-
-    #[test]
-    fn a_stack_of_libraries_alone_is_shown() {
-        let mut stacks = Stacks::default();
-        let only = stacks.add(StackId::NONE, frame("<frozen runpy>", 7, true));
-        assert_eq!(stacks.place(only).as_deref(), Some("<frozen runpy>:7 (f)"));
     }
 
     #[test]
@@ -147,10 +132,10 @@ mod tests {
         let mut stacks = Stacks::default();
         let mut last = StackId::NONE;
         for line in 0..MOST_FRAMES as u32 {
-            last = stacks.add(StackId::NONE, frame("a.py", line, false));
+            last = stacks.add(StackId::NONE, frame("a.py", line));
         }
         assert_eq!(last.row(), Some(MOST_FRAMES - 1));
-        assert_eq!(stacks.add(StackId::NONE, frame("b.py", 1, false)), StackId::NONE);
-        assert_eq!(stacks.add(StackId::NONE, frame("a.py", MOST_FRAMES as u32 - 1, false)), last);
+        assert_eq!(stacks.add(StackId::NONE, frame("b.py", 1)), StackId::NONE);
+        assert_eq!(stacks.add(StackId::NONE, frame("a.py", MOST_FRAMES as u32 - 1)), last);
     }
 }

@@ -17,11 +17,11 @@ text_functions! {
     }
 
     /// Has each array keep the Python stack that made it from now on, or, if `enabled` is 0, no more; arrays that have one
-    /// keep it. Files in the folders `libraries`, one a line, are left out of what reports show of a stack; NULL is none.
+    /// keep it. Frames of files in the folders `left_out`, one a line, are left out; NULL is none.
     /// An empty text, or one sentence where this process has no Python that tells. Threads that Python does not know make
     /// arrays without a stack.
-    pub fn pjrt_arena_record_python(enabled: c_int, libraries: CText<'_>) -> String {
-        let folders = libraries.to_string_lossy();
+    pub fn pjrt_arena_record_python(enabled: c_int, left_out: CText<'_>) -> String {
+        let folders = left_out.to_string_lossy();
         let folders = folders.lines().filter(|folder| !folder.is_empty());
         let folders = folders.map(|folder| format!("{}/", folder.trim_end_matches('/'))).collect();
         match stacks::record(enabled != 0, folders) {

@@ -35,6 +35,8 @@ use crate::{
 const DEEPEST: usize = 128;
 /// Code objects that are kept alive at most.
 const MOST_CODES: usize = 1 << 16;
+/// Calls that are found again without asking for names and lines, at most.
+const MOST_CALLS: usize = 1 << 20;
 
 /// Functions of Python's C API. All but the first four may be called only with Python's lock.
 struct Functions {
@@ -65,17 +67,20 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 /// Where a frame is: its code object's address, and the instruction.
 type Place = (usize, c_int);
 
+/// A number for the frames looked at so far, those that are left out among them.
+type Walk = usize;
+
 /// What is known of stacks.
 #[derive(Default)]
 struct Known {
     stacks: Stacks,
-    /// Stacks by their caller and the place of their innermost frame. Ends with the recording.
-    calls: FxHashMap<(StackId, Place), StackId>,
+    /// What calls lead to, frame by frame from the outermost on, and what is kept of each. Ends with the recording.
+    calls: FxHashMap<(Walk, Place), (Walk, StackId)>,
     /// Code objects that are kept alive until then.
     codes: FxHashSet<usize>,
     kept: Vec<New>,
-    /// Folders of files that are left out of what is shown; each ends with a slash.
-    libraries: Vec<String>,
+    /// Folders of files whose frames are left out; each ends with a slash.
+    left_out: Vec<String>,
 }
 
 static KNOWN: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
@@ -111,9 +116,8 @@ impl Functions {
     fn locked<T>(&'static self, with: impl FnOnce(&Locked) -> T) -> Option<T> {
         // SAFETY: these may be called without the lock, at any time; the thread's state may be asked for while the
         // interpreter is there.
-        let is_known = unsafe {
-            (self.is_initialized)() != 0 && (self.is_finalizing)() == 0 && !(self.this_thread)().is_null()
-        };
+        let is_known =
+            unsafe { (self.is_initialized)() != 0 && (self.is_finalizing)() == 0 && !(self.this_thread)().is_null() };
         if !is_known {
             return None;
         }
@@ -182,7 +186,7 @@ impl Locked {
         // SAFETY: the lock is held, and the code object alive.
         let line = unsafe { (self.0.line)(code, instruction) };
         let (file, name) = (self.text(code, c"co_filename".as_ptr()), self.text(code, c"co_qualname".as_ptr()));
-        Frame { file: file.into(), line: u32::try_from(line).unwrap_or(0), name: name.into(), library: false }
+        Frame { file: file.into(), line: u32::try_from(line).unwrap_or(0), name: name.into() }
     }
 
     /// An attribute that is a text; empty where it is none. `name` is a C string.
@@ -213,33 +217,43 @@ impl Locked {
 }
 
 impl Known {
+    /// Where the walk begins: outside of the outermost frame, or of that which was looked at.
+    fn outermost(&mut self, is_cut: bool) -> (Walk, StackId) {
+        let more = || Frame { file: "".into(), line: 0, name: "frames further out".into() };
+        if is_cut { (1, self.stacks.add(StackId::NONE, more())) } else { (0, StackId::NONE) }
+    }
+
     /// The stack of these places, the outermost first, if all of it is known.
     fn find(&mut self, mut places: impl Iterator<Item = Place>, is_cut: bool) -> Option<StackId> {
         let outermost = self.outermost(is_cut);
-        places.try_fold(outermost, |caller, place| self.calls.get(&(caller, place)).copied())
+        let found = places.try_fold(outermost, |(walk, _), place| self.calls.get(&(walk, place)).copied());
+        found.map(|(_, stack)| stack)
     }
 
-    /// What calls the outermost frame that was looked at.
-    fn outermost(&mut self, is_cut: bool) -> StackId {
-        let more = || Frame { file: "".into(), line: 0, name: "frames further out".into(), library: true };
-        if is_cut { self.stacks.add(StackId::NONE, more()) } else { StackId::NONE }
-    }
-
-    /// Adds a stack, frame by frame.
+    /// Adds a stack, frame by frame; none where the table is full.
     fn add(&mut self, frames: Vec<(Place, Frame)>, is_cut: bool) -> StackId {
-        let mut stack = self.outermost(is_cut);
-        for (place, mut frame) in frames {
-            frame.library = self.libraries.iter().any(|folder| frame.file.starts_with(&**folder));
-            let caller = stack;
-            stack = self.stacks.add(caller, frame);
-            if stack == StackId::NONE {
+        let mut here = self.outermost(is_cut);
+        let mut learns = true;
+        for (place, frame) in frames {
+            let (walk, caller) = here;
+            if learns && let Some(&known) = self.calls.get(&(walk, place)) {
+                here = known;
+                continue;
+            }
+            let is_left_out = self.left_out.iter().any(|folder| frame.file.starts_with(&**folder));
+            let stack = if is_left_out { caller } else { self.stacks.add(caller, frame) };
+            if stack == StackId::NONE && !is_left_out {
                 return StackId::NONE;
             }
-            if self.codes.contains(&place.0) {
-                self.calls.insert((caller, place), stack);
+            // 0 and 1 are where walks begin.
+            here = (self.calls.len() + 2, stack);
+            // Without the code object, another one may have its address later; and what follows has no number.
+            learns &= self.codes.contains(&place.0) && self.calls.len() < MOST_CALLS;
+            if learns {
+                self.calls.insert((walk, place), here);
             }
         }
-        stack
+        here.1
     }
 }
 
@@ -286,12 +300,17 @@ fn number(mut walked: Walked<'_>) -> StackId {
     known.add(frames, is_cut)
 }
 
-/// Turns the recording of stacks on or off. Files in the folders `libraries`, of which each ends with a slash, are left
-/// out of what is shown of a stack. Whether there is an interpreter that tells.
-pub fn record(is_on: bool, libraries: Vec<String>) -> bool {
+/// Turns the recording of stacks on or off. Frames of files in the folders `left_out`, of which each ends with a slash,
+/// are left out. Whether there is an interpreter that tells.
+pub fn record(is_on: bool, left_out: Vec<String>) -> bool {
     let Some(python) = &*PYTHON else { return !is_on };
     if is_on {
-        KNOWN.lock().libraries = libraries;
+        let mut known = KNOWN.lock();
+        if known.left_out != left_out {
+            // What was learned with other folders.
+            known.calls.clear();
+            known.left_out = left_out;
+        }
         IS_ON.store(true, Ordering::Relaxed);
         return true;
     }

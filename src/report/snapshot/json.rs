@@ -53,7 +53,6 @@ struct Frames<'a> {
     file: Vec<&'a str>,
     line: Vec<u32>,
     name: Vec<&'a str>,
-    library: Vec<bool>,
 }
 
 #[derive(Default, Serialize)]
@@ -207,7 +206,6 @@ fn frames(stacks: &Stacks) -> Frames<'_> {
         columns.file.push(&frame.file);
         columns.line.push(frame.line);
         columns.name.push(&frame.name);
-        columns.library.push(frame.library);
     }
     columns
 }

@@ -36,6 +36,11 @@ impl OriginKind {
     /// Every kind, by its number.
     pub const ALL: [Self; 7] =
         [Self::Unknown, Self::Result, Self::Host, Self::Copy, Self::Transfer, Self::Scratch, Self::Other];
+
+    /// The origin of which nothing but this kind is known: each table of origins begins with those.
+    pub const fn origin(self) -> OriginId {
+        OriginId::new(self as u32)
+    }
 }
 
 /// One row of the table of origins.

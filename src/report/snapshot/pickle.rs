@@ -184,7 +184,7 @@ impl<'a> Pickle<'a> {
         let file = program.filter(|program| !program.is_empty()).unwrap_or_else(|| "pjrt-arena".to_owned());
         let first = (label, file, u64::from(step));
         let made_by = self.snapshot.origins.get(origin.row() as usize).map_or(StackId::NONE, Origin::stack);
-        let python = self.snapshot.stacks.shown(made_by);
+        let python = self.snapshot.stacks.frames_of(made_by);
         let python = python.map(|frame| (frame.name.to_string(), frame.file.to_string(), u64::from(frame.line)));
         self.list(std::iter::once(first).chain(python), |pickle, (name, file, line)| {
             pickle.dict(|pickle| {
@@ -290,7 +290,7 @@ fn parts(device: &Device, region: AddressRange) -> Vec<Part> {
         size: scratch.bytes,
         requested: scratch.bytes,
         state: "active_allocated",
-        stack: Some((OriginId::new(OriginKind::Scratch as u32), 0)),
+        stack: Some((OriginKind::Scratch.origin(), 0)),
     });
     let blocks = device.blocks.iter().map(|info| Part {
         address: info.block.address.get(),

@@ -120,7 +120,7 @@ impl Origins {
                 return known;
             }
             if rows.results.len() >= self.most_results {
-                return plain(OriginKind::Result);
+                return OriginKind::Result.origin();
             }
             let (program, shape) = (Arc::clone(&key.0), Arc::clone(&key.2));
             let id = OriginId::new(rows.list.len() as u32);
@@ -142,7 +142,7 @@ impl Origins {
             return known;
         }
         if rows.shapes.len() >= self.most_shapes {
-            return plain(kind);
+            return kind.origin();
         }
         let id = OriginId::new(rows.list.len() as u32);
         let shape = Written(shape).to_string().into();
@@ -193,11 +193,6 @@ impl Origins {
     pub fn label(&self, id: OriginId) -> String {
         self.rows.read().list.get(id.row() as usize).map_or_else(|| "unknown".to_owned(), ToString::to_string)
     }
-}
-
-/// The row for all of a kind of which nothing more is known.
-fn plain(kind: OriginKind) -> OriginId {
-    OriginId::new(kind as u32)
 }
 
 #[cfg(test)]

@@ -70,7 +70,13 @@ pub fn results(
             if let (Some(at), Some(device)) = (at, launch.device)
                 && let Some(allocation) = candidates[at].allocation.take()
             {
-                let launched = Launched { loaded, device_index: launch.device_index, device, run: launch.run, origin: launch.origin(program, index) };
+                let launched = Launched {
+                    loaded,
+                    device_index: launch.device_index,
+                    device,
+                    run: launch.run,
+                    origin: launch.origin(program, index),
+                };
                 in_block(&launched, index, output, &mut candidates[at], allocation, bound, writing)
             } else {
                 if has_memory {
