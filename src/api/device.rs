@@ -4,7 +4,7 @@ use crate::{
     api::{call::Call, entry::Entry},
     engine::Outcome,
     memory::Strategy,
-    runtime::client,
+    runtime::{allocator::allocate::clear_peaks, client},
     sys,
     units::Bytes,
 };
@@ -74,8 +74,7 @@ impl Entry for sys::PJRT_Device_ClearMemoryStats_Args {
         if let Some(client) = client::of_device(handle)
             && let Some(arena) = client.device(handle).and_then(|device| device.arena.as_ref())
         {
-            client.allocator.drain();
-            arena.clear_peaks();
+            clear_peaks(&client.allocator, arena);
             return Ok(());
         }
         call.forward().0.map(drop)

@@ -37,7 +37,7 @@ function flameOf(view) {
   return root;
 }
 
-/** A hue for a text, so that a file has one colour. */
+/** A hue for a text, so that a function has one colour. */
 function hueOf(text) {
   let hash = 0;
   for (let i = 0; i < text.length; i++) hash = (hash * 31 + text.charCodeAt(i)) >>> 0;
@@ -81,7 +81,7 @@ class Flame {
       box.style.left = `${100 * from}%`;
       box.style.width = `${100 * share}%`;
       box.style.top = `${FLAME_ROW * depth}px`;
-      if (node.file) box.style.setProperty('--hue', String(hueOf(node.file)));
+      if (node.file) box.style.setProperty('--hue', String(hueOf(node.name)));
       else box.className = node.origin >= 0 ? 'leaf' : 'plain';
       boxes.push(box);
       let at = from;
