@@ -152,7 +152,9 @@ def test_snapshots_tell_of_it(tmp_path):
         memory.snapshot(tmp_path / name)
     after = memory.load_snapshot(tmp_path / "b.json")
     data = after.data
-    row = next(row for row, label in enumerate(data["origins"]["label"]) if label.startswith("from host f32[700601] at"))
+    row = next(
+        row for row, label in enumerate(data["origins"]["label"]) if label.startswith("from host f32[700601] at")
+    )
     stack, lines = data["origins"]["stack"][row], []
     while stack >= 0:
         frame = data["stacks"]["frame"][stack]

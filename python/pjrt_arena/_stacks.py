@@ -78,9 +78,7 @@ def _set(python: bool, jax_frames: bool = False) -> None:
 def _folders() -> list[str]:
     """The folders of those packages that are there."""
     specs = (importlib.util.find_spec(name) for name in _LEFT_OUT)
-    return [
-        str(Path(folder).absolute()) for spec in specs if spec for folder in spec.submodule_search_locations or ()
-    ]
+    return [str(Path(folder).absolute()) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
 
 
 def read_frames(told: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
