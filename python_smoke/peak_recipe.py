@@ -49,10 +49,13 @@ LAYERS, WIDTH, BATCH = 8, 256, 1024
 
 
 def model(remat: bool):
-    layer = lambda x, w: (jnp.tanh(x @ w), None)
-    layer = jax.checkpoint(layer) if remat else layer
-    loss = lambda ws, x: jnp.mean(jax.lax.scan(layer, x, ws)[0] ** 2)
-    return jax.jit(lambda ws, x: ws - 0.1 * jax.grad(loss)(ws, x), donate_argnums=0)
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+
+    def loss(weights, x):
+        return jnp.mean(jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, weights)[0] ** 2)
+
+    return jax.jit(lambda weights, x: weights - 0.1 * jax.grad(loss)(weights, x), donate_argnums=0)
 
 
 def train(remat: bool) -> None:

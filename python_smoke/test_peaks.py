@@ -207,7 +207,7 @@ def test_the_plugin_of_pytest(tmp_path):
     status, said = run_pytest(tmp_path / "test_users.py", "-rA", "--strict-markers", PJRT_ARENA_DEVICES="1")
     results = {line.split("::")[1].split()[0]: line.split()[0] for line in said.splitlines() if "::test_" in line}
     passed = ("test_fits", "test_does_not_leak", "test_uses_none_of_it")
-    assert results == {name: "PASSED" for name in passed} | {
+    assert results == dict.fromkeys(passed, "PASSED") | {
         "test_is_too_large": "FAILED",
         "test_leaks": "ERROR",
         "test_fails": "FAILED",

@@ -10,7 +10,6 @@ import weakref
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import arena_device, run_jax

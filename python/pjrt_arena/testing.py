@@ -87,8 +87,8 @@ def assert_peak_below(limit: int | str, *, device: Device | None = None) -> Iter
         >>> with assert_peak_below("1GiB"):
         ...     total = jnp.ones(1 << 20).sum()
 
-    It counts what `memory.track` counts: all arrays on the device, those that were there before among them, and with the
-    strategy ``tpu`` the scratch of programs. A result counts from the call of its program on, so that nothing has to be
+    It counts what `memory.track` counts: all arrays on the device, those that were there before among them, and with
+    the strategy ``tpu`` the scratch of programs. A result counts from the call of its program on, so that nothing has to be
     waited for, and a peak is the same in each run. As a decorator it watches each call.
 
     Args:
@@ -177,10 +177,11 @@ def _held(device: Device | None) -> dict[tuple[str, int, int], LeakedArray]:
 
 def _too_much(one: TrackedDevice, most: int) -> str:
     peak, before = one.peak_bytes_in_use, one.bytes_in_use_before
-    rows = [
+    head = (
         f"{one.device} needed {size(peak)} ({peak} bytes) at the peak, {size(peak - most)} more than the {size(most)} "
         f"that are allowed; {size(before)} were in use before. Held at the peak by:"
-    ]
+    )
+    rows = [head]
     for holder in one.holders[:_TOP]:
         rows.append(f"  {size(holder.bytes)} in {holder.num_blocks} block(s): {holder.origin}")
         rows += [f"      called from {frame}" for frame in holder.stack[1:]]
