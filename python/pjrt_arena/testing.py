@@ -88,8 +88,8 @@ def assert_peak_below(limit: int | str, *, device: Device | None = None) -> Iter
         ...     total = jnp.ones(1 << 20).sum()
 
     It counts what `memory.track` counts: all arrays on the device, those that were there before among them, and with
-    the strategy ``tpu`` the scratch of programs. A result counts from the call of its program on, so that nothing has to be
-    waited for, and a peak is the same in each run. As a decorator it watches each call.
+    the strategy ``tpu`` the scratch of programs. A result counts from the call of its program on, so that nothing has
+    to be waited for, and a peak is the same in each run. As a decorator it watches each call.
 
     Args:
       limit: bytes for each device, as a number or a text such as ``"64MiB"``; as much is allowed.
