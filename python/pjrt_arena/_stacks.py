@@ -48,7 +48,8 @@ def record(*, python: bool, jax_frames: bool = False) -> Recording:
         >>> from pjrt_arena import memory
         >>> with memory.record(python=True):
         ...     x = jnp.ones(1 << 20)
-        >>> [holder.stack[0].name for holder in memory.summary(device="cpu:0").holders if holder.stack][:1]
+        >>> first = memory.summary(device="cpu:0").devices[0]
+        >>> [holder.stack[0].name for holder in first.holders if "f32[1048576]" in holder.origin]
         ['<module>']
 
     Recording is off at the start. It holds for all devices and threads, from the next array on; arrays keep their stack
