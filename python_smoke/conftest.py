@@ -17,6 +17,9 @@ import engines
 import pytest
 import tiers
 
+# Where the package is installed, pytest finds it by itself.
+pytest_plugins = ["pjrt_arena.pytest_plugin"]
+
 DEVICES = 4
 #: What the caller may steer: the library and the engine that are tested.
 KEPT = ("PJRT_ARENA_LIBRARY_PATH", engines.VARIABLE)

@@ -82,6 +82,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "pjrt_arena/_oom.py",
         "pjrt_arena/_reports.py",
         "pjrt_arena/_snapshots.py",
+        "pjrt_arena/_stacks.py",
         "pjrt_arena/_stats.py",
         "pjrt_arena/_tables.py",
         "pjrt_arena/arena-replay",
@@ -89,6 +90,8 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "pjrt_arena/libpjrt_arena.so",
         "pjrt_arena/memory.py",
         "pjrt_arena/py.typed",
+        "pjrt_arena/pytest_plugin.py",
+        "pjrt_arena/testing.py",
     }
 
 
@@ -115,6 +118,7 @@ def test_wheel_says_what_it_needs_and_where_jax_finds_it(wheel):
     assert entry_points.split() == [
         *["[console_scripts]", "pjrt-arena", "=", "pjrt_arena.cli:main"],
         *["[jax_plugins]", "arena", "=", "jax_plugins.arena"],
+        *["[pytest11]", "pjrt_arena.pytest_plugin", "=", "pjrt_arena.pytest_plugin"],
     ]
 
 

@@ -79,6 +79,17 @@ def test_does_it_fit_prints_what_it_says(tmp_path):
     said = run_jax(notebook.runnable(code), **limits).stdout.split("---\n")[1:]
     assert said == [block(page, f"{part} output") for part in parts]
 
+    code = block(page, "model") + "from pjrt_arena import memory\n" + block(page, "peaks")
+    said = run_jax(notebook.runnable(code), **(limits | {"PJRT_ARENA_LIMIT": "2GiB"})).stdout
+    assert said == block(page, "peaks output")
+    assert f"```python\n{recipe_of('test_a_donated_loop')}```" in (ROOT / "docs/guides/peaks.md").read_text()
+
+
+def recipe_of(name: str) -> str:
+    """The test of the recipe whose name begins so, with its marker."""
+    code = (ROOT / "python_smoke/peak_recipe.py").read_text()
+    return re.search(rf"@pytest\.mark\.peak_memory[^\n]*\ndef {name}.*?\n(?=\n\n)", code, re.DOTALL)[0]
+
 
 def literals(code: str) -> list[str]:
     """The string literals of a piece of Rust, without the breaks within them."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pjrt_arena import _library
+from pjrt_arena import _library, _stacks
 
 #: The ends of file names of snapshots.
 FORMATS = (".html", ".json", ".perfetto.json", ".pickle")
@@ -100,11 +100,15 @@ def torch_snapshot(data: Mapping[str, Any]) -> dict[str, Any]:
     stacks: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     def stack(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The one frame that says where a block came from."""
+        """The frame that says where a block came from, and those of the Python code that made it."""
         key = (row["origin"], row["step"])
         if key not in stacks:
             file = origins["program"][key[0]] or "pjrt-arena"
-            stacks[key] = [{"name": origins["label"][key[0]], "filename": file, "line": key[1]}]
+            made_by = _stacks.of_snapshot(data, _stacks.stack_of(data, key[0]))
+            stacks[key] = [
+                {"name": origins["label"][key[0]], "filename": file, "line": key[1]},
+                *({"name": frame.name, "filename": frame.file, "line": frame.line} for frame in made_by),
+            ]
         return stacks[key]
 
     def segment(number: int, device: Mapping[str, Any], region: Mapping[str, int]) -> dict[str, Any]:

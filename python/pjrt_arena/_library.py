@@ -21,6 +21,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +194,16 @@ class Library:
     def history(self, enabled: bool) -> None:
         """Whether devices remember the last events."""
         self._function("pjrt_arena_history", ctypes.c_int, returns=ctypes.c_int)(int(enabled))
+
+    def record_python(self, enabled: bool, left_out: Iterable[str]) -> None:
+        """Whether arrays keep the Python stack that made them; files in these folders are left out."""
+        folders = (ctypes.c_char_p, "\n".join(left_out).encode(errors="surrogateescape"))
+        if refused := self._text("pjrt_arena_record_python", (ctypes.c_int, int(enabled)), folders):
+            raise ArenaError(refused)
+
+    def records_python(self) -> bool:
+        """Whether they do."""
+        return bool(self._function("pjrt_arena_records_python", returns=ctypes.c_int)())
 
     def on_oom(self, function: Any) -> None:
         """Has the library call this `ON_OOM`, which must stay for ever, when memory is exhausted; None ends that."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from pjrt_arena._former import Renamed
+from pjrt_arena._stacks import Frame, read_frames
 from pjrt_arena._tables import WIDTH, age, cell, lines, page, page_table, plural, shorten, size
 
 #: Characters of a table's first column.
@@ -24,6 +25,9 @@ _COLUMNS = ("now", "peak", "allocated", "freed")
 #: Characters of an origin in a table of holders.
 _ORIGIN = WIDTH - 44
 
+
+#: How many callers of the code that made a holder's blocks its text names.
+_CALLERS = 3
 
 #: A row of a device's table: its title, bytes for the columns or a count, and a note.
 Row: TypeAlias = tuple[str, tuple[int, ...] | int, str]
@@ -61,6 +65,9 @@ class Holder(Renamed):
     num_blocks: int
     #: Age of the oldest in seconds; None where it is not known or makes no sense.
     oldest_seconds: float | None = None
+    #: The Python code that made them, the innermost frame first; empty where that was not recorded
+    #: (`memory.record`). `origin` then ends with its first frame.
+    stack: tuple[Frame, ...] = ()
 
     FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {"blocks": "num_blocks"}
 
@@ -290,11 +297,12 @@ class Track(Renamed):
     @property
     def holders(self) -> tuple[Holder, ...]:
         """Who held the memory at the peaks, over all devices, the largest first."""
-        sums: dict[str, tuple[int, int]] = {}
+        sums: dict[tuple[str, tuple[Frame, ...]], tuple[int, int]] = {}
         for holder in (holder for device in self.devices for holder in device.holders):
-            held, blocks = sums.get(holder.origin, (0, 0))
-            sums[holder.origin] = (held + holder.bytes, blocks + holder.num_blocks)
-        merged = (Holder(origin, held, blocks) for origin, (held, blocks) in sums.items())
+            key = holder.origin, holder.stack
+            held, blocks = sums.get(key, (0, 0))
+            sums[key] = (held + holder.bytes, blocks + holder.num_blocks)
+        merged = (Holder(origin, held, blocks, stack=stack) for (origin, stack), (held, blocks) in sums.items())
         return tuple(sorted(merged, key=lambda holder: -holder.bytes))
 
     def __str__(self) -> str:
@@ -374,7 +382,10 @@ def end(track: Track, told: Iterable[Mapping[str, Any]]) -> None:
 
 def read_holders(told: Iterable[Mapping[str, Any]]) -> tuple[Holder, ...]:
     """Holders as the library names them, in its order."""
-    return tuple(Holder(one["origin"], one["bytes"], one["blocks"], one.get("oldest_seconds")) for one in told)
+    return tuple(
+        Holder(one["origin"], one["bytes"], one["blocks"], one.get("oldest_seconds"), read_frames(one.get("stack", ())))
+        for one in told
+    )
 
 
 def device_text(head: str, rows: Sequence[Row], holders: Sequence[Holder], top: int) -> str:
@@ -419,7 +430,10 @@ def _holders(title: str, holders: Sequence[Holder], top: int) -> list[str]:
         return []
     aged = any(holder.oldest_seconds is not None for holder in holders)
     rows = [f"  {title:<{_ORIGIN}}{'bytes':>12}{'share':>8}{'blocks':>9}{'oldest' if aged else '':>10}"]
-    for name, held, share, blocks, oldest in _shares(holders, top):
+    for number, (name, held, share, blocks, oldest) in enumerate(_shares(holders, top)):
         origin = f"  {shorten(name, _ORIGIN - 1):<{_ORIGIN}}"
         rows.append(f"{origin}{cell(held)}{share:>8}{blocks:>9}{age(oldest):>10}")
+        # The origin's own words end with the first frame.
+        callers = holders[number].stack[1 : 1 + _CALLERS] if number < top else ()
+        rows += [" " * 6 + shorten(f"called from {frame}", WIDTH - 6) for frame in callers]
     return rows

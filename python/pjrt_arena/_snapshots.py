@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from pjrt_arena import _convert
 from pjrt_arena._former import Renamed
 from pjrt_arena._reports import Holder, Row, device_text
+from pjrt_arena._stacks import of_snapshot, stack_of
 from pjrt_arena._tables import WIDTH, age, cell, lines, plural, shorten, size
 
 SCHEMA, VERSION = "pjrt-arena.snapshot", 1
@@ -227,18 +228,19 @@ def _device(data: Mapping[str, Any], device: Mapping[str, Any], top: int) -> str
 
 def _holders(data: Mapping[str, Any], device: Mapping[str, Any]) -> list[Holder]:
     """Who held the device's memory, the largest first."""
-    labels, sums = data["origins"]["label"], dict[str, list[Any]]()
+    labels, sums = data["origins"]["label"], dict[tuple[str, int], list[Any]]()
     for block in _convert.rows(device["blocks"]):
         if block["state"] != _SCRATCH:
             born = block["born"] if block["born"] >= 0 else None
-            held = sums.setdefault(labels[block["origin"]], [0, 0, born])
+            key = labels[block["origin"]], stack_of(data, block["origin"])
+            held = sums.setdefault(key, [0, 0, born])
             held[0] += block["bytes"]
             held[1] += 1
             # One whose age is not known may be the oldest.
             held[2] = None if None in (held[2], born) else min(held[2], born)
     holders = [
-        Holder(label, held, blocks, None if born is None else (data["now"] - born) / 1e9)
-        for label, (held, blocks, born) in sums.items()
+        Holder(label, held, blocks, None if born is None else (data["now"] - born) / 1e9, of_snapshot(data, stack))
+        for (label, stack), (held, blocks, born) in sums.items()
     ]
     return sorted(holders, key=lambda holder: (-holder.bytes, holder.origin))
 

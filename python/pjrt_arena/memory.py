@@ -13,6 +13,7 @@
     memory.trim()                               gives empty regions and pages back to the system
     memory.sleep()                              spills all arrays too; memory.wake() brings them back
     memory.on_oom(print)                        calls a function when memory is exhausted
+    memory.record(python=True)                  each array keeps the Python stack that made it
     memory.tpu_footprint((1000, 3), "bfloat16") what an array takes in a TPU's tiled layout
 
 All but `tpu_footprint`, `load_snapshot` and `diff` speak of the clients that this process has: a device is there once
@@ -40,6 +41,7 @@ from pjrt_arena._library import ArenaError
 from pjrt_arena._oom import OomHandler, OutOfMemory, on_oom
 from pjrt_arena._reports import DeviceSummary, Holder, Spilled, Summary, Track, TrackedDevice
 from pjrt_arena._snapshots import Diff, Growth, Snapshot
+from pjrt_arena._stacks import Frame, Recording, record
 from pjrt_arena._stats import (
     Counters,
     DeviceStats,
@@ -62,6 +64,7 @@ __all__ = [
     "Diff",
     "Footprint",
     "Footprints",
+    "Frame",
     "Group",
     "GroupDevice",
     "GroupMember",
@@ -71,6 +74,7 @@ __all__ = [
     "OomHandler",
     "OutOfMemory",
     "ProgramCounters",
+    "Recording",
     "ResultCounters",
     "ScratchCounters",
     "Sleep",
@@ -92,6 +96,7 @@ __all__ = [
     "load_snapshot",
     "map",
     "on_oom",
+    "record",
     "reset_peak",
     "sleep",
     "snapshot",

@@ -27,6 +27,7 @@ use crate::{
         views::{self, Array, ViewKind},
     },
     error::Error,
+    handlers::python::stacks,
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
@@ -182,7 +183,7 @@ impl Entry for Create {
                 manager.ready = Some(ready_buffer(&client, space, spec.element_type())?);
             }
             let shape = Arc::new(Shape::new(spec.element_type(), spec.dims, size.get() as usize));
-            let origin = ORIGINS.of_shape(OriginKind::Transfer, &shape);
+            let origin = ORIGINS.made_by(ORIGINS.of_shape(OriginKind::Transfer, &shape), stacks::current());
             let block = allocate_or_explain(
                 &client.allocator,
                 space.arena(),

@@ -27,7 +27,7 @@ use crate::{
     },
     engine::{process, scratch},
     runtime::{
-        allocator::pinned_host::KIND,
+        allocator::{allocate::clear_peaks, pinned_host::KIND},
         client::{self, ClientGuard, limits},
         counters::Tally,
         device_memory::{DeviceMemory, Tier},
@@ -250,13 +250,14 @@ pub extern "C" fn pjrt_arena_history(enabled: c_int) -> c_int {
     count
 }
 
-/// Sets the statistics' peaks to what is in use now, on every device. Returns how many devices have an arena.
+/// Sets the statistics' peaks to what is in use now, on every device, and gives up what is kept for programs'
+/// scratch: where there is any, programs under way are waited for. Returns how many devices have an arena.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjrt_arena_reset_peak() -> c_int {
     let mut count = 0;
     for client in client::guard_all() {
         for arena in client.arenas() {
-            arena.clear_peaks();
+            clear_peaks(&client.allocator, arena);
         }
         count += client.devices.iter().filter(|device| device.arena.is_some()).count() as c_int;
     }

@@ -4,7 +4,7 @@ use crate::{
     api::{call::Call, entry::Entry},
     engine::Outcome,
     memory::Strategy,
-    runtime::client,
+    runtime::{allocator::allocate::clear_peaks, client},
     sys,
     units::Bytes,
 };
@@ -71,9 +71,10 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
 impl Entry for sys::PJRT_Device_ClearMemoryStats_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let handle = call.required(call.device, "device")?;
-        let client = client::of_device(handle);
-        if let Some(arena) = client.as_ref().and_then(|client| client.device(handle)?.arena.as_ref()) {
-            arena.clear_peaks();
+        if let Some(client) = client::of_device(handle)
+            && let Some(arena) = client.device(handle).and_then(|device| device.arena.as_ref())
+        {
+            clear_peaks(&client.allocator, arena);
             return Ok(());
         }
         call.forward().0.map(drop)

@@ -19,7 +19,8 @@ pub struct Stats {
     pub free_bytes: Bytes,
     /// Bytes held from the device.
     pub pool_bytes: Bytes,
-    /// The highest `bytes_in_use` since the start or the last [`super::Arena::clear_peaks`].
+    /// The highest `bytes_in_use`, with the scratch of a program that began then ([`super::Arena::note_launch`]), since
+    /// the start or the last [`super::Arena::clear_peaks`].
     pub peak_bytes_in_use: Bytes,
     /// The highest `pool_bytes` since then.
     pub peak_pool_bytes: Bytes,

@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     config,
+    handlers::python::stacks,
     memory::{MoveBarrier, began},
     report::snapshot::{Device, Snapshot},
     runtime::{
@@ -52,6 +53,7 @@ pub fn take(drained: Drained) -> Snapshot {
         now,
         // After the blocks, so that each finds its row.
         origins: ORIGINS.rows(),
+        stacks: stacks::with_stacks(Clone::clone),
         pin_reasons: std::iter::once("").chain(MoveBarrier::ALL.map(MoveBarrier::reason)).collect(),
         devices,
     }

@@ -379,3 +379,34 @@ fn arena_a_report_that_cannot_be_written_is_a_warning() {
     assert!(errors.is_none_or(|errors| errors.contains(&format!("no report of exhausted memory: {path}"))));
     let _ = std::fs::remove_dir(folder);
 }
+
+/// There is no Python in this process, and so no stack.
+#[test]
+fn arena_blocks_have_no_stack_where_there_is_no_python() {
+    in_child!(&[], || {
+        type Record = unsafe extern "C" fn(i32, *const c_char, *mut c_char, usize) -> usize;
+        let folder = Folder::new("no-python");
+        let client = limited("preallocate", 64 * MIB);
+        // SAFETY: the library exports them with these types; the folders are a C string or NULL, the buffer as long as
+        // said or NULL.
+        unsafe {
+            let record: Record = plugin().symbol("pjrt_arena_record_python");
+            let records: extern "C" fn() -> i32 = plugin().symbol("pjrt_arena_records_python");
+            let mut text = vec![0u8; 4096];
+            let length = record(1, c"/lib/jax\n\n/lib/jaxlib/".as_ptr(), text.as_mut_ptr().cast(), text.len());
+            text.truncate(length);
+            let said = String::from_utf8(text).unwrap();
+            assert!(said.starts_with("this process has no Python of version 3.11 or newer"), "{said}");
+            assert_eq!(record(0, std::ptr::null(), std::ptr::null_mut(), 0), 0, "off is always possible");
+            assert_eq!(records(), 0);
+        }
+        let kept = client.put(&ramp(0.0), &DIMS).unwrap();
+        let snapshot = folder.snapshot();
+        assert_eq!(blocks(&snapshot), [("from host f32[1024]".to_owned(), 0, 0)]);
+        let stacks = snapshot["origins"]["stack"].as_array().unwrap();
+        assert!(!stacks.is_empty() && stacks.iter().all(|stack| *stack == -1), "{stacks:?}");
+        assert_eq!(snapshot["frames"]["line"].as_array().map(Vec::len), Some(0));
+        assert_eq!(snapshot["stacks"]["frame"].as_array().map(Vec::len), Some(0));
+        drop(kept);
+    });
+}

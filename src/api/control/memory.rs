@@ -17,6 +17,7 @@ use crate::{
     report::{MapBlock, MapKind, Screen, map},
     runtime::{
         allocator::{
+            allocate::clear_peaks,
             compaction,
             sleep::{self, GivenBack},
         },
@@ -87,7 +88,7 @@ text_functions! {
     /// As [`crate::api::control::pjrt_arena_reset_peak`], on the devices of this name. An empty text, or one sentence if
     /// there is none.
     pub fn pjrt_arena_reset_peak_device(device: CText<'_>) -> String {
-        of_device(device, |_, memory| memory.clear_peaks()).err().map(|error| error.message).unwrap_or_default()
+        of_device(device, |client, memory| clear_peaks(&client.allocator, memory)).err().map(|error| error.message).unwrap_or_default()
     }
 
     /// Spills all arrays that no outsider holds, after the programs under way have ended, and gives the memory back to

@@ -13,9 +13,14 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
+    handlers::python::stacks,
     memory::{
-        BlockState, ScopeId, Scoped,
+        BlockState, Provenance, ScopeId, Scoped,
         history::{Holding, Past, holdings},
+    },
+    report::{
+        snapshot::OriginKind,
+        stacks::{Frame, StackId},
     },
     runtime::{
         client,
@@ -92,7 +97,9 @@ fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
         let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
         events.iter().rev().for_each(|event| past.undo(event));
         let in_use = past.blocks.values().filter(|block| block.state != BlockState::Retired);
-        named(&holdings(in_use.map(|block| (block.provenance, block.bytes))), None)
+        let scratch = Provenance { origin: OriginKind::Scratch.origin(), ..Provenance::default() };
+        let scratch = (!scoped.scratch.is_zero()).then_some((scratch, scoped.scratch));
+        named(&holdings(in_use.map(|block| (block.provenance, block.bytes)).chain(scratch)), None)
     });
     json!({
         "device": memory.name(),
@@ -104,6 +111,12 @@ fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
             "the history does not go back to the peak; PJRT_ARENA_HISTORY makes it longer"
         ),
     })
+}
+
+/// The frames of a stack, the innermost first.
+fn frames(stack: StackId) -> Value {
+    let frame = |frame: &Frame| json!({ "file": &*frame.file, "line": frame.line, "name": &*frame.name });
+    stacks::with_stacks(|stacks| Value::from(stacks.frames_of(stack).map(frame).collect::<Vec<_>>()))
 }
 
 /// Holders as JSON, the largest first, the small ones together; with their oldest block's age, if `now` is said.
@@ -118,7 +131,11 @@ pub fn named(holders: &[Holding], now: Option<u64>) -> Value {
         .map(|holder| {
             let label = ORIGINS.label(holder.origin);
             let (bytes, blocks) = (holder.bytes.get(), holder.blocks);
-            json!({ "origin": label, "bytes": bytes, "blocks": blocks, "oldest_seconds": age(holder) })
+            let mut told = json!({ "origin": label, "bytes": bytes, "blocks": blocks, "oldest_seconds": age(holder) });
+            if ORIGINS.stack(holder.origin) != StackId::NONE {
+                told["stack"] = frames(ORIGINS.stack(holder.origin));
+            }
+            told
         })
         .collect();
     if !small.is_empty() {

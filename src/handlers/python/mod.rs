@@ -11,6 +11,8 @@
 //! jaxlib has such a handler in its own XLA, and does not pass on all of it (its instantiate stage is missing from
 //! `custom_call_targets`), so this one replaces it.
 //!
+//! [`stacks`] says which Python code makes an array.
+//!
 //! [`interrupted`] is for waits that take long: Ctrl-C ends them (`signals.rs`).
 //!
 //! The library is not linked with Python, because clients without Python use it as well. `jax_plugins.arena` passes
@@ -35,6 +37,7 @@ mod gil;
 mod handler;
 mod numpy;
 mod signals;
+pub mod stacks;
 mod table;
 
 pub use ending::{staying_if_ending, stop_if_ending};

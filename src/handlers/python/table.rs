@@ -44,6 +44,9 @@ impl Borrowed<'_> {
 #[repr(transparent)]
 pub struct New(NonNull<c_void>);
 
+// SAFETY: it is an address; the object is touched only with the GIL.
+unsafe impl Send for New {}
+
 impl New {
     /// The object, alive as long as this reference.
     pub(super) fn borrow(&self) -> Borrowed<'_> {

@@ -320,9 +320,13 @@ impl Arena {
     }
 
     /// Starts the peaks over, as XLA's `ClearStats` does: peaks become what is in use, the number of allocations and
-    /// the largest one become zero.
+    /// the largest one become zero. What is kept for scratch and no program uses is given up before.
     pub fn clear_peaks(&self) {
-        let state = &mut *self.state.lock();
+        let mut state = self.state.lock();
+        if state.lower_floor() {
+            self.state.wake(&state);
+        }
+        let state = &mut *state;
         state.counters.peak_in_use = state.counters.in_use;
         state.counters.peak_pool = state.placement.pool();
         state.counters.allocations_before += std::mem::take(&mut state.counters.num_allocs);

@@ -34,8 +34,10 @@ pub struct Scoped {
     pub start: Bytes,
     /// In use when it was ended.
     pub end: Bytes,
-    /// The most in use between.
+    /// The most in use between, with the scratch of the program that began then.
     pub peak: Bytes,
+    /// That program's scratch.
+    pub scratch: Bytes,
     /// All blocks at its end.
     pub blocks: Vec<BlockInfo>,
     /// The events after the peak, oldest first; `None` where the history does not go back so far, or is off.
@@ -127,7 +129,7 @@ impl Arena {
         let (start, scopes) = (state.counters.in_use, &mut state.scopes);
         let id = ScopeId(scopes.next);
         scopes.next += 1;
-        scopes.open.push(Scope { id, start, peak: start, after_peak: state.history.sequence() });
+        scopes.open.push(Scope { id, start, peak: start, scratch: Bytes::ZERO, after_peak: state.history.sequence() });
         scopes.set_mark();
         id
     }
@@ -136,12 +138,13 @@ impl Arena {
     pub fn end_scope(&self, id: ScopeId) -> Option<Scoped> {
         let state = &mut *self.state.lock();
         let at = state.scopes.open.iter().position(|scope| scope.id == id)?;
-        let Scope { start, peak, after_peak, .. } = state.scopes.open.swap_remove(at);
+        let Scope { start, peak, scratch, after_peak, .. } = state.scopes.open.swap_remove(at);
         state.scopes.set_mark();
         Some(Scoped {
             start,
             end: state.counters.in_use,
             peak,
+            scratch,
             blocks: state.blocks().collect(),
             after_peak: state.history.since(after_peak),
         })

@@ -11,6 +11,8 @@ pub(super) struct Scope {
     pub(super) id: ScopeId,
     pub(super) start: Bytes,
     pub(super) peak: Bytes,
+    /// What of the peak is a program's scratch.
+    pub(super) scratch: Bytes,
     /// The number of the first event after the one that made the peak.
     pub(super) after_peak: u64,
 }
@@ -38,9 +40,9 @@ impl Scopes {
     }
 
     #[cold]
-    pub(super) fn raise(&mut self, in_use: Bytes, after: u64) {
+    pub(super) fn raise(&mut self, in_use: Bytes, scratch: Bytes, after: u64) {
         for scope in self.open.iter_mut().filter(|scope| scope.peak < in_use) {
-            (scope.peak, scope.after_peak) = (in_use, after);
+            (scope.peak, scope.scratch, scope.after_peak) = (in_use, scratch, after);
         }
         self.set_mark();
     }

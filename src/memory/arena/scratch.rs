@@ -49,6 +49,12 @@ impl Arena {
         low.any(|span| span.state == SpanState::Pinned)
     }
 
+    /// A program that needs `bytes` of scratch is about to run: they count in the peaks, with what is in use now. So a peak
+    /// is what the program needs, whether those before it have ended or not. O(1).
+    pub fn note_launch(&self, bytes: Bytes) {
+        self.state.lock().note_launch(bytes);
+    }
+
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.
     pub fn end_scratch(&self, bytes: Bytes) {
         let under_way = &mut self.state.lock().scratch.under_way;

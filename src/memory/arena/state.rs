@@ -177,7 +177,7 @@ impl State {
             self.note_allocation(id, placed.held, at, backing);
         }
         if self.scopes.exceeded(self.counters.in_use) {
-            self.scopes.raise(self.counters.in_use, self.history.sequence());
+            self.scopes.raise(self.counters.in_use, Bytes::ZERO, self.history.sequence());
         }
         id
     }
@@ -290,6 +290,15 @@ impl State {
         }
         self.scratch.under_way.push(bytes);
         Ok(())
+    }
+
+    /// Counts what is in use with the scratch of a program that is about to run.
+    pub(super) fn note_launch(&mut self, scratch: Bytes) {
+        let needed = self.counters.in_use + scratch;
+        self.counters.peak_in_use = self.counters.peak_in_use.max(needed);
+        if self.scopes.exceeded(needed) {
+            self.scopes.raise(needed, scratch, self.history.sequence());
+        }
     }
 
     /// Gives up what no program under way needs; whether that was anything.

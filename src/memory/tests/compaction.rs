@@ -413,3 +413,43 @@ fn who_makes_way_for_a_pin_is_no_migration() {
     let stats = arena.stats();
     assert_eq!((stats.moves, stats.migrations), (2, 1), "one of the two is to be pinned");
 }
+
+#[test]
+fn peaks_count_the_scratch_of_a_launch_and_go_down_again() {
+    let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    arena.record_history(100);
+    let held = take(&arena, Bytes::mib(2));
+    let (outer, inner) = (arena.open_scope(), arena.open_scope());
+    assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(30)), Ok(()));
+    let result = take(&arena, Bytes::mib(4));
+    assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(6), "no program has been launched yet");
+    arena.note_launch(Bytes::mib(30));
+    assert_eq!((arena.stats().peak_bytes_in_use, arena.stats().bytes_in_use), (Bytes::mib(36), Bytes::mib(6)));
+    let inner = arena.end_scope(inner).expect("it is open");
+    assert_eq!((inner.start, inner.peak, inner.scratch), (Bytes::mib(2), Bytes::mib(36), Bytes::mib(30)));
+    assert_eq!((inner.end, inner.after_peak), (Bytes::mib(6), Some(vec![])));
+
+    // A smaller program is no peak; a block that is alone more than both is one without scratch.
+    arena.end_scratch(Bytes::mib(30));
+    arena.note_launch(Bytes::mib(8));
+    assert_eq!(arena.free(result.id), Ok(()));
+    assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(36));
+    let large = take(&arena, Bytes::mib(45));
+    let outer = arena.end_scope(outer).expect("it is open");
+    assert_eq!((outer.peak, outer.scratch), (Bytes::mib(47), Bytes::ZERO));
+    assert_eq!(arena.free(large.id), Ok(()));
+
+    // What a program under way needs stays; the rest goes with the peaks.
+    assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(40)), Ok(()));
+    assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(10)), Ok(()));
+    arena.end_scratch(Bytes::mib(40));
+    assert_eq!(arena.stats().reserved_bytes, Bytes::mib(40));
+    arena.clear_peaks();
+    let stats = arena.stats();
+    assert_eq!((stats.reserved_bytes, stats.peak_reserved_bytes), (Bytes::mib(10), Bytes::mib(10)));
+    assert_eq!((stats.peak_bytes_in_use, stats.bytes_in_use), (Bytes::mib(2), Bytes::mib(2)));
+    arena.end_scratch(Bytes::mib(10));
+    arena.clear_peaks();
+    assert_eq!((arena.stats().reserved_bytes, arena.scratch()), (Bytes::ZERO, None));
+    assert_eq!(arena.free(held.id), Ok(()));
+}

@@ -6,7 +6,7 @@ use crate::report::snapshot::{json, model::Snapshot};
 const HTML: &str = include_str!("../viewer/viewer.html");
 
 /// The parts, in the order in which the page has them.
-const PARTS: [(&str, &str); 13] = [
+const PARTS: [(&str, &str); 14] = [
     ("@viewer.css@", include_str!("../viewer/viewer.css")),
     ("@format.js@", include_str!("../viewer/format.js")),
     ("@snapshot.js@", include_str!("../viewer/snapshot.js")),
@@ -17,6 +17,7 @@ const PARTS: [(&str, &str); 13] = [
     ("@timeline.js@", include_str!("../viewer/timeline.js")),
     ("@panels.js@", include_str!("../viewer/panels.js")),
     ("@table.js@", include_str!("../viewer/table.js")),
+    ("@flame.js@", include_str!("../viewer/flame.js")),
     ("@compare.js@", include_str!("../viewer/compare.js")),
     ("@main.js@", include_str!("../viewer/main.js")),
     ("@controls.js@", include_str!("../viewer/controls.js")),

@@ -11,7 +11,10 @@ use crate::{
         BlockState, Stats, Timestamp,
         history::{Event, EventKind, Events, FailedRequest, block_number},
     },
-    report::snapshot::model::{Device, Origin, Snapshot, unix_nanos},
+    report::{
+        snapshot::model::{Device, Origin, Snapshot, unix_nanos},
+        stacks::{StackId, Stacks},
+    },
 };
 
 /// 2^53 - 1: what JSON's readers keep exact.
@@ -29,6 +32,8 @@ struct Root<'a> {
     began_unix_ns: String,
     now: u64,
     origins: Origins<'a>,
+    frames: Frames<'a>,
+    stacks: Calls,
     pin_reasons: &'a [&'static str],
     devices: Vec<OneDevice<'a>>,
 }
@@ -40,6 +45,20 @@ struct Origins<'a> {
     result: Vec<i64>,
     shape: Vec<&'a str>,
     label: Vec<String>,
+    stack: Vec<i64>,
+}
+
+#[derive(Default, Serialize)]
+struct Frames<'a> {
+    file: Vec<&'a str>,
+    line: Vec<u32>,
+    name: Vec<&'a str>,
+}
+
+#[derive(Default, Serialize)]
+struct Calls {
+    caller: Vec<i64>,
+    frame: Vec<u32>,
 }
 
 #[derive(Serialize)]
@@ -154,6 +173,8 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
         began_unix_ns: unix_nanos(snapshot.began).to_string(),
         now: snapshot.now,
         origins: origins(&snapshot.origins),
+        frames: frames(&snapshot.stacks),
+        stacks: calls(&snapshot.stacks),
         pin_reasons: &snapshot.pin_reasons,
         devices: snapshot.devices.iter().map(|device| one_device(device, &snapshot.origins)).collect(),
     };
@@ -169,6 +190,31 @@ fn origins(rows: &[Origin]) -> Origins<'_> {
         columns.result.push(row.result.map_or(-1, |result| result as i64));
         columns.shape.push(&row.shape);
         columns.label.push(row.to_string());
+        columns.stack.push(stack(row.stack()));
+    }
+    columns
+}
+
+/// The row of a stack, or -1.
+fn stack(stack: StackId) -> i64 {
+    stack.row().map_or(-1, |row| row as i64)
+}
+
+fn frames(stacks: &Stacks) -> Frames<'_> {
+    let mut columns = Frames::default();
+    for frame in &stacks.frames {
+        columns.file.push(&frame.file);
+        columns.line.push(frame.line);
+        columns.name.push(&frame.name);
+    }
+    columns
+}
+
+fn calls(stacks: &Stacks) -> Calls {
+    let mut columns = Calls::default();
+    for call in &stacks.calls {
+        columns.caller.push(stack(call.caller));
+        columns.frame.push(call.frame);
     }
     columns
 }

@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     memory::{AddressRange, BlockInfo, OriginId, Stats, history::Events},
+    report::stacks::{StackId, Stacks},
     units::Bytes,
 };
 
@@ -35,6 +36,11 @@ impl OriginKind {
     /// Every kind, by its number.
     pub const ALL: [Self; 7] =
         [Self::Unknown, Self::Result, Self::Host, Self::Copy, Self::Transfer, Self::Scratch, Self::Other];
+
+    /// The origin of which nothing but this kind is known: each table of origins begins with those.
+    pub const fn origin(self) -> OriginId {
+        OriginId::new(self as u32)
+    }
 }
 
 /// One row of the table of origins.
@@ -48,10 +54,24 @@ pub struct Origin {
     pub result: Option<usize>,
     /// XLA's notation of the shape, or empty.
     pub shape: Arc<str>,
+    /// The Python code that made it, where that was recorded, and its innermost frame in words.
+    pub made_by: Option<(StackId, Arc<str>)>,
+}
+
+impl Origin {
+    /// One of which nothing is known but its kind.
+    pub fn plain(kind: OriginKind) -> Self {
+        Self { kind, program: "".into(), result: None, shape: "".into(), made_by: None }
+    }
+
+    /// The Python stack that made it.
+    pub fn stack(&self) -> StackId {
+        self.made_by.as_ref().map_or(StackId::NONE, |(stack, _)| *stack)
+    }
 }
 
 impl fmt::Display for Origin {
-    /// For people: `jit_train_step output 3 f32[8192,8192]`, `from host bf16[4,4]`.
+    /// For people: `jit_train_step output 3 f32[8192,8192]`, `from host bf16[4,4] at train.py:12 (load)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (program, shape) = (&self.program, &self.shape);
         match (self.kind, self.result) {
@@ -64,7 +84,10 @@ impl fmt::Display for Origin {
             (OriginKind::Scratch, _) => f.write_str("programs' scratch"),
             (OriginKind::Other, _) => f.write_str("uninitialized"),
         }?;
-        if shape.is_empty() { Ok(()) } else { write!(f, " {shape}") }
+        if !shape.is_empty() {
+            write!(f, " {shape}")?;
+        }
+        self.made_by.as_ref().map_or(Ok(()), |(_, place)| write!(f, " at {place}"))
     }
 }
 
@@ -85,6 +108,8 @@ pub struct Snapshot {
     pub now: u64,
     /// By their ids.
     pub origins: Vec<Origin>,
+    /// The Python stacks that they name.
+    pub stacks: Stacks,
     /// Why blocks stay where they are, in words; row 0 is empty.
     pub pin_reasons: Vec<&'static str>,
     /// In the order of their clients.

@@ -9,8 +9,8 @@
 //!                    move     -> free_requested and free_completed at the old place, alloc at the new one
 //! ```
 //!
-//! Where a block came from stands where PyTorch has a stack: one frame, whose name is the origin and whose line is the
-//! step. Protocol 2. The viewer spreads each batch of a list over a call's arguments, so batches are small; equal texts
+//! Where a block came from stands where PyTorch has a stack: a frame, whose name is the origin and whose line is the
+//! step, and behind it the Python code that made it, where that was recorded. Protocol 2. The viewer spreads each batch of a list over a call's arguments, so batches are small; equal texts
 //! and stacks are written once.
 
 use std::collections::HashMap;
@@ -20,7 +20,10 @@ use crate::{
         AddressRange, BlockState, OriginId,
         history::{Event, EventKind},
     },
-    report::snapshot::model::{Device, OriginKind, Snapshot, unix_nanos},
+    report::{
+        snapshot::model::{Device, Origin, OriginKind, Snapshot, unix_nanos},
+        stacks::StackId,
+    },
     units::Bytes,
 };
 
@@ -171,7 +174,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The one frame that says where a block came from.
+    /// The frame that says where a block came from, and those of the Python code that made it.
     fn stack(&mut self, (origin, step): (OriginId, u32)) {
         if let Some(&id) = self.stacks.get(&(origin, step)) {
             return self.get(id);
@@ -179,14 +182,18 @@ impl<'a> Pickle<'a> {
         let label = self.snapshot.label(origin);
         let program = self.snapshot.origins.get(origin.row() as usize).map(|row| row.program.to_string());
         let file = program.filter(|program| !program.is_empty()).unwrap_or_else(|| "pjrt-arena".to_owned());
-        self.list(std::iter::once(()), |pickle, ()| {
+        let first = (label, file, u64::from(step));
+        let made_by = self.snapshot.origins.get(origin.row() as usize).map_or(StackId::NONE, Origin::stack);
+        let python = self.snapshot.stacks.frames_of(made_by);
+        let python = python.map(|frame| (frame.name.to_string(), frame.file.to_string(), u64::from(frame.line)));
+        self.list(std::iter::once(first).chain(python), |pickle, (name, file, line)| {
             pickle.dict(|pickle| {
                 pickle.key("name");
-                pickle.text(&label);
+                pickle.text(&name);
                 pickle.key("filename");
                 pickle.text(&file);
                 pickle.key("line");
-                pickle.number(step.into());
+                pickle.number(line);
             });
         });
         let id = self.put();
@@ -283,7 +290,7 @@ fn parts(device: &Device, region: AddressRange) -> Vec<Part> {
         size: scratch.bytes,
         requested: scratch.bytes,
         state: "active_allocated",
-        stack: Some((OriginId::new(OriginKind::Scratch as u32), 0)),
+        stack: Some((OriginKind::Scratch.origin(), 0)),
     });
     let blocks = device.blocks.iter().map(|info| Part {
         address: info.block.address.get(),

@@ -10,23 +10,37 @@ use crate::{
         Arena, BlockId, Execution, Goal, OriginId, PinReason, Provenance, Request, Strategy, Timestamp,
         compaction::Costs,
     },
-    report::snapshot::{Device, Origin, OriginKind, Snapshot},
+    report::{
+        snapshot::{Device, Origin, OriginKind, Snapshot},
+        stacks::{Frame, StackId, Stacks},
+    },
     units::Bytes,
 };
 
+fn stacks() -> (Stacks, StackId) {
+    let mut stacks = Stacks::default();
+    let mut stack = StackId::NONE;
+    for (line, name) in [(40, "<module>"), (12, "load")] {
+        stack = stacks.add(stack, Frame { file: "/home/me/train.py".into(), line, name: name.into() });
+    }
+    (stacks, stack)
+}
+
 fn origins() -> Vec<Origin> {
-    let plain = |kind| Origin { kind, program: "".into(), result: None, shape: "".into() };
-    let mut rows: Vec<Origin> = OriginKind::ALL.into_iter().map(plain).collect();
+    let (stacks, stack) = stacks();
+    let made_by = stacks.place(stack).map(|place| (stack, place.into()));
+    let mut rows: Vec<Origin> = OriginKind::ALL.into_iter().map(Origin::plain).collect();
     let result = |result, shape: &str| Origin {
         kind: OriginKind::Result,
         program: "jit_step".into(),
         result: Some(result),
         shape: shape.into(),
+        made_by: None,
     };
     rows.extend([
         result(0, "f32[]"),
         result(1, "f32[1024]"),
-        Origin { kind: OriginKind::Host, program: "".into(), result: None, shape: "bf16[4,4]".into() },
+        Origin { shape: "bf16[4,4]".into(), made_by, ..Origin::plain(OriginKind::Host) },
     ]);
     rows
 }
@@ -69,6 +83,7 @@ pub(super) fn snapshot() -> Snapshot {
         began: UNIX_EPOCH + Duration::from_secs(1_790_000_000),
         now: survey.at.nanos().unwrap_or(0),
         origins: origins(),
+        stacks: stacks().0,
         pin_reasons: vec!["", "one", "two"],
         devices: vec![Device {
             name: arena.name().to_owned(),
@@ -132,9 +147,17 @@ fn golden() -> Value {
             "shape": ["", "", "", "", "", "", "", "f32[]", "f32[1024]", "bf16[4,4]"],
             "label": [
                 "unknown", "a program's result", "from host", "copy", "transfer", "programs' scratch", "uninitialized",
-                "jit_step output 0 f32[]", "jit_step output 1 f32[1024]", "from host bf16[4,4]",
+                "jit_step output 0 f32[]", "jit_step output 1 f32[1024]",
+                "from host bf16[4,4] at train.py:12 (load)",
             ],
+            "stack": [-1, -1, -1, -1, -1, -1, -1, -1, -1, 1],
         },
+        "frames": {
+            "file": ["/home/me/train.py", "/home/me/train.py"],
+            "line": [40, 12],
+            "name": ["<module>", "load"],
+        },
+        "stacks": { "caller": [-1, 0], "frame": [0, 1] },
         "pin_reasons": ["", "one", "two"],
         "devices": [{
             "name": "fake:0", "strategy": "preallocate", "compaction": true, "limit": mib(64),

@@ -55,6 +55,7 @@ const second = new ArenaMap(get('second-map'), 'Memory map of the second snapsho
   fit: () => fitBoth(),
 });
 const chart = new Timeline(get('chart'), { seek });
+const flame = new Flame(get('flame-graph'), { select });
 const holders = new Holders(get('holders-table'), { select, changed: () => refresh('table') });
 const growthTable = new Growth(get('growth-table'), {
   select: (item) => {
@@ -310,6 +311,7 @@ function drawTables() {
         formatBytes(found.bytes) +
         `${holders.search ? ' match' : ''}${state.position === state.device.peakAt ? peakWords() : ''}`,
     );
+    if (state.snapshot.hasStacks) flame.render(view);
   }
   drawDetail();
 }
@@ -338,6 +340,7 @@ function drawDetail() {
     lines = [
       formatName(state.snapshot.origins.label[selection.origin]),
       'All blocks of this origin stand out on the map.',
+      ...stackOf(state.snapshot, selection.origin).map((frame, i) => `${i ? 'called from' : 'made by'} ${frame.name}`),
     ];
   else lines = ['', 'Choose a block on the map or an origin in the table.'];
   const text = lines.join('\n');
@@ -440,6 +443,7 @@ function showSnapshot(snapshot) {
   }
   say('');
   state.groups = new Groups([snapshot]);
+  get('flame').hidden = !snapshot.hasStacks;
   get('content').hidden = false;
   get('open').textContent = 'Compare with…';
   get('device-choice').hidden = snapshot.devices.length < 2;
@@ -452,6 +456,7 @@ function showSnapshot(snapshot) {
 function compare(on) {
   get('second').hidden = get('growth').hidden = !on;
   get('holders').hidden = on;
+  get('flame').hidden = on || !state.snapshot.hasStacks;
   get('columns').classList.toggle('two', on);
   get('map-title').textContent = on ? 'Map of A' : 'Map';
   if (!on) state.other = state.otherView = null;

@@ -77,7 +77,10 @@ function describeBlock(view, span) {
   if (slots.step[slot] > 0) words.push(`made by execution ${formatCount(slots.step[slot])}`);
   const age = formatAge(slots.born[slot], device.timeAt(view.position));
   words.push(slots.born[slot] < 0 ? `allocated ${age}` : `age ${age}`);
-  return [formatName(snapshot.origins.label[slots.origin[slot]]), ...facts, words.join(', ')];
+  const made = stackOf(snapshot, slots.origin[slot])
+    .slice(0, 8)
+    .map((frame, i) => `${i ? 'called from' : 'made by'} ${formatName(frame.name, 100)}`);
+  return [formatName(snapshot.origins.label[slots.origin[slot]]), ...facts, words.join(', '), ...made];
 }
 
 function describeHit(view, hit) {

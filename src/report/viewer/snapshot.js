@@ -120,7 +120,29 @@ class Snapshot {
       label: labels.map((label) => text_(label) || 'unknown'),
       program: labels.map((_, i) => text_(origins.program?.[i])),
       kind: labels.map((_, i) => number_(origins.kind?.[i])),
+      stack: labels.map((_, i) => number_(origins.stack?.[i], -1)),
+      /** Without the place in the user's code, which is the last part of a label that has one. */
+      what: labels.map((label, i) =>
+        number_(origins.stack?.[i], -1) < 0 ? text_(label) || 'unknown' : text_(label).replace(/ at [^]*$/, ''),
+      ),
     };
+    const list = (values) => (Array.isArray(values) ? values : []);
+    const frames = raw.frames ?? {},
+      stacks = raw.stacks ?? {};
+    this.frames = {
+      file: list(frames.file).map(text_),
+      line: list(frames.line).map((line) => number_(line)),
+      name: list(frames.name).map(text_),
+    };
+    // A stack has a frame that there is, and was called from an older one.
+    const known = this.frames.file.length;
+    this.stacks = {
+      frame: list(stacks.frame).map((frame) => Math.min(Math.max(number_(frame), 0), known - 1)),
+      caller: list(stacks.caller).map((caller, i) => (number_(caller, -1) < i ? number_(caller, -1) : -1)),
+    };
+    const most = known ? Math.min(this.stacks.frame.length, this.stacks.caller.length) : 0;
+    this.origins.stack = this.origins.stack.map((stack) => (stack < most ? stack : -1));
+    this.hasStacks = this.origins.stack.some((stack) => stack >= 0);
     const devices = Array.isArray(raw.devices) ? raw.devices : [];
     this.devices = devices.map((device, i) => new Device(device ?? {}, this, `devices[${i}]`));
   }

@@ -1,6 +1,6 @@
 //! A block for an array.
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use crate::{
     config::{Compact, Spill},
@@ -19,7 +19,7 @@ use crate::{
             spill,
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
-        in_flight::THROTTLE,
+        in_flight::{Round, THROTTLE},
         shape::{Shape, element_bytes},
     },
     units::Bytes,
@@ -151,6 +151,20 @@ pub fn reserve_scratch(allocator: &Allocator, memory: &Arc<DeviceMemory>, bytes:
             .inspect_err(|error| oom::remember(memory, bytes, "programs' scratch".to_owned(), &error.message))?,
     }
     Ok(ScratchReservation::new(memory, bytes))
+}
+
+/// Sets the peaks to what is in use now. Where scratch is kept, the programs under way are waited for, so that what they
+/// use no more is given up; as long as an allocation would wait for them.
+pub fn clear_peaks(allocator: &Allocator, memory: &DeviceMemory) {
+    allocator.drain();
+    if !memory.stats().reserved_bytes.is_zero() {
+        let deadline = allocator.deadline();
+        allocator.in_flight.wait_until(&deadline, |round: &Round<'_>| {
+            deadline.look_for_signals();
+            if round.wait() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+    }
+    memory.clear_peaks();
 }
 
 /// Moves all that can move, whether there is room or not.

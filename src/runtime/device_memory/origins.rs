@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A program's results get their rows when it is compiled, so that an execution makes no text and looks nothing up.
-//! Other origins are looked up by kind and shape. Rows are never removed, because an old event may name one; a full
+//! Other origins are looked up by kind and shape; and, while
+//! `memory.record` is on, each by the Python stack as well, which has a row of its own. Rows are never removed, because an old event may name one; a full
 //! table uses one row of each kind for all that come later.
 
 use std::{
@@ -20,8 +21,12 @@ use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::{
+    handlers::python::stacks,
     memory::OriginId,
-    report::snapshot::{Origin, OriginKind},
+    report::{
+        snapshot::{Origin, OriginKind},
+        stacks::StackId,
+    },
     runtime::shape::Shape,
     sys,
 };
@@ -39,6 +44,8 @@ struct Rows {
     list: Vec<Origin>,
     results: FxHashMap<(Arc<str>, usize, Arc<str>), OriginId>,
     shapes: FxHashMap<ShapeKey, OriginId>,
+    /// Rows of another row and a Python stack.
+    made_by: FxHashMap<(OriginId, StackId), OriginId>,
 }
 
 /// A table of origins.
@@ -98,8 +105,7 @@ fn element_name(kind: sys::PJRT_Buffer_Type) -> &'static str {
 impl Origins {
     /// A table for so many rows of results and of other shapes.
     fn new(most_results: usize, most_shapes: usize) -> Self {
-        let plain = |kind| Origin { kind, program: "".into(), result: None, shape: "".into() };
-        let list = OriginKind::ALL.into_iter().map(plain).collect();
+        let list = OriginKind::ALL.into_iter().map(Origin::plain).collect();
         Self { rows: RwLock::new(Rows { list, ..Rows::default() }), most_results, most_shapes }
     }
 
@@ -114,11 +120,11 @@ impl Origins {
                 return known;
             }
             if rows.results.len() >= self.most_results {
-                return plain(OriginKind::Result);
+                return OriginKind::Result.origin();
             }
             let (program, shape) = (Arc::clone(&key.0), Arc::clone(&key.2));
             let id = OriginId::new(rows.list.len() as u32);
-            rows.list.push(Origin { kind: OriginKind::Result, program, result: Some(result), shape });
+            rows.list.push(Origin { kind: OriginKind::Result, program, result: Some(result), shape, made_by: None });
             rows.results.insert(key, id);
             id
         };
@@ -136,13 +142,46 @@ impl Origins {
             return known;
         }
         if rows.shapes.len() >= self.most_shapes {
-            return plain(kind);
+            return kind.origin();
         }
         let id = OriginId::new(rows.list.len() as u32);
         let shape = Written(shape).to_string().into();
-        rows.list.push(Origin { kind, program: "".into(), result: None, shape });
+        rows.list.push(Origin { shape, ..Origin::plain(kind) });
         rows.shapes.insert(key, id);
         id
+    }
+
+    /// The row for what is as in `origin`, made by the Python code of `stack`; `origin` itself without one, or where the
+    /// table is full.
+    #[inline(always)]
+    pub fn made_by(&self, origin: OriginId, stack: StackId) -> OriginId {
+        if stack == StackId::NONE { origin } else { self.made_by_stack(origin, stack) }
+    }
+
+    #[cold]
+    fn made_by_stack(&self, origin: OriginId, stack: StackId) -> OriginId {
+        if let Some(&known) = self.rows.read().made_by.get(&(origin, stack)) {
+            return known;
+        }
+        let Some(place) = stacks::with_stacks(|stacks| stacks.place(stack)) else { return origin };
+        let rows = &mut *self.rows.write();
+        if let Some(&known) = rows.made_by.get(&(origin, stack)) {
+            return known;
+        }
+        let Some(plain) = rows.list.get(origin.row() as usize) else { return origin };
+        if rows.made_by.len() >= self.most_results {
+            return origin;
+        }
+        let row = Origin { made_by: Some((stack, place.into())), ..plain.clone() };
+        let id = OriginId::new(rows.list.len() as u32);
+        rows.list.push(row);
+        rows.made_by.insert((origin, stack), id);
+        id
+    }
+
+    /// The Python stack of a row.
+    pub fn stack(&self, id: OriginId) -> StackId {
+        self.rows.read().list.get(id.row() as usize).map_or(StackId::NONE, Origin::stack)
     }
 
     /// All rows, the first of them "unknown". O(rows); texts are shared.
@@ -154,11 +193,6 @@ impl Origins {
     pub fn label(&self, id: OriginId) -> String {
         self.rows.read().list.get(id.row() as usize).map_or_else(|| "unknown".to_owned(), ToString::to_string)
     }
-}
-
-/// The row for all of a kind of which nothing more is known.
-fn plain(kind: OriginKind) -> OriginId {
-    OriginId::new(kind as u32)
 }
 
 #[cfg(test)]

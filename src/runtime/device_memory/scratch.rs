@@ -15,6 +15,11 @@ impl ScratchReservation {
     pub fn new(memory: &Arc<DeviceMemory>, bytes: Bytes) -> Self {
         Self { memory: Arc::clone(memory), bytes }
     }
+
+    /// The program is about to run: see [`crate::memory::Arena::note_launch`].
+    pub fn note_launch(&self) {
+        self.memory.note_launch(self.bytes);
+    }
 }
 
 impl Drop for ScratchReservation {

@@ -8,9 +8,10 @@ use crate::{
     engine::{EngineBuffer, EngineEvent, Outcome, fence::ExecutionQueue},
     error::{Code, Error},
     memory::{
-        Execution, Provenance,
+        Execution, OriginId, Provenance,
         budget::{Charge, Entered},
     },
+    report::stacks::StackId,
     runtime::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
@@ -20,8 +21,8 @@ use crate::{
         },
         buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
-        device_memory::{Allocation, DeviceMemory, ScratchReservation},
-        executable::loaded::Loaded,
+        device_memory::{Allocation, DeviceMemory, ScratchReservation, origins::ORIGINS},
+        executable::loaded::{Loaded, Program},
         execute::{
             argument::{Argument, DonationCursor},
             call::{Call, Outputs},
@@ -54,6 +55,8 @@ pub struct DeviceLaunch<'a> {
     pub device: Option<&'a Device>,
     /// This execution of the program on the device.
     pub run: Execution,
+    /// The Python code that calls it, where that is recorded.
+    pub stack: StackId,
     /// The part of the arena that is reserved for the program's scratch.
     pub scratch: Option<ScratchReservation>,
     /// The right of the engine to take the program's scratch; until the engine has taken it.
@@ -70,13 +73,14 @@ pub struct DeviceLaunch<'a> {
 
 impl<'a> DeviceLaunch<'a> {
     /// The part of a device with this index; nothing is prepared yet.
-    pub fn new(device_index: usize, device: Option<&'a Device>) -> Self {
+    pub fn new(device_index: usize, device: Option<&'a Device>, stack: StackId) -> Self {
         let memory = device.and_then(|device| device.arena.as_ref());
         let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
         Self {
             device_index,
             device,
             run,
+            stack,
             scratch: None,
             admission: None,
             destinations: SmallVec::new(),
@@ -94,7 +98,7 @@ impl<'a> DeviceLaunch<'a> {
     #[cold]
     pub fn bring_back(&mut self, call: &Call<'a>, index: usize, patience: Patience) -> Result<(), Unplaced> {
         let Some(memory) = self.device.and_then(|device| device.arena.as_ref()) else { return Ok(()) };
-        self.wanted.insert(Wanted::new(call, index, memory, self.run)?).bring_back(memory, patience)
+        self.wanted.insert(Wanted::new(call, index, memory, (self.run, self.stack))?).bring_back(memory, patience)
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
@@ -257,6 +261,12 @@ impl<'a> DeviceLaunch<'a> {
         Ok(None)
     }
 
+    /// The origin of the result with this number.
+    #[inline]
+    pub fn origin(&self, program: &Program, result: usize) -> OriginId {
+        ORIGINS.made_by(program.origin_ids[result], self.stack)
+    }
+
     /// The device's queue, if the engine orders its executions.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
         // SAFETY: the device is the client's, of whose program this is a launch.
@@ -298,7 +308,7 @@ impl<'a> DeviceLaunch<'a> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            let provenance = Provenance { origin: loaded.program.origin_ids[result], run: self.run };
+            let provenance = Provenance { origin: self.origin(&loaded.program, result), run: self.run };
             let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
             if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
                 let block = DestinationBlock::new(allocation, None);

@@ -12,6 +12,8 @@ use smallvec::SmallVec;
 use crate::{
     config::Spill,
     engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
+    handlers::python::stacks,
+    report::stacks::StackId,
     runtime::{
         allocator::{reclaim::Patience, spill},
         execute::{
@@ -63,6 +65,8 @@ pub struct Launch<'a> {
     pub is_over: bool,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
+    /// The Python code that calls it, where that is recorded.
+    stack: StackId,
 }
 
 impl<'a> Launch<'a> {
@@ -70,7 +74,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
-        Self { call, devices: SmallVec::new(), nested: None, is_over: false, width }
+        Self { call, devices: SmallVec::new(), nested: None, is_over: false, width, stack: stacks::current() }
     }
 
     /// Prepares scratch, destinations and donation copies.
@@ -82,7 +86,7 @@ impl<'a> Launch<'a> {
         let call = self.call;
         for index in 0..call.args.num_devices {
             let (device_index, device) = call.device(index);
-            self.devices.push(DeviceLaunch::new(device_index, device));
+            self.devices.push(DeviceLaunch::new(device_index, device, self.stack));
         }
         match self.prepare_devices(Patience::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
@@ -152,6 +156,9 @@ impl<'a> Launch<'a> {
             launch.prepare(self.call.loaded, [first, holding])?;
             first = holding;
             donation_copy::prepare(&self.call, index, launch.device, launch.run, &mut launch.copies)?;
+            if let Some(scratch) = &launch.scratch {
+                scratch.note_launch();
+            }
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::{
     config::EngineKind,
     engine::{EngineBuffer, Raw, process},
-    memory::Execution,
+    memory::{Execution, OriginId},
     runtime::{
         buffer::{Buffer, Place, layout::note_layout, storage::Storage, usage::Definition},
         client::Device,
@@ -70,7 +70,13 @@ pub fn results(
             if let (Some(at), Some(device)) = (at, launch.device)
                 && let Some(allocation) = candidates[at].allocation.take()
             {
-                let launched = Launched { loaded, device_index: launch.device_index, device, run: launch.run };
+                let launched = Launched {
+                    loaded,
+                    device_index: launch.device_index,
+                    device,
+                    run: launch.run,
+                    origin: launch.origin(program, index),
+                };
                 in_block(&launched, index, output, &mut candidates[at], allocation, bound, writing)
             } else {
                 if has_memory {
@@ -139,6 +145,7 @@ struct Launched<'a> {
     device_index: usize,
     device: &'a Device,
     run: Execution,
+    origin: OriginId,
 }
 
 /// The buffer of a result in a candidate's block: the one that the candidate's output cache kept, or a new one.
@@ -151,11 +158,11 @@ fn in_block(
     bound: Option<Raw<sys::PJRT_Memory>>,
     writing: Definition,
 ) -> Arc<Buffer> {
-    let &Launched { loaded, device_index, device, run } = launched;
+    let &Launched { loaded, device_index, device, run, origin } = launched;
     let program = &*loaded.program;
     let shape = &program.results[result];
     let run = matches!(candidate.origin, Origin::Argument(_)).then_some(run);
-    allocation.set_provenance(program.origin_ids[result], run);
+    allocation.set_provenance(origin, run);
     if run.is_some() {
         // XLA chooses among donated arguments by size, so the result may lie there in a layout of its own, which a move
         // or a copy of it has to know.

@@ -21,11 +21,13 @@ use std::{
 
 use crate::{
     memory::{Execution, OriginId, next_use::UseKey},
+    report::stacks::StackId,
     runtime::{
         allocator::{allocate::allocate, core::Allocator, reclaim::Patience, spill},
         buffer::BufferRef,
         device_memory::{
             DeviceMemory, Resident,
+            origins::ORIGINS,
             spill_record::{Launched, Used},
         },
         execute::{call::Call, unplaced::Unplaced},
@@ -50,7 +52,12 @@ impl<'a> Wanted<'a> {
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a NULL.
-    pub fn new(call: &Call<'a>, index: usize, memory: &DeviceMemory, run: Execution) -> Result<Self, Unplaced> {
+    pub fn new(
+        call: &Call<'a>,
+        index: usize,
+        memory: &DeviceMemory,
+        (run, stack): (Execution, StackId),
+    ) -> Result<Self, Unplaced> {
         let allocator = &call.loaded.client.allocator;
         allocator.wanting.fetch_add(1, Ordering::Relaxed);
         let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args), step: run.step };
@@ -67,7 +74,7 @@ impl<'a> Wanted<'a> {
                 Some(Used { key: buffer.use_key()?, bytes, donated: donated.binary_search(&number).is_ok() })
             });
             let made = |(origin, shape): (&OriginId, &Arc<Shape>)| Used {
-                key: UseKey::Made(*origin, run.step),
+                key: UseKey::Made(ORIGINS.made_by(*origin, stack), run.step),
                 bytes: Bytes::new(shape.size as u64),
                 donated: false,
             };

@@ -18,6 +18,7 @@ use crate::{
     device::Carrier,
     engine::{EngineBuffer, Failure, Outcome},
     error::Result,
+    handlers::python::stacks,
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
@@ -47,7 +48,8 @@ impl<'a> Upload<'a> {
     /// RESOURCE_EXHAUSTED.
     pub fn new(client: &'a Client, space: MemorySpace<'a>, shape: Arc<Shape>, kind: OriginKind) -> Result<Self> {
         debug_assert!(client.devices.iter().any(|device| ptr::eq(device, space.device())), "another client's memory");
-        let provenance = Provenance { origin: ORIGINS.of_shape(kind, &shape), ..Provenance::default() };
+        let origin = ORIGINS.made_by(ORIGINS.of_shape(kind, &shape), stacks::current());
+        let provenance = Provenance { origin, ..Provenance::default() };
         let allocation = allocate_or_explain(&client.allocator, space.arena(), &shape, provenance)?;
         Ok(Self { client, space, shape, allocation })
     }
