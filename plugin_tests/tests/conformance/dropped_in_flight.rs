@@ -53,7 +53,8 @@ fn c30_arena_dropped_results_count_as_if_each_run_had_a_block_of_its_own() {
         let came = after.num_allocs.unwrap() - before.num_allocs.unwrap();
         assert_eq!(came, rounds * (results + 1), "{strategy}");
         let sizes = program.executable().sizes().unwrap();
-        let most = ARRAY + SCALAR + sizes.output.max(ARRAY);
+        // Under `tpu` a peak has the program's scratch, too.
+        let most = ARRAY + SCALAR + sizes.output.max(ARRAY) + after.bytes_reserved.unwrap_or(0);
         assert!(after.peak_bytes_in_use.unwrap() <= most, "{strategy}: {after:?}, {most} expected");
     }
 }
