@@ -9,7 +9,7 @@ use crate::common::{Driver, client, ticket};
 
 const SLOW: (&str, &str) = ("FAKE_CUDA_LATENCY_US", "2000");
 /// So slow that the host has looked before an operation ends, however busy the machine.
-const SLOWER: (&str, &str) = ("FAKE_CUDA_LATENCY_US", "100000");
+const SLOWER: (&str, &str) = ("FAKE_CUDA_LATENCY_US", "20000");
 const N: usize = 1 << 18;
 const DIMS: [i64; 1] = [N as i64];
 const BYTES: i64 = (N * size_of::<f32>()) as i64;
