@@ -77,6 +77,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "pjrt_arena/_devices.py",
         "pjrt_arena/_footprint.py",
         "pjrt_arena/_former.py",
+        "pjrt_arena/_groups.py",
         "pjrt_arena/_handlers.py",
         "pjrt_arena/_library.py",
         "pjrt_arena/_oom.py",

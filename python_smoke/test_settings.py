@@ -159,7 +159,7 @@ def test_one_line_shows_what_follows_from_the_strategy():
     variables = {"PJRT_ARENA_LOG": "info", "PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_LIMIT": "64MiB"}
     run = run_jax("import jax; jax.numpy.ones(3)", **variables)
     assert "strategy=tpu (PJRT_ARENA_STRATEGY)" in run.stderr
-    for said in ("compact=on (default), spill=off (default)", "tpu_tiles=off (default), huge_pages=off (default)"):
+    for said in ("compact=on (default), share=off (default)", "tpu_tiles=off (default), huge_pages=off (default)"):
         assert said in run.stderr
 
 
