@@ -78,8 +78,8 @@ fn main() {
     }
 }
 
-/// The same pairs in a growing arena by itself, and in one whose regions count in the budget of a group of one; and, with
-/// the strategy that has a region for each block, what such a region costs.
+/// The same pairs in a growing arena by itself, and in one whose regions count in the budget of a group of one; and,
+/// with the strategy that has a region for each block, what such a region costs.
 fn in_a_group() {
     const LIMIT: Bytes = Bytes::gib(4);
     let terms = Terms { limits: vec![LIMIT], explicit_limit: true, min: Bytes::ZERO, weight: 100 };

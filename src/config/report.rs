@@ -120,8 +120,8 @@ pub fn doctor(environment: &Environment, options: &[(String, OptionValue)], find
 }
 
 /// The same as JSON: `settings`, an array with an object for each, and `warnings` and `overridden`, arrays of texts. A
-/// setting has `name`, `variable`, `options`, `others` (XLA's variables and flags), `allowed`, `default`, `doc`; `value`
-/// and `source`, or `error`; `led_to` and `here`, arrays of texts.
+/// setting has `name`, `variable`, `options`, `others` (XLA's variables and flags), `allowed`, `default`, `doc`;
+/// `value` and `source`, or `error`; `led_to` and `here`, arrays of texts.
 pub fn settings_as_json(
     environment: &Environment,
     options: &[(String, OptionValue)],

@@ -203,8 +203,9 @@ settings! {
         names: &[Opt("compact"), Var("PJRT_ARENA_COMPACT")],
         default: "off",
         allowed: "on, off, always",
-        doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu and for a \
-              growing device that is shared, off for the others. platform has nothing to move in. always, for tests: before each allocation too, at any price.",
+        doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu and \
+              for a growing device that is shared, off for the others. platform has nothing to move in. always, for \
+              tests: before each allocation too, at any price.",
         read: |given, context| {
             let compact = parsed(Compact::parse, Compact::default_for)(given, context)?;
             if context.strategy() == Strategy::Platform && compact.value != Compact::Off {
@@ -239,8 +240,8 @@ settings! {
         names: &[Opt("share_weight"), Var("PJRT_ARENA_SHARE_WEIGHT")],
         default: "100",
         allowed: "a whole number from 1 to 1000",
-        doc: "How much of the limit this process may keep beyond its minimum when all of the group need more, beside the \
-              weights of the others.",
+        doc: "How much of the limit this process may keep beyond its minimum when all of the group need more, \
+              beside the weights of the others.",
         read: parsed(share::parse_weight, |_| share::DEFAULT_WEIGHT),
     }
 
@@ -250,8 +251,8 @@ settings! {
         default: "off",
         allowed: "off, host, always, or the path of a folder, with a /",
         doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, or to files of a folder, \
-              where nothing else makes room; they come back before a program that needs them. GPUs spill to pinned memory \
-              of the host. always, for tests: to memory of the host, before each allocation too.",
+              where nothing else makes room; they come back before a program that needs them. GPUs spill to pinned \
+              memory of the host. always, for tests: to memory of the host, before each allocation too.",
         read: parsed(Spill::parse, |_| Spill::Off),
     }
 
@@ -270,8 +271,8 @@ settings! {
         names: &[Opt("prefetch"), Var("PJRT_ARENA_PREFETCH")],
         default: "off",
         allowed: "on, off",
-        doc: "Whether a thread brings spilled arrays back for the next launches, as the past tells them, in the place of \
-              arrays that are used later, or of nothing. Has an effect with spill only.",
+        doc: "Whether a thread brings spilled arrays back for the next launches, as the past tells them, in the \
+              place of arrays that are used later, or of nothing. Has an effect with spill only.",
         read: parsed(Prefetch::parse, |_| Prefetch::Off),
     }
 

@@ -84,8 +84,8 @@ pub(super) fn strategy(decided: Setting<Strategy>) -> Result<Setting<Strategy>> 
             Source::Default | Source::Option("allocator") | Source::Environment("XLA_PYTHON_CLIENT_ALLOCATOR"),
         ) => Ok(Setting { value: Strategy::Growing, source }),
         (Strategy::Preallocate | Strategy::Tpu, _) => Err(Error::invalid_argument(format!(
-            "{source} asks for {}, which takes all memory at its start, and PJRT_ARENA_SHARE shares it with other processes; \
-             allowed: growing (with PJRT_ARENA_COMPACT=on arrays are moved as under tpu), platform",
+            "{source} asks for {}, which takes all memory at its start, and PJRT_ARENA_SHARE shares it with other \
+             processes; allowed: growing (with PJRT_ARENA_COMPACT=on arrays are moved as under tpu), platform",
             strategy_name(value)
         ))),
     }

@@ -291,7 +291,7 @@ impl<'a> Book<'a> {
     /// # Errors
     /// Who holds it, or the kernel's.
     pub(super) fn lock(file: BorrowedFd<'a>) -> Result<Self, NoLock> {
-        lock::lock(file, BOOK, Kind::Alone, lock::PATIENCE)?;
+        lock::lock(file, BOOK, Kind::Alone, lock::WITHIN)?;
         Ok(Self(file))
     }
 
@@ -331,7 +331,7 @@ pub(super) fn no_book(none: NoLock, layout: &Layout) -> Error {
     };
     Error::failed_precondition(format!(
         "{who}{why} has held the lock of its books for {} s: nobody can take memory until that process goes on or ends",
-        lock::PATIENCE.as_secs()
+        lock::WITHIN.as_secs()
     ))
 }
 

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// How long a process tries to join a group whose file others remove meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
+const JOIN_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a process brings to a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Group {
         terms.check()?;
         fork::count_children();
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < JOIN_WITHIN {
             if let Try::Joined(group) = try_join(Folder::at(folder)?, name, terms)? {
                 let notes = group.notes(terms)?;
                 return Ok(Joined { group, notes });
@@ -113,7 +113,7 @@ impl Group {
         }
         Err(Error::failed_precondition(format!(
             "the group `{name}` cannot be joined: its file was removed again and again for {} s",
-            PATIENCE.as_secs()
+            JOIN_WITHIN.as_secs()
         )))
     }
 

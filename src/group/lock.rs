@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 use crate::group::layout::MAX_MEMBERS;
 
 /// How long a lock that is held for microseconds is waited for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const WITHIN: Duration = Duration::from_secs(2);
 
 /// Bytes of the file, as locks.
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +73,12 @@ pub(super) fn try_lock(file: BorrowedFd<'_>, range: Range, kind: Kind) -> Result
 /// Takes a lock, as soon as nobody holds it.
 ///
 /// # Errors
-/// Whoever still holds it after `patience`, or the kernel's.
+/// Whoever still holds it after `within`, or the kernel's.
 pub(super) fn lock(
     file: BorrowedFd<'_>,
     range: Range,
     kind: Kind,
-    patience: Duration,
+    within: Duration,
 ) -> std::result::Result<(), NoLock> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(5);
@@ -86,7 +86,7 @@ pub(super) fn lock(
         if try_lock(file, range, kind).map_err(NoLock::Failed)? {
             return Ok(());
         }
-        if start.elapsed() >= patience {
+        if start.elapsed() >= within {
             return match holder(file, range).map_err(NoLock::Failed)? {
                 Some(pid) => Err(NoLock::Held(pid)),
                 None => Err(NoLock::Failed(Errno::AGAIN)),

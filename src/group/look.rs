@@ -16,7 +16,7 @@ use crate::{
 
 /// A group at one instant.
 #[derive(Clone, Debug)]
-pub struct Picture {
+pub struct Overview {
     /// Its name.
     pub name: String,
     /// For each device, the limit and the members that have it.
@@ -45,7 +45,7 @@ pub fn names_in(folder: &Folder) -> Result<Vec<String>> {
 /// # Errors
 /// `NOT_FOUND` if there is none with this name, `DATA_LOSS` if its file is damaged or of another version,
 /// `FAILED_PRECONDITION` if it is not for this user to read.
-pub fn look(name: &str) -> Result<Picture> {
+pub fn look(name: &str) -> Result<Overview> {
     look_in(&Folder::of_user()?, name)
 }
 
@@ -53,7 +53,7 @@ pub fn look(name: &str) -> Result<Picture> {
 ///
 /// # Errors
 /// As [`look`].
-pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
+pub fn look_in(folder: &Folder, name: &str) -> Result<Overview> {
     check_name(name)?;
     let of_group = |error: Error| error.context(&format!("the group `{name}` ({})", folder.path_of(name).display()));
     let precondition = |why: String| of_group(Error::failed_precondition(why));
@@ -71,7 +71,7 @@ pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
             let layout = group.layout()?;
             let device = |device| Ok((layout.limit(device), group.members(device)?));
             let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
-            return Ok(Picture { name: name.to_owned(), devices });
+            return Ok(Overview { name: name.to_owned(), devices });
         }
         // Another thread is leaving it at the moment.
         thread::sleep(Duration::from_micros(200));
@@ -84,5 +84,5 @@ pub fn look_in(folder: &Folder, name: &str) -> Result<Picture> {
     let device =
         |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None, now()).map_err(of_group)?));
     let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
-    Ok(Picture { name: name.to_owned(), devices })
+    Ok(Overview { name: name.to_owned(), devices })
 }

@@ -47,7 +47,7 @@ pub use crate::group::join::Joined;
 pub use crate::group::join::Terms;
 pub use crate::group::layout::MAX_DEVICES;
 pub use crate::group::layout::MAX_MEMBERS;
-pub use crate::group::look::Picture;
+pub use crate::group::look::Overview;
 pub use crate::group::look::look;
 pub use crate::group::look::look_in;
 pub use crate::group::look::names;

@@ -53,7 +53,7 @@ pub struct Taken {
 pub struct Ask {
     part: Part,
     asked: Asked,
-    /// The word that changes with each gift, before the last look.
+    /// The word that changes each time that memory is given back, before the last look.
     seen: AtomicU32,
 }
 

@@ -19,7 +19,7 @@
 //! does not need is divided among those who need it. So a member that is idle takes nothing from the entitlements of
 //! others, and if all go down to their entitlements, an ask within one has room.
 //!
-//! An ask that is [`PATIENCE`] old is wanted from each of the others as if it were the only one: some of them may have
+//! An ask that is [`FROM_ALL_AFTER`] old is wanted from each of the others as if it were the only one: some of them may have
 //! been stopped. An ask that has expired counts for nothing, and one that could not be served even by an empty group
 //! neither.
 
@@ -31,7 +31,7 @@ use std::{cmp::Reverse, time::Duration};
 use crate::units::Bytes;
 
 /// How long an ask waits for those who should give first, before it is wanted from all.
-pub const PATIENCE: Duration = Duration::from_millis(250);
+pub const FROM_ALL_AFTER: Duration = Duration::from_millis(250);
 
 /// The weights that are allowed.
 pub const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=1000;
@@ -167,24 +167,24 @@ pub fn wanted(limit: Bytes, members: &[Member], who: usize, now: Duration) -> Wa
         let own = after.saturating_sub(plus(idle, beyond));
         let missing = plus(sum(others(&claimed, asker).map(|(_, claimed)| *claimed)), own).saturating_sub(limit);
         claimed[asker] = own.max(members[asker].min);
-        let is_late = now.saturating_sub(ask.since) > PATIENCE;
+        let is_late = now.saturating_sub(ask.since) > FROM_ALL_AFTER;
         let mut givers: Vec<usize> = others(members, asker).map(|(giver, _)| giver).collect();
         givers.sort_by_key(|&giver| Reverse(members[giver].held.saturating_sub(entitled[giver])));
         let mut rest = missing;
         for &giver in &givers {
             let given = &mut wanted[giver].idle;
-            let gift = (members[giver].spare() - *given).min(if is_late { missing } else { rest });
-            *given += gift;
-            claimed[giver] = claimed[giver].saturating_sub(gift);
-            rest = rest.saturating_sub(gift);
+            let bytes = (members[giver].spare() - *given).min(if is_late { missing } else { rest });
+            *given += bytes;
+            claimed[giver] = claimed[giver].saturating_sub(bytes);
+            rest = rest.saturating_sub(bytes);
         }
         for &giver in givers.iter().filter(|_| is_fair) {
             let Wanted { idle, beyond } = &mut wanted[giver];
             let above = members[giver].held.saturating_sub(plus(*idle, *beyond)).saturating_sub(entitled[giver]);
-            let gift = above.min(if is_late { missing.saturating_sub(*idle) } else { rest });
-            *beyond += gift;
-            claimed[giver] = claimed[giver].saturating_sub(gift);
-            rest = rest.saturating_sub(gift);
+            let bytes = above.min(if is_late { missing.saturating_sub(*idle) } else { rest });
+            *beyond += bytes;
+            claimed[giver] = claimed[giver].saturating_sub(bytes);
+            rest = rest.saturating_sub(bytes);
         }
         if !rest.is_zero() {
             // What anybody gives for a younger one is kept for this one.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use pjrt_arena::{
-    group::{Ask, Folder, Group, Picture, Refused, Share, Taken, Terms, look_in},
+    group::{Ask, Folder, Group, Overview, Refused, Share, Taken, Terms, look_in},
     units::Bytes,
 };
 
@@ -46,7 +46,7 @@ impl Place {
         self.folder().join("team")
     }
 
-    pub fn look(&self) -> Picture {
+    pub fn look(&self) -> Overview {
         look_in(&Folder::at(&self.folder()).expect("the folder"), "team").expect("a group")
     }
 

@@ -7,6 +7,7 @@ use crate::{
     error::Result,
     group::{self, MemberInfo, State},
     runtime::device_memory::GroupPart,
+    units::Bytes,
 };
 
 text_functions! {
@@ -23,9 +24,12 @@ text_functions! {
 
 fn groups() -> Result<Vec<Value>> {
     let told = |name: String| match group::look(&name) {
-        Ok(picture) => {
-            let device = |(limit, members): &(crate::units::Bytes, Vec<MemberInfo>)| json!({ "limit_bytes": limit.get(), "members": members.iter().map(member).collect::<Vec<_>>() });
-            json!({ "name": name, "devices": picture.devices.iter().map(device).collect::<Vec<_>>() })
+        Ok(overview) => {
+            let device = |(limit, members): &(Bytes, Vec<MemberInfo>)| {
+                let members: Vec<_> = members.iter().map(member).collect();
+                json!({ "limit_bytes": limit.get(), "members": members })
+            };
+            json!({ "name": name, "devices": overview.devices.iter().map(device).collect::<Vec<_>>() })
         }
         Err(error) => json!({ "name": name, "error": error.message }),
     };

@@ -67,7 +67,8 @@ text_functions! {
         Value::from(of_all(compacted)).to_string()
     }
 
-    /// As [`pjrt_arena_compact`], on the devices of this name; or an object with `error`, one sentence, if there is none.
+    /// As [`pjrt_arena_compact`], on the devices of this name; or an object with `error`, one sentence, if there is
+    /// none.
     pub fn pjrt_arena_compact_device(device: CText<'_>) -> String {
         of_device(device, compacted).map(Value::from).unwrap_or_else(refused).to_string()
     }
@@ -79,16 +80,17 @@ text_functions! {
         trim()
     }
 
-    /// As [`pjrt_arena_trim`], on the devices of this name, and without the engine's scratch; or an object with `error`,
-    /// one sentence, if there is none.
+    /// As [`pjrt_arena_trim`], on the devices of this name, and without the engine's scratch; or an object with
+    /// `error`, one sentence, if there is none.
     pub fn pjrt_arena_trim_device(device: CText<'_>) -> String {
         of_device(device, trimmed).map(Value::from).unwrap_or_else(refused).to_string()
     }
 
-    /// As [`crate::api::control::pjrt_arena_reset_peak`], on the devices of this name. An empty text, or one sentence if
-    /// there is none.
+    /// As [`crate::api::control::pjrt_arena_reset_peak`], on the devices of this name. An empty text, or one sentence
+    /// if there is none.
     pub fn pjrt_arena_reset_peak_device(device: CText<'_>) -> String {
-        of_device(device, |client, memory| clear_peaks(&client.allocator, memory)).err().map(|error| error.message).unwrap_or_default()
+        let cleared = of_device(device, |client, memory| clear_peaks(&client.allocator, memory));
+        cleared.err().map(|error| error.message).unwrap_or_default()
     }
 
     /// Spills all arrays that no outsider holds, after the programs under way have ended, and gives the memory back to

@@ -35,8 +35,8 @@ thread_local! {
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has `function` called whenever memory is exhausted: on the thread whose call fails, before the caller gets the error,
-/// while no lock of this library is held. The report is JSON: `text`, the error; `device`, `requested_bytes` and
+/// Has `function` called whenever memory is exhausted: on the thread whose call fails, before the caller gets the
+/// error, while no lock of this library is held. The report is JSON: `text`, the error; `device`, `requested_bytes` and
 /// `origin`, what it was for, or null where only the engine knows. It is valid during the call. NULL ends that; a call
 /// that is under way on another thread may last longer. There is one function at a time: the last one.
 ///

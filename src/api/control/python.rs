@@ -16,10 +16,10 @@ text_functions! {
         unsafe { python::install(table) }.err().map(|error| error.message).unwrap_or_default()
     }
 
-    /// Has each array keep the Python stack that made it from now on, or, if `enabled` is 0, no more; arrays that have one
-    /// keep it. Frames of files in the folders `left_out`, one a line, are left out; NULL is none.
-    /// An empty text, or one sentence where this process has no Python that tells. Threads that Python does not know make
-    /// arrays without a stack.
+    /// Has each array keep the Python stack that made it from now on, or, if `enabled` is 0, no more; arrays that have
+    /// one keep it. Frames of files in the folders `left_out`, one a line, are left out; NULL is none.
+    /// An empty text, or one sentence where this process has no Python that tells. Threads that Python does not know
+    /// make arrays without a stack.
     pub fn pjrt_arena_record_python(enabled: c_int, left_out: CText<'_>) -> String {
         let folders = left_out.to_string_lossy();
         let folders = folders.lines().filter(|folder| !folder.is_empty());

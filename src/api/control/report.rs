@@ -29,8 +29,8 @@ text_functions! {
         path.to_os().map_or_else(|| "path is NULL; it must name a file".to_owned(), |path| save(Path::new(path)))
     }
 
-    /// The page that shows a snapshot, with `snapshot` in it: the JSON of a `.json` file of [`pjrt_arena_snapshot`]. Needs
-    /// no client. What is no JSON object is an empty text.
+    /// The page that shows a snapshot, with `snapshot` in it: the JSON of a `.json` file of [`pjrt_arena_snapshot`].
+    /// Needs no client. What is no JSON object is an empty text.
     pub fn pjrt_arena_snapshot_page(snapshot: CText<'_>) -> String {
         let json = snapshot.to_string_lossy();
         serde_json::from_str::<serde::de::IgnoredAny>(&json)

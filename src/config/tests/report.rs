@@ -61,7 +61,8 @@ fn one_line_says_it_all() {
          prefetch=off (default), sleep_after=off (default), tpu_tiles=off (default), \
          huge_pages=off (default), engine=cpu = /e/cpu.so (default), \
          cuda_driver=libcuda.so.1 (default), hip_driver=libamdhip64.so (default), headroom=512.00MiB (default), \
-         gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), rewrite=on (default), \
+         gpu_scratch=50% = 3.00GiB per device (default), pinned_limit=64GiB or less (default), devices=2 (client option devices), \
+         rewrite=on (default), \
          scratch=warm (default), zero_copy=on (default), history=65536 (default), oom_report=off (default), \
          log=warn (default); overridden: PJRT_ARENA_DEVICES=4"
     );

@@ -158,8 +158,8 @@ impl Locked {
     /// The thread's frames.
     fn walk(&self) -> Walked<'_> {
         let mut walked = Walked { python: self, frames: SmallVec::new(), is_cut: false };
-        // SAFETY: the lock is held, in all of the following; each frame is alive: the first one runs, and the others are
-        // referred to from here. What is returned is a new reference, or none.
+        // SAFETY: the lock is held, in all of the following; each frame is alive: the first one runs, and the others
+        // are referred to from here. What is returned is a new reference, or none.
         unsafe {
             let Some(first) = (self.0.frame)() else { return walked };
             let mut held: Option<New> = None;

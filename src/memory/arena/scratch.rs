@@ -49,8 +49,8 @@ impl Arena {
         low.any(|span| span.state == SpanState::Pinned)
     }
 
-    /// A program that needs `bytes` of scratch is about to run: they count in the peaks, with what is in use now. So a peak
-    /// is what the program needs, whether those before it have ended or not. O(1).
+    /// A program that needs `bytes` of scratch is about to run: they count in the peaks, with what is in use now. So a
+    /// peak is what the program needs, whether those before it have ended or not. O(1).
     pub fn note_launch(&self, bytes: Bytes) {
         self.state.lock().note_launch(bytes);
     }

@@ -107,7 +107,7 @@ fn asks_are_served_in_their_order_and_not_twice() {
 
 #[test]
 fn an_ask_that_has_waited_is_wanted_from_everybody() {
-    let since = NOW - PATIENCE - Duration::from_nanos(1);
+    let since = NOW - FROM_ALL_AFTER - Duration::from_nanos(1);
     let old = |count| {
         let ask = Asked { bytes: bytes(count), ticket: 1, since, until: NOW + Duration::from_secs(1) };
         Member { ask: Some(ask), ..member(0, 0) }
@@ -226,7 +226,7 @@ proptest! {
         let missing = sum(orders.iter().map(|(asker, ask)| members[*asker].claims_more(ask)));
         let missing = plus(missing, claimed(&members)).saturating_sub(limit);
         let all = sum(wanted.iter().map(|wanted| wanted.idle + wanted.beyond));
-        if orders.iter().all(|(_, ask)| NOW - ask.since <= PATIENCE) {
+        if orders.iter().all(|(_, ask)| NOW - ask.since <= FROM_ALL_AFTER) {
             prop_assert!(all <= missing, "{all} of {missing}");
         }
         // The oldest one is served, if it is entitled to what it asks for or others have so much idle.

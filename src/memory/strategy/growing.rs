@@ -2,8 +2,9 @@
 //!
 //! *Growth*: a new region is as large as the pool (so the pool doubles), at least 2 MiB as in XLA, at least the
 //! request, at most what the limit leaves, and of a device where memory is dear no more than
-//! [`Backing::most_in_advance`], or than the request if that is larger. Where the device refuses, the part above the request is halved until the request alone is
-//! refused too. Then, or where the limit is in the way, all empty regions are released first.
+//! [`Backing::most_in_advance`], or than the request if that is larger. Where the device refuses, the part above the
+//! request is halved until the request alone is refused too. Then, or where the limit is in the way, all empty regions
+//! are released first.
 //!
 //! *Extents* of the slabs are regions of their own here: a scalar that lives long must not keep a large region.
 //!

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Where a block came from stands where PyTorch has a stack: a frame, whose name is the origin and whose line is the
-//! step, and behind it the Python code that made it, where that was recorded. Protocol 2. The viewer spreads each batch of a list over a call's arguments, so batches are small; equal texts
-//! and stacks are written once.
+//! step, and behind it the Python code that made it, where that was recorded. Protocol 2. The viewer spreads each batch
+//! of a list over a call's arguments, so batches are small; equal texts and stacks are written once.
 
 use std::collections::HashMap;
 

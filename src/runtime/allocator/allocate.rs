@@ -153,8 +153,8 @@ pub fn reserve_scratch(allocator: &Allocator, memory: &Arc<DeviceMemory>, bytes:
     Ok(ScratchReservation::new(memory, bytes))
 }
 
-/// Sets the peaks to what is in use now. Where scratch is kept, the programs under way are waited for, so that what they
-/// use no more is given up; as long as an allocation would wait for them.
+/// Sets the peaks to what is in use now. Where scratch is kept, the programs under way are waited for, so that what
+/// they use no more is given up; as long as an allocation would wait for them.
 pub fn clear_peaks(allocator: &Allocator, memory: &DeviceMemory) {
     allocator.drain();
     if !memory.stats().reserved_bytes.is_zero() {

@@ -158,7 +158,8 @@ fn join_holes(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) {
 /// So many of the others are named.
 const MEMBERS: usize = 5;
 
-/// What an error for memory that is exhausted says about the group: who else has the device's memory, the largest first.
+/// What an error for memory that is exhausted says about the group: who else has the device's memory, the largest
+/// first.
 #[cold]
 pub fn details(part: &GroupPart) -> String {
     let name = part.group().name();

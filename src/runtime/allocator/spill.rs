@@ -29,8 +29,8 @@ use crate::{
 };
 
 /// Spills arrays of `memory`, those first whose next use is furthest away, until there is room for `goal`, as far as
-/// the numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none may
-/// go, or the tier has no room. O(n log n) for n arrays.
+/// the numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none
+/// may go, or the tier has no room. O(n log n) for n arrays.
 #[cold]
 pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal>) -> Bytes {
     make_room_by(allocator, memory, goal, |_| true)

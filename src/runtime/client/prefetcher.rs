@@ -1,7 +1,8 @@
 //! A client whose spilled arrays come back before they are needed: one thread, which looks after each launch.
 //!
 //! ```text
-//!  a launch is under way  --wake-->  what do the next launches need that waits in the tier?  -->  bring it back  -->  wait
+//!  a launch is under way  --wake-->  what do the next launches need that waits in the tier?  -->  bring it back  -->
+//! wait
 //! ```
 
 use std::{
@@ -21,6 +22,8 @@ use crate::fork;
 #[derive(Default)]
 pub struct Prefetcher {
     stop: Arc<AtomicBool>,
+    /// Whether there is a thread, to be looked at without the lock: each launch asks.
+    runs: AtomicBool,
     thread: Mutex<Option<(u32, JoinHandle<()>)>>,
 }
 
@@ -39,14 +42,19 @@ impl Prefetcher {
             }
         };
         match thread::Builder::new().name("arena-prefetch".to_owned()).spawn(run) {
-            Ok(handle) => *self.thread.lock() = Some((process::id(), handle)),
+            Ok(handle) => {
+                *self.thread.lock() = Some((process::id(), handle));
+                self.runs.store(true, Ordering::Relaxed);
+            }
             Err(error) => log::warn!("prefetch=on has no effect: no thread for it ({error})"),
         }
     }
 
     /// A launch is under way.
     pub fn wake(&self) {
-        if let Some((_, handle)) = &*self.thread.lock() {
+        if self.runs.load(Ordering::Relaxed)
+            && let Some((_, handle)) = &*self.thread.lock()
+        {
             handle.thread().unpark();
         }
     }

@@ -9,8 +9,8 @@
 //!
 //! A program's results get their rows when it is compiled, so that an execution makes no text and looks nothing up.
 //! Other origins are looked up by kind and shape; and, while
-//! `memory.record` is on, each by the Python stack as well, which has a row of its own. Rows are never removed, because an old event may name one; a full
-//! table uses one row of each kind for all that come later.
+//! `memory.record` is on, each by the Python stack as well, which has a row of its own. Rows are never removed, because
+//! an old event may name one; a full table uses one row of each kind for all that come later.
 
 use std::{
     fmt,
@@ -151,8 +151,8 @@ impl Origins {
         id
     }
 
-    /// The row for what is as in `origin`, made by the Python code of `stack`; `origin` itself without one, or where the
-    /// table is full.
+    /// The row for what is as in `origin`, made by the Python code of `stack`; `origin` itself without one, or where
+    /// the table is full.
     #[inline(always)]
     pub fn made_by(&self, origin: OriginId, stack: StackId) -> OriginId {
         if stack == StackId::NONE { origin } else { self.made_by_stack(origin, stack) }
