@@ -154,7 +154,7 @@ fn what_was_launched_of_a_run_that_fails_writes_to_nobody_elses_place() {
 
 #[test]
 fn what_was_donated_to_a_run_that_fails_stays_for_those_before_it() {
-    on_the_arena!([SLOW], || {
+    on_the_arena!([SLOWER], || {
         let (client, add, x) = busy();
         let donate = client.compile(&Program::donate()).unwrap();
         let add_one = client.compile(&Program::add_one()).unwrap();
