@@ -122,6 +122,17 @@ def test_a_member_that_is_stopped_is_waited_for_a_while_and_named(runtime):
         second.do("keep(5, 8); check()")
 
 
+def test_an_ask_counts_as_long_as_somebody_waits(runtime):
+    with members(runtime, {}, {}) as (first, second):
+        first.do("for _ in range(4):\n keep(10, 4)\n kept.clear()\n gc.collect()")
+        os.kill(first.pid, signal.SIGSTOP)
+        second.tell("keep(12, 4); check()")
+        time.sleep(1)
+        os.kill(first.pid, signal.SIGCONT)
+        second.answer()
+        assert first.do(expression="part()")["num_given"] >= 1
+
+
 def test_a_process_gives_while_python_holds_its_lock_or_sleeps(runtime):
     with members(runtime, {}, {}) as (first, second):
         first.do("for _ in range(4):\n keep(10, 4)\n kept.clear()\n gc.collect()")

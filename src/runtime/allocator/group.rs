@@ -51,6 +51,10 @@ impl<'a> Asked<'a> {
     pub fn wait(&self, memory: &'a DeviceMemory, deadline: &Deadline<'_>) -> bool {
         let Some(part) = &memory.group else { return false };
         let mut asked = self.0.borrow_mut();
+        // Programs under way may have prolonged the wait.
+        if asked.as_ref().is_some_and(|(_, asking)| asking.has_expired()) {
+            *asked = None;
+        }
         let asking = match &mut *asked {
             Some((_, asking)) => {
                 if asking.is_served() {
@@ -61,7 +65,7 @@ impl<'a> Asked<'a> {
             }
             none => {
                 publish(memory, part);
-                match part.ask(Instant::now() + deadline.left()) {
+                match part.ask(deadline.until()) {
                     Ok(Some(asking)) => &mut none.insert((memory, asking)).1,
                     Ok(None) => return false,
                     Err(error) => {

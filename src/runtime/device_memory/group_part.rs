@@ -105,7 +105,7 @@ impl GroupPart {
         }
         let since = Instant::now();
         let ask = self.share.ask(bytes, until)?;
-        Ok(Some(Asking { part: self, ask, bytes, since }))
+        Ok(Some(Asking { part: self, ask, bytes, since, until }))
     }
 }
 
@@ -148,9 +148,15 @@ pub struct Asking<'a> {
     ask: Ask,
     bytes: Bytes,
     since: Instant,
+    until: Instant,
 }
 
 impl Asking<'_> {
+    /// Whether it counts no longer.
+    pub fn has_expired(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
     /// Whether what was asked for can be taken.
     pub fn is_served(&self) -> bool {
         self.ask.is_served()

@@ -76,6 +76,11 @@ impl<'a> Deadline<'a> {
         self.left_in_all().min(POLL)
     }
 
+    /// When it is over, as far as that is known now.
+    pub fn until(&self) -> Instant {
+        Instant::now() + self.left_in_all()
+    }
+
     fn left_in_all(&self) -> Duration {
         if self.interrupted.get().is_some() {
             return Duration::ZERO;
