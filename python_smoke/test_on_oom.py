@@ -171,3 +171,60 @@ CONFIGURE = """
 
 def test_settings_before_the_start_and_after():
     run_jax(CONFIGURE, PJRT_ARENA_STRATEGY="growing", PJRT_ARENA_DEVICES=None)
+
+
+PLATFORMS = """
+    import os, sys, warnings
+    import pytest
+    import pjrt_arena
+
+    def warned(**settings):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pjrt_arena.configure(limit="64MiB", **settings)
+        assert all(one.category is UserWarning and one.filename == "<string>" for one in caught), caught
+        return [str(one.message) for one in caught]
+"""
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_it_names_the_arena_where_nothing_names_a_platform(imported):
+    code = """
+    if IMPORTED:
+        import jax
+    assert str(pjrt_arena.summary()).endswith("the arena; set JAX_PLATFORMS=arena,cpu before JAX starts")
+    with pytest.raises(ValueError, match="fastest"):
+        pjrt_arena.configure(strategy="fastest")
+    assert "JAX_PLATFORMS" not in os.environ
+    assert warned() == [] and os.environ["JAX_PLATFORMS"] == "arena,cpu" and ("jax" in sys.modules) == IMPORTED
+    assert str(pjrt_arena.summary()).endswith("the arena")
+    import jax
+    assert jax.config.jax_platforms == "arena,cpu"
+    assert jax.devices() == jax.devices("arena") and pjrt_arena.stats()[0].bytes_limit == 64 << 20
+    """
+    run_jax(PLATFORMS + code.replace("IMPORTED", str(imported)), JAX_PLATFORMS=None)
+
+
+def test_a_variable_that_came_after_jax_counts():
+    code = """
+    import jax
+    os.environ["JAX_PLATFORMS"] = "cpu,arena"
+    assert warned() == [] and jax.config.jax_platforms == os.environ["JAX_PLATFORMS"] == "cpu,arena"
+    """
+    run_jax(PLATFORMS + code, JAX_PLATFORMS=None)
+
+
+def test_it_warns_where_jax_will_not_use_the_arena():
+    said = "does not name the arena, so JAX will not use it; it must be arena,cpu"
+    code = f"""
+    assert warned() == ["JAX_PLATFORMS=cpu {said}"]
+    import jax
+    assert warned() == ["jax.config.jax_platforms=cpu {said}"]
+    assert os.environ["JAX_PLATFORMS"] == jax.config.jax_platforms == "cpu"
+    del os.environ["JAX_PLATFORMS"]
+    jax.config.update("jax_platforms", None)
+    assert jax.devices()[0].platform == "cpu"
+    (text,) = warned()
+    assert text == "JAX runs on cpu already, not on the arena; call configure() before the first use of a device"
+    """
+    run_jax(PLATFORMS + code, JAX_PLATFORMS="cpu")

@@ -229,4 +229,4 @@ def test_it_says_where_jax_does_not_run_on_the_arena():
         print(error)
     """
     said = run_jax(code, JAX_PLATFORMS="cpu").stdout
-    assert "JAX runs on cpu, not on the arena: set JAX_PLATFORMS=arena,cpu before it starts." in said
+    assert "JAX runs on cpu, not on the arena; set JAX_PLATFORMS=arena,cpu before JAX starts." in said

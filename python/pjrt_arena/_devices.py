@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,34 @@ if TYPE_CHECKING:
     Device: TypeAlias = jax.Device | str
 
 
+#: What JAX is told where nothing says which platforms it has.
+PLATFORMS = "arena,cpu"
+
+VARIABLE = "JAX_PLATFORMS"
+
+
+def platforms() -> tuple[str, str]:
+    """Which platforms JAX was told to have, and by what; an empty text where it was told none.
+
+    JAX reads the variable when it is imported. From then on its own setting counts.
+    """
+    jax = sys.modules.get("jax")
+    if jax and (named := jax.config.jax_platforms):
+        return named, "jax.config.jax_platforms"
+    return os.environ.get(VARIABLE, ""), VARIABLE
+
+
+def names_arena(named: str) -> bool:
+    """Whether these platforms, separated by commas, have the arena among them."""
+    return "arena" in [name.strip() for name in named.split(",")]
+
+
+def not_started() -> str:
+    """That there is no device, and what to do where JAX was not told of the arena."""
+    todo = "" if names_arena(platforms()[0]) else f"; set {VARIABLE}={PLATFORMS} before JAX starts"
+    return f"JAX has not started on the arena{todo}"
+
+
 class UnknownDeviceError(_library.ArenaError, ValueError):
     """There is no such device of pjrt-arena in this process; the text lists those that there are."""
 
@@ -24,6 +53,7 @@ def name_of(device: Any) -> str:
 
     Raises:
       UnknownDeviceError: there is none.
+      TypeError: it is neither.
     """
     names = [str(told["device"]) for told in _library.load().summary()]
     if isinstance(device, str):
@@ -37,18 +67,19 @@ def name_of(device: Any) -> str:
                     return name
     elif device is not None:
         raise TypeError(f"device={device!r}; it must be a jax.Device, the name of one, or None for all")
-    there = ", ".join(dict.fromkeys(names)) or "none, as JAX has not started on the arena"
+    there = ", ".join(dict.fromkeys(names)) or f"none, as {not_started()}"
     raise UnknownDeviceError(f"{device!r} is no device of pjrt-arena; there are: {there}")
 
 
-def names_of(devices: Any) -> list[str] | None:
+def names_of(device: Device | Iterable[Device] | None) -> list[str] | None:
     """The names of one device, or of several; None for all.
 
     Raises:
       UnknownDeviceError: one of them is not there.
+      TypeError: one of them is no device and no name.
     """
-    if devices is None:
+    if device is None:
         return None
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
-        return [name_of(devices)]
-    return [name_of(device) for device in devices]
+    if isinstance(device, str) or not isinstance(device, Iterable):
+        return [name_of(device)]
+    return [name_of(one) for one in device]

@@ -151,7 +151,7 @@ def _start() -> None:
     jax.devices()
     if not memory.summary().devices:
         backend = jax.default_backend()
-        raise ArenaError(f"JAX runs on {backend}, not on the arena: set JAX_PLATFORMS=arena,cpu before it starts.")
+        raise ArenaError(f"JAX runs on {backend}, not on the arena; set JAX_PLATFORMS=arena,cpu before JAX starts.")
 
 
 def _held(device: Device | None) -> dict[tuple[str, int, int], LeakedArray]:
