@@ -5,12 +5,14 @@ import html.parser
 import json
 import os
 import pickle
+import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 import viewer_data
-from harness import clean_environment, run_jax, run_python
+from harness import ROOT, clean_environment, run_jax, run_python
 from pjrt_arena import _convert, cli, memory
 
 pytestmark = pytest.mark.arena
@@ -225,6 +227,51 @@ def test_show_and_diff_of_what_is_no_snapshot(folder, tmp_path):
         assert said.startswith("usage: pjrt-arena") and "error: " in said, wrong
 
 
+def test_errors_and_help_name_what_is_allowed(capsys):
+    for arguments, wanted in (
+        (("top", "--interval", "0"), "argument --interval: '0' is not allowed; it must be seconds from 0.05 to 3600"),
+        (("top", "--interval", "nan"), "'nan' is not allowed; it must be seconds from 0.05 to 3600"),
+        (("show", "x", "--top", "-1"), "argument --top: '-1' is not allowed; it must be a whole number from 0 on"),
+        (("show", "x", "--top", "ten"), "argument --top: 'ten' is not allowed; it must be a whole number from 0 on"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.endswith(f"{wanted}\n"), said
+    for command, wanted in (("top", "from 0.05 to 3600 (default: 1)"), ("show", "from 0 on (default: 10)")):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        assert wanted in " ".join(capsys.readouterr().out.split())
+
+
+def test_top_ends_with_an_interrupt(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pjrt_arena", "top", "--interval", "0.05"],
+        env=clean_environment(XDG_RUNTIME_DIR=os.fspath(tmp_path), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "no processes share devices: top shows those that run with PJRT_ARENA_SHARE.\n"
+    assert process.stdout.readline() == "The memory of one program: pjrt_arena.memory.summary() in that program.\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_an_interrupt_at_any_moment_is_no_traceback(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.memory, "groups", interrupted)
+    assert cli.main(["top"]) == cli.main(["top", "--once"]) == 0
+    monkeypatch.setattr(cli.memory, "load_snapshot", interrupted)
+    assert cli.main(["show", "x.json"]) == 130
+    monkeypatch.setattr(cli, "_parser", interrupted)
+    assert cli.main(["top"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_diff(folder):
     told = arena("diff", folder / "before.json", folder / "x.json").stdout
     assert told.rstrip("\n") == str(memory.diff(folder / "before.json", folder / "x.json"))
@@ -290,6 +337,17 @@ def test_replay_runs_the_program_beside_the_library_or_on_the_path(tmp_path):
         (place / "arena-replay").chmod(0o755)
         run = arena("replay", "--policy", "tpu", "x.trace", check=False, **settings)
         assert (run.returncode, run.stdout, run.stderr) == (7, f"replayed in {place.name} --policy tpu x.trace\n", "")
+
+
+def test_an_installation_without_the_files_says_what_its_user_can_do(tmp_path):
+    """Outside of a source tree nobody can build."""
+    shutil.copytree(ROOT / "python" / "pjrt_arena", tmp_path / "pjrt_arena", ignore=shutil.ignore_patterns("*.so"))
+    settings = {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path), "PJRT_ARENA_LIBRARY_PATH": None}
+    todo = "the installation is incomplete: install pjrt-arena again, or set PJRT_ARENA_LIBRARY_PATH."
+    said = fails("--library", **settings)
+    assert said == f"pjrt-arena: libpjrt_arena.so was not found in {tmp_path / 'pjrt_arena'}: {todo}\n"
+    (tmp_path / "pjrt_arena" / "libpjrt_arena.so").touch()
+    assert fails("replay", **settings).endswith(f"nor on PATH: {todo}\n")
 
 
 def test_the_functions_behind_it_return_the_code(folder, capsys):

@@ -61,18 +61,28 @@ def locate() -> Path:
         return named_for_jax
     here = Path(__file__).resolve().parent
     places = [here]
-    if (here.parents[1] / "Cargo.toml").is_file():
-        places += [here.parents[1] / "target" / profile for profile in ("release", "debug")]
+    if checkout := _checkout():
+        places += [checkout / "target" / profile for profile in ("release", "debug")]
     found = [place / FILE_NAME for place in places if (place / FILE_NAME).is_file()]
     if not found:
         looked = ", ".join(map(str, places))
-        raise ArenaError(
-            f"{FILE_NAME} was not found in {looked}: build it with `cargo build --release`,"
-            f" or set {PATH_VARIABLE} to its path."
-        )
+        raise ArenaError(f"{FILE_NAME} was not found in {looked}: {how_to_get('cargo build --release')}.")
     if found[0].parent == here:
         return found[0]
     return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _checkout() -> Path | None:
+    """The source tree that this file lies in; None where the package was installed from a wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "Cargo.toml").is_file() else None
+
+
+def how_to_get(command: str) -> str:
+    """What to do where a file of the package is missing; `command` builds it in a source tree."""
+    if _checkout():
+        return f"build it with `{command}`, or set {PATH_VARIABLE}"
+    return f"the installation is incomplete: install pjrt-arena again, or set {PATH_VARIABLE}"
 
 
 def load() -> Library:

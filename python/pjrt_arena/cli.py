@@ -7,13 +7,14 @@
     convert A B               a stored snapshot in another format
     replay TRACE...           runs arena-replay, which measures strategies on a trace
 
-Exit codes: 0, it did what was asked; 1, it could not, and one sentence on stderr says why; 2, the arguments are wrong.
-`replay` ends with the code of arena-replay.
+Exit codes: 0, it did what was asked; 1, it could not, and one sentence on stderr says why; 2, the arguments are wrong;
+130, Ctrl-C has ended it, which for `top` is 0. `replay` ends with the code of arena-replay.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -24,9 +25,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pjrt_arena import _convert, _handlers, _library, memory
+from pjrt_arena import _convert, _devices, _handlers, _library, memory
 
 REPLAY = "arena-replay"
+
+#: `main`'s answer to Ctrl-C, as shells have it: 128 and the number of SIGINT.
+INTERRUPTED = 130
+
+#: What ``top --interval`` may be, in seconds.
+_SHORTEST, _LONGEST = 0.05, 3600
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,16 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["replay"]:
-        # Its options are arena-replay's.
-        act: Callable[[], int] = lambda: _replay(given[1:])  # noqa: E731
-    else:
-        chosen = _parser().parse_args(given)
-        act = lambda: int(chosen.act(chosen))  # noqa: E731
     try:
-        code = act()
+        code = _act(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -59,11 +61,20 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+def _act(given: list[str]) -> int:
+    # The options of replay are arena-replay's.
+    if given[:1] == ["replay"]:
+        return _replay(given[1:])
+    chosen = _parser().parse_args(given)
+    return int(chosen.act(chosen))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pjrt-arena",
         description="Settings and memory snapshots of pjrt-arena, the memory manager behind JAX's devices.",
-        epilog="Exit codes: 0, done; 1, it could not be done, and stderr says why; 2, the arguments are wrong.",
+        epilog="Exit codes: 0, done; 1, it could not be done, and stderr says why; 2, the arguments are wrong; "
+        "130, it was interrupted, which for top is 0.",
     )
     version = parser.add_mutually_exclusive_group()
     version.add_argument("--version", action="store_const", dest="act", const=_version, help="print the version")
@@ -79,10 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="as JSON")
     top = command("top", _top, "show the processes that share devices, and their parts, until it is interrupted")
     top.add_argument("--once", action="store_true", help="show them once")
-    top.add_argument("--interval", metavar="S", type=_seconds, default=1.0, help="seconds between (default: 1)")
+    interval = f"seconds between two looks, from {_SHORTEST} to {_LONGEST} (default: 1)"
+    top.add_argument("--interval", metavar="S", type=_seconds, default=1.0, help=interval)
     show = command("show", _show, "show a stored snapshot as a table")
     show.add_argument("snapshot", metavar="SNAPSHOT", help="a .json or .html file of memory.snapshot()")
-    show.add_argument("--top", metavar="N", type=_count, default=10, help="name so many holders (default: 10)")
+    top_help = "name so many holders of each device, from 0 on (default: 10)"
+    show.add_argument("--top", metavar="N", type=_count, default=10, help=top_help)
     diff = command("diff", _diff, "show what grew between two stored snapshots, by origin")
     diff.add_argument("before", metavar="A", help="a .json or .html file of memory.snapshot()")
     diff.add_argument("after", metavar="B", help="a later one")
@@ -96,15 +109,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if (count := int(text)) < 0:
-        raise ValueError(text)
-    return count
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) >= 0:
+            return count
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be a whole number from 0 on")
 
 
 def _seconds(text: str) -> float:
-    if not 0.05 <= (seconds := float(text)) <= 3600:
-        raise ValueError(text)
-    return seconds
+    with contextlib.suppress(ValueError):
+        if _SHORTEST <= (seconds := float(text)) <= _LONGEST:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be seconds from {_SHORTEST} to {_LONGEST}")
 
 
 def _version(_: Any) -> int:
@@ -152,7 +167,7 @@ def _unusable(reason: str) -> int:
 
 
 def _is_used() -> bool:
-    return "arena" in [name.strip() for name in os.environ.get("JAX_PLATFORMS", "").split(",")]
+    return _devices.names_arena(os.environ.get(_devices.VARIABLE, ""))
 
 
 def _who_uses_it() -> str:
@@ -164,19 +179,24 @@ def _who_uses_it() -> str:
     return f"JAX would not use the arena: {said}; set JAX_PLATFORMS=arena,cpu"
 
 
+#: What `top` says where no processes share devices.
+_NOBODY = """\
+no processes share devices: top shows those that run with PJRT_ARENA_SHARE.
+The memory of one program: pjrt_arena.memory.summary() in that program."""
+
+
 def _top(chosen: Any) -> int:
     clears = sys.stdout.isatty() and not chosen.once
-    while True:
-        groups = memory.groups()
-        shown = "\n\n".join(map(str, groups)) or "no processes share devices: PJRT_ARENA_SHARE is set for none"
-        # The screen's upper left corner; then what is below the text goes.
-        print(f"\x1b[H\x1b[J{shown}" if clears else shown, flush=True)
-        if chosen.once:
-            return 0
-        try:
+    # Ctrl-C is how it ends, whatever it does at that moment.
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            shown = "\n\n".join(map(str, memory.groups())) or _NOBODY
+            # The screen's upper left corner; then what is below the text goes.
+            print(f"\x1b[H\x1b[J{shown}" if clears else shown, flush=True)
+            if chosen.once:
+                break
             time.sleep(chosen.interval)
-        except KeyboardInterrupt:
-            return 0
+    return 0
 
 
 def _show(chosen: Any) -> int:
@@ -205,6 +225,5 @@ def _find_replay() -> str:
         return os.fspath(beside)
     if found := shutil.which(REPLAY):
         return found
-    raise _library.ArenaError(
-        f"{REPLAY} is neither in {beside.parent} nor on PATH: build it with `cargo build --release -p {REPLAY}`."
-    )
+    how = _library.how_to_get(f"cargo build --release -p {REPLAY}")
+    raise _library.ArenaError(f"{REPLAY} is neither in {beside.parent} nor on PATH: {how}.")
