@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, overload
+from typing import Any, ClassVar, NoReturn, Protocol, overload
 
 from pjrt_arena import _library
 from pjrt_arena._former import Renamed
@@ -41,7 +41,8 @@ class Footprint(Renamed):
 class Footprints:
     """What the arrays of a pytree take on a TPU. ``int(footprints)`` is `bytes`."""
 
-    #: The same pytree, with a `Footprint` in the place of each array.
+    #: The same pytree, with a `Footprint` in the place of each array. JAX has no type for a pytree, whose nodes may be
+    #: of classes of your own.
     tree: Any
     #: The sums over all arrays; see `Footprint`.
     bytes: int
@@ -68,14 +69,17 @@ class ShapeAndDtype(Protocol):
 
 
 @overload
-def tpu_footprint(shape: int | Sequence[int], dtype: Any) -> Footprint: ...
+def tpu_footprint(shape: int | Sequence[int], /, dtype: Any) -> Footprint: ...
 @overload
-def tpu_footprint(shape: ShapeAndDtype) -> Footprint: ...  # type: ignore[overload-overlap]
+def tpu_footprint(array: ShapeAndDtype, /) -> Footprint: ...  # type: ignore[overload-overlap]
+# A shape without a dtype is no pytree of arrays: it raises.
 @overload
-def tpu_footprint(shape: object) -> Footprints: ...
+def tpu_footprint(shape: int | Sequence[int], /) -> NoReturn: ...
+@overload
+def tpu_footprint(tree: object, /) -> Footprints: ...
 
 
-def tpu_footprint(shape: Any, dtype: Any = None) -> Footprint | Footprints:
+def tpu_footprint(shape: Any, /, dtype: Any = None) -> Footprint | Footprints:
     """What one array, or a pytree of arrays, takes in a TPU's memory, computed on this machine.
 
         >>> from pjrt_arena import memory
@@ -88,21 +92,21 @@ def tpu_footprint(shape: Any, dtype: Any = None) -> Footprint | Footprints:
         (1049088, 512)
 
     Args:
-      shape: dimensions; or a `jax.ShapeDtypeStruct` or array, and then no `dtype`; or a pytree of those, as
-        `jax.eval_shape` gives, which may hold any number of them.
+      shape: dimensions, with a `dtype`; or a `jax.ShapeDtypeStruct` or an array, and then no `dtype`; or a pytree of
+        those, as `jax.eval_shape` gives, which may hold any number of them.
       dtype: what NumPy or JAX takes for a dtype, such as ``jnp.bfloat16``, ``"float32"`` or ``np.int8``. 64-bit types
         count as they are: JAX without ``jax_enable_x64`` makes 32-bit ones of them.
 
     Returns:
       A `Footprint` of one array, in bytes; `Footprints` of a pytree, with the tree and the sums.
 
-    What is certain of the rule, what is inferred and what it leaves out (programs' scratch, layouts that XLA chooses
-    otherwise, alignment between buffers) is written in the library's ``src/memory/tiles.rs``. Shardings are not looked
-    at: each array counts as a whole.
+    Programs' scratch, layouts that XLA chooses otherwise and alignment between buffers are left out: see the tutorial
+    ``tutorials/does-it-fit.md`` of the documentation. Shardings are not looked at: each array counts as a whole.
 
     Raises:
       ValueError: a TPU has no such array: complex128, a negative dimension, more than 64 bits of bytes.
       TypeError: `dtype` is missing, or is no dtype; a pytree has a leaf that is no array.
+      ArenaError: there is no library, or an older one.
     """
     if dtype is not None:
         return _of_one(shape, dtype)
