@@ -182,13 +182,13 @@ def test_what_compact_and_trim_tell(answering):
         seconds=0.5,
         largest_free_block_bytes_before=1,
         largest_free_block_bytes_after=9,
-        num_pinned_blocks=1,
-        pinned_bytes=256,
-        pinned_why={"NumPy view": 1},
+        num_unmoved_blocks=1,
+        unmoved_bytes=256,
+        unmoved_why={"NumPy view": 1},
     )
-    assert memory.compact() == [compaction]
+    assert memory.compact() == (compaction,)
     trim = memory.Trim(device="arena:0", returned_bytes=1 << 20, num_returned_regions=2, seconds=0.25)
-    assert memory.trim() == [trim]
+    assert memory.trim() == (trim,)
     assert library.calls == [("pjrt_arena_compact", 1 << 20), ("pjrt_arena_trim", 1 << 20)], "once each"
 
 

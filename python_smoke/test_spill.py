@@ -340,7 +340,7 @@ def test_a_device_sleeps_and_wakes():
     assert (told.brought_back_bytes, told.waiting_bytes) == (9 * MIB, 0), told
     check(arrays, 1)
     views = [np.asarray(array) for array in arrays[:4]]
-    [told] = memory.sleep(["cpu:0"])
+    [told] = memory.sleep(name for name in ["cpu:0"])
     assert (told.spilled_bytes, told.bytes_in_use) == (7 * MIB, 4 * MIB), told
     for wrong, text in ((["cpu:7"], "'cpu:7'"), ("cpu:7", "'cpu:7'"), (jax.devices("cpu"), "CpuDevice(id=0)")):
         try:

@@ -32,17 +32,21 @@ class Compaction(Renamed):
     #: The largest hole before and after, in bytes.
     largest_free_block_bytes_before: int
     largest_free_block_bytes_after: int
-    #: How many arrays had to stay where they are, the bytes in them, and how many stayed for each reason.
-    num_pinned_blocks: int
-    pinned_bytes: int
-    pinned_why: Mapping[str, int]
+    #: How many blocks could not be moved, the bytes in them, and how many of them for each reason: an outsider holds
+    #: the address, a program or a transfer uses them, they are being written, or are deleted and not yet free.
+    num_unmoved_blocks: int
+    unmoved_bytes: int
+    unmoved_why: Mapping[str, int]
 
     FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {
         "buffers_moved": "num_moves",
         "bytes_moved": "moved_bytes",
         "largest_free_before": "largest_free_block_bytes_before",
         "largest_free_after": "largest_free_block_bytes_after",
-        "pinned_buffers": "num_pinned_blocks",
+        "pinned_buffers": "num_unmoved_blocks",
+        "num_pinned_blocks": "num_unmoved_blocks",
+        "pinned_bytes": "unmoved_bytes",
+        "pinned_why": "unmoved_why",
     }
 
 
@@ -107,11 +111,11 @@ class Wake(Renamed):
     }
 
 
-def compact(*, device: Device | None = None) -> list[Compaction]:
+def compact(*, device: Device | None = None) -> tuple[Compaction, ...]:
     """Moves the arrays of every device, or of one, together, so that its free memory is one piece as far as possible.
 
     Works under every strategy but ``platform``, whatever ``PJRT_ARENA_COMPACT`` says. Arrays in use, and those whose
-    address someone outside knows (NumPy views, DLPack), stay where they are; see `Compaction.pinned_why`.
+    address someone outside knows (NumPy views, DLPack), stay where they are; see `Compaction.unmoved_why`.
 
         >>> from pjrt_arena import memory
         >>> [done.device for done in memory.compact(device="cpu:0")]
@@ -123,7 +127,7 @@ def compact(*, device: Device | None = None) -> list[Compaction]:
     Raises:
       UnknownDeviceError: there is no such device.
     """
-    return [
+    return tuple(
         Compaction(
             device=one["device"],
             num_moves=one["buffers_moved"],
@@ -131,15 +135,15 @@ def compact(*, device: Device | None = None) -> list[Compaction]:
             seconds=one["seconds"],
             largest_free_block_bytes_before=one["largest_free_before"],
             largest_free_block_bytes_after=one["largest_free_after"],
-            num_pinned_blocks=one["pinned_buffers"],
-            pinned_bytes=one["pinned_bytes"],
-            pinned_why=one["pinned_why"],
+            num_unmoved_blocks=one["pinned_buffers"],
+            unmoved_bytes=one["pinned_bytes"],
+            unmoved_why=one["pinned_why"],
         )
         for one in _act("compact", device)
-    ]
+    )
 
 
-def trim(*, device: Device | None = None) -> list[Trim]:
+def trim(*, device: Device | None = None) -> tuple[Trim, ...]:
     """Gives memory that holds nothing back to the system: whole regions, and pages of those that stay.
 
     One for each device; without `device`, one more called ``scratch`` where memory that the engine used for programs'
@@ -155,7 +159,7 @@ def trim(*, device: Device | None = None) -> list[Trim]:
     Raises:
       UnknownDeviceError: there is no such device.
     """
-    return [
+    return tuple(
         Trim(
             device=one["device"],
             returned_bytes=one["bytes_returned"],
@@ -163,10 +167,10 @@ def trim(*, device: Device | None = None) -> list[Trim]:
             seconds=one["seconds"],
         )
         for one in _act("trim", device)
-    ]
+    )
 
 
-def sleep(devices: Device | Iterable[Device] | None = None, keep: Any = None) -> list[Sleep]:
+def sleep(device: Device | Iterable[Device] | None = None, *, keep: Any = None) -> tuple[Sleep, ...]:
     """Spills all arrays and gives the devices' memory back to the system, so that other processes have it.
 
     It waits for programs under way. Arrays keep their identity and contents: those that are read are read where they
@@ -174,21 +178,29 @@ def sleep(devices: Device | Iterable[Device] | None = None, keep: Any = None) ->
     stays on the device; the answer names what stays. Needs ``PJRT_ARENA_SPILL``; with ``host`` on a CPU, arrays stay in
     this process' memory, with a folder they do not.
 
+        >>> import jax.numpy as jnp
+        >>> from pjrt_arena import memory
+        >>> x = jnp.ones(1 << 20)
+        >>> memory.sleep("cpu:0")[0].spilled_bytes >= x.nbytes
+        True
+        >>> float(x.sum())
+        1048576.0
+
     Args:
-      devices: a `jax.Device`, the library's name of one, such as ``cpu:0``, or several of them; all by default.
+      device: a `jax.Device`, the library's name of one, such as ``cpu:0``, or an iterable of them; all by default.
       keep: a pytree of `jax.Array` that stay where they are, if they are on the devices.
 
     Raises:
       UnknownDeviceError: there is no such device.
       ArenaError: a device has nowhere to spill to.
-      TypeError: `keep` has something else.
+      TypeError: `keep` has something else; `device` is no device and no iterable of them.
     """
     held = [shard.data.__dlpack__() for array in _leaves(keep) for shard in array.addressable_shards]
     try:
-        told = _on(devices, "pjrt_arena_sleep")
+        told = _on(device, "pjrt_arena_sleep")
     finally:
         held.clear()
-    return [
+    return tuple(
         Sleep(
             device=one["device"],
             spilled_bytes=one["bytes_spilled"],
@@ -199,31 +211,48 @@ def sleep(devices: Device | Iterable[Device] | None = None, keep: Any = None) ->
             seconds=one["seconds"],
         )
         for one in told
-    ]
+    )
 
 
-def wake(devices: Device | Iterable[Device] | None = None) -> list[Wake]:
+def wake(device: Device | Iterable[Device] | None = None) -> tuple[Wake, ...]:
     """Brings spilled arrays back while there is room, those first that are used first. Programs do without it.
 
+        >>> import jax.numpy as jnp
+        >>> from pjrt_arena import memory
+        >>> x = jnp.ones(1 << 20)
+        >>> slept = memory.sleep()
+        >>> memory.wake()[0].brought_back_bytes >= x.nbytes
+        True
+
     Args:
-      devices: as for `sleep`.
+      device: as for `sleep`.
 
     Raises:
       UnknownDeviceError: there is no such device.
+      TypeError: as for `sleep`.
+      ArenaError: an array cannot be brought back.
     """
-    return [
+    return tuple(
         Wake(
             device=one["device"],
             brought_back_bytes=one["bytes_brought_back"],
             waiting_bytes=one["bytes_waiting"],
             seconds=one["seconds"],
         )
-        for one in _on(devices, "pjrt_arena_wake")
-    ]
+        for one in _on(device, "pjrt_arena_wake")
+    )
 
 
 def launches(path: str | os.PathLike[str], *, device: Device | None = None) -> Path:
     """Writes the last launches on a device that spills to `path`, for ``arena-replay --spill``; returns the path.
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from pjrt_arena import memory
+        >>> x = jnp.ones(1 << 20) + 1
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     memory.launches(f"{folder}/launches.json", device="cpu:0").stat().st_size > 0
+        True
 
     Args:
       path: the file, of JSON.
@@ -232,6 +261,7 @@ def launches(path: str | os.PathLike[str], *, device: Device | None = None) -> P
     Raises:
       UnknownDeviceError: there is no such device.
       ArenaError: nothing spills.
+      OSError: the file cannot be written, as from `open`.
     """
     name = None if device is None else _devices.name_of(device).encode()
     told = _library.load().ask("pjrt_arena_launches", (ctypes.c_char_p, name))
@@ -241,16 +271,16 @@ def launches(path: str | os.PathLike[str], *, device: Device | None = None) -> P
     return Path(path)
 
 
-def _act(what: str, device: Any) -> list[dict[str, Any]]:
+def _act(what: str, device: Device | None) -> list[dict[str, Any]]:
     library = _library.load()
     if device is None:
         return library.act(f"pjrt_arena_{what}")
     return library.act(f"pjrt_arena_{what}_device", (ctypes.c_char_p, _devices.name_of(device).encode()))
 
 
-def _on(devices: Any, function: str) -> list[dict[str, Any]]:
-    """What `function` answers for each of `devices`, or for all."""
-    names, library = _devices.names_of(devices), _library.load()
+def _on(device: Device | Iterable[Device] | None, function: str) -> list[dict[str, Any]]:
+    """What `function` answers for one device, for each of several, or for all."""
+    names, library = _devices.names_of(device), _library.load()
     if names is None:
         return library.act(function, (ctypes.c_char_p, None))
     return [told for name in names for told in library.act(function, (ctypes.c_char_p, name.encode()))]

@@ -30,7 +30,7 @@ def ends(sizes: Sizes) -> dict[str, Any]:
     if os.environ["JAX_PLATFORMS"].startswith("arena"):
         from pjrt_arena import memory
 
-        trims = []
+        trims: list[memory.Trim] = []
         took["trim"] = timed(lambda: trims.extend(memory.trim()))
         given_back = sum(trim.returned_bytes for trim in trims)
         took["array_after_trim"] = timed(lambda: jnp.zeros(1).block_until_ready())
