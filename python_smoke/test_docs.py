@@ -147,7 +147,7 @@ def test_the_page_of_python_has_every_command_and_exit_code():
     listed = [re.match(r"`pjrt-arena (\w+)", cells[0])[1] for cells in rows(page, "command")]
     (commands,) = (action for action in cli._parser()._actions if isinstance(action.choices, dict))
     assert listed == list(commands.choices)
-    assert {cells[0] for cells in rows(page, "exit code")} == {"0", "1", "2"}
+    assert {cells[0] for cells in rows(page, "exit code")} == {"0", "1", "2", str(cli.INTERRUPTED)}
     for name in re.findall(r"`(pjrt_arena_\w+)`", text(page) + text("docs/reports.md")):
         assert name in sources(), f"the library has no {name}"
 

@@ -8,8 +8,10 @@ import graphlib
 import html.parser
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+import typing
 import warnings
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 import pjrt_arena
 import pytest
 from harness import ROOT, arena_device, run_python
-from pjrt_arena import memory
+from pjrt_arena import _configure, _library, memory
 
 PACKAGE = ROOT / "python" / "pjrt_arena"
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__main__")
@@ -72,11 +74,23 @@ def test_imports_go_one_way():
     assert "pjrt_arena._library" in others
 
 
+#: Modules whose examples need a process of their own: what begins it, and its settings.
+OWN_PROCESS = {
+    "_actions": ("import jax; jax.devices()", {"PJRT_ARENA_SPILL": "host", "PJRT_ARENA_LIMIT": "64MiB"}),
+    "_configure": ("", {"JAX_PLATFORMS": None}),
+}
+
+
 @pytest.mark.arena
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings(name):
-    module = importlib.import_module(f"pjrt_arena.{name}" if name != "__init__" else "pjrt_arena")
-    failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    if name in OWN_PROCESS:
+        begins, settings = OWN_PROCESS[name]
+        code = f"{begins}\nimport doctest\nfrom pjrt_arena import {name}\n"
+        code += f"print(doctest.testmod({name}, optionflags=doctest.ELLIPSIS))"
+        assert re.fullmatch(r"TestResults\(failed=0, attempted=[1-9]\d*\)\n", run_python("-c", code, **settings).stdout)
+        return
+    failed, _ = doctest.testmod(_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0
 
 
@@ -85,8 +99,8 @@ def test_public_functions_have_examples_and_explain_their_arguments():
     for name, function in functions.items() | {("configure", pjrt_arena.configure)}:
         assert ("Args:" in function.__doc__) == bool(inspect.signature(function).parameters), name
     found = [test for name in MODULES for test in doctest.DocTestFinder().find(_module(name)) if test.examples]
-    # These need PJRT_ARENA_SPILL; test_spill.py has them.
-    assert {test.name.rpartition(".")[2] for test in found} >= functions.keys() - {"sleep", "wake", "launches"}
+    named = {test.name.rpartition(".")[2] for test in found}
+    assert named >= functions.keys() | {"configure", "assert_no_leaks", "assert_peak_below"}
 
 
 def _module(name):
@@ -94,20 +108,23 @@ def _module(name):
 
 
 USER = """\
+from pathlib import Path
 import jax
+import jax_plugins.arena.memory
 import pjrt_arena
 from pjrt_arena import memory
 
-pjrt_arena.configure(strategy="tpu", limit="8GiB", compact=True, history=None)
+pjrt_arena.configure(strategy="tpu", limit="8GiB", compact=True, history=None, spill=Path("/tmp"), share=False)
 reveal_type(pjrt_arena.stats()[0].bytes_in_use)
 reveal_type(memory.stats(device="cpu:0"))
 reveal_type(memory.summary(device=jax.devices()[0]).devices[0].spilled)
 reveal_type(memory.tpu_footprint((3, 4), "int8"))
 reveal_type(memory.tpu_footprint({"a": 1}))
-reveal_type(memory.load_snapshot("a.json").bytes_in_use)
+reveal_type(memory.load_snapshot("a.json").devices[0].failures)
+reveal_type(memory.sleep(["cpu:0", jax.devices()[1]]))
 reveal_type(memory.counters().results.missed)
 
-def told(error: pjrt_arena.OutOfMemory) -> None:
+def told(error: pjrt_arena.OutOfMemoryReport) -> None:
     reveal_type(error.requested_bytes)
 
 with memory.on_oom(told), memory.track("x", device="cpu:0") as seen:
@@ -122,6 +139,16 @@ memory.stats()[0].in_use_bytes
 memory.summary().devices[0].in_use
 memory.on_oom(3)
 memory.stats(gpu="cpu:0")
+memory.sumary()
+pjrt_arena.sumary()
+pjrt_arena.configure(stratgey="tpu")
+pjrt_arena.configure(strategy="fastest", devices=1.5)
+memory.wake(devices=None)
+jax_plugins.arena.no_such_name
+jax_plugins.arena.memory.no_such_name
+
+def shape_without_dtype() -> None:
+    reveal_type(memory.tpu_footprint((3, 4)))
 """
 
 
@@ -132,7 +159,8 @@ def test_types_of_a_users_program(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path, "user.py"],
         cwd=tmp_path,
-        env={"MYPYPATH": str(ROOT / "python"), "PATH": "/usr/bin"},
+        # Both: for the namespace `jax_plugins` an installed package would come before MYPYPATH.
+        env=dict.fromkeys(("MYPYPATH", "PYTHONPATH"), str(ROOT / "python")) | {"PATH": "/usr/bin"},
         capture_output=True,
         text=True,
         check=False,
@@ -149,17 +177,41 @@ def test_types_of_a_users_program(tmp_path):
         "_reports.Spilled | None",
         "_footprint.Footprint",
         "_footprint.Footprints",
-        "int",
+        "tuple[_oom.OutOfMemoryReport, ...]",
+        "tuple[_actions.Sleep, ...]",
         "typing.Mapping[str, int]",
         "int | None",
         "int",
         "int",
+        "Never",
     ], run.stdout
     errors = [line for line in run.stdout.splitlines() if ": error:" in line]
-    wrong = ("in_use_bytes", '"in_use"', "on_oom", '"gpu"')
+    wrong = ["in_use_bytes", '"in_use"', "on_oom", '"gpu"', '"sumary"', '"sumary"', '"stratgey"', '"strategy"']
+    wrong += ['"devices" to "configure"', '"devices" for "wake"', '"no_such_name"', '"no_such_name"']
     assert len(errors) == len(wrong), run.stdout
     for line, word in zip(errors, wrong, strict=True):
         assert word in line, run.stdout
+
+
+def test_the_types_of_settings_are_those_of_the_library():
+    """Names, and where the library lists a few words, those."""
+    allowed = {row["name"]: row["allowed"] for row in _library.load().settings()["settings"]}
+    hints = typing.get_type_hints(_configure.Settings)
+    assert list(hints) == list(allowed)
+    listed = 0
+    for name, hint in hints.items():
+        parts = typing.get_args(hint)
+        words = {word for part in parts for word in typing.get_args(part) if typing.get_origin(part) is typing.Literal}
+        assert type(None) in parts, name
+        if re.fullmatch(r"[a-z]+(, [a-z]+)+", allowed[name]):
+            assert words == set(allowed[name].split(", ")) and str not in parts, name
+            assert (bool in parts) == ({"on", "off"} <= words), name
+            listed += 1
+        else:
+            assert str in parts and words <= {False}, name
+            # What can be off says so.
+            assert (False in words) == allowed[name].startswith("off, "), name
+    assert listed > 5
 
 
 def _plain(kind: type) -> set[str]:
@@ -252,7 +304,7 @@ def test_every_function_takes_a_device():
         (summary,) = memory.summary(device=meant).devices
         assert stats.device == summary.device == "cpu:1" and stats.bytes_in_use >= kept.nbytes
         assert memory.map(device=meant).startswith("cpu:1") and "cpu:0" not in memory.map(device=meant)
-        assert [done.device for done in memory.compact(device=meant)] == ["cpu:1"]
+        assert tuple(done.device for done in memory.compact(device=meant)) == ("cpu:1",)
         assert [done.device for done in memory.trim(device=meant)] == ["cpu:1"]
         with memory.track("one", device=meant) as track:
             passing = jnp.ones(1 << 18).block_until_ready()  # on the first device
@@ -369,6 +421,8 @@ def test_footprints_of_a_pytree():
     assert memory.tpu_footprint({}) == memory.Footprints({}, 0, 0, 0)
     with pytest.raises(TypeError, match="the pytree has a str; allowed are objects with a shape and a dtype"):
         memory.tpu_footprint({"a": jnp.ones(3), "b": "x"})
+    with pytest.raises(TypeError, match="positional-only"):
+        memory.tpu_footprint(shape=(3,), dtype="int8")
     for missing in ((), [], 3, (3, 4)):
         with pytest.raises(TypeError, match="dtype is missing"):
             memory.tpu_footprint(missing)

@@ -1,5 +1,6 @@
 """Reports of a real run: what the files hold, and what they never hold."""
 
+import dataclasses
 import gc
 import io
 import itertools
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from harness import run_jax
-from pjrt_arena import memory
+from pjrt_arena import _reports, memory
 
 # A training step with donation, an array that NumPy looks at, one that comes and goes, arrays that a compaction moves,
 # an allocation that fails; every report of it.
@@ -25,13 +26,24 @@ from pjrt_arena import memory
 folder = sys.argv[1]
 with memory.track("before JAX") as early:
     assert str(memory.summary()) == "no device: JAX has not started on the arena"
+with memory.track("start", report=lambda track: track.peak_bytes_in_use) as start:
+    w = jax.device_put(np.ones((256, 256), np.float32))
+    jax.device_put(np.ones((512, 256), np.float32)).delete()
+(seen,) = start.devices
+assert (seen.device, seen.bytes_in_use_before, seen.bytes_in_use_after, seen.holders) == ("cpu:0", 0, w.nbytes, ())
+assert 3 * w.nbytes <= start.peak_bytes_in_use == memory.stats()[0].peak_bytes_in_use and start.holders == ()
+assert "JAX started in the block" in str(start)
 
 def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w) ** 2)
 
 step = jax.jit(lambda w, x: w - 0.01 * jax.grad(loss)(w, x), donate_argnums=0)
-w = jax.device_put(np.ones((256, 256), np.float32))
-assert (early.devices, early.peak_bytes_in_use, str(early)) == ((), 0, "before JAX: no device was there when it began")
+assert (early.devices, str(early)) == ((), "before JAX: no device: JAX has not started on the arena")
+for number in ("bytes_in_use_before", "peak_bytes_in_use", "bytes_in_use_after"):
+    try:
+        raise AssertionError(f"0 was never measured: {getattr(early, number)}")
+    except memory.ArenaError as error:
+        assert "track 'before JAX' saw no device: JAX has not started on the arena" in str(error), error
 x = jax.device_put(np.full((512, 256), 31337.0, np.float32))
 for _ in range(5):
     w = step(w, x)
@@ -308,11 +320,18 @@ cpu:0, strategy growing, limit 16.00 GiB
 cpu:1, strategy growing, limit 16.00 GiB: nothing was allocated so far"""
 
 
+NO_PROGRAMS = {"rewritten": 0, "not_rewritten": {}, "executions": 0, "address_changes": 0}
+NO_RESULTS = {"placed": 0, "donated": 0, "missed": {}, "skipped": {}}
+
+
 class Fake:
     """A library whose answers are known."""
 
     def summary(self):
         return [USED, UNUSED]
+
+    def counters(self):
+        return {"programs": NO_PROGRAMS, "results": NO_RESULTS, "devices": [], "scratch": None}
 
     def track_begin(self):
         return 7
@@ -352,6 +371,77 @@ def test_track_text(fake):
         "  jit_f output 0 f32[]                                        3.00 MiB   100 %        1",
         "  no history",
     ]
+
+
+def test_what_fails_at_the_end_of_a_track_leaves_the_blocks_exception(fake, monkeypatch):
+    def broken(track):
+        raise ZeroDivisionError(str(track.peak_bytes_in_use))
+
+    with pytest.raises(KeyError, match="mine") as caught, memory.track("load", report=broken):
+        raise KeyError("mine")
+    assert caught.value.__notes__ == [f"memory.track('load') failed, too: ZeroDivisionError: {6 << 20}"]
+    with pytest.raises(ZeroDivisionError), memory.track("load", report=broken):
+        pass
+    monkeypatch.setattr(Fake, "track_end", lambda *_: {"error": "no track has the number 7"})
+    with pytest.raises(KeyboardInterrupt) as caught, memory.track():
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == ["memory.track('') failed, too: ArenaError: no track has the number 7"]
+    with pytest.raises(memory.ArenaError, match="no track has the number 7"), memory.track():
+        pass
+
+
+def test_a_device_that_came_during_a_track_counts_from_0(fake, monkeypatch):
+    """Of two clients' devices of one name the later one is new; its peak is unknown if it was reset meanwhile."""
+    numbers = {"strategy": "tpu", "in_use_bytes": 1, "peak_in_use_bytes": 9}
+    pinned = numbers | {"name": "cuda:0 pinned_host", "peak_in_use_bytes": 5}
+    devices = [numbers | {"name": "cpu:0", "peak_in_use_bytes": 77}, numbers | {"name": "cpu:1"}, {"engine_bytes": 3}]
+    devices += [numbers | {"name": "cpu:0", "pinned_host": pinned}]
+    told = {"programs": NO_PROGRAMS, "results": NO_RESULTS, "devices": devices, "scratch": None}
+    monkeypatch.setattr(Fake, "counters", lambda self: told)
+    monkeypatch.setattr(Fake, "reset_peak", lambda self, device: None, raising=False)
+    with memory.track() as track:
+        pass
+    assert [(one.device, one.bytes_in_use_before, one.peak_bytes_in_use) for one in track.devices[2:]] == [
+        ("cpu:0", 0, 9),
+        ("cuda:0 pinned_host", 0, 5),
+    ]
+    with pytest.raises(memory.ArenaError, match="the peak of cpu:0, cuda:0 pinned_host is not known"), memory.track():
+        memory.reset_peak()
+
+
+@pytest.mark.arena
+def test_a_snapshot_has_its_numbers_by_name(run, snapshot):
+    read = memory.load_snapshot(run[0] / "x.json")
+    (device,), (told,) = read.devices, snapshot["devices"]
+    assert (device.device, device.strategy, device.bytes_limit) == ("cpu:0", "preallocate", 64 << 20)
+    parts = (device.pending_bytes, device.slack_bytes, device.bytes_reserved, device.free_bytes)
+    assert device.bytes_in_use + sum(parts) == device.pool_bytes and device.bytes_in_use == read.bytes_in_use > 0
+    assert device.total_allocated_bytes - device.total_freed_bytes == device.bytes_in_use
+    assert device.peak_bytes_in_use == told["stats"]["peak_in_use"] > device.bytes_in_use
+    assert device.pinned_bytes == 512 << 10 and device.moved_bytes > 0 and device.num_compactions >= 1
+    assert (device.num_blocks, device.num_events) == (len(told["blocks"]["id"]), len(told["events"]["kind"]))
+    # The names are those of a live device, and they mean the same.
+    fields = {field.name for field in dataclasses.fields(memory.SnapshotDevice)}
+    others = {
+        name
+        for kind in (memory.DeviceSummary, memory.DeviceStats)
+        for name in [*(field.name for field in dataclasses.fields(kind)), *vars(kind)]
+    }
+    assert fields - others == {"num_events", "num_lost_events", "failures"}
+    largest = device.holders[0]
+    assert (largest.origin, largest.num_blocks) == ("jit_activations output 0 f32[1024,1024]", 3)
+    assert read.holders == device.holders and read.failures == device.failures
+    assert sum(holder.num_blocks for holder in read.holders) == device.num_blocks
+    (failure,) = read.failures
+    assert (failure.device, failure.requested_bytes) == ("cpu:0", 256 << 20)
+    assert failure.origin == "jit_broadcast_in_dim output 0 f32[8192,8192]" and failure.text.startswith("Out of memory")
+    assert str(read).endswith(device.table())
+
+
+def test_holders_of_several_devices_are_summed_up():
+    rows = [("a", 3, 1, 2.0), ("b", 4, 1, 1.0), ("a", 3, 2, 5.0), ("b", 1, 1, None)]
+    sums = _reports.sum_of_holders(memory.Holder(*row) for row in rows)
+    assert sums == (memory.Holder("a", 6, 3, 5.0), memory.Holder("b", 5, 2, None))
 
 
 @pytest.mark.arena
@@ -465,7 +555,11 @@ def test_files_that_are_no_snapshots(tmp_path):
         ("a.json", "{", "holds no snapshot"),
         ("b.json", '{"traceEvents": []}', "holds no snapshot"),
         ("c.html", '<script id="other">{"schema": "pjrt-arena.snapshot", "version": 1}</script>', "holds no snapshot"),
-        ("d.html", '<p><script id="snapshot">{"schema": "pjrt-arena.snapshot", "version": 2}</script>', "version 2"),
+        (
+            "d.html",
+            '<p><script id="snapshot">{"schema": "pjrt-arena.snapshot", "version": 2}</script>',
+            "version 2; .* version 1",
+        ),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=why) as refused:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pjrt_arena._configure import configure
     from pjrt_arena.memory import (
         ArenaError,
-        OutOfMemory,
+        OutOfMemoryReport,
         UnknownDeviceError,
         diff,
         load_snapshot,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArenaError",
-    "OutOfMemory",
+    "OutOfMemoryReport",
     "UnknownDeviceError",
     "__version__",
     "configure",
@@ -55,20 +55,22 @@ __all__ = [
 
 
 # JAX imports a part of this package in every program, whether that uses the arena or not: the rest comes when it is
-# asked for.
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from pjrt_arena import _library
+# asked for. Type checkers read the names above: with this function every name would be right.
+if not TYPE_CHECKING:
 
-        return _library.version()
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "configure":
-        from pjrt_arena._configure import configure
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from pjrt_arena import _library
 
-        return configure
-    memory = importlib.import_module("pjrt_arena.memory")
-    return memory if name == "memory" else getattr(memory, name)
+            return _library.version()
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "configure":
+            from pjrt_arena._configure import configure
+
+            return configure
+        memory = importlib.import_module("pjrt_arena.memory")
+        return memory if name == "memory" else getattr(memory, name)
 
 
 def __dir__() -> list[str]:

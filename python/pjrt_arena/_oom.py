@@ -15,8 +15,8 @@ from pjrt_arena import _library
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """Memory that was asked for in vain."""
+class OutOfMemoryReport:
+    """Memory that was asked for in vain: what `on_oom` gives its function. It is no exception; JAX raises its own."""
 
     #: The device, as the library names it; None where only the engine knows.
     device: str | None
@@ -31,7 +31,7 @@ class OutOfMemory:
 class OomHandler:
     """What `on_oom` returns: ``handler.remove()``, or the end of a ``with handler:`` block, ends it."""
 
-    def __init__(self, callback: Callable[[OutOfMemory], object]) -> None:
+    def __init__(self, callback: Callable[[OutOfMemoryReport], object]) -> None:
         self.callback = callback
 
     def remove(self) -> None:
@@ -52,8 +52,8 @@ _lock = threading.RLock()
 _handlers: list[OomHandler] = []
 
 
-def on_oom(callback: Callable[[OutOfMemory], object] | None) -> OomHandler:
-    """Has `callback` called whenever memory is exhausted, with an `OutOfMemory`, before the error is raised.
+def on_oom(callback: Callable[[OutOfMemoryReport], object] | None) -> OomHandler:
+    """Has `callback` called whenever memory is exhausted, with an `OutOfMemoryReport`, before the error is raised.
 
         >>> from pjrt_arena import memory
         >>> with memory.on_oom(lambda told: memory.snapshot("oom.html")):
@@ -88,7 +88,7 @@ def on_oom(callback: Callable[[OutOfMemory], object] | None) -> OomHandler:
     return handler
 
 
-def _nothing(_: OutOfMemory) -> None:
+def _nothing(_: OutOfMemoryReport) -> None:
     """Stands where all functions were removed."""
 
 
@@ -99,8 +99,8 @@ def _install() -> None:
 
 def _tell(report: int, length: int, _: Any) -> None:
     told = json.loads(ctypes.string_at(report, length))
-    names = [field.name for field in dataclasses.fields(OutOfMemory)]
-    memory = OutOfMemory(**{name: told[name] for name in names})
+    names = [field.name for field in dataclasses.fields(OutOfMemoryReport)]
+    memory = OutOfMemoryReport(**{name: told[name] for name in names})
     with _lock:
         handlers = _handlers[:]
     for handler in handlers:

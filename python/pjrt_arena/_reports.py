@@ -12,8 +12,11 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+from pjrt_arena import _devices
 from pjrt_arena._former import Renamed
+from pjrt_arena._library import ArenaError
 from pjrt_arena._stacks import Frame, read_frames
+from pjrt_arena._stats import DeviceStats
 from pjrt_arena._tables import WIDTH, age, cell, lines, page, page_table, plural, shorten, size
 
 #: Characters of a table's first column.
@@ -227,7 +230,7 @@ class Summary:
 
     def __str__(self) -> str:
         if not self.devices:
-            return "no device: JAX has not started on the arena"
+            return f"no device: {_devices.not_started()}"
         return "\n\n".join(device.table(self.top) for device in self.devices)
 
     def _repr_html_(self) -> str:
@@ -270,7 +273,7 @@ class Track(Renamed):
 
     @property
     def devices(self) -> tuple[TrackedDevice, ...]:
-        """Each device that there was when the track began, and still is.
+        """Each device that there is when the block has ended, also where JAX started on it within the block.
 
         Raises:
           RuntimeError: the block has not ended, here and in the properties below.
@@ -281,36 +284,40 @@ class Track(Renamed):
 
     @property
     def bytes_in_use_before(self) -> int:
-        """Bytes in use when the block began, over all devices."""
-        return sum(device.bytes_in_use_before for device in self.devices)
+        """Bytes in use when the block began, over all devices.
+
+        Raises:
+          ArenaError: there is no device, here and in the next two.
+        """
+        return sum(device.bytes_in_use_before for device in self._seen())
 
     @property
     def bytes_in_use_after(self) -> int:
         """Bytes in use when it ended, over all devices."""
-        return sum(device.bytes_in_use_after for device in self.devices)
+        return sum(device.bytes_in_use_after for device in self._seen())
 
     @property
     def peak_bytes_in_use(self) -> int:
         """The sum of the devices' peaks in bytes; they need not have been at one time."""
-        return sum(device.peak_bytes_in_use for device in self.devices)
+        return sum(device.peak_bytes_in_use for device in self._seen())
+
+    def _seen(self) -> tuple[TrackedDevice, ...]:
+        # Without a device nothing was measured, and 0 would say that nothing was used.
+        if not self.devices:
+            raise ArenaError(f"track {self.name!r} saw no device: {_devices.not_started()}")
+        return self.devices
 
     @property
     def holders(self) -> tuple[Holder, ...]:
         """Who held the memory at the peaks, over all devices, the largest first."""
-        sums: dict[tuple[str, tuple[Frame, ...]], tuple[int, int]] = {}
-        for holder in (holder for device in self.devices for holder in device.holders):
-            key = holder.origin, holder.stack
-            held, blocks = sums.get(key, (0, 0))
-            sums[key] = (held + holder.bytes, blocks + holder.num_blocks)
-        merged = (Holder(origin, held, blocks, stack=stack) for (origin, stack), (held, blocks) in sums.items())
-        return tuple(sorted(merged, key=lambda holder: -holder.bytes))
+        return sum_of_holders(holder for device in self.devices for holder in device.holders)
 
     def __str__(self) -> str:
         name = self.name or "track"
         if self._devices is None:
             return f"{name}: not ended"
         if not self._devices:
-            return f"{name}: no device was there when it began"
+            return f"{name}: no device: {_devices.not_started()}"
         rows = [f"{name}: {_course(self)}"]
         busy = [device for device in self._devices if device.peak_bytes_in_use]
         if len(busy) > 1:
@@ -365,9 +372,9 @@ def _device(told: Mapping[str, Any]) -> DeviceSummary:
     )
 
 
-def end(track: Track, told: Iterable[Mapping[str, Any]]) -> None:
-    """Gives `track` what ``pjrt_arena_track_end`` answered."""
-    track._devices = tuple(
+def end(track: Track, told: Iterable[Mapping[str, Any]], late: Iterable[DeviceStats]) -> None:
+    """Gives `track` what ``pjrt_arena_track_end`` answered, and the devices that came after it had begun."""
+    watched = tuple(
         TrackedDevice(
             device=device["device"],
             bytes_in_use_before=device["start_bytes"],
@@ -378,6 +385,18 @@ def end(track: Track, told: Iterable[Mapping[str, Any]]) -> None:
         )
         for device in told
     )
+    track._devices = watched + tuple(
+        TrackedDevice(
+            device=device.device,
+            bytes_in_use_before=0,
+            bytes_in_use_after=device.bytes_in_use,
+            # Since the client's start, which is within the block.
+            peak_bytes_in_use=device.peak_bytes_in_use,
+            holders=(),
+            holders_unknown="JAX started in the block; who held the peak is known where it has started before",
+        )
+        for device in late
+    )
 
 
 def read_holders(told: Iterable[Mapping[str, Any]]) -> tuple[Holder, ...]:
@@ -386,6 +405,21 @@ def read_holders(told: Iterable[Mapping[str, Any]]) -> tuple[Holder, ...]:
         Holder(one["origin"], one["bytes"], one["blocks"], one.get("oldest_seconds"), read_frames(one.get("stack", ())))
         for one in told
     )
+
+
+def sum_of_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """One holder for each origin and stack, the largest first; as old as the oldest, where the age of all is known."""
+    sums: dict[tuple[str, tuple[Frame, ...]], Holder] = {}
+    for one in holders:
+        key = one.origin, one.stack
+        if (other := sums.get(key)) is None:
+            sums[key] = one
+            continue
+        ages = other.oldest_seconds, one.oldest_seconds
+        oldest = None if ages[0] is None or ages[1] is None else max(ages[0], ages[1])
+        held, blocks = other.bytes + one.bytes, other.num_blocks + one.num_blocks
+        sums[key] = Holder(one.origin, held, blocks, oldest, one.stack)
+    return tuple(sorted(sums.values(), key=lambda holder: (-holder.bytes, holder.origin)))
 
 
 def device_text(head: str, rows: Sequence[Row], holders: Sequence[Holder], top: int) -> str:

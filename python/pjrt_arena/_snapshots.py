@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from pjrt_arena import _convert
 from pjrt_arena._former import Renamed
-from pjrt_arena._reports import Holder, Row, device_text
+from pjrt_arena._oom import OutOfMemoryReport
+from pjrt_arena._reports import Holder, Row, device_text, sum_of_holders
 from pjrt_arena._stacks import of_snapshot, stack_of
 from pjrt_arena._tables import WIDTH, age, cell, lines, plural, shorten, size
 
@@ -34,6 +35,85 @@ _TOP = 20
 _ORIGIN = WIDTH - 57
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDevice:
+    """One device of a `Snapshot`. In bytes, where no other unit is named; names as in `DeviceSummary`."""
+
+    #: The device, as the library names it, and its strategy.
+    device: str
+    strategy: str
+    #: What the device may hold at most.
+    bytes_limit: int
+    #: Arrays: now, at most, all that ever were, and those of them that were freed.
+    bytes_in_use: int
+    peak_bytes_in_use: int
+    total_allocated_bytes: int
+    total_freed_bytes: int
+    #: Those of them whose address someone outside knows, so that they cannot be moved.
+    pinned_bytes: int
+    peak_pinned_bytes: int
+    #: Kept for programs' scratch; 0 but for the strategy ``tpu``.
+    bytes_reserved: int
+    peak_bytes_reserved: int
+    #: Taken from the machine: in use + pending + slack + reserved + free.
+    pool_bytes: int
+    peak_pool_bytes: int
+    #: Arrays that were dropped, but that a program still uses.
+    pending_bytes: int
+    #: What blocks take beyond the size that was asked for.
+    slack_bytes: int
+    #: Free in the pool, and the largest piece of it.
+    free_bytes: int
+    largest_free_block_bytes: int
+    #: What compaction moved, and how often it ran.
+    moved_bytes: int
+    num_compactions: int
+    #: Blocks allocated and freed since the start, and how many there are now.
+    total_allocs: int
+    total_frees: int
+    num_blocks: int
+    #: Arrays in memory that the engine holds; no part of the pool.
+    engine_bytes: int
+    #: What the history has, and how many older events it has forgotten.
+    num_events: int
+    num_lost_events: int
+    #: Who holds the memory, the largest first. Pending blocks are among them.
+    holders: tuple[Holder, ...]
+    #: Requests that found no room, the oldest first.
+    failures: tuple[OutOfMemoryReport, ...]
+
+    def table(self, top: int = 10) -> str:
+        """The device as text; `top` origins are named."""
+        head = f"{self.device}, strategy {self.strategy}, limit {size(self.bytes_limit)}"
+        in_use = (self.bytes_in_use, self.peak_bytes_in_use, self.total_allocated_bytes, self.total_freed_bytes)
+        rows: list[Row] = [("in use", in_use, "")]
+        for title, pair in (
+            ("pinned", (self.pinned_bytes, self.peak_pinned_bytes)),
+            ("reserved", (self.bytes_reserved, self.peak_bytes_reserved)),
+        ):
+            if any(pair):
+                rows.append((title, pair, ""))
+        rows += [("pool", (self.pool_bytes, self.peak_pool_bytes), ""), ("free", (self.free_bytes,), "")]
+        for title, count, note in (
+            ("largest hole", self.largest_free_block_bytes, ""),
+            ("pending", self.pending_bytes, "dropped, but a program still uses it"),
+            ("slack", self.slack_bytes, "taken beyond the sizes asked for"),
+            ("moved", self.moved_bytes, plural(self.num_compactions, "compaction")),
+            ("engine's own", self.engine_bytes, "not part of the pool or the limit"),
+        ):
+            if count:
+                rows.append((title, (count,), note))
+        calls = f"{plural(self.total_allocs, 'allocation')} and {plural(self.total_frees, 'free')} so far"
+        rows.append(("blocks", self.num_blocks, calls))
+        rows.append(("events", self.num_events, f"{self.num_lost_events} older ones are lost"))
+        text = device_text(head, rows, self.holders, top)
+        # The first line says what could not be allocated.
+        failures = [f"  {shorten(failure.text.partition(chr(10))[0], WIDTH - 2)}" for failure in self.failures[-5:]]
+        return "\n".join(
+            [text, *(["", "  requests that found no room, the last ones:", *failures] if failures else [])]
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot(Renamed):
     """A snapshot that was read from a file."""
@@ -42,8 +122,27 @@ class Snapshot(Renamed):
     path: Path
     #: Its JSON, as the schema says: bytes, and nanoseconds since `began_unix_ns`.
     data: Mapping[str, Any] = dataclasses.field(repr=False)
+    # What `devices` gives, once it was asked.
+    _devices: list[SnapshotDevice] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
 
     FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {"in_use": "bytes_in_use", "pending": "pending_bytes"}
+
+    @property
+    def devices(self) -> tuple[SnapshotDevice, ...]:
+        """Each device, in the library's order; those of several clients may have one name."""
+        if not self._devices:
+            self._devices[:] = [_device(self.data, device) for device in self.data["devices"]]
+        return tuple(self._devices)
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Who held the memory, over all devices, the largest first."""
+        return sum_of_holders(holder for device in self.devices for holder in device.holders)
+
+    @property
+    def failures(self) -> tuple[OutOfMemoryReport, ...]:
+        """Requests that found no room, device by device, the oldest first."""
+        return tuple(failure for device in self.devices for failure in device.failures)
 
     @property
     def bytes_in_use(self) -> int:
@@ -77,8 +176,8 @@ class Snapshot(Renamed):
         when = datetime.datetime.fromtimestamp(self.taken).astimezone().isoformat(" ", "seconds")
         who = f"process {data['process']} ({data['command']}), pjrt-arena {data['library']}"
         parts = [shorten(f"{self.path.name}: {who}, {when}", WIDTH)]
-        parts += [_device(data, device, top) for device in data["devices"]]
-        return "\n\n".join(parts if data["devices"] else [*parts, "no device: JAX had not started on the arena"])
+        parts += [device.table(top) for device in self.devices]
+        return "\n\n".join(parts if self.devices else [*parts, "no device: JAX had not started on the arena"])
 
     def __str__(self) -> str:
         return self.table()
@@ -195,38 +294,43 @@ class Diff(Renamed):
         return lines(rows)
 
 
-def _device(data: Mapping[str, Any], device: Mapping[str, Any], top: int) -> str:
-    """One device of a snapshot as text."""
-    stats = device["stats"]
-    head = f"{device['name']}, strategy {device['strategy']}, limit {size(device['limit'])}"
-    rows: list[Row] = [
-        ("in use", (stats["in_use"], stats["peak_in_use"], stats["allocated_total"], stats["freed_total"]), "")
-    ]
-    pairs = {title: (stats[title], stats[f"peak_{title}"]) for title in ("pinned", "reserved")}
-    rows += [(title, pair, "") for title, pair in pairs.items() if any(pair)]
-    rows += [("pool", (stats["pool"], stats["peak_pool"]), ""), ("free", (stats["free"],), "")]
-    for title, count, note in (
-        ("largest hole", stats["largest_hole"], ""),
-        ("pending", stats["pending"], "dropped, but a program still uses it"),
-        ("slack", stats["slack"], "taken beyond the sizes asked for"),
-        ("moved", stats["moved"], plural(stats["compactions"], "compaction")),
-        ("engine's own", stats["engine"], "not part of the pool or the limit"),
-    ):
-        if count:
-            rows.append((title, (count,), note))
-    calls = f"{plural(stats['allocations'], 'allocation')} and {plural(stats['frees'], 'free')} so far"
-    rows.append(("blocks", sum(state != _SCRATCH for state in device["blocks"]["state"]), calls))
-    events = len(device["events"]["kind"])
-    rows.append(("events", events, f"{device['events_lost']} older ones are lost"))
-    text = device_text(head, rows, _holders(data, device), top)
-    # The first line says what could not be allocated.
-    failures = [f"  {shorten(failure['text'].partition(chr(10))[0], WIDTH - 2)}" for failure in device["failures"]]
-    return "\n".join(
-        [text, *(["", "  requests that found no room, the last ones:", *failures[-5:]] if failures else [])]
+def _device(data: Mapping[str, Any], told: Mapping[str, Any]) -> SnapshotDevice:
+    stats, labels = told["stats"], data["origins"]["label"]
+    return SnapshotDevice(
+        device=told["name"],
+        strategy=told["strategy"],
+        bytes_limit=told["limit"],
+        bytes_in_use=stats["in_use"],
+        peak_bytes_in_use=stats["peak_in_use"],
+        total_allocated_bytes=stats["allocated_total"],
+        total_freed_bytes=stats["freed_total"],
+        pinned_bytes=stats["pinned"],
+        peak_pinned_bytes=stats["peak_pinned"],
+        bytes_reserved=stats["reserved"],
+        peak_bytes_reserved=stats["peak_reserved"],
+        pool_bytes=stats["pool"],
+        peak_pool_bytes=stats["peak_pool"],
+        pending_bytes=stats["pending"],
+        slack_bytes=stats["slack"],
+        free_bytes=stats["free"],
+        largest_free_block_bytes=stats["largest_hole"],
+        moved_bytes=stats["moved"],
+        num_compactions=stats["compactions"],
+        total_allocs=stats["allocations"],
+        total_frees=stats["frees"],
+        num_blocks=sum(state != _SCRATCH for state in told["blocks"]["state"]),
+        engine_bytes=stats["engine"],
+        num_events=len(told["events"]["kind"]),
+        num_lost_events=told["events_lost"],
+        holders=_holders(data, told),
+        failures=tuple(
+            OutOfMemoryReport(told["name"], failure["bytes"], labels[failure["origin"]], failure["text"])
+            for failure in told["failures"]
+        ),
     )
 
 
-def _holders(data: Mapping[str, Any], device: Mapping[str, Any]) -> list[Holder]:
+def _holders(data: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[Holder, ...]:
     """Who held the device's memory, the largest first."""
     labels, sums = data["origins"]["label"], dict[tuple[str, int], list[Any]]()
     for block in _convert.rows(device["blocks"]):
@@ -242,7 +346,7 @@ def _holders(data: Mapping[str, Any], device: Mapping[str, Any]) -> list[Holder]
         Holder(label, held, blocks, None if born is None else (data["now"] - born) / 1e9, of_snapshot(data, stack))
         for (label, stack), (held, blocks, born) in sums.items()
     ]
-    return sorted(holders, key=lambda holder: (-holder.bytes, holder.origin))
+    return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.origin)))
 
 
 def load(path: str | os.PathLike[str]) -> Snapshot:

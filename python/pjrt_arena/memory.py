@@ -18,12 +18,14 @@
 
 All but `tpu_footprint`, `load_snapshot` and `diff` speak of the clients that this process has: a device is there once
 JAX has started on it, and before that there is none. Nothing here starts JAX. ``device`` is a `jax.Device`, or the
-library's name of one, such as ``cpu:0``; without it all are meant. Every function that asks the library raises
-`ArenaError` where that cannot be found, or is older than the function. Sizes are in bytes, times in seconds.
+library's name of one, such as ``cpu:0``; without it all are meant. With anything else there is a `TypeError`. Every
+function that asks the library raises `ArenaError` where that cannot be found, or is older than the function. Sizes are
+in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import operator
 import os
@@ -38,9 +40,9 @@ from pjrt_arena._devices import UnknownDeviceError
 from pjrt_arena._footprint import Footprint, Footprints, tpu_footprint
 from pjrt_arena._groups import Group, GroupDevice, GroupMember
 from pjrt_arena._library import ArenaError
-from pjrt_arena._oom import OomHandler, OutOfMemory, on_oom
+from pjrt_arena._oom import OomHandler, OutOfMemoryReport, on_oom
 from pjrt_arena._reports import DeviceSummary, Holder, Spilled, Summary, Track, TrackedDevice
-from pjrt_arena._snapshots import Diff, Growth, Snapshot
+from pjrt_arena._snapshots import Diff, Growth, Snapshot, SnapshotDevice
 from pjrt_arena._stacks import Frame, Recording, record
 from pjrt_arena._stats import (
     Counters,
@@ -72,13 +74,14 @@ __all__ = [
     "Growth",
     "Holder",
     "OomHandler",
-    "OutOfMemory",
+    "OutOfMemoryReport",
     "ProgramCounters",
     "Recording",
     "ResultCounters",
     "ScratchCounters",
     "Sleep",
     "Snapshot",
+    "SnapshotDevice",
     "SpillStats",
     "Spilled",
     "Summary",
@@ -107,6 +110,10 @@ __all__ = [
     "trim",
     "wake",
 ]
+
+
+#: How often peaks were reset. The peak of a device that came during a track is its own, since it is there.
+_resets = 0
 
 
 def stats(*, device: Device | None = None) -> tuple[DeviceStats, ...]:
@@ -224,7 +231,10 @@ def reset_peak(*, device: Device | None = None) -> None:
     Raises:
       UnknownDeviceError: there is no such device.
     """
-    _library.load().reset_peak(None if device is None else _devices.name_of(device))
+    global _resets
+    name, library = None if device is None else _devices.name_of(device), _library.load()
+    _resets += 1
+    library.reset_peak(name)
 
 
 def history(enabled: bool) -> None:
@@ -282,7 +292,7 @@ def snapshot(path: str | os.PathLike[str]) -> Path:
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Reads a snapshot from a ``.json`` or ``.html`` file; needs neither the library nor JAX.
 
-    ``print(snapshot)`` shows it, `Snapshot.save` writes it in another format.
+    ``print(snapshot)`` shows it, ``snapshot.devices`` has its numbers, `Snapshot.save` writes it in another format.
 
         >>> import tempfile
         >>> from pjrt_arena import memory
@@ -295,7 +305,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
       path: a file that `snapshot` wrote.
 
     Raises:
-      ValueError: the file is no snapshot, or of a version that this package does not know.
+      ValueError: the file is no snapshot, or of another version of the schema than 1.
       OSError: it cannot be read.
     """
     return _snapshots.load(path)
@@ -340,17 +350,20 @@ def track(
 
     ``print(t)`` is a table; ``t.holders`` has who had how much at the peak, ``t.devices`` each device. As a decorator,
     ``@memory.track("step", report=print)``, it watches each call. Tracks may be nested, and open in many threads; each
-    sees all that the process does. It watches the devices that are there when it begins: none, before JAX has started.
+    sees all that the process does. Where JAX starts on the arena within the block, the devices count from 0 bytes on.
     A result takes its memory when its program is dispatched, so nothing has to be waited for; what is dropped counts no
     longer, also while a program still uses it.
 
+    An exception of the block passes on. Where the end of the track or `report` fails after it, it has a note of that.
+
     Args:
       name: for the text.
-      report: called with the track when the block has ended, also by an exception, which passes on.
-      device: only this one.
+      report: called with the track when the block has ended, also by an exception. What it raises passes on.
+      device: only this one, which is there already.
 
     Raises:
-      ArenaError: 1024 tracks are open.
+      ArenaError: 1024 tracks are open; there is no library, or an older one; or `reset_peak` was called in the block in
+        which JAX started, so that the peak is not known.
       UnknownDeviceError: there is no such device.
     """
     library = _library.load()
@@ -358,13 +371,40 @@ def track(
     number = library.track_begin()
     if number == 0:
         raise ArenaError("1024 tracks are open, and there is room for no more: leave some of their with blocks.")
-    seen = Track(name)
-    try:
-        yield seen
-    finally:
+    seen, resets = Track(name), _resets
+
+    def end() -> None:
         told = library.track_end(number)
         if isinstance(told, dict):
             raise ArenaError(told["error"])
-        _reports.end(seen, (one for one in told if only in (None, one["device"])))
+        late = _not_among([one["device"] for one in told], stats()) if only is None else []
+        if late and _resets != resets:
+            names = ", ".join(one.device for one in late)
+            raise ArenaError(f"the peak of {names} is not known: JAX started in the block, which called reset_peak().")
+        _reports.end(seen, (one for one in told if only in (None, one["device"])), late)
         if report is not None:
             report(seen)
+
+    try:
+        yield seen
+    except BaseException as error:
+        try:
+            end()
+        except Exception as failed:
+            error.add_note(f"memory.track({name!r}) failed, too: {type(failed).__name__}: {failed}")
+        raise
+    end()
+
+
+def _not_among(names: list[str], devices: tuple[DeviceStats, ...]) -> list[DeviceStats]:
+    """The devices, and their ``pinned_host``, that are not among these; of several clients' the later ones."""
+    left, late = collections.Counter(names), []
+    for one in (one for device in devices for one in (device, device.pinned_host)):
+        # Where the engine holds all arrays, there is nothing to watch.
+        if one is None or not one.strategy:
+            continue
+        if left[one.device]:
+            left[one.device] -= 1
+        else:
+            late.append(one)
+    return late

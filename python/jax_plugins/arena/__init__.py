@@ -34,6 +34,7 @@ from pjrt_arena import _library
 
 if TYPE_CHECKING:
     __version__: str
+    ArenaError = _library.ArenaError
 
 __all__ = ["__version__", "initialize"]
 
@@ -45,13 +46,16 @@ JAX_TRIED = ((0, 6, 2), (0, 13))
 _log = logging.getLogger(__name__)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _library.version()
-    if name == "ArenaError":
-        _deprecated("ArenaError", "pjrt_arena.ArenaError")
-        return _library.ArenaError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Type checkers read the names above: with this function every name would be right.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _library.version()
+        if name == "ArenaError":
+            _deprecated("ArenaError", "pjrt_arena.ArenaError")
+            return _library.ArenaError
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def counters() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pjrt_arena import _library, memory
 
@@ -24,5 +24,8 @@ def load(path: str | os.PathLike[str]) -> memory.Snapshot:
     return memory.load_snapshot(path)
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(memory, name)
+# Type checkers know the present names alone.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return getattr(memory, name)
