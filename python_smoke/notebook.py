@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
-
-#: What pages import, and what that is called as long as the package pjrt_arena is not there.
-NEW, OLD = "from pjrt_arena import memory", "from jax_plugins.arena import memory"
-
-
-def runnable(code: str) -> str:
-    """Code of a page as this version of the package runs it."""
-    return code if importlib.util.find_spec("pjrt_arena") else code.replace(NEW, OLD)
 
 
 def outputs(path: Path) -> list[str]:
@@ -56,11 +48,13 @@ def stored(path: Path) -> list[str]:
 
 
 def _run_cells(path: Path) -> None:
+    # A former name in a cell is an error; what JAX does inside of itself is no concern of ours.
+    warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
     printed, names = [], {"__name__": "__main__"}
     for cell in code_cells(json.loads(path.read_text())):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(runnable("".join(cell["source"])), path.name, "exec"), names)
+            exec(compile("".join(cell["source"]), path.name, "exec"), names)
         printed.append(out.getvalue())
     print(json.dumps(printed))
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import notebook
 import pytest
 from harness import ROOT, run_jax
-from test_docs import rows, text
+from pjrt_arena import memory
+from pjrt_arena._former import Renamed
+from test_docs import members, rows, text
 
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
-#: Small arrays, so that each device needs little.
-ONE_DEVICE = {"PJRT_ARENA_DEVICES": "1", "PJRT_ARENA_LIMIT": "64MiB"}
+#: Small arrays, so that each device needs little. A page that uses a former name fails.
+ONE_DEVICE = {
+    "PJRT_ARENA_DEVICES": "1",
+    "PJRT_ARENA_LIMIT": "64MiB",
+    "PYTHONWARNINGS": "error::DeprecationWarning:__main__",
+}
 
 
 def block(page: str, name: str) -> str:
@@ -76,11 +81,11 @@ def test_does_it_fit_prints_what_it_says(tmp_path):
     parts = ["arrays", "step", "run"]
     code = "\nprint('---')\n".join([block(page, "model"), *(block(page, part) for part in parts)])
     limits = ONE_DEVICE | {"PJRT_ARENA_LIMIT": "512MiB", "PJRT_ARENA_STRATEGY": "tpu"}
-    said = run_jax(notebook.runnable(code), **limits).stdout.split("---\n")[1:]
+    said = run_jax(code, **limits).stdout.split("---\n")[1:]
     assert said == [block(page, f"{part} output") for part in parts]
 
     code = block(page, "model") + "from pjrt_arena import memory\n" + block(page, "peaks")
-    said = run_jax(notebook.runnable(code), **(limits | {"PJRT_ARENA_LIMIT": "2GiB"})).stdout
+    said = run_jax(code, **(limits | {"PJRT_ARENA_LIMIT": "2GiB"})).stdout
     assert said == block(page, "peaks output")
     assert f"```python\n{recipe_of('test_a_donated_loop')}```" in (ROOT / "docs/guides/peaks.md").read_text()
 
@@ -126,7 +131,7 @@ NOT_FOR_USERS = (
     "src/runtime/execute/nested.rs", "src/runtime/transfer/",
 )  # fmt: skip
 #: Parts of other messages.
-PARTS = {"and", "the default of PJRT_ARENA_ENGINE"}
+PARTS = {"and", "the default of PJRT_ARENA_ENGINE", "the rest of the compilation is not wanted"}
 
 
 def messages_of_the_sources() -> dict[str, str]:
@@ -147,18 +152,60 @@ def messages_of_the_sources() -> dict[str, str]:
     return {message: name for message, name in found.items() if message not in PARTS}
 
 
+def of_python(argument: ast.expr) -> str | None:
+    """The text that an argument is, with `...` for what differs; None where it is no text."""
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return re.sub(r"%[sdr]", "...", argument.value)
+    if isinstance(argument, ast.JoinedStr):
+        return "".join(of_python(part) or "..." for part in argument.values)
+    return None
+
+
+def messages_of_the_package() -> dict[str, str]:
+    """Errors and warnings of the Python package, and the file of each."""
+    found = {}
+    for path in sorted((ROOT / "python").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            call = node.exc if isinstance(node, ast.Raise) else node
+            if not isinstance(call, ast.Call):
+                continue
+            name = ast.unparse(call.func).rpartition(".")[2]
+            # Python's own words about a name that is not there help nobody.
+            if (isinstance(node, ast.Raise) and name != "AttributeError") or name in {"warn", "warning", "_warning"}:
+                texts = [said for argument in call.args if (said := of_python(argument))]
+                found |= {normal(said): path.name for said in texts[:1] if re.search(r"[a-z]{2,} ", said)}
+    return {message: name for message, name in found.items() if message not in PARTS}
+
+
+def beginning(message: str) -> str:
+    """The first words of a message, which stay when it says more."""
+    return re.sub(r"( \.\.\.)+$", "", " ".join(message.split()[:5]))
+
+
+def messages_of_the_page() -> list[str]:
+    """What troubleshooting explains: each item of its lists begins with one message, or more of them."""
+    page = re.sub(r"\n +(?![-* ])", " ", text("docs/troubleshooting.md"))
+    items = re.findall(r"^ *- (`[^`]+`(?:, `[^`]+`)*)", page, re.MULTILINE)
+    return [normal(message) for item in items for message in re.findall(r"`([^`]+)`", item)]
+
+
 def test_every_message_is_on_the_page_of_troubleshooting():
-    there = messages_of_the_sources()
-    assert len(there) > 80
-    page = re.sub(r"\n +(?![-*])", " ", text("docs/troubleshooting.md"))
-    told = [normal(message) for message in re.findall(r"^ *- `([^`]+)`", page, re.MULTILINE)]
+    there, of_the_package = messages_of_the_sources(), messages_of_the_package()
+    assert len(there) > 80 and len(of_the_package) > 50
+    told = messages_of_the_page()
     assert len(told) == len(set(told)), [message for message in told if told.count(message) > 1]
     missing = {message: name for message, name in there.items() if message not in told}
+    missing |= {
+        message: name
+        for message, name in of_the_package.items()
+        if not any(entry.startswith(beginning(message)) for entry in told)
+    }
     assert not missing, "these messages have no entry on the page"
     # What the test does not find by itself, because it is put together of parts: each part is in some source.
     sources = [*(ROOT / "src").rglob("*.rs"), *(ROOT / "python").rglob("*.py")]
     everything = re.sub(r"\\\n\s*|\"\s*\n\s*f?\"|`", "", "\n".join(path.read_text() for path in sources))
-    for message in set(told) - there.keys():
+    known = tuple(beginning(message) for message in of_the_package)
+    for message in (message for message in told if message not in there and not message.startswith(known)):
         for part in re.split(r"\.\.\.", message):
             assert part.strip(" .,;:()'") in everything, f"{message}: no source says {part!r}"
 
@@ -227,7 +274,7 @@ def test_the_schema_names_the_keys_of_a_snapshot(tmp_path):
             pass
         memory.snapshot({str(path)!r})
     """
-    run_jax(notebook.runnable(textwrap.dedent(code)), **ONE_DEVICE)
+    run_jax(code, **ONE_DEVICE)
     root = json.loads(path.read_text())
     device = root["devices"][0]
     page = "docs/reference/snapshot.md"
@@ -252,12 +299,39 @@ def test_the_functions_that_pages_call_are_there():
     called = {
         name
         for path in [*ROOT.glob("*.md"), *docs()]
-        for name in re.findall(r"(?<![\w/.])memory\.([a-z_]+)\(", path.read_text())
+        for name in re.findall(r"(?<![\w/.])memory\.([a-z_]+)\((?!\) is now)", path.read_text())
         # Of an example in Rust.
         if name != "pending"
     }
-    memory = importlib.import_module(notebook.runnable(notebook.NEW).split()[1] + ".memory")
     assert len(called) > 10 and called <= set(memory.__all__), called - set(memory.__all__)
+
+
+def python_of(page: Path) -> str:
+    """All code in Python of a page or a notebook."""
+    if page.suffix == ".ipynb":
+        return "\n".join("".join(cell["source"]) for cell in notebook.code_cells(json.loads(page.read_text())))
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def test_pages_use_no_former_names_of_fields():
+    kinds = {name: kind for name in memory.__all__ if isinstance(kind := getattr(memory, name), type)}
+    present = set().union(*(members(kind) for kind in kinds.values()))
+    former = set().union(*(kind.FORMER for kind in kinds.values() if issubclass(kind, Renamed))) - present
+    assert {"buffers_moved", "peak", "padding"} <= former
+    shown = 0
+    for page in [*ROOT.glob("*.md"), *docs()]:
+        code = python_of(page)
+        used = set(re.findall(r"\b[a-z]\w*(?:\(.*?\)|\[\w+\])*\.([a-z_]+)\b(?!\()", code))
+        # What a comment says that a function gives: `[Compaction(device='cpu:0', num_moves=..., ...)]`.
+        for name, given in re.findall(r"# .*?\b([A-Z]\w+)\((\w+=.*?)\)", code):
+            fields = set(re.findall(r"\b(\w+)=", given))
+            assert fields <= members(kinds[name]), f"{page.name}: {name} has no {fields - members(kinds[name])}"
+            shown += 1
+        assert not used & former, f"{page.name}: former names {used & former}"
+        # They were dicts once.
+        dicts = re.findall(r"memory\.\w+\(\)(?:\[\w+\])?\[\"\w+\"\]", page.read_text())
+        assert not dicts, f"{page.name}: no dicts: {dicts}"
+    assert shown >= 2
 
 
 def test_the_site_has_every_page():
