@@ -30,7 +30,7 @@ def loop(state):
 
 @pytest.mark.peak_memory("17MiB")
 def test_a_donated_loop_needs_its_state_once():
-    """Openxla/xla#45912: it needed twice as much."""
+    """It once needed twice as much: openxla/xla#45912."""
     state, step = array(16), jax.jit(loop, donate_argnums=0)
     for _ in range(3):
         state = step(state)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import notebook
 import pytest
-from harness import ROOT, run_jax
+from harness import ROOT, run_jax, run_python
 from pjrt_arena import memory
 from pjrt_arena._former import Renamed
 from test_docs import members, rows, text
@@ -87,13 +88,28 @@ def test_does_it_fit_prints_what_it_says(tmp_path):
     code = block(page, "model") + "from pjrt_arena import memory\n" + block(page, "peaks")
     said = run_jax(code, **(limits | {"PJRT_ARENA_LIMIT": "2GiB"})).stdout
     assert said == block(page, "peaks output")
-    assert f"```python\n{recipe_of('test_a_donated_loop')}```" in (ROOT / "docs/guides/peaks.md").read_text()
 
 
-def recipe_of(name: str) -> str:
-    """The test of the recipe whose name begins so, with its marker."""
-    code = (ROOT / "python_smoke/peak_recipe.py").read_text()
-    return re.search(rf"@pytest\.mark\.peak_memory[^\n]*\ndef {name}.*?\n(?=\n\n)", code, re.DOTALL)[0]
+@pytest.mark.arena
+def test_the_file_of_the_guide_of_peaks_runs_as_it_is(tmp_path):
+    page, file = "docs/guides/peaks.md", tmp_path / "test_memory.py"
+    code = block(page, "test")
+    plugin = "-ppjrt_arena.pytest_plugin"
+
+    def tests(code: str, *names: str) -> subprocess.CompletedProcess[str]:
+        file.write_text(code)
+        how = ("-m", "pytest", "-q", "-p", "no:cacheprovider", plugin, "--rootdir", str(tmp_path), str(file), *names)
+        return run_python(*how, check=False, PJRT_ARENA_DEVICES="1")
+
+    run = tests(code)
+    assert run.returncode == 0 and f"{code.count('def test_')} passed" in run.stdout, run.stdout
+    planted = code.replace(", donate_argnums=0", "")
+    run = tests(planted, "-k", "donated")
+    assert run.returncode == 1 and planted != code
+    said = [line.removeprefix("E").strip() for line in run.stdout.splitlines() if line.startswith("E ")]
+    lines = [line.removeprefix("AssertionError: ") for line in said]
+    shown = [line.strip() for line in block(page, "test output").splitlines()]
+    assert lines[: len(shown)] == shown
 
 
 def literals(code: str) -> list[str]:
