@@ -327,7 +327,8 @@ def diff(a: str | os.PathLike[str] | Snapshot, b: str | os.PathLike[str] | Snaps
         True
 
     Args:
-      a, b: ``.json`` or ``.html`` files, or what `load_snapshot` returned.
+      a: a ``.json`` or ``.html`` file, or what `load_snapshot` returned.
+      b: the same, of a later instant.
 
     Raises:
       ValueError, OSError: as `load_snapshot`.
