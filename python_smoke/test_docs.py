@@ -142,23 +142,31 @@ def test_the_page_of_python_has_every_name():
     assert listed == {name: members(public[name]) for name in listed}
 
 
-def test_the_page_of_python_has_every_command_and_exit_code():
-    page = "docs/python.md"
+def test_the_page_of_the_command_has_every_part_of_it():
+    page, parser = "docs/reference/command.md", cli._parser()
     listed = [re.match(r"`pjrt-arena (\w+)", cells[0])[1] for cells in rows(page, "command")]
-    (commands,) = (action for action in cli._parser()._actions if isinstance(action.choices, dict))
+    (commands,) = (action for action in parser._actions if isinstance(action.choices, dict))
     assert listed == list(commands.choices)
+    options = {
+        (option, name)
+        for name, one in {"pjrt-arena": parser, **commands.choices}.items()
+        for action in one._actions
+        for option in action.option_strings
+        if option not in {"-h", "--help"}
+    }
+    told = {(cells[0].strip("`").split()[0], cells[1].strip("`")) for cells in rows(page, "option")}
+    assert told == options
     assert {cells[0] for cells in rows(page, "exit code")} == {"0", "1", "2", str(cli.INTERRUPTED)}
-    for name in re.findall(r"`(pjrt_arena_\w+)`", text(page) + text("docs/reports.md")):
+    for name in re.findall(r"`(pjrt_arena_\w+)`", text("docs/python.md") + text("docs/reports.md")):
         assert name in sources(), f"the library has no {name}"
 
 
 @pytest.mark.arena
-def test_the_page_of_python_has_every_key_of_the_doctors_json():
+def test_the_page_of_the_command_has_every_key_of_the_doctors_json():
     told = json.loads(run_python("-m", "pjrt_arena", "doctor", "--json").stdout)
-    said = re.search(r"`doctor --json` prints an object: (.*?)\n\n", text("docs/python.md"), re.DOTALL)[1]
-    first, _, of_one = said.partition("Each of `settings` has")
-    assert re.findall(r"`(\w+)`", first) and set(re.findall(r"`(\w+)`", first)) == told.keys()
-    assert set(re.findall(r"`(\w+)`", of_one)) == told["settings"][0].keys()
+    for heading, keys in (("key", told.keys()), ("key of a setting", told["settings"][0].keys())):
+        cells = " ".join(cells[0] for cells in rows("docs/reference/command.md", heading))
+        assert set(re.findall(r"`(\w+)`", cells)) == keys
 
 
 def sources() -> str:

@@ -61,6 +61,16 @@ def test_the_readmes_program_prints_what_it_says(strategy):
     assert said == shown
 
 
+@pytest.mark.arena
+@pytest.mark.parametrize("strategy", ["preallocate", "tpu"])
+def test_the_readmes_program_goes_on(strategy, tmp_path):
+    code = f"import os\nos.chdir({str(tmp_path)!r})\n" + block("README.md", "program") + block("README.md", "memory")
+    said = run_jax(code, PJRT_ARENA_STRATEGY=strategy, **ONE_DEVICE).stdout
+    assert f"\ncpu:0, strategy {strategy}, limit 64.00 MiB\n" in said
+    assert re.search(r"^parts: \d+\.\d+ MiB in use at the start, ", said, re.MULTILINE)
+    assert re.search(r"^  jit_multiply output 0 .* \+1\.75 MiB +\+7 ", said, re.MULTILINE)
+
+
 def test_the_table_of_speed_has_every_program_of_the_chart():
     chart = ElementTree.fromstring(text("python_smoke/bench/chart.svg"))
     labels = [one.text or "" for one in chart.findall(".//{*}text") if one.get("text-anchor") == "end"]
@@ -192,15 +202,26 @@ def messages_of_the_package() -> dict[str, str]:
     """Errors and warnings of the Python package, and the file of each."""
     found = {}
     for path in sorted((ROOT / "python").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        # A text that has a name first: `text = f"..."`.
+        named: dict[str, list[str]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and (said := of_python(node.value)):
+                named.setdefault(ast.unparse(node.targets[0]), []).append(said)
+        for node in nodes:
             call = node.exc if isinstance(node, ast.Raise) else node
             if not isinstance(call, ast.Call):
                 continue
             name = ast.unparse(call.func).rpartition(".")[2]
             # Python's own words about a name that is not there help nobody.
             if (isinstance(node, ast.Raise) and name != "AttributeError") or name in {"warn", "warning", "_warning"}:
-                texts = [said for argument in call.args if (said := of_python(argument))]
-                found |= {normal(said): path.name for said in texts[:1] if re.search(r"[a-z]{2,} ", said)}
+                texts = [
+                    said
+                    for argument in call.args
+                    for said in [of_python(argument), *named.get(ast.unparse(argument), [])]
+                    if said and re.search(r"[a-z]{2,} ", said)
+                ]
+                found |= {normal(said): path.name for said in texts}
     return {message: name for message, name in found.items() if message not in PARTS}
 
 
