@@ -44,12 +44,17 @@ def test_trimming_gives_the_memory_of_the_tier_back():
 
     arrays = [ramp(number) for number in range(80)]
     assert spill().bytes_in_use == 64 * MIB
-    [array.delete() for array in arrays]
-    eventually(lambda: spill().bytes_in_use, 0)
+    # What is left keeps the tier in one piece.
+    kept = arrays[::8]
+    [array.delete() for number, array in enumerate(arrays) if number % 8]
+    del arrays
     before = resident()
     given = memory.trim()
-    assert given[0].returned_bytes > 60 * MIB, given
-    assert before - resident() > 60 * MIB, (before, resident())
+    # The device has no more than 16.
+    assert given[0].returned_bytes > 40 * MIB, given
+    assert before - resident() > 40 * MIB, (before, resident())
+    for number, array in enumerate(kept):
+        assert (np.asarray(array)[:2] == [8 * number, 8 * number + 1]).all(), number
     check([ramp(number) for number in range(40)])
     """)
 
@@ -128,11 +133,15 @@ def test_a_launch_that_waits_for_another_program_says_so():
         if took > 0.2:
             break
         count *= 4
-    held = turns(int(count * 3 / took), *large)
+    running = threading.Thread(target=lambda: turns(int(count * 4 / took), *large).block_until_ready())
+    running.start()
+    time.sleep(0.5)
     arrays = [ramp(number) for number in range(9)]
     total = jax.jit(lambda *x: sum(x))(*arrays)
     assert float(total[0]) == 36, total
+    running.join()
     """,
+        PJRT_ARENA_COMPACT="on",
         PJRT_ARENA_LOG="info",
     )
     assert "waits for memory, for 1." in result.stderr, result.stderr
