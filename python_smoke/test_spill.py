@@ -3,6 +3,7 @@
 What is computed is compared bit for bit with JAX's CPU backend, which has no limit.
 """
 
+import subprocess
 import textwrap
 
 import pytest
@@ -32,9 +33,9 @@ def check(arrays, add=0):
 """
 
 
-def run_case(code: str, **settings: str) -> None:
+def run_case(code: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Runs COMMON and `code`, whose arrays all lie in the arena, however NumPy's are aligned."""
-    run_jax(
+    return run_jax(
         COMMON + textwrap.dedent(code),
         **{"PJRT_ARENA_ZERO_COPY": "off", "PJRT_ARENA_SPILL": "host", "PJRT_ARENA_LIMIT": "16MiB"} | settings,
     )

@@ -25,6 +25,10 @@ use crate::memory::provenance::{OriginId, Provenance};
 
 /// Launches that are remembered; a loop can be told whose turn is half as long.
 const REMEMBERED: usize = 4096;
+/// So many launches are remembered and arguments of them, together: fewer launches where each has many arguments.
+const ENTRIES: usize = 1 << 18;
+/// So many launches are remembered at least.
+const FEWEST: usize = 2 * LEAST_SHOWN;
 /// The latest uses of each array that are remembered.
 const USES: usize = 8;
 /// So many launches must be the same before the last one is taken to repeat another.
@@ -89,9 +93,16 @@ struct Launch {
     exact: bool,
     /// The first arguments, and since which step each is known.
     arguments: SmallVec<[(UseKey, u32); COMPARED]>,
+    /// All arguments, to be forgotten with the launch.
+    used: Box<[UseKey]>,
 }
 
 impl Launch {
+    /// So many of [`ENTRIES`].
+    fn entries(&self) -> usize {
+        1 + self.used.len()
+    }
+
     /// Whether the arguments are those of `before`, an earlier launch of the same program, if that is repeated.
     fn has_arguments_like(&self, before: &Self) -> bool {
         let lag = self.step.wrapping_sub(before.step);
@@ -115,28 +126,26 @@ impl Launch {
 pub struct UseHistory {
     /// The last launches, the newest at the back.
     launches: VecDeque<Launch>,
-    /// The steps at which arrays were used, ascending; of arrays that are gone, too.
+    /// The steps at which arrays of these launches were used, ascending; of arrays that are gone, too.
     uses: FxHashMap<UseKey, SmallVec<[u32; USES]>>,
     /// It was looked for what the last launch repeats.
     sought: bool,
-    /// The step up to which forgotten uses were taken out.
-    swept: u32,
+    /// The entries of the launches.
+    entries: usize,
 }
 
 impl UseHistory {
-    /// Notes that `program` is launched as `step` and uses these arrays; nothing, if that step is noted already: a
-    /// launch that waits for memory tries more than once. O(arrays), amortized.
+    /// Notes that `program` is launched as `step` and uses these arrays; nothing, if that is the last launch already.
+    /// O(arrays), and as much for each launch that is forgotten for it.
     pub fn launched(&mut self, step: u32, program: u64, arrays: impl Iterator<Item = UseKey>) {
         let last = self.launches.back().map(|last| (last.step, last.program, last.in_row));
         if last.is_some_and(|(last, ..)| last == step) {
             return;
         }
-        if self.launches.len() == REMEMBERED {
-            self.launches.pop_front();
-        }
         let in_row = last.filter(|last| last.1 == program).map_or(1, |last| last.2.saturating_add(1));
         let mut arguments = SmallVec::new();
-        for array in arrays {
+        let used: Box<[UseKey]> = arrays.collect();
+        for &array in &used {
             let uses = self.uses.entry(array).or_default();
             if arguments.len() < COMPARED {
                 arguments.push((array, array.made().or_else(|| uses.first().copied()).unwrap_or(step)));
@@ -149,11 +158,14 @@ impl UseHistory {
             }
             uses.push(step);
         }
-        let mut launch = Launch { step, program, in_row, like: 0, shown: 0, exact: false, arguments };
+        let mut launch = Launch { step, program, in_row, like: 0, shown: 0, exact: false, arguments, used };
         // Where arguments did not tell so far, they may by now.
         self.sought = self.goes_on(&mut launch) && (launch.exact || !launch.shown.is_multiple_of(SOUGHT_AGAIN));
+        self.entries += launch.entries();
         self.launches.push_back(launch);
-        self.sweep();
+        while self.launches.len() > REMEMBERED || self.entries > ENTRIES && self.launches.len() > FEWEST {
+            self.forget_first();
+        }
     }
 
     /// Whether `launch` repeats the launch after the one that the last one repeats; notes it then.
@@ -246,13 +258,14 @@ impl UseHistory {
         }
     }
 
-    /// Takes out what was used too long ago to tell anything, once in a while.
-    fn sweep(&mut self) {
-        let (Some(oldest), Some(newest)) = (self.launches.front(), self.launches.back()) else { return };
-        let (oldest, newest) = (oldest.step, newest.step);
-        if newest.wrapping_sub(self.swept) as usize >= REMEMBERED {
-            self.swept = newest;
-            self.uses.retain(|_, uses| uses.last().is_some_and(|&last| last >= oldest));
+    /// Forgets the first launch, and the arrays that no later one uses. O(its arrays).
+    fn forget_first(&mut self) {
+        let Some(first) = self.launches.pop_front() else { return };
+        self.entries -= first.entries();
+        for array in &first.used {
+            if self.uses.get(array).is_some_and(|uses| uses.last() == Some(&first.step)) {
+                self.uses.remove(array);
+            }
         }
     }
 }
@@ -415,11 +428,29 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         let mut history = UseHistory::default();
-        for step in 1..100_000 {
+        for step in 1..20_000 {
             let made = UseKey::Made(OriginId::new(1), step);
             history.launched(step, u64::from(step % 3), [made].into_iter());
         }
-        assert!(history.uses.len() <= 2 * REMEMBERED + 1, "{}", history.uses.len());
-        assert_eq!(history.launches.len(), REMEMBERED);
+        assert_eq!((history.uses.len(), history.launches.len()), (REMEMBERED, REMEMBERED));
+    }
+
+    #[test]
+    fn memory_is_bounded_where_each_launch_has_thousands_of_new_arguments() {
+        let leaves = 1000;
+        let mut history = UseHistory::default();
+        let make = |step: u32| (0..leaves).map(move |leaf| UseKey::Made(OriginId::new(leaf), step - 1));
+        for step in 1..1000 {
+            history.launched(step, 3, make(step));
+        }
+        assert!(history.uses.len() <= ENTRIES, "{}", history.uses.len());
+        assert_eq!(history.entries, history.launches.iter().map(Launch::entries).sum::<usize>());
+        assert_eq!(history.launches.len(), ENTRIES / (1 + leaves as usize));
+        assert_eq!(history.next_use(UseKey::Made(OriginId::new(7), 999)), NextUse::At(1000), "it repeats itself");
+        // Launches with more arguments than all that are remembered.
+        for step in 1000..1000 + 2 * FEWEST as u32 {
+            history.launched(step, 4, (0..100_000).map(|leaf| UseKey::Made(OriginId::new(leaf), step - 1)));
+        }
+        assert_eq!((history.launches.len(), history.uses.len()), (FEWEST, FEWEST * 100_000));
     }
 }

@@ -133,11 +133,36 @@ fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     }
 }
 
+/// The bytes that arrays of these shapes take from the arena together; `None` if that is no number.
+fn footprint_of_all<'a>(allocator: &Allocator, shapes: impl Iterator<Item = &'a Shape>) -> Option<Bytes> {
+    let rounded = |shape| footprint(allocator, shape).max(Bytes::new(1)).checked_round_up(GRANULE);
+    shapes.map(rounded).try_fold(Bytes::ZERO, |sum, size| sum.checked_add(size?))
+}
+
 /// Opens one hole for several arrays that do not fit into the holes as they are. Whether it did.
 pub fn open_hole<'a>(allocator: &Allocator, memory: &DeviceMemory, shapes: impl Iterator<Item = &'a Shape>) -> bool {
-    let rounded = |shape| footprint(allocator, shape).max(Bytes::new(1)).checked_round_up(GRANULE);
-    let total = shapes.map(rounded).try_fold(Bytes::ZERO, |sum, size| sum.checked_add(size?));
+    let total = footprint_of_all(allocator, shapes);
     allocator.compacts() && total.is_some_and(|total| compaction::carry_out(memory, Goal::Hole(total)).is_ok())
+}
+
+/// Spills arrays until there is room for several ones of a launch, as far as the numbers tell; less may be enough for a
+/// launch that waits.
+///
+/// # Errors
+/// CANCELLED, if a signal ended it.
+#[cold]
+pub fn make_room_for_all<'a>(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    shapes: impl Iterator<Item = &'a Shape>,
+    patience: Patience,
+) -> Result<()> {
+    let mut shapes = shapes.peekable();
+    // One finds its own room.
+    let (Some(first), Some(_)) = (shapes.next(), shapes.peek()) else { return Ok(()) };
+    let total = footprint_of_all(allocator, [first].into_iter().chain(shapes));
+    let waits = patience == Patience::Waits;
+    total.map_or(Ok(()), |total| spill::make_room_for_all(allocator, memory, total, waits))
 }
 
 /// Reserves the low end of the pool for a program's scratch.

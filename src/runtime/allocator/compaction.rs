@@ -159,7 +159,7 @@ pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'
             }
         };
         match lock(compaction.moves(), |block| movable.get(block)) {
-            Ok(locked) => return Ok(perform(memory, compaction, locked)),
+            Ok(locked) => return Ok(memory.moves.during(|| perform(memory, compaction, locked))),
             Err(block) => busy.insert(block),
         };
     }

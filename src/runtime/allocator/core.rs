@@ -1,8 +1,11 @@
 //! What every allocation of a client shares.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicI64, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicI64, AtomicUsize, Ordering},
+    },
+    time::Instant,
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -105,18 +108,24 @@ impl Allocator {
     }
 
     /// The right to wait for memory while holding some, which one launch has at a time: two might wait for each other.
-    /// `None` if no launch has given it up before the deadline.
+    /// `None` if no launch has given it up before the deadline, which is put off while arrays are moved for others.
     ///
     /// # Errors
     /// CANCELLED if a signal ended the wait.
     #[cold]
-    pub fn turn(&self) -> Result<Option<MutexGuard<'_, ()>>> {
-        let deadline = self.deadline();
+    pub fn turn(&self, program: &str) -> Result<Option<MutexGuard<'_, ()>>> {
+        let deadline = self.deadline().telling(|waited| {
+            log::info!("a launch of {program} waits for its turn to wait for memory, for {waited:.1?} so far");
+        });
         while !deadline.is_over() {
+            let since = Instant::now();
             if let Some(turn) = self.turn.try_lock_for(deadline.left()) {
                 return Ok(Some(turn));
             }
             deadline.look_for_signals();
+            if self.memories.iter().any(|memory| memory.moves.are_under_way()) {
+                deadline.pause(since.elapsed());
+            }
         }
         match deadline.interrupted() {
             Some(after) => Err(cancelled(after, "Another program waited for memory, which this one waited for.")),
@@ -156,6 +165,9 @@ impl Allocator {
 
     /// Starts the trimmer's thread.
     pub fn wake_trimmer(&self) {
-        self.trimmer.wake(self.memories.iter(), &self.in_flight, TrimInterval::default());
+        // Of the host's memory that is pinned for a GPU nothing goes back page by page.
+        let tiers = self.memories.iter().filter_map(|memory| memory.tier.as_ref()).map(|tier| &tier.memory);
+        let all = self.memories.iter().chain(tiers.filter(|memory| memory.on_host));
+        self.trimmer.wake(all, &self.in_flight, TrimInterval::default());
     }
 }

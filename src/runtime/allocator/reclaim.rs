@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The order is the TPU runtime's (XLA, `docs/errors/error_0100.md`): queued frees first, then defragmentation. The
-//! sum of all waits is bounded (`in_flight/deadline.rs`). With nothing under way nothing is waited for.
+//! sum of all waits is bounded (`in_flight/deadline.rs`). With nothing under way nothing is waited for. A launch that
+//! holds memory goes through it without the waits first.
 
 use std::{
     cell::Cell,
@@ -33,7 +34,7 @@ use crate::{
             shared::{discard_holes, take_back},
             spill,
         },
-        device_memory::DeviceMemory,
+        device_memory::{DeviceMemory, origins::ORIGINS},
         in_flight::{Round, deadline::Deadline},
     },
     units::Bytes,
@@ -125,27 +126,24 @@ pub fn find_room(
     request: Request,
     patience: Patience,
 ) -> Result<Block, NoRoom> {
+    let deadline = allocator.deadline().telling(|waited| {
+        let (size, what) = (request.size, ORIGINS.label(request.provenance.origin));
+        log::info!("{size} on {} for {what}: waits for memory, for {waited:.1?} so far", memory.name());
+    });
     if patience == Patience::None {
-        allocator.drain();
-        let provenance = request.provenance;
-        let mut found = take(memory, request);
-        for _ in 0..ROUNDS {
-            if found.is_ok() || !spilled(allocator, memory, Goal::Hole(request.size)) {
-                break;
+        return find_room_at_once(allocator, &deadline, memory, request).map_err(|numbers| {
+            let interrupted = deadline.interrupted();
+            NoRoom {
+                numbers: Box::new(numbers),
+                provenance: request.provenance,
+                tried: None,
+                interrupted,
+                gave_up: interrupted.is_none(),
             }
-            found = take(memory, request);
-        }
-        return found.map_err(|numbers| NoRoom {
-            numbers: Box::new(numbers),
-            provenance,
-            tried: None,
-            interrupted: None,
-            gave_up: true,
         });
     }
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
-    let deadline = allocator.deadline();
     let found = reclaim(
         allocator,
         &deadline,
@@ -167,6 +165,45 @@ pub fn find_room(
     })
 }
 
+/// As [`find_room`], where nothing is waited for: what the engine's pool keeps is taken back, then arrays are compacted,
+/// then spilled, where there is a tier for them.
+///
+/// # Errors
+/// The numbers.
+fn find_room_at_once(
+    allocator: &Allocator,
+    deadline: &Deadline<'_>,
+    memory: &DeviceMemory,
+    request: Request,
+) -> std::result::Result<Block, OutOfMemory> {
+    allocator.drain();
+    let mut found = take(memory, request);
+    // Without a tier the launch is about to wait, and does all this then.
+    if memory.tier.is_none() {
+        return found;
+    }
+    let (mut compacted, mut packed) = (!allocator.compacts(), memory.on_host || !allocator.compacts());
+    for _ in 0..ROUNDS {
+        let Err(shortage) = &found else { break };
+        let refused = shortage.refusal.is_some();
+        if take_back(allocator, memory, refused) {
+            found = take(memory, request);
+        } else if refused && !std::mem::replace(&mut packed, true) {
+            drop(compaction::carry_out(memory, Goal::Pack));
+            found = take(memory, request);
+        } else if !refused && !std::mem::replace(&mut compacted, true) {
+            let Ok(compacted) = compaction::carry_out(memory, Goal::Hole(request.size)) else { continue };
+            found = compacted.allocate(request).and_then(|block| filled(memory, block));
+        } else if spilled(allocator, deadline, memory, Goal::Hole(request.size)) {
+            compacted = !allocator.compacts();
+            found = take(memory, request);
+        } else {
+            break;
+        }
+    }
+    found
+}
+
 /// Reserves the low end of the pool for a program's scratch, for which there was no room at once; or another hole, if
 /// a block at the low end stays where it is.
 ///
@@ -174,7 +211,10 @@ pub fn find_room(
 /// RESOURCE_EXHAUSTED with the numbers, or CANCELLED.
 #[cold]
 pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Result<()> {
-    let deadline = allocator.deadline();
+    let deadline = allocator.deadline().telling(|waited| {
+        let name = memory.name();
+        log::info!("{bytes} on {name} for a program's scratch: waits for memory, for {waited:.1?} so far");
+    });
     let hopeful = |shortage: &NoScratch| {
         let stats = memory.stats();
         shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
@@ -249,7 +289,9 @@ fn reclaim<T, E>(
                 return Continue(());
             }
             // What programs under way use can be spilled when they end.
-            if !over && (spilled(allocator, memory, goal) || spill::could_make_room(memory, goal) && round.wait()) {
+            if !over
+                && (spilled(allocator, deadline, memory, goal) || spill::could_make_room(memory, goal) && round.wait())
+            {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
@@ -270,7 +312,7 @@ fn reclaim<T, E>(
             memory.wait_for_compaction(Instant::now() + deadline.left());
             return Continue(());
         }
-        if refused(&shortage) && asked.wait(memory, deadline) || spilled(allocator, memory, goal) {
+        if refused(&shortage) && asked.wait(memory, deadline) || spilled(allocator, deadline, memory, goal) {
             rounds = 0..ROUNDS;
             return Continue(());
         }
@@ -292,8 +334,9 @@ fn reclaim<T, E>(
 }
 
 /// Whether arrays were spilled to make room for `goal`.
-fn spilled(allocator: &Allocator, memory: &DeviceMemory, goal: Goal) -> bool {
-    memory.tier.is_some() && goal != Goal::Pack && !spill::make_room(allocator, memory, Some(goal)).is_zero()
+fn spilled(allocator: &Allocator, deadline: &Deadline<'_>, memory: &DeviceMemory, goal: Goal) -> bool {
+    let make_room = || spill::make_room_until(deadline, allocator, memory, Some(goal));
+    memory.tier.is_some() && goal != Goal::Pack && !make_room().is_zero()
 }
 
 /// Waits until `changed`, at least `least`, and no longer than [`LONG_WHILE`] beyond: what a turn looks at does not

@@ -29,9 +29,15 @@ pub struct GivenBack {
 }
 
 /// Gives memory that holds nothing back to the system: empty regions, the pages of holes, and what the engine's pool
-/// keeps for the next program where it shares the device's memory.
+/// keeps for the next program where it shares the device's memory; of the device's tier, too.
 pub fn give_back(allocator: &Allocator, memory: &DeviceMemory) -> GivenBack {
     allocator.drain();
+    let own = give_back_of(memory);
+    let tier = memory.tier.as_ref().map(|tier| give_back_of(&tier.memory)).unwrap_or_default();
+    GivenBack { bytes: own.bytes + tier.bytes, regions: own.regions + tier.regions }
+}
+
+fn give_back_of(memory: &DeviceMemory) -> GivenBack {
     let regions = memory.regions().len();
     let whole = memory.trim();
     let regions = regions.saturating_sub(memory.regions().len());

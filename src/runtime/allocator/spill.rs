@@ -13,24 +13,37 @@
 use std::{sync::Arc, time::Instant};
 
 use crate::{
-    error::Error,
+    error::{Code, Error},
     memory::{
-        Goal, MoveBarrier, Pinned, Provenance, Request,
+        Goal, MoveBarrier, Pinned, Provenance,
         history::{EventKind, Holding, holdings},
-        next_use::{NextUse, UseKey},
+        next_use::NextUse,
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        allocator::{compaction::staying, core::Allocator},
+        allocator::{
+            compaction::staying,
+            core::Allocator,
+            spill::{
+                candidates::{Candidate, Candidates},
+                tier_room::TierRoom,
+            },
+        },
         device_memory::{Allocation, DeviceMemory, Occupied, Resident, Tier, origins::ORIGINS},
+        in_flight::deadline::{Deadline, cancelled},
         shape::Shape,
     },
     units::Bytes,
 };
 
+mod candidates;
+#[cfg(test)]
+mod tests;
+mod tier_room;
+
 /// Spills arrays of `memory`, those first whose next use is furthest away, until there is room for `goal`, as far as
 /// the numbers tell; or all that may go without a goal. How many bytes went; zero where the memory has no tier, none
-/// may go, or the tier has no room. O(n log n) for n arrays.
+/// may go, or the tier has no room. O(n) for n arrays, and O(log n) for each that goes.
 #[cold]
 pub fn make_room(allocator: &Allocator, memory: &DeviceMemory, goal: Option<Goal>) -> Bytes {
     make_room_by(allocator, memory, goal, |_| true)
@@ -46,20 +59,82 @@ pub fn make_room_by(
     let Some(tier) = &memory.tier else { return Bytes::ZERO };
     // Arrays of programs that are done may go.
     allocator.in_flight.reap_all();
-    let mut order = in_order_of_use(memory, tier);
-    order.retain(|candidate| may(candidate.next));
+    spill_until(memory, tier, &Enough::new(allocator.compacts(), memory, goal), may, || true)
+}
+
+/// As [`make_room`], for an allocation that waits: no more arrays go after a signal has ended the wait.
+pub fn make_room_until(
+    deadline: &Deadline<'_>,
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    goal: Option<Goal>,
+) -> Bytes {
+    let Some(tier) = &memory.tier else { return Bytes::ZERO };
+    allocator.in_flight.reap_all();
     let enough = Enough::new(allocator.compacts(), memory, goal);
-    let mut gone = Bytes::ZERO;
-    while let Some(candidate) = order.pop() {
-        match spill(memory, tier, candidate, &order) {
-            Ok(bytes) => gone += bytes,
-            Err(TierIsFull) => continue,
-        }
-        if enough.is_there(memory, gone) {
-            break;
-        }
+    spill_until(memory, tier, &enough, |_| true, || goes_on(deadline))
+}
+
+/// Makes room for several arrays of so many bytes together, which need not lie side by side: in one plan, where each by
+/// itself would look at all arrays. Nothing goes where so much is free, or, for a caller that `waits`, will be when
+/// retired blocks are. What is not reached is left to the allocations.
+///
+/// # Errors
+/// CANCELLED, if a signal ended it.
+#[cold]
+pub fn make_room_for_all(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes, waits: bool) -> Result<(), Error> {
+    let Some(tier) = &memory.tier else { return Ok(()) };
+    if bytes > memory.limit() {
+        return Ok(());
     }
-    gone
+    let missing = || {
+        let stats = memory.stats();
+        let pending = if waits { stats.pending_bytes } else { Bytes::ZERO };
+        let wanted = bytes.saturating_sub(pending);
+        (wanted > stats.free_bytes + (stats.limit - stats.pool_bytes)).then_some(wanted)
+    };
+    if missing().is_none() {
+        return Ok(());
+    }
+    allocator.drain();
+    let Some(wanted) = missing() else { return Ok(()) };
+    let deadline = allocator.deadline().telling(|waited| {
+        log::info!("a launch waits on {} for room for {bytes}, for {waited:.1?} so far", memory.name());
+    });
+    spill_until(memory, tier, &Enough::Free(wanted), |_| true, || goes_on(&deadline));
+    let why = "Arrays made room for those of a program.";
+    deadline.interrupted().map_or(Ok(()), |after| Err(cancelled(after, why)))
+}
+
+/// Whether no signal has ended a wait.
+fn goes_on(deadline: &Deadline<'_>) -> bool {
+    deadline.look_for_signals();
+    deadline.interrupted().is_none()
+}
+
+/// Spills arrays whose next use `may` accepts until `enough`, as long as it `goes_on`. How many bytes went.
+fn spill_until(
+    memory: &DeviceMemory,
+    tier: &Tier,
+    enough: &Enough,
+    may: impl Fn(NextUse) -> bool,
+    goes_on: impl Fn() -> bool,
+) -> Bytes {
+    memory.moves.during(|| {
+        let mut candidates = Candidates::of(memory, tier, may);
+        let mut room = TierRoom::new(memory, tier);
+        let mut gone = Bytes::ZERO;
+        while goes_on()
+            && let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || room.may_hold(candidate.size))
+        {
+            let bytes = spill(memory, tier, candidate, &mut room, &candidates);
+            gone += bytes;
+            if !bytes.is_zero() && enough.is_there(memory, gone) {
+                break;
+            }
+        }
+        gone
+    })
 }
 
 /// Whether there would be room for `goal` once all had gone but what outsiders keep on the device. O(n) for n arrays.
@@ -72,39 +147,6 @@ pub fn could_make_room(memory: &DeviceMemory, goal: Goal) -> bool {
     let staying = memory.residents.all().into_iter().filter(stays).filter_map(|resident| resident.occupied());
     let staying: Bytes = staying.map(|occupied| occupied.size).sum();
     bytes <= memory.limit().saturating_sub(staying)
-}
-
-/// An array that may go.
-struct Candidate {
-    /// When it is used next.
-    next: NextUse,
-    /// Whether its copy is in the tier, so that it costs less than another.
-    has_copy: bool,
-    /// The size that was asked for.
-    size: Bytes,
-    key: UseKey,
-    resident: Arc<dyn Resident>,
-}
-
-/// The arrays that may go, the one that goes first at the end: its next use is the furthest away. Of those that are
-/// used at the same time, or of which nothing is known, one goes first whose copy is in the tier, and then the larger
-/// one.
-fn in_order_of_use(memory: &DeviceMemory, tier: &Tier) -> Vec<Candidate> {
-    let candidates = memory.residents.all().into_iter().filter(|resident| resident.may_spill());
-    let (candidates, keys): (Vec<_>, Vec<_>) =
-        candidates.filter_map(|resident| resident.use_key().map(|key| (resident, key))).unzip();
-    let uses = tier.record.next_uses(&keys);
-    let mut order: Vec<_> = uses
-        .into_iter()
-        .zip(keys)
-        .zip(candidates)
-        .map(|((next, key), resident)| {
-            let size = resident.occupied().map_or(Bytes::ZERO, |occupied| occupied.size);
-            Candidate { next, has_copy: resident.has_copy(), size, key, resident }
-        })
-        .collect();
-    order.sort_by_key(|candidate| (candidate.next, candidate.has_copy, candidate.size));
-    order
 }
 
 /// When enough arrays have gone.
@@ -150,52 +192,27 @@ impl Enough {
     }
 }
 
-/// There is no room for an array in the tier.
-struct TierIsFull;
-
-/// A block of the tier. Where it has no room, copies of arrays that are used soon are kept no longer: first of those
-/// that may not go, then of `others`, the one that is used first at the beginning.
-fn allocate_in_tier(
-    memory: &DeviceMemory,
-    tier: &Tier,
-    (size, provenance): (Bytes, Provenance),
-    others: &[Candidate],
-) -> Result<Allocation, TierIsFull> {
-    let allocate = || {
-        let block = tier.memory.allocate(Request { size, provenance }).ok()?;
-        Some(Allocation::new(Arc::clone(&tier.memory), block, Bytes::ZERO, provenance))
-    };
-    if let Some(allocation) = allocate() {
-        return Ok(allocation);
-    }
-    let in_use = memory.residents.all().into_iter().filter(|resident| !resident.may_spill());
-    for resident in in_use.chain(others.iter().map(|other| Arc::clone(&other.resident))) {
-        if resident.has_copy()
-            && !resident.forget_copy().is_zero()
-            && let Some(allocation) = allocate()
-        {
-            return Ok(allocation);
-        }
-    }
-    Err(TierIsFull)
-}
-
-/// Spills one array; zero if it may not go by now.
+/// Spills one array; zero if it may not go by now, or has no room in the tier.
 fn spill(
     memory: &DeviceMemory,
     tier: &Tier,
     Candidate { next, key, resident, .. }: Candidate,
-    others: &[Candidate],
-) -> Result<Bytes, TierIsFull> {
+    room: &mut TierRoom<'_>,
+    others: &Candidates,
+) -> Bytes {
     let since = Instant::now();
-    let Some(occupied) = resident.occupied() else { return Ok(Bytes::ZERO) };
-    let Occupied { block, size, provenance } = occupied;
+    let Some(Occupied { block, size, provenance }) = resident.occupied() else { return Bytes::ZERO };
     // The copy that is kept, if there is one, stays while the array is locked.
-    let mut to =
-        if resident.has_copy() { None } else { Some(allocate_in_tier(memory, tier, (size, provenance), others)?) };
+    let mut to = None;
+    if !resident.has_copy() {
+        to = room.allocate(size, provenance, others);
+        if to.is_none() {
+            return Bytes::ZERO;
+        }
+    }
     let waiting = Arc::clone(&resident);
-    let Some(mut locked) = resident.lock_to_spill(block) else { return Ok(Bytes::ZERO) };
-    let (Some(from), copy) = (locked.address(), locked.copy()) else { return Ok(Bytes::ZERO) };
+    let Some(mut locked) = resident.lock_to_spill(block) else { return Bytes::ZERO };
+    let (Some(from), copy) = (locked.address(), locked.copy()) else { return Bytes::ZERO };
     let bytes = size.min(locked.bytes());
     let (address, copied) = match (copy, &to) {
         (Some(copy), _) => {
@@ -206,7 +223,7 @@ fn spill(
         // and as large.
         (None, Some(to)) => (to.block().address, unsafe { tier.copy(memory, from, to.block().address, bytes) }),
         // An outsider has come meanwhile, and its copy has gone.
-        (None, None) => return Ok(Bytes::ZERO),
+        (None, None) => return Bytes::ZERO,
     };
     // SAFETY: the bytes are in a block of the tier that is the resident's from `spilled` on, or not used if that is
     // not called.
@@ -222,11 +239,12 @@ fn spill(
             memory.note_transfer(EventKind::Spill, (bytes, copied), provenance.origin, took);
             TIMELINE.note(memory.name(), since, || What::Spilled { bytes, copied });
             tier.record.expect(key, next);
-            Ok(size)
+            size
         }
         Err(error) => {
             log::warn!("an array of {bytes} on {} is not spilled: {error}", memory.name());
-            Ok(Bytes::ZERO)
+            room.failed(error);
+            Bytes::ZERO
         }
     }
 }
@@ -247,7 +265,7 @@ pub fn bring_back<E: From<Error>>(
     let allocation = allocate(&shape, provenance)?;
     let (bytes, since) = (Bytes::new(shape.size as u64), Instant::now());
     let key = resident.use_key();
-    if !Arc::clone(resident).bring_back(allocation)? {
+    if !memory.moves.during(|| Arc::clone(resident).bring_back(allocation))? {
         return Ok(Bytes::ZERO);
     }
     let took = since.elapsed();
@@ -271,13 +289,22 @@ pub fn tier_details(memory: &DeviceMemory, tier: &Tier) -> String {
     for Holding { origin, bytes, blocks, .. } in holders.iter().take(HOLDERS) {
         text += &format!("\n  spilled {bytes} in {blocks} block(s): {}", ORIGINS.label(*origin));
     }
+    let trouble = tier.trouble.lock().clone();
+    // Nothing but the tier keeps what may be spilled.
+    let tier_refuses = trouble.as_ref().map(|trouble| match trouble.code {
+        Code::ResourceExhausted => "no room in the tier",
+        _ => "the copy to the tier failed",
+    });
     let why = |resident: &dyn Resident| match resident.move_barrier() {
         Some(barrier) => Some(barrier.reason()),
         None if !resident.may_spill() => Some("wanted by a launch"),
-        None => None,
+        None => tier_refuses,
     };
     for Pinned { why, blocks, bytes } in staying(memory, why) {
         text += &format!("\n  could not be spilled: {bytes} in {blocks} block(s): {why}");
+    }
+    if let Some(trouble) = trouble.filter(|trouble| !trouble.message.is_empty()) {
+        text += &format!("\n  the tier's last error: {}", trouble.message);
     }
     text
 }

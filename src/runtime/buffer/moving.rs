@@ -8,7 +8,7 @@ use crate::{
     memory::{BlockId, MoveBarrier, Provenance, next_use::UseKey},
     runtime::{
         buffer::{body::Body, pjrt_buffer::Buffer, storage::Storage},
-        device_memory::{Allocation, LockedForMove, Occupied, Resident},
+        device_memory::{Allocation, LockedForMove, Occupied, Resident, Spillable},
         shape::Shape,
     },
     units::{Address, Bytes},
@@ -30,6 +30,14 @@ impl Resident for Buffer {
 
     fn may_spill(&self) -> bool {
         self.usage().move_barrier().is_none() && self.usage().peek(|body| body.wanted == 0)
+    }
+
+    fn spillable(&self) -> Option<Spillable> {
+        self.usage().peek_movable(|body| {
+            let allocation = body.allocation().filter(|_| body.wanted == 0)?;
+            let key = UseKey::new(allocation.provenance(), || self.number.get());
+            Some(Spillable { size: allocation.size(), key, has_copy: body.storage.copy().is_some() })
+        })
     }
 
     fn has_copy(&self) -> bool {

@@ -355,6 +355,12 @@ impl<T> Usage<T> {
         look(&self.state.lock().body)
     }
 
+    /// As [`Self::peek`], if the bytes may move at this instant.
+    pub fn peek_movable<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
+        let state = self.state.lock();
+        if state.move_barrier().is_some() { None } else { look(&state.body) }
+    }
+
     /// Why the bytes may not move at this instant; waits for nothing. A buffer that is being moved may move.
     pub fn move_barrier(&self) -> Option<MoveBarrier> {
         self.state.lock().move_barrier()

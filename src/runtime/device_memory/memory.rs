@@ -18,14 +18,14 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     device::Carrier,
-    error::Result,
+    error::{Error, Result},
     memory::{
         Arena, Block, BlockId, BlockInfo, Execution, MoveBarrier, OriginId, PinReason, Provenance, Timestamp,
         next_use::{NextUse, UseKey},
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        device_memory::{group_part::GroupPart, shared_pool::SharedPool, spill_record::SpillRecord},
+        device_memory::{group_part::GroupPart, moves::Moves, shared_pool::SharedPool, spill_record::SpillRecord},
         shape::Shape,
     },
     units::{Address, Bytes},
@@ -39,13 +39,19 @@ pub struct Tier {
     pub waiting: Residents,
     /// What went there, came back, and is used when.
     pub record: SpillRecord,
+    /// Why the last array that was to go there did not; without a text where the limit is why. `None` once one went.
+    pub trouble: Mutex<Option<Error>>,
 }
 
 impl Tier {
     /// What waits there, in bytes: without the copies of arrays that came back.
     pub fn waits(&self) -> Bytes {
-        let copies = Bytes::new(self.memory.copies.load(Ordering::Relaxed));
-        self.memory.stats().bytes_in_use.saturating_sub(copies)
+        self.memory.stats().bytes_in_use.saturating_sub(self.copies())
+    }
+
+    /// The copies of arrays that came back, in bytes.
+    pub fn copies(&self) -> Bytes {
+        Bytes::new(self.memory.copies.load(Ordering::Relaxed))
     }
 
     /// The arrays that wait there and may come back, the one that is used first at the beginning. O(n log n).
@@ -92,6 +98,8 @@ pub struct DeviceMemory {
     pub(super) padding: AtomicU64,
     /// Bytes in use that hold what arrays of another memory hold as well, which were spilled here before.
     pub copies: AtomicU64,
+    /// The moves of its arrays that are under way.
+    pub moves: Moves,
     /// Executions of programs.
     runs: AtomicU32,
     /// Whether executions are timed, for the history.
@@ -114,6 +122,7 @@ impl DeviceMemory {
             residents: Residents::default(),
             padding,
             copies: AtomicU64::new(0),
+            moves: Moves::default(),
             runs,
             keeps_time,
         })
@@ -131,8 +140,12 @@ impl DeviceMemory {
         if let Some(memory) = Arc::get_mut(&mut memory) {
             memory.shared = shared;
             memory.group = group;
-            memory.tier =
-                tier.map(|memory| Tier { memory, waiting: Residents::default(), record: SpillRecord::default() });
+            memory.tier = tier.map(|memory| Tier {
+                memory,
+                waiting: Residents::default(),
+                record: SpillRecord::default(),
+                trouble: Mutex::default(),
+            });
         }
         memory
     }
@@ -306,6 +319,9 @@ pub trait Resident: Send + Sync {
     /// Whether the bytes may be spilled at this instant: they may move, and no launch is about to use them.
     fn may_spill(&self) -> bool;
 
+    /// What spilling it would mean, if [`Self::may_spill`].
+    fn spillable(&self) -> Option<Spillable>;
+
     /// Whether a copy of the bytes is kept in the memory's tier.
     fn has_copy(&self) -> bool;
 
@@ -342,6 +358,17 @@ pub struct Occupied {
     pub size: Bytes,
     /// What wrote the contents.
     pub provenance: Provenance,
+}
+
+/// An array that may be spilled.
+#[derive(Clone, Copy, Debug)]
+pub struct Spillable {
+    /// The size that was asked for.
+    pub size: Bytes,
+    /// What the past knows it by.
+    pub key: UseKey,
+    /// Whether a copy is kept in the tier.
+    pub has_copy: bool,
 }
 
 /// A resident whose bytes only the holder of this lock uses. Dropped, the resident is where it was before, and others

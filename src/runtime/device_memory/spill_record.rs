@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    memory::next_use::{NextUse, UseHistory, UseKey},
+    memory::{
+        Execution,
+        next_use::{NextUse, UseHistory, UseKey},
+    },
     units::Bytes,
 };
 
@@ -73,8 +76,27 @@ pub struct Launched {
     pub results: Vec<Used>,
 }
 
+impl Launched {
+    /// Its number is known: it is that of its results, too.
+    fn number(&mut self, step: u32) {
+        self.step = step;
+        for result in &mut self.results {
+            if let UseKey::Made(_, made) = &mut result.key {
+                *made = step;
+            }
+        }
+    }
+
+    /// So many of [`ENTRIES`].
+    fn entries(&self) -> usize {
+        1 + self.arguments.len() + self.results.len()
+    }
+}
+
 /// So many launches are kept for `arena-replay`.
 const LAUNCHES: usize = 4096;
+/// So many launches, arguments and results are kept, together, and the last launch in any case.
+const ENTRIES: usize = 1 << 18;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -99,26 +121,37 @@ struct Past {
     history: UseHistory,
     /// The last launches.
     launches: VecDeque<Launched>,
+    /// Their entries.
+    entries: usize,
     /// When arrays that are spilled were expected to be used.
     expected: FxHashMap<UseKey, NextUse>,
+}
+
+impl Past {
+    /// Keeps one launch more, and forgets the first ones beyond the bounds.
+    fn keep(&mut self, launch: Launched) {
+        self.entries += launch.entries();
+        self.launches.push_back(launch);
+        while self.launches.len() > LAUNCHES || self.entries > ENTRIES && self.launches.len() > 1 {
+            let Some(first) = self.launches.pop_front() else { return };
+            self.entries -= first.entries();
+        }
+    }
 }
 
 /// Expectations of arrays that never came back are forgotten beyond so many.
 const EXPECTATIONS: usize = 1 << 16;
 
 impl SpillRecord {
-    /// Notes a launch of the program of this number.
-    pub fn launched(&self, program: u64, launch: Launched) {
+    /// Notes a launch of the program with this key, whose number it gets from `number`: the launches of several threads
+    /// are noted in the order of their numbers. The number of `launch`, and of its results, is what it gets.
+    pub fn launched(&self, program: u64, mut launch: Launched, number: impl FnOnce() -> Execution) -> Execution {
         let mut past = self.past.lock();
+        let run = number();
+        launch.number(run.step);
         past.history.launched(launch.step, program, launch.arguments.iter().map(|used| used.key));
-        // One that waits for memory tries more than once.
-        if past.launches.back().is_some_and(|last| last.step == launch.step) {
-            return;
-        }
-        if past.launches.len() == LAUNCHES {
-            past.launches.pop_front();
-        }
-        past.launches.push_back(launch);
+        past.keep(launch);
+        run
     }
 
     /// The last launches, the oldest first.
@@ -157,5 +190,63 @@ impl SpillRecord {
             let counter = if expected == step { &self.right } else { &self.wrong };
             counter.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicU32, thread};
+
+    use super::*;
+    use crate::memory::OriginId;
+
+    fn launch(arguments: usize) -> Launched {
+        let used = |number| Used { key: UseKey::Other(number), bytes: Bytes::mib(1), donated: false };
+        let made = Used { key: UseKey::Made(OriginId::new(1), 0), ..used(0) };
+        Launched {
+            step: 0,
+            program: "train".into(),
+            arguments: (0..arguments as u64).map(used).collect(),
+            results: vec![made],
+        }
+    }
+
+    #[test]
+    fn launches_of_several_threads_are_noted_in_the_order_of_their_numbers() {
+        let (record, runs) = (SpillRecord::default(), AtomicU32::new(0));
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                let (record, runs) = (&record, &runs);
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let begin_run =
+                            || Execution { step: runs.fetch_add(1, Ordering::Relaxed) + 1, ..<_>::default() };
+                        record.launched(thread, launch(2), begin_run);
+                    }
+                });
+            }
+        });
+        let launches = record.launches();
+        assert_eq!(launches.len(), 2000);
+        for (number, launch) in (1..).zip(&launches) {
+            assert_eq!(launch.step, number);
+            assert_eq!(launch.results[0].key, UseKey::Made(OriginId::new(1), number));
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_launches_is_bounded() {
+        let record = SpillRecord::default();
+        let note = |arguments, step| record.launched(1, launch(arguments), || Execution { step, ..<_>::default() });
+        for step in 1..1000 {
+            note(998, step);
+        }
+        assert_eq!(record.launches().len(), ENTRIES / 1000);
+        note(ENTRIES, 1000);
+        assert_eq!(record.launches().len(), 1, "the last one is kept, however large it is");
+        for step in 1001..10_000 {
+            note(1, step);
+        }
+        assert_eq!(record.launches().len(), LAUNCHES);
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     runtime::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
-            allocate::{LARGE_ARRAY, allocate, open_hole, reserve_scratch},
+            allocate::{LARGE_ARRAY, allocate, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
             reclaim::Patience,
         },
@@ -67,6 +67,8 @@ pub struct DeviceLaunch<'a> {
     pub copies: Vec<DonationCopy>,
     /// The arguments, where arrays are spilled; until they are acquired.
     pub wanted: Option<Wanted<'a>>,
+    /// Whether the past knows of this launch, so that another try does not note it again.
+    noted: bool,
     /// Room for results that the engine will put into `pinned_host` memory of its own; until they exist.
     pub pinned: Option<Charge>,
 }
@@ -75,6 +77,8 @@ impl<'a> DeviceLaunch<'a> {
     /// The part of a device with this index; nothing is prepared yet.
     pub fn new(device_index: usize, device: Option<&'a Device>, stack: StackId) -> Self {
         let memory = device.and_then(|device| device.arena.as_ref());
+        // Where arrays are spilled it is numbered when it is noted for what the past tells.
+        let memory = memory.filter(|memory| memory.tier.is_none());
         let run = memory.map(|memory| memory.begin_run()).unwrap_or_default();
         Self {
             device_index,
@@ -87,18 +91,24 @@ impl<'a> DeviceLaunch<'a> {
             copies: Vec::new(),
             arguments: SmallVec::new(),
             wanted: None,
+            noted: false,
             pinned: None,
         }
     }
 
-    /// Brings the arguments back from the tier, if the device has one.
+    /// Brings the arguments back from the tier, if the device has one. The first time it numbers the execution, too, and
+    /// notes it.
     ///
     /// # Errors
-    /// As [`Wanted::bring_back`].
+    /// As [`Wanted::new`] and [`Wanted::bring_back`].
     #[cold]
     pub fn bring_back(&mut self, call: &Call<'a>, index: usize, patience: Patience) -> Result<(), Unplaced> {
         let Some(memory) = self.device.and_then(|device| device.arena.as_ref()) else { return Ok(()) };
-        self.wanted.insert(Wanted::new(call, index, memory, (self.run, self.stack))?).bring_back(memory, patience)
+        let wanted = self.wanted.insert(Wanted::new(call, index)?);
+        if let Some(tier) = memory.tier.as_ref().filter(|_| !std::mem::replace(&mut self.noted, true)) {
+            self.run = wanted.note(call, (memory, tier), self.stack);
+        }
+        wanted.bring_back(memory, self.run.step, patience)
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
@@ -307,6 +317,7 @@ impl<'a> DeviceLaunch<'a> {
     ) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
+        let mut planned = false;
         for (number, &result) in plan.destinations.iter().enumerate() {
             let provenance = Provenance { origin: self.origin(&loaded.program, result), run: self.run };
             let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
@@ -325,6 +336,11 @@ impl<'a> DeviceLaunch<'a> {
             let full = |shortage| Unplaced::NoRoom(Arc::clone(space.arena()), shortage);
             let recycling =
                 loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
+            if space.arena().tier.is_some() && recycling.is_none() && !std::mem::replace(&mut planned, true) {
+                let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
+                let rest = own.map(|&result| &*loaded.program.results[result]);
+                make_room_for_all(&client.allocator, space.arena(), rest, patience)?;
+            }
             let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
                 None => DestinationBlock::new(

@@ -1,11 +1,6 @@
 //! One call, from its first block to the engine's answer.
 
-use std::{
-    ptr,
-    sync::atomic::Ordering,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ptr, sync::atomic::Ordering, thread, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -24,15 +19,13 @@ use crate::{
             nested::NestedRun,
             unplaced::Unplaced,
         },
+        in_flight::deadline::cancelled,
     },
     sys,
 };
 
 /// How long to wait for launches that want their arguments.
 const WANTED_FOR: Duration = Duration::from_micros(100);
-
-/// A launch that waits so long for memory says so.
-const SLOW: Duration = Duration::from_secs(1);
 
 /// What the engine has accepted: it has filled in the caller's lists of results. Dropped, it leaves them as they are.
 pub struct Started<'a> {
@@ -100,31 +93,32 @@ impl<'a> Launch<'a> {
     #[cold]
     fn prepare_in_turn(&mut self) -> Outcome {
         self.devices.iter_mut().for_each(DeviceLaunch::give_back);
-        let client = &self.call.loaded.client;
-        let _turn = client.allocator.turn()?;
-        let deadline = client.allocator.deadline();
+        let loaded = self.call.loaded;
+        let (client, name) = (&loaded.client, &loaded.program.name);
+        let _turn = client.allocator.turn(name)?;
+        let deadline = client.allocator.deadline().telling(|waited| {
+            log::info!("a launch of {name} waits for memory, for {waited:.1?} so far");
+        });
         let mut emptied = false;
-        let (began, mut told) = (Instant::now(), Duration::ZERO);
         loop {
-            if began.elapsed() - told >= SLOW {
-                told = began.elapsed();
-                log::info!("a launch of {} waits for memory, for {told:.1?} so far", self.call.loaded.program.name);
-            }
             let unplaced = match self.prepare_devices(Patience::Waits) {
                 Ok(()) => return Ok(()),
-                Err(unplaced) if self.spills() && unplaced.is_exhaustion() && !deadline.is_over() => unplaced,
+                Err(unplaced) if self.spills() && unplaced.is_exhaustion() => unplaced,
                 Err(unplaced) => return Err(unplaced.explain(client)),
             };
             let others_want = self.others_want();
             self.devices.iter_mut().for_each(DeviceLaunch::give_back);
-            if others_want {
+            deadline.look_for_signals();
+            if let Some(after) = deadline.interrupted() {
+                return Err(cancelled(after, "Other programs had the memory that this one needed.").into());
+            }
+            if others_want && !deadline.is_over() {
                 // They either use their arguments soon, or wait for their turn.
-                deadline.look_for_signals();
                 thread::sleep(WANTED_FOR);
             } else if !std::mem::replace(&mut emptied, true) {
                 // The arguments themselves may divide the memory: they come back side by side.
                 let memories = self.devices.iter().filter_map(|launch| launch.device?.arena.as_ref());
-                memories.for_each(|memory| _ = spill::make_room(&client.allocator, memory, None));
+                memories.for_each(|memory| _ = spill::make_room_until(&deadline, &client.allocator, memory, None));
             } else {
                 return Err(unplaced.explain(client));
             }

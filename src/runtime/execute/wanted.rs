@@ -15,18 +15,26 @@
 //! two launches that do not fit together one goes after the other.
 
 use std::{
+    ptr,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
+
+use rustc_hash::FxHashSet;
 
 use crate::{
     memory::{Execution, OriginId, next_use::UseKey},
     report::stacks::StackId,
     runtime::{
-        allocator::{allocate::allocate, core::Allocator, reclaim::Patience, spill},
+        allocator::{
+            allocate::{allocate, make_room_for_all},
+            core::Allocator,
+            reclaim::Patience,
+            spill,
+        },
         buffer::BufferRef,
         device_memory::{
-            DeviceMemory, Resident,
+            DeviceMemory, Resident, Tier,
             origins::ORIGINS,
             spill_record::{Launched, Used},
         },
@@ -43,71 +51,71 @@ const SLOW: Duration = Duration::from_secs(1);
 pub struct Wanted<'a> {
     allocator: &'a Allocator,
     buffers: Vec<BufferRef<'a>>,
-    /// The number of the launch.
-    step: u32,
 }
 
 impl<'a> Wanted<'a> {
-    /// Wants the arguments of the device with this number, and notes the launch for what the past tells.
+    /// Wants the arguments of the device with this number.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a NULL.
-    pub fn new(
-        call: &Call<'a>,
-        index: usize,
-        memory: &DeviceMemory,
-        (run, stack): (Execution, StackId),
-    ) -> Result<Self, Unplaced> {
+    pub fn new(call: &Call<'a>, index: usize) -> Result<Self, Unplaced> {
         let allocator = &call.loaded.client.allocator;
         allocator.wanting.fetch_add(1, Ordering::Relaxed);
-        let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args), step: run.step };
+        let mut wanted = Self { allocator, buffers: Vec::with_capacity(call.args.num_args) };
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
             buffer.state().wanted += 1;
             wanted.buffers.push(buffer);
         }
-        if let Some(tier) = &memory.tier {
-            let program = &call.loaded.program;
-            let donated = call.donated().unwrap_or_default();
-            let arguments = wanted.buffers.iter().enumerate().filter_map(|(number, buffer)| {
-                let bytes = Bytes::new(buffer.shape.size as u64);
-                Some(Used { key: buffer.use_key()?, bytes, donated: donated.binary_search(&number).is_ok() })
-            });
-            let made = |(origin, shape): (&OriginId, &Arc<Shape>)| Used {
-                key: UseKey::Made(ORIGINS.made_by(*origin, stack), run.step),
-                bytes: Bytes::new(shape.size as u64),
-                donated: false,
-            };
-            let launch = Launched {
-                step: run.step,
-                program: Arc::from(&*program.name),
-                arguments: arguments.collect(),
-                results: program.origin_ids.iter().zip(&program.results).map(made).collect(),
-            };
-            tier.record.launched(std::ptr::from_ref(call.loaded).addr() as u64, launch);
-        }
         Ok(wanted)
     }
 
-    /// Brings those back that are in the tier of `memory`.
+    /// Numbers the launch, and notes it for what the past tells. Once for each launch, however often it tries.
+    pub fn note(&self, call: &Call<'a>, (memory, tier): (&DeviceMemory, &Tier), stack: StackId) -> Execution {
+        let program = &call.loaded.program;
+        let donated = call.donated().unwrap_or_default();
+        let arguments = self.buffers.iter().enumerate().filter_map(|(number, buffer)| {
+            let bytes = Bytes::new(buffer.shape.size as u64);
+            Some(Used { key: buffer.use_key()?, bytes, donated: donated.binary_search(&number).is_ok() })
+        });
+        let made = |(origin, shape): (&OriginId, &Arc<Shape>)| Used {
+            key: UseKey::Made(ORIGINS.made_by(*origin, stack), 0),
+            bytes: Bytes::new(shape.size as u64),
+            donated: false,
+        };
+        let launch = Launched {
+            step: 0,
+            program: Arc::from(&*program.name),
+            arguments: arguments.collect(),
+            results: program.origin_ids.iter().zip(&program.results).map(made).collect(),
+        };
+        tier.record.launched(ptr::from_ref(call.loaded).addr() as u64, launch, || memory.begin_run())
+    }
+
+    /// Brings those back that are in the tier of `memory`, for the launch of this `step`. Room is made for all of them
+    /// together.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED, or the engine's; each array is where it was, or back.
-    pub fn bring_back(&self, memory: &Arc<DeviceMemory>, patience: Patience) -> Result<(), Unplaced> {
+    /// RESOURCE_EXHAUSTED, CANCELLED, or the engine's; each array is where it was, or back.
+    pub fn bring_back(&self, memory: &Arc<DeviceMemory>, step: u32, patience: Patience) -> Result<(), Unplaced> {
         let Some(tier) = &memory.tier else { return Ok(()) };
+        // An array of another memory of the device has no tier.
+        let mut waiting: Vec<_> =
+            self.buffers.iter().filter(|buffer| buffer.state().storage.is_in(&tier.memory)).collect();
+        // Each once.
+        let mut seen = FxHashSet::default();
+        waiting.retain(|buffer| seen.insert(ptr::from_ref(&***buffer)));
+        let shapes = waiting.iter().filter(|buffer| buffer.waits().is_some()).map(|buffer| &*buffer.shape);
+        make_room_for_all(self.allocator, memory, shapes, patience)?;
         let (began, mut told) = (Instant::now(), Duration::ZERO);
-        for (number, buffer) in self.buffers.iter().enumerate() {
+        for (number, buffer) in waiting.iter().enumerate() {
             if began.elapsed() - told >= SLOW {
                 told = began.elapsed();
-                let (name, of) = (memory.name(), self.buffers.len());
-                log::info!("a launch waits on {name} for its arguments: {number} of {of} are there after {told:.1?}");
-            }
-            // An array of another memory of the device has no tier.
-            if !buffer.state().storage.is_in(&tier.memory) {
-                continue;
+                let (name, of) = (memory.name(), waiting.len());
+                log::info!("a launch waits on {name} for its arguments: {number} of {of} came back in {told:.1?}");
             }
             let resident: Arc<dyn Resident> = buffer.share();
-            spill::bring_back(memory, &resident, Some(self.step), |shape, provenance| {
+            spill::bring_back(memory, &resident, Some(step), |shape, provenance| {
                 allocate(self.allocator, memory, shape, provenance, patience)
                     .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))
             })?;

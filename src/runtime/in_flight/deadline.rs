@@ -9,6 +9,9 @@
 //! While a program with host callbacks runs it is a tenth of a second, however long that program takes: the program
 //! may wait for the very thread that waits here (engine behaviour T9).
 //!
+//! What the thread moves itself meanwhile (arrays that are spilled, brought back or compacted) is work and does not
+//! count as waiting, up to ten minutes of it. A wait of more than a second says so.
+//!
 //! A signal ends the wait of Python's main thread, where its handler raises an exception: Ctrl-C, as a rule.
 
 use std::{
@@ -23,6 +26,7 @@ use std::{
 use crate::{
     error::{Code, Error},
     handlers::python,
+    runtime::device_memory::moves::moved_for,
 };
 
 /// How long an allocation waits if nothing prolongs it.
@@ -34,6 +38,8 @@ const BOUND_IN_CALLBACKS: Duration = Duration::from_millis(100);
 /// How long one sleep takes where only programs prolong the wait: an operation that completes wakes the waiting
 /// thread, the end of the last program does not. And how often a waiting thread looks for signals.
 const POLL: Duration = Duration::from_millis(100);
+/// A wait that takes so long says so, and again after so long.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// A program, or a transfer, that may be under way.
 pub trait UnderWay: Send + Sync {
@@ -51,6 +57,14 @@ pub struct Deadline<'a> {
     next_look: Cell<Instant>,
     /// How long after the beginning a signal ended it.
     interrupted: Cell<Option<Duration>>,
+    /// How long it did not count.
+    paused: Cell<Duration>,
+    /// How long the thread had moved arrays when it began: from then on that does not count either.
+    moved_before: Duration,
+    /// Told how long the wait is under way, once that is long.
+    tell: Option<Box<dyn Fn(Duration) + 'a>>,
+    /// How long it was when that was told last.
+    told: Cell<Duration>,
 }
 
 impl<'a> Deadline<'a> {
@@ -68,7 +82,29 @@ impl<'a> Deadline<'a> {
     pub fn at(deadline: Instant) -> Self {
         let began = Instant::now();
         let (next_look, interrupted) = (Cell::new(began + POLL), Cell::new(None));
-        Self { deadline, programs: Vec::new(), callbacks: None, began, next_look, interrupted }
+        Self {
+            deadline,
+            programs: Vec::new(),
+            callbacks: None,
+            began,
+            next_look,
+            interrupted,
+            paused: Cell::default(),
+            moved_before: moved_for(),
+            tell: None,
+            told: Cell::default(),
+        }
+    }
+
+    /// Has `tell` called every second, with the time since the beginning.
+    #[must_use]
+    pub fn telling(self, tell: impl Fn(Duration) + 'a) -> Self {
+        Self { tell: Some(Box::new(tell)), ..self }
+    }
+
+    /// So much of the wait does not count.
+    pub fn pause(&self, time: Duration) {
+        self.paused.set(self.paused.get() + time);
     }
 
     /// How long to sleep before [`Self::look_for_signals`] at most; zero where it is over.
@@ -85,7 +121,9 @@ impl<'a> Deadline<'a> {
         if self.interrupted.get().is_some() {
             return Duration::ZERO;
         }
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let paused = self.paused.get() + moved_for().saturating_sub(self.moved_before);
+        let deadline = self.deadline + paused.min(BOUND_WITH_PROGRAMS - BOUND);
+        let left = deadline.saturating_duration_since(Instant::now());
         let too_long = || self.deadline.elapsed() > BOUND_WITH_PROGRAMS - BOUND;
         let callbacks = || self.callbacks.is_some_and(|callbacks| callbacks.load(Ordering::Relaxed) != 0);
         if left.is_zero() && self.programs.iter().any(|program| program.is_under_way()) && !callbacks() && !too_long() {
@@ -94,9 +132,17 @@ impl<'a> Deadline<'a> {
         left
     }
 
-    /// Ends the wait if a signal has arrived whose handler raises an exception. The thread must hold no lock.
+    /// Ends the wait if a signal has arrived whose handler raises an exception. The thread must hold no lock. Says how
+    /// long the wait takes, too.
     pub fn look_for_signals(&self) {
         let now = Instant::now();
+        if let Some(tell) = &self.tell {
+            let waited = now.duration_since(self.began);
+            if waited >= self.told.get() + SLOW {
+                self.told.set(waited);
+                tell(waited);
+            }
+        }
         if now >= self.next_look.get() && self.interrupted.get().is_none() {
             if python::interrupted() {
                 self.interrupted.set(Some(self.began.elapsed()));
@@ -129,9 +175,10 @@ pub fn cancelled(after: Duration, why: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::{cell::RefCell, sync::atomic::AtomicBool, thread};
 
     use super::*;
+    use crate::runtime::device_memory::moves::Moves;
 
     impl UnderWay for AtomicBool {
         fn is_under_way(&self) -> bool {
@@ -174,5 +221,43 @@ mod tests {
         // A program with callbacks that begins during the wait.
         callbacks.store(1, Ordering::Relaxed);
         assert!(deadline.is_over());
+    }
+
+    #[test]
+    fn what_the_thread_moves_does_not_count() {
+        let (moves, work) = (Moves::default(), Duration::from_millis(60));
+        moves.during(|| thread::sleep(work));
+        let deadline = Deadline::at(Instant::now() + work / 2);
+        thread::scope(|scope| _ = scope.spawn(|| moves.during(|| thread::sleep(work))));
+        assert!(deadline.is_over(), "another thread's moves count, and so do those before");
+        let began = Instant::now();
+        let deadline = Deadline::at(began + BOUND);
+        moves.during(|| {
+            assert!(moves.are_under_way());
+            thread::sleep(work);
+        });
+        assert!(!moves.are_under_way());
+        let left = deadline.left_in_all();
+        assert!(left + began.elapsed() >= BOUND + work, "{left:?}");
+        // Not for ever.
+        deadline.pause(2 * BOUND_WITH_PROGRAMS);
+        let left = deadline.left_in_all();
+        assert!(left <= BOUND_WITH_PROGRAMS, "{left:?}");
+    }
+
+    #[test]
+    fn a_long_wait_is_told_each_second() {
+        let told = RefCell::new(Vec::new());
+        let mut deadline = Deadline::at(Instant::now() + BOUND).telling(|waited| told.borrow_mut().push(waited));
+        deadline.look_for_signals();
+        assert!(told.borrow().is_empty());
+        let Some(began) = deadline.began.checked_sub(SLOW) else { return };
+        deadline.began = began;
+        (0..2).for_each(|_| deadline.look_for_signals());
+        let Some(began) = deadline.began.checked_sub(SLOW) else { return };
+        deadline.began = began;
+        (0..2).for_each(|_| deadline.look_for_signals());
+        drop(deadline);
+        assert!(matches!(told.borrow()[..], [first, second] if second - first >= SLOW && first >= SLOW));
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     memory::{Arena, Block, Provenance, Strategy, next_use::UseKey},
     runtime::{
-        device_memory::{Allocation, Occupied},
+        device_memory::{Allocation, Occupied, Spillable},
         shape::Shape,
     },
     units::Address,
@@ -86,6 +86,10 @@ impl Resident for Thing {
 
     fn may_spill(&self) -> bool {
         false
+    }
+
+    fn spillable(&self) -> Option<Spillable> {
+        None
     }
 
     fn has_copy(&self) -> bool {
