@@ -14,6 +14,7 @@ use std::{sync::Arc, time::Instant};
 
 use crate::{
     error::Error,
+    fork,
     memory::{
         Goal, MoveBarrier, Pinned, Provenance, Request,
         history::{EventKind, Holding, holdings},
@@ -46,12 +47,12 @@ pub fn make_room_by(
     let Some(tier) = &memory.tier else { return Bytes::ZERO };
     // Arrays of programs that are done may go.
     allocator.in_flight.reap_all();
-    let mut order = in_order_of_use(memory, tier);
+    let mut order = fork::step(|| in_order_of_use(memory, tier));
     order.retain(|candidate| may(candidate.next));
     let enough = Enough::new(allocator.compacts(), memory, goal);
     let mut gone = Bytes::ZERO;
     while let Some(candidate) = order.pop() {
-        match spill(memory, tier, candidate, &order) {
+        match fork::step(|| spill(memory, tier, candidate, &order)) {
             Ok(bytes) => gone += bytes,
             Err(TierIsFull) => continue,
         }
@@ -247,7 +248,7 @@ pub fn bring_back<E: From<Error>>(
     let allocation = allocate(&shape, provenance)?;
     let (bytes, since) = (Bytes::new(shape.size as u64), Instant::now());
     let key = resident.use_key();
-    if !Arc::clone(resident).bring_back(allocation)? {
+    if !fork::step(|| Arc::clone(resident).bring_back(allocation))? {
         return Ok(Bytes::ZERO);
     }
     let took = since.elapsed();
