@@ -97,6 +97,45 @@ def test_a_spilled_array_is_read_copied_lent_donated_and_deleted(era):
     )
 
 
+def test_an_address_of_a_spilled_array_is_one_on_the_gpu():
+    run_case(
+        """
+    arrays = [ramp(number) for number in range(40)]
+    assert spill().num_brought_back == 0
+    exported = [array.__dlpack__() for array in arrays[::5]]
+    lent = spill().num_brought_back
+    assert lent > 0, "none of eight was away, or none came back"
+    addresses = [array.unsafe_buffer_pointer() for array in arrays[1::20]]
+    more = [ramp(number) for number in range(40, 60)]
+    assert addresses == [array.unsafe_buffer_pointer() for array in arrays[1::20]]
+    check(arrays)
+    """
+    )
+
+
+def test_a_donated_array_that_stays_in_the_tier_is_copied_by_the_gpu():
+    """The host may not touch a GPU's memory here."""
+    run_case(
+        """
+    arrays = [ramp(0, 4) for _ in range(5)]
+    addresses = [array.unsafe_buffer_pointer() for array in arrays]
+
+    def is_on_gpu(address):
+        ranges = [line.split()[0] for line in open("/proc/self/maps") if "fake-gpu" in line]
+        ends = [[int(end, 16) for end in range.split("-")] for range in ranges]
+        return any(start <= address < end for start, end in ends)
+
+    # Four fill the GPU, and their addresses keep them there.
+    [x] = [array for array, address in zip(arrays, addresses) if not is_on_gpu(address)]
+    [array.delete() for array in arrays if array is not x]
+    y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    check([y], 1)
+    assert x.is_deleted()
+    """,
+        FAKE_CUDA_GUARD="1",
+    )
+
+
 def test_what_does_not_fit_names_both_memories_and_nothing_is_lost():
     run_case(
         """

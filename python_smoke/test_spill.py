@@ -321,55 +321,31 @@ def test_bad_words_are_refused():
     )
 
 
-def test_a_device_sleeps_and_wakes():
+def test_a_donation_copy_that_finds_room_in_its_turn_is_no_failure(tmp_path):
+    report = tmp_path / "oom.html"
     run_case(
         """
-    from pjrt_arena import memory
-    add = jax.jit(lambda x: x + 1)
-    kept, arrays = ramp(100), [ramp(number) for number in range(10)]
-    arrays = [add(array) for array in arrays]
-    [told] = memory.sleep(keep={"a": [kept]})
-    assert told.device == "cpu:0" and told.spilled_bytes == 10 * MIB, told
-    assert told.bytes_in_use == stats()["bytes_in_use"] == MIB, told
-    assert [(holder.bytes, holder.num_blocks) for holder in told.holders] == [(MIB, 1)], told
-    assert "from host f32[262144]" in told.holders[0].origin, told
-    assert spill().bytes_in_use == 10 * MIB
-    # Programs wake what they need.
-    assert float(add(arrays[0])[0]) == 2
-    assert stats()["bytes_in_use"] >= 2 * MIB
-    [told] = memory.wake(jax.devices("arena"))
-    assert (told.brought_back_bytes, told.waiting_bytes) == (9 * MIB, 0), told
-    check(arrays, 1)
-    views = [np.asarray(array) for array in arrays[:4]]
-    [told] = memory.sleep(name for name in ["cpu:0"])
-    assert (told.spilled_bytes, told.bytes_in_use) == (7 * MIB, 4 * MIB), told
-    for wrong, text in ((["cpu:7"], "'cpu:7'"), ("cpu:7", "'cpu:7'"), (jax.devices("cpu"), "CpuDevice(id=0)")):
-        try:
-            memory.sleep(wrong)
-        except memory.ArenaError as error:
-            assert f"{text} is no device of pjrt-arena; there are: cpu:0" in str(error), error
-        else:
-            raise AssertionError(wrong)
-    try:
-        memory.sleep(keep=[np.zeros(3)])
-        raise AssertionError("kept what is no array of JAX")
-    except TypeError as error:
-        assert "keep has a ndarray" in str(error), error
+    bytes = np.empty(8 * MIB + 64, np.uint8)
+    host = bytes[-bytes.ctypes.data % 64 :][: 8 * MIB].view(np.float32)
+    host[:] = np.arange(2 * MIB, dtype=np.float32)
+    arrays = [ramp(number) for number in range(16)]
+    jax.block_until_ready(arrays)
+    # The arguments divide the memory.
+    [array.delete() for array in arrays[1::2]]
+    lent = jax.device_put(host, arena_device())
+    # NumPy's memory is used in place.
+    eventually(lambda: stats()["bytes_in_use"], 8 * MIB)
+    out = jax.jit(lambda x, *all: x + 1, donate_argnums=0, keep_unused=True)(lent, *arrays[::2])
+    assert (np.asarray(out) == host + 1).all()
+    for number in range(0, 16, 2):
+        assert (np.asarray(arrays[number]) == np.arange(MIB // 4) + number).all(), number
     """,
-        PJRT_ARENA_LIMIT="64MiB",
+        PJRT_ARENA_ZERO_COPY="on",
+        PJRT_ARENA_COMPACT="off",
+        PJRT_ARENA_STRATEGY="preallocate",
+        PJRT_ARENA_OOM_REPORT=str(report),
     )
-    run_case(
-        """
-    from pjrt_arena import memory
-    ramp(0)
-    try:
-        memory.sleep()
-        raise AssertionError("it slept")
-    except memory.ArenaError as error:
-        assert "cpu:0 cannot sleep: its arrays have nowhere to go" in str(error), error
-    """,
-        PJRT_ARENA_SPILL="off",
-    )
+    assert not report.exists(), "a failure was reported"
 
 
 def test_a_training_whose_arrays_go_to_files_learns_the_same(tmp_path):
@@ -434,44 +410,6 @@ def test_arrays_in_files_stay_the_parents_after_a_fork(tmp_path):
     check(arrays)
     """,
         PJRT_ARENA_SPILL=str(tmp_path),
-    )
-
-
-def test_a_device_that_sleeps_gives_its_memory_back_when_its_arrays_are_in_files(tmp_path):
-    run_case(
-        """
-    from pjrt_arena import memory
-    def resident():
-        with open("/proc/self/smaps_rollup") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Rss:"))
-    ramp(0).block_until_ready()
-    before = resident()
-    arrays = [ramp(number, 8) for number in range(32)]
-    assert resident() > before + 200 * MIB
-    [told] = memory.sleep()
-    assert told.spilled_bytes >= 256 * MIB and told.bytes_in_use == 0, told
-    assert resident() < before + 32 * MIB, (resident() - before) / MIB
-    memory.wake()
-    check(arrays)
-    """,
-        PJRT_ARENA_SPILL=str(tmp_path),
-        PJRT_ARENA_LIMIT="512MiB",
-    )
-
-
-def test_a_device_on_which_nothing_is_done_goes_to_sleep_by_itself(tmp_path):
-    run_case(
-        """
-    arrays = [ramp(number) for number in range(10)]
-    eventually(lambda: stats()["bytes_in_use"], 0)
-    assert spill().bytes_in_use == 10 * MIB
-    add = jax.jit(lambda x: x + 1)
-    check([add(array) for array in arrays], 1)
-    eventually(lambda: stats()["bytes_in_use"], 0)
-    """,
-        PJRT_ARENA_SPILL=str(tmp_path),
-        PJRT_ARENA_LIMIT="512MiB",
-        PJRT_ARENA_SLEEP_AFTER="1",
     )
 
 

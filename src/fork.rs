@@ -6,6 +6,7 @@
 //! of it is taken when it ends (`api/child.rs`).
 
 use std::{
+    cell::Cell,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -82,6 +83,24 @@ pub fn passing<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
+thread_local! {
+    /// Whether this thread is one of this library's own.
+    static IN_STEPS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is one of this library's own: from here on no fork begins during a [`step`] of it.
+pub fn work_in_steps() {
+    close_at_forks();
+    IN_STEPS.set(true);
+}
+
+/// A piece of work, short enough that a fork may wait for it: of a thread that [works in steps](work_in_steps) it passes
+/// the gate. Of any other thread forks do not wait for it. There is no step within a step, and nothing in one may wait for
+/// the thread that forks: for Python's lock, say, as what the engine destroys may.
+pub fn step<T>(work: impl FnOnce() -> T) -> T {
+    if IN_STEPS.get() { passing(work) } else { work() }
+}
+
 /// Lets forks wait for the gate, from the first call on.
 pub fn close_at_forks() {
     static ASKED: OnceLock<()> = OnceLock::new();
@@ -92,4 +111,47 @@ pub fn close_at_forks() {
             log::info!("forks do not wait for memory on its way back: pthread_atfork failed with {errno}");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_fork_waits_for_a_step_of_a_thread_that_works_in_steps_and_for_no_other_work() {
+        let (begun, end, closed) = (Barrier::new(2), Barrier::new(2), AtomicBool::new(false));
+        let work = || {
+            step(|| {
+                begun.wait();
+                end.wait();
+            });
+        };
+        // What a fork does before and after.
+        let fork = || {
+            close();
+            open();
+            closed.store(true, Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            scope.spawn(work);
+            begun.wait();
+            fork();
+            end.wait();
+        });
+        closed.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                IN_STEPS.set(true);
+                work();
+            });
+            begun.wait();
+            scope.spawn(fork);
+            thread::sleep(Duration::from_millis(20));
+            assert!(!closed.load(Ordering::Relaxed), "the fork began during the step");
+            end.wait();
+        });
+        assert!(closed.load(Ordering::Relaxed));
+    }
 }

@@ -82,6 +82,9 @@ class Sleep(Renamed):
     #: What stays in use, in bytes, and whose that is, the largest first.
     bytes_in_use: int
     holders: tuple[Holder, ...]
+    #: How many programs and transfers were still under way at the end: what they use stays, and goes with the next
+    #: `sleep`.
+    num_under_way: int
     #: How long it took, in seconds.
     seconds: float
 
@@ -173,10 +176,11 @@ def trim(*, device: Device | None = None) -> tuple[Trim, ...]:
 def sleep(device: Device | Iterable[Device] | None = None, *, keep: Any = None) -> tuple[Sleep, ...]:
     """Spills all arrays and gives the devices' memory back to the system, so that other processes have it.
 
-    It waits for programs under way. Arrays keep their identity and contents: those that are read are read where they
-    are, and a program brings its arguments back. Compiled programs stay. What an outsider holds (a NumPy view, dlpack)
-    stays on the device; the answer names what stays. Needs ``PJRT_ARENA_SPILL``; with ``host`` on a CPU, arrays stay in
-    this process' memory, with a folder they do not.
+    It waits for the programs that were under way when it began, on a CPU at most 10 s, and not for programs that call
+    back into Python: `Sleep.num_under_way` says how many of all were not over. Arrays keep their identity and
+    contents: those that are read are read where they are, and a program brings its arguments back. Compiled programs
+    stay. What an outsider holds (a NumPy view, dlpack) stays on the device; the answer names what stays. Needs
+    ``PJRT_ARENA_SPILL``; with ``host`` on a CPU, arrays stay in this process' memory, with a folder they do not.
 
         >>> import jax.numpy as jnp
         >>> from pjrt_arena import memory
@@ -208,6 +212,7 @@ def sleep(device: Device | Iterable[Device] | None = None, *, keep: Any = None) 
             num_returned_regions=one["regions_returned"],
             bytes_in_use=one["bytes_in_use"],
             holders=_reports.read_holders(one["holders"]),
+            num_under_way=one["under_way"],
             seconds=one["seconds"],
         )
         for one in told
@@ -230,8 +235,12 @@ def wake(device: Device | Iterable[Device] | None = None) -> tuple[Wake, ...]:
     Raises:
       UnknownDeviceError: there is no such device.
       TypeError: as for `sleep`.
-      ArenaError: an array cannot be brought back.
+      ArenaError: an array could not be read. All others came back, as far as there is room, on every device.
     """
+    told = _on(device, "pjrt_arena_wake")
+    if failed := [one for one in told if "error" in one]:
+        came = sum(one["bytes_brought_back"] for one in told)
+        raise _library.ArenaError(f"{failed[0]['device']}: {failed[0]['error']}; {came:,} bytes of others came back")
     return tuple(
         Wake(
             device=one["device"],
@@ -239,7 +248,7 @@ def wake(device: Device | Iterable[Device] | None = None) -> tuple[Wake, ...]:
             waiting_bytes=one["bytes_waiting"],
             seconds=one["seconds"],
         )
-        for one in _on(device, "pjrt_arena_wake")
+        for one in told
     )
 
 

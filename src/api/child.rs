@@ -156,10 +156,16 @@ unsafe extern "C" fn lends(args: *mut sys::PJRT_Buffer_IncreaseExternalReference
 /// As for [`by_owner`].
 unsafe extern "C" fn is_there(args: *mut sys::PJRT_Buffer_ReadyEvent_Args) -> *mut sys::PJRT_Error {
     let inherited = |call: Call<'_, sys::PJRT_Buffer_ReadyEvent_Args>| {
-        let mut event = call.buffer()?.get().hold()?.ready_event()?;
-        if !event.is_ready() {
-            event = EngineEvent::failed(event.engine(), &refusal::<sys::PJRT_Buffer_ReadyEvent_Args>())?;
-        }
+        let buffer = call.buffer()?.get();
+        let event = match buffer.hold() {
+            Ok(hold) => hold.ready_event()?,
+            Err(error) => EngineEvent::failed(buffer.session.engine, &error)?,
+        };
+        let event = if event.is_ready() {
+            event
+        } else {
+            EngineEvent::failed(event.engine(), &refusal::<sys::PJRT_Buffer_ReadyEvent_Args>())?
+        };
         call.out().event = event.into_raw();
         Ok(())
     };

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
@@ -22,6 +22,7 @@ const NAMES: [(&str, &str); 8] = [
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
     ("trace", "FAKE_CUDA_TRACE"),
+    ("guard", "FAKE_CUDA_GUARD"),
 ];
 
 /// How the driver behaves.
@@ -41,6 +42,8 @@ pub struct Settings {
     pub strict: bool,
     /// Whether each call is said with its status, and each name that is looked up and not found.
     pub trace: bool,
+    /// Whether the host may not touch a GPU's own memory while no operation runs: it is ended there.
+    pub guard: bool,
     /// What was set by a call, which the environment does not change.
     set: Vec<String>,
     /// What the environment ordered to fail, until `cuInit` is done.
@@ -57,6 +60,7 @@ impl Default for Settings {
             pools: true,
             strict: false,
             trace: false,
+            guard: false,
             set: Vec::new(),
             faults: Vec::new(),
         }
@@ -127,6 +131,7 @@ impl Settings {
                 }
             }
             "trace" => self.trace = flag(name, text)?,
+            "guard" => self.guard = flag(name, text)?,
             "fail" => self.faults.push(text.parse()?),
             _ => {
                 let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();

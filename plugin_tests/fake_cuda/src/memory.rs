@@ -268,6 +268,39 @@ impl State {
         ends.filter(|&(start, end)| overlap(&(start..end), range)).collect()
     }
 
+    /// An operation begins, which uses the GPUs' memory.
+    pub fn begin_work(&mut self) {
+        if self.settings.guard {
+            self.at_work += 1;
+            self.open_to_host(self.at_work == 1, true);
+        }
+    }
+
+    /// An operation has ended.
+    pub fn end_work(&mut self) {
+        if self.settings.guard {
+            self.at_work = self.at_work.saturating_sub(1);
+            self.open_to_host(self.at_work == 0, false);
+        }
+    }
+
+    /// Lets the host touch the GPUs' memory, as operations here do, or not.
+    fn open_to_host(&self, changes: bool, open: bool) {
+        let set = |start: u64, bytes: u64, most: pages::Protection| {
+            let protection = if open { most } else { pages::Protection::Nothing };
+            if let Err(error) = pages::protect(start, bytes, protection) {
+                eprintln!("fake_cuda: {bytes} bytes at {start:#x} are not guarded: {error}");
+            }
+        };
+        for (&start, span) in self.spans.iter().filter(|_| changes) {
+            match &span.kind {
+                Kind::Plain { .. } | Kind::Segment { .. } => set(start, span.bytes, pages::Protection::Write),
+                Kind::Reserved(maps) => maps.iter().for_each(|(&start, map)| set(start, map.bytes, map.most())),
+                Kind::Pinned => {}
+            }
+        }
+    }
+
     /// Drops an allocation that [`Self::span`] found.
     fn drop_plain(&mut self, start: u64) {
         let Some(span) = self.spans.remove(&start) else { return };

@@ -39,6 +39,7 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
     if let Some(stream) = driver.streams.get_mut(&point.line) {
         stream.running = ranges.into_iter().map(|(range, _)| range).collect();
     }
+    driver.begin_work();
     match work {
         Work::Part(part) => part.run(driver, Turn { gpu, point, clock: &clock }),
         other => {
@@ -50,6 +51,7 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
             MutexGuard::unlocked(driver, || compute(other, before));
         }
     }
+    driver.end_work();
 }
 
 /// Does what needs no lock. `before` is what a function that stands for a kernel comes after.

@@ -42,6 +42,8 @@ pub struct State {
     pub books: Books,
     /// Whether `cuInit` was called.
     pub started: bool,
+    /// Operations that run at this moment, where the host may not touch the GPUs' memory otherwise.
+    pub at_work: usize,
     /// The GPUs, by ordinal.
     pub gpus: Vec<Gpu>,
     /// What lies at which address: allocations, pinned memory, reservations, the pools' segments.

@@ -8,8 +8,8 @@ use crate::{
 };
 
 /// Arms a fault at the `nth` call of the function in `slot` from now on: 0 fails it, 1 delays it, 2 spoils the event
-/// that it gives, 3 throws, 4 fails an execution that has begun, 5 throws when the engine has done it. Whether there is
-/// such a function, and such a kind.
+/// that it gives, 3 throws, 4 fails an execution that has begun, 5 throws when the engine has done it, 6 holds it until
+/// [`faulty_engine_let_go`]. Whether there is such a function, and such a kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn faulty_engine_arm(slot: usize, nth: u64, kind: u32) -> bool {
     let kind = Kind::of(kind).filter(|_| table::has(slot));
@@ -20,6 +20,18 @@ pub extern "C" fn faulty_engine_arm(slot: usize, nth: u64, kind: u32) -> bool {
 #[unsafe(no_mangle)]
 pub extern "C" fn faulty_engine_disarm() -> bool {
     faults::disarm()
+}
+
+/// Whether a call is held.
+#[unsafe(no_mangle)]
+pub extern "C" fn faulty_engine_is_held() -> bool {
+    faults::is_held()
+}
+
+/// Lets the call go that is held.
+#[unsafe(no_mangle)]
+pub extern "C" fn faulty_engine_let_go() {
+    faults::let_go();
 }
 
 /// Calls of the function in `slot` so far.
@@ -39,6 +51,8 @@ pub extern "C" fn faulty_engine_kinds(slot: usize) -> u32 {
         Kind::Throw => !seam::tells_of_errors(slot) && !seam::fails_after(slot),
         Kind::Late => slot == slot!(PJRT_LoadedExecutable_Execute),
         Kind::ThrowAfter => seam::has_effects(slot),
+        // A test of its own lets it go.
+        Kind::Hold => false,
     };
     (0..).map_while(Kind::of).filter(|&kind| applies(kind)).map(|kind| 1 << kind as u32).sum()
 }

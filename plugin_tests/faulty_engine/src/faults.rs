@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::table::SLOTS;
 
@@ -21,12 +21,15 @@ pub enum Kind {
     Late,
     /// It throws a C++ exception after the engine has done it; what the engine gave is destroyed.
     ThrowAfter,
+    /// It waits until the test lets it go.
+    Hold,
 }
 
 impl Kind {
     /// The kind with this number, by which tests name it.
     pub fn of(number: u32) -> Option<Self> {
-        [Self::Fail, Self::Delay, Self::Event, Self::Throw, Self::Late, Self::ThrowAfter].get(number as usize).copied()
+        let all = [Self::Fail, Self::Delay, Self::Event, Self::Throw, Self::Late, Self::ThrowAfter, Self::Hold];
+        all.get(number as usize).copied()
     }
 }
 
@@ -42,6 +45,30 @@ static ARMED: Mutex<Option<Armed>> = Mutex::new(None);
 /// Whether something is armed, so that calls take no lock otherwise.
 static IS_ARMED: AtomicBool = AtomicBool::new(false);
 static FIRED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a call is held.
+static HELD: Mutex<bool> = Mutex::new(false);
+static HELD_CHANGED: Condvar = Condvar::new();
+
+/// Holds the calling thread until [`let_go`].
+pub fn hold() {
+    let mut held = HELD.lock();
+    *held = true;
+    while *held {
+        HELD_CHANGED.wait(&mut held);
+    }
+}
+
+/// Whether a call is held.
+pub fn is_held() -> bool {
+    *HELD.lock()
+}
+
+/// Lets the call go that is held.
+pub fn let_go() {
+    *HELD.lock() = false;
+    HELD_CHANGED.notify_all();
+}
 
 /// Arms a fault at the `nth` call of the function from now on.
 pub fn arm(slot: usize, nth: u64, kind: Kind) {

@@ -48,6 +48,7 @@ pub unsafe fn cross(slot: usize, args: *mut c_void) -> *mut sys::PJRT_Error {
         Some(Kind::Fail) if !fails_after(slot) => return error::new(),
         Some(Kind::Delay) => thread::sleep(DELAY),
         Some(Kind::Throw) => throws::throw(),
+        Some(Kind::Hold) => faults::hold(),
         _ => {}
     }
     // SAFETY: the struct is the function's, and its contract holds, as this function asks.

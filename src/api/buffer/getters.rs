@@ -33,7 +33,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         // No known engine pads arrays: the array's own sizes are the answer, as XLA gives it.
         let buffer = call.buffer()?;
-        if buffer.state().storage.block().is_some() {
+        if buffer.usage().peek(|body| body.storage.block().is_some()) {
             let out = call.out();
             (out.unpadded_dims, out.num_dims) = (buffer.shape.dims.as_ptr(), buffer.shape.dims.len());
             return Ok(());
@@ -48,7 +48,7 @@ impl Entry for sys::PJRT_Buffer_UnpaddedDimensions_Args {
 impl Entry for sys::PJRT_Buffer_DynamicDimensionIndices_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        if buffer.state().storage.block().is_some() {
+        if buffer.usage().peek(|body| body.storage.block().is_some()) {
             // A view has none, and the engine's list may end with the view when the block moves.
             let out = call.out();
             (out.dynamic_dim_indices, out.num_dynamic_dims) = (ptr::null_mut(), 0);
@@ -95,7 +95,7 @@ impl Entry for sys::PJRT_Buffer_Memory_Args {
 impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        call.out().is_deleted = buffer.state().life() != Life::Live;
+        call.out().is_deleted = buffer.usage().life() != Life::Live;
         Ok(())
     }
 }

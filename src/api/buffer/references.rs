@@ -3,6 +3,8 @@
 //! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy,
 //! and must know of the reference to do so (engine behaviour T11).
 //!
+//! An outsider of a GPU's array reads it on the GPU: one that is spilled comes back first, if there is room.
+//!
 //! A block is pinned in its arena from the first outsider to the last. Before the first outsider gets the address, a
 //! small block that lies among blocks that move is moved out of their way.
 
@@ -10,11 +12,11 @@ use std::{ptr, sync::Arc};
 
 use crate::{
     api::{call::Call, entry::Entry},
-    engine::Outcome,
-    error::Error,
+    engine::{Outcome, views::ViewKind},
+    error::{Code, Error},
     memory::MoveBarrier,
     runtime::{
-        allocator::compaction,
+        allocator::{allocate::allocate, compaction, reclaim::Patience, spill},
         buffer::{Buffer, BufferRef, Hold},
         client,
         device_memory::Resident,
@@ -36,11 +38,61 @@ fn relocate_for_pin(buffer: &Arc<Buffer>) {
     }
 }
 
+/// Keeps a buffer from being spilled.
+struct Wanted<'a>(BufferRef<'a>);
+
+impl<'a> Wanted<'a> {
+    fn new(buffer: BufferRef<'a>) -> Self {
+        buffer.state().wanted += 1;
+        Self(buffer)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.wanted = state.wanted.saturating_sub(1);
+    }
+}
+
+/// Brings a GPU's array back from its tier, unless there is no room for it: the GPU reads it there, too, but slowly.
+///
+/// # Errors
+/// The device's or the engine's; the array is where it was then.
+#[cold]
+fn bring_to_device(buffer: &Arc<Buffer>) -> Outcome {
+    let client = client::of_buffer(buffer)?;
+    let Some(space) = client.memory_space_of(buffer.memory.0) else { return Ok(()) };
+    let (memory, resident) = (space.arena(), Arc::clone(buffer) as Arc<dyn Resident>);
+    let came = spill::bring_back::<Error>(memory, &resident, None, |shape, provenance| {
+        allocate(&client.allocator, memory, shape, provenance, Patience::Waits)
+            .map_err(|shortage| Error::new(Code::ResourceExhausted, shortage.numbers.to_string()))
+    });
+    match came {
+        Err(error) if error.code == Code::ResourceExhausted => {
+            log::info!(
+                "an outsider reads a spilled array of {} bytes in the host's memory: {error}",
+                buffer.shape.size
+            );
+            Ok(())
+        }
+        came => Ok(came.map(drop)?),
+    }
+}
+
 /// Holds a buffer whose address is about to be given to an outsider.
 ///
 /// # Errors
-/// As [`Buffer::begin_use`].
+/// As [`Buffer::begin_use`], or as [`bring_to_device`].
 fn hold_to_pin(buffer: BufferRef<'_>) -> Outcome<Hold<'_>> {
+    let is_away = || buffer.usage().peek(|body| body.storage.is_spilled());
+    let _wanted = if buffer.session.view_kind == ViewKind::Device && is_away() {
+        let wanted = Wanted::new(buffer);
+        bring_to_device(&buffer.share())?;
+        Some(wanted)
+    } else {
+        None
+    };
     relocate_for_pin(&buffer.share());
     Ok(buffer.get().hold_live()?)
 }

@@ -19,7 +19,7 @@ use crate::{
         allocator::{
             allocate::clear_peaks,
             compaction,
-            sleep::{self, GivenBack},
+            sleep::{self, Asleep, GivenBack},
         },
         client::{self, Client},
         device_memory::{DeviceMemory, Tier, origins::ORIGINS, spill_record::Used},
@@ -95,14 +95,15 @@ text_functions! {
 
     /// Spills all arrays that no outsider holds, after the programs under way have ended, and gives the memory back to
     /// the system; on the device of this name, or on all for NULL. An array for each device, as JSON: bytes of arrays
-    /// spilled, bytes and regions given back, what stays in use and of whom, seconds; or an object with `error`, one
-    /// sentence. Acts at each call, as [`pjrt_arena_compact`] does.
+    /// spilled, bytes and regions given back, what stays in use and of whom, how many programs and transfers are still
+    /// under way, seconds; or an object with `error`, one sentence. Acts at each call, as [`pjrt_arena_compact`] does.
     pub fn pjrt_arena_sleep(device: CText<'_>) -> String {
         on_devices(device, asleep).unwrap_or_else(refused).to_string()
     }
 
     /// Brings spilled arrays back while there is room, what is used first at the beginning; otherwise as
-    /// [`pjrt_arena_sleep`]. An array for each device: bytes that came back, bytes that still wait, seconds.
+    /// [`pjrt_arena_sleep`]. An array for each device: bytes that came back, bytes that still wait, seconds, and
+    /// `error`, the first one, if an array did not come for another reason than that there was no room.
     pub fn pjrt_arena_wake(device: CText<'_>) -> String {
         on_devices(device, awake).unwrap_or_else(refused).to_string()
     }
@@ -174,7 +175,7 @@ fn trimmed(client: &Client, memory: &DeviceMemory) -> Value {
 /// The answers of `each` for all devices, or for the one of this name.
 ///
 /// # Errors
-/// The first of `each`; NOT_FOUND if there is no such device.
+/// The first of `each`, which acts on the others all the same; NOT_FOUND if there is no such device.
 fn on_devices(device: CText<'_>, each: impl Fn(&Client, &Arc<DeviceMemory>) -> Result<Value>) -> Result<Value> {
     let guards = client::guard_all();
     let memories = || guards.iter().flat_map(|client| client.allocator.memories.iter().map(move |one| (client, one)));
@@ -190,7 +191,8 @@ fn on_devices(device: CText<'_>, each: impl Fn(&Client, &Arc<DeviceMemory>) -> R
         }
         None => memories().collect(),
     };
-    chosen.into_iter().map(|(client, memory)| each(client, memory)).collect::<Result<Vec<_>>>().map(Value::from)
+    let told: Vec<_> = chosen.into_iter().map(|(client, memory)| each(client, memory)).collect();
+    told.into_iter().collect::<Result<Vec<_>>>().map(Value::from)
 }
 
 fn launches(device: CText<'_>) -> Result<Value> {
@@ -224,7 +226,7 @@ fn launches(device: CText<'_>) -> Result<Value> {
 
 fn asleep(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
     let start = Instant::now();
-    let (spilled, given) = sleep::sleep(&client.allocator, memory)?;
+    let Asleep { spilled, given, under_way } = sleep::sleep(&client.allocator, memory)?;
     let scratch = scratch::discard_holes();
     let mut blocks = memory.blocks();
     memory.complete(&mut blocks);
@@ -240,20 +242,25 @@ fn asleep(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
         "regions_returned": given.regions,
         "bytes_in_use": memory.stats().bytes_in_use.get(),
         "holders": holders,
+        "under_way": under_way,
         "seconds": start.elapsed().as_secs_f64(),
     }))
 }
 
 fn awake(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
     let start = Instant::now();
-    let came = sleep::wake(&client.allocator, memory)?;
+    let (came, failed) = sleep::wake(&client.allocator, memory);
     let waits = memory.tier.as_ref().map_or(Bytes::ZERO, Tier::waits);
-    Ok(json!({
+    let mut told = json!({
         "device": memory.name(),
         "bytes_brought_back": came.get(),
         "bytes_waiting": waits.get(),
         "seconds": start.elapsed().as_secs_f64(),
-    }))
+    });
+    if let Some(error) = failed {
+        told["error"] = Value::from(error.message);
+    }
+    Ok(told)
 }
 
 fn returned(device: &str, bytes: Bytes, regions: usize, start: Instant) -> Value {

@@ -5,6 +5,7 @@ use std::{ops::ControlFlow, sync::Arc};
 use crate::{
     config::{Compact, Spill},
     error::{Error, Result},
+    fork,
     memory::{
         Goal, Provenance, Request,
         tiles::{self, Element},
@@ -97,7 +98,7 @@ pub fn allocate_at_once(
     provenance: Provenance,
 ) -> Result<Allocation> {
     let size = footprint(allocator, shape);
-    let found = reclaim::take(memory, Request { size, provenance });
+    let found = fork::step(|| reclaim::take(memory, Request { size, provenance }));
     let block = found.map_err(|numbers| Error::new(numbers.code(), ""))?;
     Ok(Allocation::new(Arc::clone(memory), block, size - Bytes::new(shape.size as u64), provenance))
 }

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    error::Error,
+    error::{Code, Error},
+    fork,
     memory::{Goal, next_use::NextUse},
     runtime::{
         allocator::{
@@ -25,7 +26,7 @@ const AHEAD: u32 = 2;
 pub fn prefetch(allocator: &Allocator, memory: &Arc<DeviceMemory>) -> Bytes {
     let Some(tier) = &memory.tier else { return Bytes::ZERO };
     let last = memory.runs().saturating_add(AHEAD);
-    let mut order = tier.waiting_by_use();
+    let mut order = fork::step(|| tier.waiting_by_use());
     order.retain(|&(next, _)| matches!(next, NextUse::At(step) if step <= last));
     let mut came = Bytes::ZERO;
     for (next, resident) in order {
@@ -38,14 +39,18 @@ pub fn prefetch(allocator: &Allocator, memory: &Arc<DeviceMemory>) -> Bytes {
             allocate_at_once(allocator, memory, shape, provenance)
         };
         match bring_back::<Error>(memory, &resident, None, room) {
+            // It is used where it is, or came with a launch.
+            Ok(Bytes::ZERO) => {}
             Ok(bytes) => {
                 tier.record.prefetched.add(bytes, Duration::ZERO);
                 came += bytes;
             }
-            Err(error) => {
+            Err(error) if error.code == Code::ResourceExhausted => {
                 log::debug!("{}: no more arrays come before they are needed: {error}", memory.name());
                 break;
             }
+            // The launch that needs it gets the error.
+            Err(error) => log::debug!("{}: an array does not come before it is needed: {error}", memory.name()),
         }
     }
     came

@@ -14,6 +14,7 @@ use std::{sync::Arc, time::Instant};
 
 use crate::{
     error::{Code, Error},
+    fork,
     memory::{
         Goal, MoveBarrier, Pinned, Provenance,
         history::{EventKind, Holding, holdings},
@@ -121,13 +122,13 @@ fn spill_until(
     goes_on: impl Fn() -> bool,
 ) -> Bytes {
     memory.moves.during(|| {
-        let mut candidates = Candidates::of(memory, tier, may);
+        let mut candidates = fork::step(|| Candidates::of(memory, tier, may));
         let mut room = TierRoom::new(memory, tier);
         let mut gone = Bytes::ZERO;
         while goes_on()
             && let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || room.may_hold(candidate.size))
         {
-            let bytes = spill(memory, tier, candidate, &mut room, &candidates);
+            let bytes = fork::step(|| spill(memory, tier, candidate, &mut room, &candidates));
             gone += bytes;
             if !bytes.is_zero() && enough.is_there(memory, gone) {
                 break;
@@ -265,7 +266,7 @@ pub fn bring_back<E: From<Error>>(
     let allocation = allocate(&shape, provenance)?;
     let (bytes, since) = (Bytes::new(shape.size as u64), Instant::now());
     let key = resident.use_key();
-    if !memory.moves.during(|| Arc::clone(resident).bring_back(allocation))? {
+    if !memory.moves.during(|| fork::step(|| Arc::clone(resident).bring_back(allocation)))? {
         return Ok(Bytes::ZERO);
     }
     let took = since.elapsed();

@@ -201,8 +201,9 @@ impl Buffer {
     /// or not.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION once the client is destroyed.
+    /// FAILED_PRECONDITION once the client is destroyed, or as [`Self::check_at_rest`].
     pub fn hold(&self) -> Result<Hold<'_>> {
+        self.check_at_rest()?;
         let mut state = self.state();
         let handle = self.open_handle(&state)?;
         state.begin_use(User::Transfer);
@@ -212,9 +213,22 @@ impl Buffer {
     /// As [`Buffer::hold`], of a buffer that was neither deleted nor donated.
     ///
     /// # Errors
-    /// As [`Buffer::begin_use`].
+    /// As [`Buffer::begin_use`], or as [`Self::check_at_rest`].
     pub fn hold_live(&self) -> Result<Hold<'_>> {
+        self.check_at_rest()?;
         Ok(Hold { buffer: self, handle: self.begin_use()? })
+    }
+
+    /// In a child after a fork: whether the bytes of a parent's array are in one place.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION where a thread of the parent's was moving them when it forked: nobody will end that.
+    #[inline]
+    fn check_at_rest(&self) -> Result<()> {
+        if self.session.is_inherited() && self.usage().lock_at_rest().is_none() {
+            return Err(Error::failed_precondition("the parent of this process was moving the array when it forked"));
+        }
+        Ok(())
     }
 
     /// Waits until the array is defined.

@@ -155,6 +155,14 @@ impl Storage {
         }
     }
 
+    /// As [`Self::into_allocation`], or the block of the memory that the array is spilled to.
+    pub fn into_block(self) -> Option<Allocation> {
+        match self {
+            Self::Spilled(allocation) => Some(allocation),
+            other => other.into_allocation(),
+        }
+    }
+
     /// The block of the device's arena, or of the memory that the array is spilled to.
     pub fn block(&self) -> Option<&Allocation> {
         match self {

@@ -318,6 +318,16 @@ impl<T> Usage<T> {
         state
     }
 
+    /// The state, locked, unless the bytes are being moved.
+    pub fn lock_at_rest(&self) -> Option<MutexGuard<'_, State<T>>> {
+        Some(self.state.lock()).filter(|state| !state.moving)
+    }
+
+    /// What became of the buffer, even while the bytes are being moved.
+    pub fn life(&self) -> Life {
+        self.state.lock().life
+    }
+
     /// As [`Self::lock`], for a launch that may write to the bytes: from here to [`State::end_donation`] no copy
     /// begins, and the copies that were under way have ended. `None` if the bytes are lent; then no donation has
     /// begun.

@@ -28,17 +28,17 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Starts the thread, which calls `prefetch` after each [`Self::wake`].
+    /// Starts the thread, which calls `prefetch` after each [`Self::wake`]: that works in steps ([`fork::step`]).
     pub fn start(&self, prefetch: impl Fn() + Send + 'static) {
-        fork::close_at_forks();
         let stop = Arc::clone(&self.stop);
         let run = move || {
+            fork::work_in_steps();
             loop {
                 thread::park();
                 if stop.load(Ordering::Acquire) {
                     return;
                 }
-                fork::passing(&prefetch);
+                prefetch();
             }
         };
         match thread::Builder::new().name("arena-prefetch".to_owned()).spawn(run) {

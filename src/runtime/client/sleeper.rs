@@ -16,10 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::runtime::{
-    allocator::sleep::sleep,
-    client::{Client, guard_all},
-    device_memory::DeviceMemory,
+use crate::{
+    fork,
+    runtime::{
+        allocator::sleep::{Asleep, sleep},
+        client::{Client, guard_all},
+        device_memory::DeviceMemory,
+    },
 };
 
 /// How often the thread looks.
@@ -50,11 +53,12 @@ pub fn watch(client: &Client) {
 }
 
 fn run() {
+    fork::work_in_steps();
     let mut all: Vec<Watched> = Vec::new();
     loop {
         thread::sleep(TICK);
         all.retain(|watched| watched.memory.strong_count() > 0);
-        for client in guard_all() {
+        for client in fork::step(guard_all) {
             let Some(after) = client.allocator.settings.sleep_after.value.0 else { continue };
             for memory in client.allocator.memories.iter().filter(|memory| memory.tier.is_some()) {
                 look_at(&client, memory, after, &mut all);
@@ -65,12 +69,13 @@ fn run() {
 
 /// Sends one device to sleep, if nothing was done on it for so long.
 fn look_at(client: &Client, memory: &Arc<DeviceMemory>, after: Duration, all: &mut Vec<Watched>) {
-    let work = (memory.runs(), memory.stats().allocations_total);
+    let (work, is_busy) =
+        fork::step(|| ((memory.runs(), memory.stats().allocations_total), client.allocator.in_flight.is_busy()));
     let Some(known) = all.iter_mut().find(|known| std::ptr::eq(known.memory.as_ptr(), &raw const **memory)) else {
         all.push(Watched { memory: Arc::downgrade(memory), work, since: Instant::now(), asleep: false });
         return;
     };
-    if known.work != work || client.allocator.in_flight.is_busy() {
+    if known.work != work || is_busy {
         (known.work, known.since, known.asleep) = (work, Instant::now(), false);
     }
     if known.asleep || known.since.elapsed() < after {
@@ -78,7 +83,7 @@ fn look_at(client: &Client, memory: &Arc<DeviceMemory>, after: Duration, all: &m
     }
     known.asleep = true;
     match sleep(&client.allocator, memory) {
-        Ok((spilled, given)) => {
+        Ok(Asleep { spilled, given, .. }) => {
             log::info!("{} sleeps: {spilled} of arrays were spilled, {} went back", memory.name(), given.bytes);
         }
         Err(error) => log::warn!("{error}"),

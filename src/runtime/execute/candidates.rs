@@ -21,17 +21,17 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A block of an arena, and the buffer that had it in the execution before, if it comes from the output cache.
+    /// A block of an arena or of a tier, and the buffer that had it in the execution before, if it comes from the output cache.
     #[inline]
     pub fn new(origin: Origin, allocation: Allocation, reused: Option<Arc<Buffer>>) -> Self {
         Self { origin, address: allocation.address(), allocation: Some(allocation), reused }
     }
 
-    /// An argument that the engine consumed. If its memory is the engine's own, the engine passes it on to the
-    /// result.
+    /// An argument that the engine consumed, on the device or in its tier. If its memory is the engine's own, the
+    /// engine passes it on to the result.
     pub fn consumed(argument: usize, storage: Storage) -> Self {
         let origin = Origin::Argument(argument);
-        match storage.into_allocation() {
+        match storage.into_block() {
             Some(allocation) => Self::new(origin, allocation, None),
             None => Self { origin, address: 0, allocation: None, reused: None },
         }

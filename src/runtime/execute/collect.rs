@@ -44,7 +44,7 @@ pub fn abandon(launch: &mut Launch<'_>, threw: bool) {
             let gone = is_consumed(argument.live(), false);
             if let Some(storage) = argument.finish_donation(gone, true) {
                 consumed.push((index, number));
-                resources.leftovers.extend(storage.into_allocation());
+                resources.leftovers.extend(storage.into_block());
             }
         }
         match device.queue(client) {

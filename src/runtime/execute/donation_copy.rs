@@ -17,7 +17,7 @@
 //! (engine behaviour T11), one that the caller forbade to consume, and one that comes twice (the engine's error,
 //! engine behaviour T13). For a program that could not be read it is not known before the launch what it consumes.
 
-use std::ptr;
+use std::{ptr, sync::Arc};
 
 use crate::{
     device::strided,
@@ -25,13 +25,14 @@ use crate::{
     memory::{Execution, Provenance},
     report::snapshot::OriginKind,
     runtime::{
-        allocator::allocate::allocate_or_explain,
+        allocator::{allocate::allocate, reclaim::Patience},
         buffer::{BufferRef, borrowed, reading::Reading, storage::Access},
         client::Device,
         device_memory::origins::ORIGINS,
         executable::loaded::{Donations, Loaded},
-        execute::{call::Call, destination::Destination},
+        execute::{call::Call, destination::Destination, unplaced::Unplaced},
     },
+    units::{Address, Bytes},
 };
 
 /// A copy of an argument.
@@ -43,7 +44,7 @@ pub struct DonationCopy {
 }
 
 /// Copies those arguments of the device with the number `index` that must be copied. Costs a program one look at each
-/// argument that it donates.
+/// argument that it donates. `patience` is that of their allocations.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
@@ -53,12 +54,12 @@ pub fn prepare(
     call: &Call<'_>,
     index: usize,
     device: Option<&Device>,
-    execution: Execution,
+    (execution, patience): (Execution, Patience),
     copies: &mut Vec<DonationCopy>,
-) -> Outcome {
+) -> Result<(), Unplaced> {
     match &call.loaded.program.plan.donations {
         Donations::Only(donated) if !donated.is_empty() => {
-            prepare_each(call, index, device, execution, donated, copies)
+            prepare_each(call, index, device, (execution, patience), donated, copies)
         }
         _ => Ok(()),
     }
@@ -72,17 +73,17 @@ fn prepare_each(
     call: &Call<'_>,
     index: usize,
     device: Option<&Device>,
-    execution: Execution,
+    (execution, patience): (Execution, Patience),
     donated: &[usize],
     copies: &mut Vec<DonationCopy>,
-) -> Outcome {
+) -> Result<(), Unplaced> {
     for &argument in donated {
         if argument >= call.arguments(index).len() {
             continue;
         }
         let buffer = call.argument(index, argument)?;
         if buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument) {
-            copies.extend(copy_read_only(call.loaded, buffer, device, execution, argument)?);
+            copies.extend(copy_read_only(call.loaded, buffer, device, (execution, patience), argument)?);
         }
     }
     Ok(())
@@ -97,14 +98,14 @@ fn copy_read_only(
     loaded: &Loaded,
     buffer: BufferRef<'_>,
     device: Option<&Device>,
-    execution: Execution,
+    (execution, patience): (Execution, Patience),
     argument: usize,
-) -> Outcome<Option<DonationCopy>> {
+) -> Result<Option<DonationCopy>, Unplaced> {
     if buffer.state().is_referenced() {
         return Ok(None);
     }
     // The array is defined, because the outsider's memory is aliased as it is.
-    copy(loaded, buffer, device, execution, argument, || Ok(buffer.get().read()?))
+    copy(loaded, buffer, device, (execution, patience), argument, || Ok(buffer.get().read()?))
 }
 
 /// Copies an argument that a program from a host callback reads. The caller donated the array, so it is deleted like
@@ -122,7 +123,8 @@ pub fn copy_borrowed(
 ) -> Outcome<DonationCopy> {
     let lend = || buffer.get().lend().map(Some);
     // The array is defined, because a program reads it already.
-    Ok(copy(loaded, buffer, device, execution, argument, lend)?.ok_or_else(borrowed)?)
+    let copied = copy(loaded, buffer, device, (execution, Patience::Waits), argument, lend);
+    Ok(copied.map_err(|unplaced| unplaced.explain(&loaded.client))?.ok_or_else(borrowed)?)
 }
 
 /// Copies an argument whose array is defined, if it lies in the device's own memory and `read` finds it.
@@ -133,26 +135,31 @@ fn copy<'a>(
     loaded: &Loaded,
     buffer: BufferRef<'a>,
     device: Option<&Device>,
-    execution: Execution,
+    (execution, patience): (Execution, Patience),
     argument: usize,
     read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
-) -> Outcome<Option<DonationCopy>> {
+) -> Result<Option<DonationCopy>, Unplaced> {
     let client = &loaded.client;
     let Some(device) = device.filter(|device| device.memory().0 == buffer.memory.0) else { return Ok(None) };
     let Some(arena) = &device.arena else { return Ok(None) };
     // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
-    let allocation = allocate_or_explain(&client.allocator, arena, &buffer.shape, provenance)?;
+    let allocation = allocate(&client.allocator, arena, &buffer.shape, provenance, patience)
+        .map_err(|shortage| Unplaced::NoRoom(Arc::clone(arena), shortage))?;
     let Some(reading) = read()? else { return Ok(None) };
+    let (from, bytes) = (reading.address(), buffer.shape.size);
     // SAFETY: the array is defined, and neither changes, moves nor is freed while it is read; nothing else uses the
     // new block, which is as large. The client is alive during the call; the block is aligned, holds the array, and
     // is freed only after the view.
     let view = unsafe {
-        strided::copy(
-            ptr::with_exposed_provenance(reading.address()),
-            ptr::with_exposed_provenance_mut(allocation.address()),
-            buffer.shape.size,
-        );
+        if arena.on_host {
+            let to = ptr::with_exposed_provenance_mut(allocation.address());
+            strided::copy(ptr::with_exposed_provenance(from), to, bytes);
+        } else {
+            // No processor writes to a GPU's memory.
+            let (from, bytes) = (Address::new(from as u64), Bytes::new(bytes as u64));
+            arena.carrier.copy_now(from, allocation.block().address, bytes)?;
+        }
         EngineBuffer::view(client.session, device.memory(), allocation.address(), buffer.shape.array())?
     };
     Ok(Some(DonationCopy { argument, destination: Destination::new(view, allocation) }))

@@ -149,7 +149,7 @@ impl<'a> Launch<'a> {
             }
             launch.prepare(self.call.loaded, [first, holding])?;
             first = holding;
-            donation_copy::prepare(&self.call, index, launch.device, launch.run, &mut launch.copies)?;
+            donation_copy::prepare(&self.call, index, launch.device, (launch.run, holding), &mut launch.copies)?;
             if let Some(scratch) = &launch.scratch {
                 scratch.note_launch();
             }

@@ -179,9 +179,16 @@ fn in_block(
         Origin::Destination(number) => loaded.cache_slot(device_index, number),
         Origin::Argument(_) => None,
     };
-    let (shape, storage) = (Arc::clone(shape), Storage::Arena(allocation));
-    let buffer = Buffer::with_cache_slot(output, (device.handle(), memory), shape, storage, cache_slot);
+    // An outsider has let go of an array in the tier after its launch took it into use, so that the engine consumed it.
+    let tier = device.arena.as_ref().and_then(|arena| arena.tier.as_ref());
+    let tier = tier.filter(|tier| Arc::ptr_eq(&tier.memory, allocation.memory()));
+    let block = allocation.block().id;
+    let storage = if tier.is_some() { Storage::Spilled(allocation) } else { Storage::Arena(allocation) };
+    let buffer = Buffer::with_cache_slot(output, (device.handle(), memory), Arc::clone(shape), storage, cache_slot);
     buffer.define_by(writing);
+    if let Some(tier) = tier {
+        tier.waiting.enter(block, buffer.as_resident());
+    }
     buffer
 }
 

@@ -279,6 +279,12 @@ impl InFlight {
         self.count.fetch_sub(operations.len() + unfenced.len() + deferred.len(), Ordering::Release);
     }
 
+    /// The programs and transfers that are under way.
+    pub fn under_way(&self) -> Vec<Arc<dyn UnderWay>> {
+        let operations: Vec<Arc<Operation>> = self.queue.under_way();
+        operations.into_iter().map(|operation| operation as _).collect()
+    }
+
     /// Whether a program or a transfer is under way.
     pub fn is_busy(&self) -> bool {
         self.queue.is_busy()
@@ -291,10 +297,7 @@ impl InFlight {
 
     /// A deadline from now on; operations under way put it off if `prolonged`.
     pub fn deadline<'a>(&self, callbacks: &'a AtomicI64, prolonged: bool) -> Deadline<'a> {
-        Deadline::new(callbacks, || {
-            let programs: Vec<_> = if prolonged { self.queue.under_way() } else { Vec::new() };
-            programs.into_iter().map(|program: Arc<Operation>| program as _).collect()
-        })
+        Deadline::new(callbacks, || if prolonged { self.under_way() } else { Vec::new() })
     }
 
     /// Calls `attempt` until it breaks, while operations that complete free their memory at once. Every wait for

@@ -1,6 +1,15 @@
 //! The faulty engine, as the tests use it.
 
-use std::{env, ffi::c_char, path::PathBuf, sync::OnceLock};
+use std::{
+    env,
+    ffi::c_char,
+    path::PathBuf,
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use plugin_tests::event::HANG;
 
 /// What is done at the call that a test names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,9 +21,10 @@ pub enum Kind {
     Throw = 3,
     Late = 4,
     ThrowAfter = 5,
+    Hold = 6,
 }
 
-/// Every kind but `Late`, which only an execution on several devices can show.
+/// Every kind but `Late`, which only an execution on several devices can show, and `Hold`, which a test has to end.
 pub const KINDS: [Kind; 5] = [Kind::Fail, Kind::Delay, Kind::Event, Kind::Throw, Kind::ThrowAfter];
 
 /// The text of every error that the engine makes up.
@@ -73,6 +83,25 @@ impl Faulty {
     pub fn disarm(&self) -> bool {
         // SAFETY: the type is the engine's.
         unsafe { self.symbol::<unsafe extern "C" fn() -> bool>("faulty_engine_disarm")() }
+    }
+
+    /// Waits until the call that was to be held is.
+    pub fn wait_held(&self) {
+        let begun = Instant::now();
+        // SAFETY: the type is the engine's.
+        let is_held = unsafe { self.symbol::<unsafe extern "C" fn() -> bool>("faulty_engine_is_held") };
+        // SAFETY: it may be asked at any time.
+        while !unsafe { is_held() } {
+            assert!(begun.elapsed() < HANG / 10, "no call is held");
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.disarm();
+    }
+
+    /// Lets the call go that is held.
+    pub fn let_go(&self) {
+        // SAFETY: the type is the engine's.
+        unsafe { self.symbol::<unsafe extern "C" fn()>("faulty_engine_let_go")() }
     }
 
     /// Calls of the function so far.

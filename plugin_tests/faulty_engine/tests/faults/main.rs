@@ -11,6 +11,7 @@ mod engine;
 mod exceptions;
 mod held;
 mod launches;
+mod spilling;
 mod workloads;
 
 use std::{
