@@ -4,7 +4,10 @@ use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::Weak,
+    sync::{
+        Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -78,6 +81,8 @@ pub struct Group {
     pub(super) book: Mutex<()>,
     /// What this process waits for on each device, by ticket. The first one is in the file.
     pub(super) asks: [Mutex<Vec<Asked>>; MAX_DEVICES],
+    /// Whether the file has lost its name: who joins from now on has another group, with limits of its own.
+    pub(super) is_split: AtomicBool,
 }
 
 impl Group {
@@ -106,6 +111,38 @@ impl Group {
             self.sweep();
         }
         now
+    }
+
+    /// What a member does now and then: it gives back what members that have died held, takes its slot's lock again,
+    /// which the process has lost where something in it has opened and closed the file, and looks whether the file has
+    /// been removed. Then an error in the log says so, and this process takes no more.
+    pub fn look_after(&self) {
+        let looked = self.locked(|layout| {
+            lock::try_lock(self.file(), lock::member(self.slot), Kind::Alone)
+                .map_err(|errno| Error::internal(format!("fcntl failed: {}", reason(errno))))?;
+            Ok(self.sweep_locked(layout))
+        });
+        if looked.is_ok()
+            && matches!(self.folder.leads_to(&self.name, &self.file), Ok(false))
+            && !self.is_split.swap(true, Relaxed)
+        {
+            log::error!("{}", self.split());
+        }
+    }
+
+    /// Why nothing is taken from a group whose file was removed.
+    #[cold]
+    pub(super) fn split(&self) -> Error {
+        self.named(Error::failed_precondition(
+            "its file was removed while it has members, by the end of a login session perhaps (`loginctl enable-linger` \
+             keeps the folder): processes that start now share a budget of their own, so this process takes no more \
+             memory; it keeps what it has. End all members and start them again",
+        ))
+    }
+
+    /// Whether members that died were looked after so short a time ago.
+    pub fn has_swept_within(&self, period: Duration) -> bool {
+        self.layout().is_ok_and(|layout| now().saturating_sub(layout.swept()) < period)
     }
 
     /// Ends all that wait for asks, in every process: they look, and wait again.
@@ -278,6 +315,9 @@ pub(super) fn sweep(layout: &Layout, file: BorrowedFd<'_>, own: Option<usize>) -
             slot.clear();
             swept += 1;
         }
+    }
+    if swept > 0 {
+        layout.note_sweep(now());
     }
     swept
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{error::Code, units::Bytes};
 
 fn terms(limit: u64) -> Terms {
-    Terms { limits: vec![Bytes::new(limit)], explicit_limit: false, min: Bytes::ZERO, weight: 100 }
+    Terms { limits: vec![Bytes::new(limit)], platform: "cpu", explicit_limit: false, min: Bytes::ZERO, weight: 100 }
 }
 
 #[test]

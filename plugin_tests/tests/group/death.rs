@@ -188,7 +188,8 @@ fn child(state: &mut State) -> i32 {
     if !share.wanted().is_nothing() || !share.available().is_zero() || inherited.members(0).is_ok() {
         return 2;
     }
-    let terms = Terms { limits: vec![Bytes::new(100)], explicit_limit: false, min: Bytes::ZERO, weight: 100 };
+    let terms =
+        Terms { limits: vec![Bytes::new(100)], platform: "cpu", explicit_limit: false, min: Bytes::ZERO, weight: 100 };
     let Ok(joined) = Group::join("team", &terms) else { return 3 };
     let own = joined.group.share(0).expect("a device");
     // What the parent has is dropped here; the child's own membership outlives that.

@@ -199,11 +199,12 @@ fn bytes(word: &str) -> Bytes {
 
 fn act(state: &mut State, words: &[&str]) -> String {
     match words {
-        // The limit, and perhaps the minimum, the weight, and how many devices.
+        // The limit, and perhaps the minimum, the weight, how many devices, and that they are GPUs.
         ["join", limit, rest @ ..] => {
             let number = |at: usize, default: u64| rest.get(at).map_or(default, |word| bytes(word).get());
             let terms = Terms {
                 limits: vec![bytes(limit); number(2, 1) as usize],
+                platform: rest.get(3).map_or("cpu", |_| "cuda"),
                 explicit_limit: true,
                 min: Bytes::new(number(0, 0)),
                 weight: number(1, 100) as u32,

@@ -29,11 +29,11 @@ use crate::{
         allocator::{
             compaction::{self, Compacted},
             core::Allocator,
-            group::Asked,
+            group::{self, Asked},
             shared::{discard_holes, take_back},
             spill,
         },
-        device_memory::DeviceMemory,
+        device_memory::{DeviceMemory, GroupPart},
         in_flight::{Round, deadline::Deadline},
     },
     units::Bytes,
@@ -128,11 +128,15 @@ pub fn find_room(
     if patience == Patience::None {
         allocator.drain();
         let provenance = request.provenance;
+        GroupPart::forget_refusal();
         let mut found = take(memory, request);
         for _ in 0..ROUNDS {
-            if found.is_ok() || !spilled(allocator, memory, Goal::Hole(request.size)) {
+            // What others owe is waited for later, when nothing is held.
+            let asks_first = || group::is_broken() || group::others_owe(memory);
+            if found.is_ok() || asks_first() || !spilled(allocator, memory, Goal::Hole(request.size)) {
                 break;
             }
+            GroupPart::forget_refusal();
             found = take(memory, request);
         }
         return found.map_err(|numbers| NoRoom {
@@ -224,11 +228,16 @@ fn reclaim<T, E>(
         // Other threads may have filled the caches since.
         allocator.clear_caches();
         let (since, at_most) = (Instant::now(), deadline.left());
+        GroupPart::forget_refusal();
         let shortage = match attempt(at_most) {
             Ok(found) => return Break(Ok(found)),
             Err(shortage) => shortage,
         };
+        if group::is_broken() {
+            return Break(Err(shortage));
+        }
         let over = rounds.next().is_none() || deadline.is_over();
+        let spills = |goal| spilled(allocator, memory, goal);
         // Taking back what the engine's pool keeps for the next program is cheaper than anything below.
         if !over && take_back(allocator, memory, refused(&shortage)) {
             return Continue(());
@@ -244,12 +253,12 @@ fn reclaim<T, E>(
             return Continue(());
         }
         if !allocator.compacts() || over {
-            if !over && refused(&shortage) && asked.wait(memory, deadline) {
+            if !over && refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
             // What programs under way use can be spilled when they end.
-            if !over && (spilled(allocator, memory, goal) || spill::could_make_room(memory, goal) && round.wait()) {
+            if !over && (spills(goal) || spill::could_make_room(memory, goal) && round.wait()) {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
@@ -270,7 +279,7 @@ fn reclaim<T, E>(
             memory.wait_for_compaction(Instant::now() + deadline.left());
             return Continue(());
         }
-        if refused(&shortage) && asked.wait(memory, deadline) || spilled(allocator, memory, goal) {
+        if refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) || spills(goal) {
             rounds = 0..ROUNDS;
             return Continue(());
         }

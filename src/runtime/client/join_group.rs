@@ -6,18 +6,38 @@ use crate::{
     config::{Settings, Source},
     error::{Code, Result},
     group::{Group, Joined, Terms},
+    runtime::device_memory::GroupPart,
     units::Bytes,
 };
+
+/// The part in a device of this number, and the limit of its arena: the group's, or `most`, what this process can have
+/// of the device, where that is less. Then the log says so.
+///
+/// # Errors
+/// As [`GroupPart::new`].
+pub fn part(group: &Arc<Group>, device: usize, most: Bytes) -> Result<(Arc<GroupPart>, Bytes)> {
+    let part = GroupPart::new(group, device)?;
+    let limit = part.limit();
+    if most < limit {
+        log::warn!(
+            "the limit of device {device} in the group `{}` is {limit}, and this process can have {most} of the device: \
+             it takes no more than that",
+            group.name()
+        );
+    }
+    Ok((Arc::new(part), limit.min(most)))
+}
 
 /// The group that the settings name, of which this process is a member from now on, if they name one and it can be. A
 /// process that cannot goes on alone, and says why.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, or RESOURCE_EXHAUSTED: what the settings ask for cannot be had.
-pub fn join(settings: &Settings, limits: Vec<Bytes>) -> Result<Option<Arc<Group>>> {
+pub fn join(settings: &Settings, platform: &'static str, limits: Vec<Bytes>) -> Result<Option<Arc<Group>>> {
     let Some(name) = &settings.share.value.0 else { return Ok(None) };
     let terms = Terms {
         limits,
+        platform,
         explicit_limit: settings.limit.source != Source::Default,
         min: settings.share_min.value.0,
         weight: settings.share_weight.value.get(),

@@ -1,10 +1,8 @@
 //! A device's part in a group of processes that share its memory.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    cell::Cell,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,10 +11,30 @@ use parking_lot::Mutex;
 use crate::{
     error::Error,
     group::{Ask, Group, MemberInfo, Refused, Share, Taken, Wanted},
-    memory::budget::{Beyond, Whole},
+    memory::{
+        budget::{Beyond, Whole},
+        group::OWED_FOR,
+    },
     runtime::device_memory::spill_record::TransferCounts,
     units::Bytes,
 };
+
+/// How long memory that could not be given back is not offered again, while as much is in use as before.
+const STUCK_FOR: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// What a group refused to this thread since [`GroupPart::forget_refusal`]. An allocation runs on one thread.
+    static REFUSAL: Cell<Option<Refusal>> = const { Cell::new(None) };
+}
+
+/// Why a group gave nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// So much was not free.
+    Short(Bytes),
+    /// It cannot be used.
+    Broken,
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -24,14 +42,22 @@ pub struct GroupPart {
     share: Share,
     /// The number of the device in the group.
     device: usize,
-    /// All that this process has of it.
+    /// All that this client has of it.
     taken: Mutex<Option<Taken>>,
-    /// What was refused last, in bytes.
-    refused: AtomicU64,
+    stuck: Mutex<Option<Stuck>>,
     /// What was asked for, and how long that was waited for.
     pub asked: TransferCounts,
     /// What was given back for others, and how long that took.
     pub given: TransferCounts,
+}
+
+/// Memory that lies idle and could not be given back.
+#[derive(Debug)]
+struct Stuck {
+    /// What was in use then.
+    used: Bytes,
+    bytes: Bytes,
+    since: Instant,
 }
 
 impl GroupPart {
@@ -44,7 +70,7 @@ impl GroupPart {
             share: group.share(device)?,
             device,
             taken: Mutex::default(),
-            refused: AtomicU64::new(0),
+            stuck: Mutex::default(),
             asked: TransferCounts::default(),
             given: TransferCounts::default(),
         })
@@ -65,6 +91,11 @@ impl GroupPart {
         self.share.held()
     }
 
+    /// What this client holds; another one of the process may hold more.
+    pub fn taken(&self) -> Bytes {
+        self.taken.lock().as_ref().map_or(Bytes::ZERO, Taken::bytes)
+    }
+
     /// Everybody who has the device.
     ///
     /// # Errors
@@ -73,9 +104,19 @@ impl GroupPart {
         self.group().members(self.device)
     }
 
-    /// Tells the others what is in use here, and what could be given back at once.
+    /// Tells the others what is in use here, and what could be given back at once: `idle`, but for what is known to
+    /// stay.
     pub fn publish(&self, used: Bytes, idle: Bytes) {
-        self.share.publish(used, idle);
+        let mut stuck = self.stuck.lock();
+        stuck.take_if(|stuck| stuck.used != used || stuck.since.elapsed() > STUCK_FOR);
+        let stays = stuck.as_ref().map_or(Bytes::ZERO, |stuck| stuck.bytes);
+        self.share.publish(used, idle.saturating_sub(stays));
+    }
+
+    /// Of what lies idle, `bytes` could not be given back while `used` are in use.
+    pub fn keeps(&self, used: Bytes, bytes: Bytes) {
+        *self.stuck.lock() = Some(Stuck { used, bytes, since: Instant::now() });
+        self.publish(used, bytes);
     }
 
     /// Counts so much that was given back for others, which took so long.
@@ -94,18 +135,37 @@ impl GroupPart {
         self.share.wanted()
     }
 
-    /// Asks the others for what was refused last, no longer than `until`; for nothing that they cannot give.
+    /// Forgets what this thread was refused, by any group: an allocation is about to try.
+    pub fn forget_refusal() {
+        REFUSAL.set(None);
+    }
+
+    /// What this thread was refused last, if that was not something else's doing: the device may have refused.
+    pub fn refusal() -> Option<Refusal> {
+        REFUSAL.get()
+    }
+
+    /// Whether the others have so much more for this process, and would give it if it asked.
+    pub fn is_owed(&self, bytes: Bytes) -> bool {
+        self.share.is_owed(bytes)
+    }
+
+    /// Asks the others for memory, no longer than `until`; for nothing that they cannot give.
     ///
     /// # Errors
     /// As [`Share::ask`].
-    pub fn ask(&self, until: Instant) -> Result<Option<Asking<'_>>, Error> {
-        let bytes = Bytes::new(self.refused.load(Ordering::Relaxed));
-        if self.share.held() + bytes > self.share.most() {
+    pub fn ask(&self, bytes: Bytes, until: Instant) -> Result<Option<Asking<'_>>, Error> {
+        if !self.could_hold(bytes) {
             return Ok(None);
         }
         let since = Instant::now();
         let ask = self.share.ask(bytes, until)?;
         Ok(Some(Asking { part: self, ask, bytes, since, until }))
+    }
+
+    /// Whether this process could have so much more if the others had no more than their minima.
+    fn could_hold(&self, bytes: Bytes) -> bool {
+        self.share.held().checked_add(bytes).is_some_and(|after| after <= self.share.most())
     }
 }
 
@@ -113,6 +173,7 @@ impl Whole for GroupPart {
     fn take(&self, bytes: Bytes) -> Result<(), Beyond> {
         match self.share.take(bytes) {
             Ok(more) => {
+                Self::forget_refusal();
                 let mut taken = self.taken.lock();
                 match &mut *taken {
                     Some(taken) => taken.add(more),
@@ -120,17 +181,14 @@ impl Whole for GroupPart {
                 }
                 Ok(())
             }
-            Err(refused) => {
-                self.refused.store(bytes.get(), Ordering::Relaxed);
-                Err(match refused {
-                    Refused::Short(short) => {
-                        Beyond { available: short.available, others: short.others + short.guaranteed + short.asked }
-                    }
-                    Refused::Broken(error) => {
-                        log::error!("{error}");
-                        Beyond { available: Bytes::ZERO, others: Bytes::ZERO }
-                    }
-                })
+            Err(Refused::Short(short)) => {
+                REFUSAL.set(Some(Refusal::Short(bytes)));
+                let others = short.others + short.guaranteed + short.asked;
+                Err(Beyond { available: short.available, others, broken: None })
+            }
+            Err(Refused::Broken(error)) => {
+                REFUSAL.set(Some(Refusal::Broken));
+                Err(Beyond { broken: Some(error), ..Beyond::default() })
             }
         }
     }
@@ -142,6 +200,9 @@ impl Whole for GroupPart {
     }
 }
 
+/// Less than this is not worth a change of what others see.
+const PROLONGED_BY: Duration = Duration::from_millis(10);
+
 /// An ask that others see, until this is dropped.
 pub struct Asking<'a> {
     part: &'a GroupPart,
@@ -152,9 +213,18 @@ pub struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Whether it counts no longer.
-    pub fn has_expired(&self) -> bool {
-        Instant::now() >= self.until
+    /// What is asked for is so much now, and `until` then. The ask keeps its place. Whether the others could give that.
+    pub fn change(&mut self, bytes: Bytes, until: Instant) -> bool {
+        if bytes != self.bytes || until > self.until + PROLONGED_BY {
+            (self.bytes, self.until) = (bytes, until);
+            self.ask.change(bytes, until);
+        }
+        self.part.could_hold(bytes)
+    }
+
+    /// Whether the others have had the time to give what they owe.
+    pub fn is_late(&self) -> bool {
+        self.ask.age() > OWED_FOR
     }
 
     /// Whether what was asked for can be taken.
