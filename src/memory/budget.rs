@@ -506,4 +506,34 @@ mod tests {
         // A pool that others use too has more than was granted.
         assert_eq!(budget.trim(|| mib(50)), Bytes::ZERO);
     }
+
+    #[test]
+    fn a_charge_is_divided_and_may_stay_for_good() {
+        let budget = Arc::new(Budget::new(mib(100)));
+        let mut all = budget.take(mib(30)).unwrap();
+        let part = all.split_off(mib(10));
+        assert_eq!(budget.taken().0, mib(30));
+        drop(all);
+        assert_eq!(budget.taken().0, mib(10));
+        part.keep_for_good();
+        assert_eq!(budget.taken().0, mib(10));
+    }
+
+    /// A larger budget that cannot be used.
+    #[derive(Debug)]
+    struct Broken;
+
+    impl Whole for Broken {
+        fn take(&self, _: Bytes) -> Result<(), Beyond> {
+            Err(Beyond { broken: Some(Error::failed_precondition("it is damaged")), ..Beyond::default() })
+        }
+
+        fn give(&self, _: Bytes) {}
+    }
+
+    #[test]
+    fn a_budget_that_cannot_be_used_is_no_lack_of_memory() {
+        let over = Arc::new(Budget::new(mib(100)).part_of(Arc::new(Broken))).take(mib(1)).unwrap_err();
+        assert_eq!((over.code(), over.to_string().as_str()), (Code::Internal, "it is damaged"));
+    }
 }

@@ -326,6 +326,15 @@ fn act(state: &mut State, words: &[&str]) -> String {
             assert_ne!(start, libc::MAP_FAILED);
             "mapped".into()
         }
+        // As a library does that reads the file for itself.
+        ["reopen", path] => {
+            drop(fs::File::open(path).expect("the file"));
+            "closed".into()
+        }
+        ["tick"] => {
+            state.group.as_ref().expect("it has joined").look_after();
+            "looked".into()
+        }
         // As programs do that become a service.
         ["close"] => {
             // SAFETY: what this process does with its other descriptors ends here: it is killed.

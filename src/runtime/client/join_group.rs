@@ -54,3 +54,18 @@ pub fn join(settings: &Settings, platform: &'static str, limits: Vec<Bytes>) -> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_takes_no_more_than_its_own_device_has() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = vec![Bytes::mib(100)];
+        let terms = Terms { limits, platform: "cuda", explicit_limit: false, min: Bytes::ZERO, weight: 100 };
+        let joined = Group::join_in(&folder.path().join("groups"), "team", &terms).expect("joined");
+        let limit = |most| part(&joined.group, 0, Bytes::mib(most)).expect("a device").1;
+        assert_eq!((limit(60), limit(200)), (Bytes::mib(60), Bytes::mib(100)));
+    }
+}

@@ -27,6 +27,9 @@ thread_local! {
     static REFUSAL: Cell<Option<Refusal>> = const { Cell::new(None) };
 }
 
+/// How long others that did not give what they owed are not waited for again.
+const LATE_FOR: Duration = Duration::from_secs(10);
+
 /// Why a group gave nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -45,6 +48,8 @@ pub struct GroupPart {
     /// All that this client has of it.
     taken: Mutex<Option<Taken>>,
     stuck: Mutex<Option<Stuck>>,
+    /// When others were found not to give what they owe.
+    late: Mutex<Option<Instant>>,
     /// What was asked for, and how long that was waited for.
     pub asked: TransferCounts,
     /// What was given back for others, and how long that took.
@@ -71,6 +76,7 @@ impl GroupPart {
             device,
             taken: Mutex::default(),
             stuck: Mutex::default(),
+            late: Mutex::default(),
             asked: TransferCounts::default(),
             given: TransferCounts::default(),
         })
@@ -145,9 +151,13 @@ impl GroupPart {
         REFUSAL.get()
     }
 
-    /// Whether the others have so much more for this process, and would give it if it asked.
+    /// Whether the others have so much more for this process, and may be expected to give it if it asked.
     pub fn is_owed(&self, bytes: Bytes) -> bool {
-        self.share.is_owed(bytes)
+        self.share.is_owed(bytes) && !self.others_are_late()
+    }
+
+    fn others_are_late(&self) -> bool {
+        self.late.lock().is_some_and(|since| since.elapsed() < LATE_FOR)
     }
 
     /// Asks the others for memory, no longer than `until`; for nothing that they cannot give.
@@ -222,9 +232,13 @@ impl Asking<'_> {
         self.part.could_hold(bytes)
     }
 
-    /// Whether the others have had the time to give what they owe.
+    /// Whether the others have had the time to give what they owe, for this ask or for one a short time ago.
     pub fn is_late(&self) -> bool {
-        self.ask.age() > OWED_FOR
+        if self.ask.age() > OWED_FOR {
+            *self.part.late.lock() = Some(Instant::now());
+            return true;
+        }
+        self.part.others_are_late()
     }
 
     /// Whether what was asked for can be taken.
@@ -252,5 +266,62 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.part.asked.add(self.bytes, self.since.elapsed());
         self.part.share.count(self.bytes, Bytes::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{group::Terms, memory::budget::Budget};
+
+    fn group(folder: &tempfile::TempDir) -> Arc<Group> {
+        let terms = Terms {
+            limits: vec![Bytes::new(100)],
+            platform: "cpu",
+            explicit_limit: false,
+            min: Bytes::ZERO,
+            weight: 100,
+        };
+        Group::join_in(&folder.path().join("groups"), "team", &terms).expect("joined").group
+    }
+
+    #[test]
+    fn what_could_not_be_given_back_is_not_offered_again_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let part = GroupPart::new(&group(&folder), 0).expect("a device");
+        part.take(Bytes::new(40)).expect("room");
+        let idle = |used, idle| {
+            part.publish(Bytes::new(used), Bytes::new(idle));
+            part.members().expect("sound")[0].idle.get()
+        };
+        assert_eq!(idle(20, 10), 10);
+        part.keeps(Bytes::new(20), Bytes::new(10));
+        assert_eq!(part.members().expect("sound")[0].idle, Bytes::ZERO);
+        assert_eq!((idle(20, 10), idle(20, 14)), (0, 4));
+        // Where another amount is in use it may go.
+        assert_eq!((idle(19, 11), idle(20, 10)), (11, 10));
+    }
+
+    #[test]
+    fn a_refusal_is_the_threads_and_of_one_attempt() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let group = group(&folder);
+        let [one, two] = [0, 0].map(|device| Arc::new(GroupPart::new(&group, device).expect("a device")));
+        let budget = Arc::new(Budget::new(Bytes::new(100)).part_of(Arc::<GroupPart>::clone(&one)));
+        let _other = two.take(Bytes::new(70));
+        assert_eq!((one.taken(), two.taken(), one.held()), (Bytes::ZERO, Bytes::new(70), Bytes::new(70)));
+        GroupPart::forget_refusal();
+        assert!(budget.take(Bytes::new(40)).is_err());
+        assert_eq!(GroupPart::refusal(), Some(Refusal::Short(Bytes::new(40))));
+        std::thread::scope(|scope| scope.spawn(|| assert_eq!(GroupPart::refusal(), None)).join().expect("no panic"));
+        // The part itself has no more than that, whatever the whole has.
+        GroupPart::forget_refusal();
+        assert!(budget.take(Bytes::new(101)).is_err());
+        assert_eq!(GroupPart::refusal(), None);
+        assert!(budget.take(Bytes::new(40)).is_err());
+        let taken = budget.take(Bytes::new(30)).expect("room");
+        assert_eq!(GroupPart::refusal(), None);
+        drop(taken);
+        two.give(Bytes::new(70));
     }
 }
