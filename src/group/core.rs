@@ -34,7 +34,8 @@ pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(20);
 /// How long another thread of this process may take for what waits for other processes.
 const OWN_THREADS: Duration = Duration::from_secs(5);
 
-/// How long somebody who only looks waits for the lock; then the numbers may be of slightly different instants.
+/// How long somebody who only looks, or tidies up, waits for the lock; then the numbers may be of slightly different
+/// instants, and the next one tidies up.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The groups of which this process is a member. Locked while a descriptor of a group's file is opened or closed: to
@@ -117,7 +118,7 @@ impl Group {
     /// which the process has lost where something in it has opened and closed the file, and looks whether the file has
     /// been removed. Then an error in the log says so, and this process takes no more.
     pub fn look_after(&self) {
-        let looked = self.locked(|layout| {
+        let looked = self.locked_within(LOOK, |layout| {
             lock::try_lock(self.file(), lock::member(self.slot), Kind::Alone)
                 .map_err(|errno| Error::internal(format!("fcntl failed: {}", reason(errno))))?;
             Ok(self.sweep_locked(layout))
@@ -155,7 +156,7 @@ impl Group {
     /// Gives back what members that have died held; returns how many there were. None where the books' lock is not to
     /// be had.
     pub fn sweep(&self) -> usize {
-        self.locked(|layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
+        self.locked_within(LOOK, |layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
     }
 
     /// The members that have the device: who they are, and what they hold and wait for. Of one instant, unless a
@@ -202,6 +203,11 @@ impl Group {
     /// `FAILED_PRECONDITION` in a child, or if another process holds the lock and does not go on: the text names it.
     /// And what `work` returns.
     pub(super) fn locked<T>(&self, work: impl FnOnce(&Layout) -> Result<T>) -> Result<T> {
+        self.locked_within(lock::WITHIN, work)
+    }
+
+    /// As [`Self::locked`], with so much patience for a process that holds the lock: others of this one wait for it, too.
+    fn locked_within<T>(&self, within: Duration, work: impl FnOnce(&Layout) -> Result<T>) -> Result<T> {
         let layout = self.layout()?;
         let _own = self.book.try_lock_for(OWN_THREADS).ok_or_else(|| {
             Error::failed_precondition(format!(
@@ -210,7 +216,7 @@ impl Group {
             ))
         })?;
         self.own(layout).map_err(|error| self.named(error))?;
-        let _book = Book::lock(self.file()).map_err(|none| self.named(no_book(none, layout)))?;
+        let _book = Book::lock(self.file(), within).map_err(|none| self.named(no_book(none, layout)))?;
         work(layout).map_err(|error| self.named(error))
     }
 
@@ -270,7 +276,7 @@ impl Drop for Group {
         let registry = registry();
         {
             let layout: &Layout = &self.mapping;
-            let book = Book::lock(self.file.as_fd());
+            let book = Book::lock(self.file.as_fd(), lock::WITHIN);
             if let Ok(own) = self.own(layout) {
                 own.clear();
                 layout.given.tell();
@@ -329,9 +335,9 @@ impl<'a> Book<'a> {
     /// Locks.
     ///
     /// # Errors
-    /// Who holds it, or the kernel's.
-    pub(super) fn lock(file: BorrowedFd<'a>) -> Result<Self, NoLock> {
-        lock::lock(file, BOOK, Kind::Alone, lock::WITHIN)?;
+    /// Who holds it after so long, or the kernel's.
+    pub(super) fn lock(file: BorrowedFd<'a>, within: Duration) -> Result<Self, NoLock> {
+        lock::lock(file, BOOK, Kind::Alone, within)?;
         Ok(Self(file))
     }
 

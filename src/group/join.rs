@@ -180,7 +180,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     }
     // Closed on every way out: as this process is no member, it has no locks on the file but those of this call.
     let (mapping, slot, number) = {
-        let _book = Book::lock(file.as_fd()).map_err(|none| {
+        let _book = Book::lock(file.as_fd(), lock::WITHIN).map_err(|none| {
             // Not mapped: it may be shorter than that.
             let layout = read(file.as_fd());
             of_group(layout.map_or_else(|errno| Error::internal(reason(errno)), |layout| no_book(none, &layout)))

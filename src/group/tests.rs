@@ -112,8 +112,8 @@ fn whoever_waits_for_asks_can_be_woken() {
 /// A slot of another member's, as another process would write it: there is none.
 const OTHER: usize = 5;
 
-fn entry() -> Entry {
-    Entry { number: 77, process: Process::current(), weight: 100, min: Bytes::ZERO, devices: 1 }
+fn entry(number: u64) -> Entry {
+    Entry { number, process: Process::current(), weight: 100, min: Bytes::ZERO, devices: 1 }
 }
 
 #[test]
@@ -121,11 +121,11 @@ fn who_looks_without_the_lock_sees_a_member_or_none() {
     let folder = tempfile::tempdir().expect("a folder");
     let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
     let layout = joined.group.layout().expect("a member");
-    let over = AtomicBool::new(false);
+    let (other, over) = (entry(77), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..100_000 {
-                layout.slot(OTHER).take(&entry());
+            for number in 77..50_000 {
+                layout.slot(OTHER).take(&Entry { number, ..other.clone() });
                 layout.slot(OTHER).clear();
             }
             over.store(true, Relaxed);
@@ -160,7 +160,7 @@ fn an_ask_that_is_over_wakes_nobody() {
     let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
     let share = joined.group.share(0).expect("a device");
     let other = joined.group.layout().expect("a member").slot(OTHER);
-    other.take(&entry());
+    other.take(&entry(77));
     let since = now();
     let asked = |until| Some(Asked { bytes: Bytes::new(5), ticket: 1, since, until });
     other.line(0).ask(asked(since + Duration::from_secs(60)));
@@ -176,7 +176,7 @@ fn an_ask_to_which_nobody_owes_anything_hides_no_other() {
     let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
     let share = joined.group.share(0).expect("a device");
     let layout = joined.group.layout().expect("a member");
-    layout.slot(OTHER).take(&entry());
+    layout.slot(OTHER).take(&entry(77));
     layout.slot(OTHER).line(0).held.store(80, Relaxed);
     let until = Instant::now() + Duration::from_secs(60);
     let asks = [90, 50].map(|bytes| share.ask(Bytes::new(bytes), until).expect("a member"));
