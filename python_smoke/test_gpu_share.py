@@ -69,8 +69,8 @@ def test_an_array_of_many_chunks_is_asked_for_as_a_whole(tmp_path):
     tmp_path.chmod(0o700)
     machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114)
     with members(tmp_path, machine, machine) as (first, second):
-        # Holes of 4 MiB, with two chunks behind each, are 24 of 48 MiB, and 16 are free: who takes what is free chunk by
-        # chunk lacks only the next one, and gives all back before it asks for that.
+        # Holes of 4 MiB, with two chunks behind each, are 24 of 48 MiB, and 16 are free: who takes what is free chunk
+        # by chunk lacks only the next one, and gives all back before it asks for that.
         first.do("keep(12, 4); kept = kept[::2]; gc.collect()")
         second.do("keep(1, 30); check()")
         told = second.do(expression="part()")
