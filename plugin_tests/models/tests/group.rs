@@ -28,5 +28,5 @@ fn two_processes_that_die_again_and_again() {
 
 #[test]
 fn asks_that_wait_long() {
-    check(Group { limit: 3, terms: vec![(0, 100), (1, 100), (0, 100)], amounts: vec![1, 2], deaths: 0, patient: true });
+    check(Group { limit: 3, terms: vec![(0, 100), (1, 100), (0, 100)], amounts: vec![2], deaths: 1, patient: true });
 }
