@@ -63,3 +63,33 @@ def test_chunks_change_hands(tmp_path, spill):
         sums()
         first.end()
         second.end()
+
+
+def test_an_array_of_many_chunks_is_asked_for_as_a_whole(tmp_path):
+    tmp_path.chmod(0o700)
+    machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114)
+    with members(tmp_path, machine, machine) as (first, second):
+        # Holes of 4 MiB, with two chunks behind each, are 24 of 48 MiB, and 16 are free: who takes what is free chunk
+        # by chunk lacks only the next one, and gives all back before it asks for that.
+        first.do("keep(12, 4); kept = kept[::2]; gc.collect()")
+        second.do("keep(1, 30); check()")
+        told = second.do(expression="part()")
+        assert told["num_asked"] == 1 and told["asked_bytes"] >= 12 * MIB, told
+        assert first.do("check()", "part()")["given_bytes"] >= 12 * MIB
+        # What programs take is refused with the names of those who have the memory.
+        second.do("values = ramp(0, 1); sort = jax.jit(lambda x: jnp.sort(jnp.tile(x, 60))[::-1][:8])")
+        text = second.do(expression="error_of(lambda: sort(values).block_until_ready())")
+        assert f"process {first.pid} (" in text and "of the limit of 64.00MiB are this process's" in text, text
+        first.end()
+        second.end()
+
+
+def test_devices_of_another_platform_are_not_shared(tmp_path):
+    tmp_path.chmod(0o700)
+    machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114)
+    with members(tmp_path, {}) as (first,), members(tmp_path, machine) as (second,):
+        first.do("keep(1, 4); check()")
+        second.do("keep(1, 4); check()")
+        wrote = second.end()
+        assert "has no effect" in wrote and "its members share devices of the platform `cpu`" in wrote, wrote
+        first.end()

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -73,6 +75,30 @@ def test_arrays_are_spilled_for_others_down_to_what_one_is_entitled_to(runtime):
         assert mine >= 24 * MIB and sum(held(first, second)) <= 64 * MIB, mine
 
 
+def test_who_can_spill_does_not_wait_long_for_what_others_cannot_give(runtime):
+    with members(runtime, {}, {"PJRT_ARENA_SPILL": "host"}) as (first, second):
+        first.do("keep(12, 4)")
+        second.do("keep(4, 4)")
+        begun = time.monotonic()
+        # The first one owes it, by its part, and has neither idle memory nor a place for its arrays.
+        second.do("keep(2, 4, 4); check()")
+        waited = time.monotonic() - begun
+        # The first of the two waits a second; it was ten, and then an error.
+        assert 1 <= waited < 8, waited
+        assert second.do(expression="memory.stats()[0].spill.spilled_bytes") >= 8 * MIB
+
+
+def test_a_launch_asks_others_before_it_spills(runtime):
+    spill = {"PJRT_ARENA_SPILL": "host"}
+    with members(runtime, {}, spill) as (first, second):
+        first.do("for _ in range(4):\n keep(10, 4)\n kept.clear()\n gc.collect()")
+        assert held(first)[0] > 32 * MIB
+        second.do("keep(4, 4); step = jax.jit(lambda x: x + 1)")
+        second.do("made = [jax.block_until_ready(step(array)) for _, array in kept * 2]; check()")
+        assert second.do(expression="memory.stats()[0].spill.spilled_bytes") == 0
+        assert first.do(expression="part()['given_bytes']") > 0
+
+
 def test_weights_divide_what_is_not_guaranteed(runtime):
     spill = {"PJRT_ARENA_SPILL": "host"}
     with members(runtime, spill | {"PJRT_ARENA_SHARE_WEIGHT": "300"}, spill) as (first, second):
@@ -120,6 +146,46 @@ def test_a_member_that_is_stopped_is_waited_for_a_while_and_named(runtime):
         os.kill(first.pid, signal.SIGCONT)
         first.do("kept.clear(); gc.collect()")
         second.do("keep(5, 8); check()")
+
+
+#: Locks the books of a group, as a process has them that is stopped while it takes memory.
+SEIZE = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_books_that_a_stopped_process_has_locked_are_an_error_soon(runtime):
+    with members(runtime, {}, {}) as (first, _second):
+        first.do("keep(1, 4)")
+        command = [sys.executable, "-c", SEIZE, str(runtime / "pjrt-arena" / "test")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as seizer:
+            assert seizer.stdout is not None and seizer.stdout.readline() == b"locked\n"
+            os.kill(seizer.pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            text = first.do(expression="error_of(lambda: keep(4, 8))")
+            waited = time.monotonic() - begun
+            seizer.kill()
+        assert f"process {seizer.pid}" in text and "has held the lock of its books for 2 s" in text, text
+        # Once, and not for each of the halves that it tried before.
+        assert waited < 12, waited
+        first.do("keep(1, 8); check()")
+
+
+def test_a_process_whose_groups_file_was_removed_takes_no_more(runtime):
+    with members(runtime, {}, {}) as (first, second):
+        first.do("keep(2, 4)")
+        (runtime / "pjrt-arena" / "test").unlink()
+        # Each looks once a second.
+        time.sleep(2.5)
+        text = first.do(expression="error_of(lambda: keep(6, 8))")
+        assert "its file was removed while it has members" in text and "enable-linger" in text, text
+        first.do("check()")
+        assert first.end().count("its file was removed while it has members") == 1
+        second.end()
 
 
 def test_an_ask_counts_as_long_as_somebody_waits(runtime):

@@ -82,7 +82,7 @@ fn main() {
 /// with the strategy that has a region for each block, what such a region costs.
 fn in_a_group() {
     const LIMIT: Bytes = Bytes::gib(4);
-    let terms = Terms { limits: vec![LIMIT], explicit_limit: true, min: Bytes::ZERO, weight: 100 };
+    let terms = Terms { limits: vec![LIMIT], platform: "cpu", explicit_limit: true, min: Bytes::ZERO, weight: 100 };
     let group = Group::join(&format!("bench-{}", std::process::id()), &terms).expect("a group of its own").group;
     let part = Arc::new(GroupPart::new(&group, 0).expect("the device is there"));
     let budget = Arc::new(Budget::new(LIMIT).part_of(Arc::<GroupPart>::clone(&part)));

@@ -4,7 +4,10 @@ use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::Weak,
+    sync::{
+        Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -31,7 +34,8 @@ pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(20);
 /// How long another thread of this process may take for what waits for other processes.
 const OWN_THREADS: Duration = Duration::from_secs(5);
 
-/// How long somebody who only looks waits for the lock; then the numbers may be of slightly different instants.
+/// How long somebody who only looks, or tidies up, waits for the lock; then the numbers may be of slightly different
+/// instants, and the next one tidies up.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The groups of which this process is a member. Locked while a descriptor of a group's file is opened or closed: to
@@ -78,6 +82,8 @@ pub struct Group {
     pub(super) book: Mutex<()>,
     /// What this process waits for on each device, by ticket. The first one is in the file.
     pub(super) asks: [Mutex<Vec<Asked>>; MAX_DEVICES],
+    /// Whether the file has lost its name: who joins from now on has another group, with limits of its own.
+    pub(super) is_split: AtomicBool,
 }
 
 impl Group {
@@ -108,6 +114,38 @@ impl Group {
         now
     }
 
+    /// What a member does now and then: it gives back what members that have died held, takes its slot's lock again,
+    /// which the process has lost where something in it has opened and closed the file, and looks whether the file has
+    /// been removed. Then an error in the log says so, and this process takes no more.
+    pub fn look_after(&self) {
+        let looked = self.locked_within(LOOK, |layout| {
+            lock::try_lock(self.file(), lock::member(self.slot), Kind::Alone)
+                .map_err(|errno| Error::internal(format!("fcntl failed: {}", reason(errno))))?;
+            Ok(self.sweep_locked(layout))
+        });
+        if looked.is_ok()
+            && matches!(self.folder.leads_to(&self.name, &self.file), Ok(false))
+            && !self.is_split.swap(true, Relaxed)
+        {
+            log::error!("{}", self.split());
+        }
+    }
+
+    /// Why nothing is taken from a group whose file was removed.
+    #[cold]
+    pub(super) fn split(&self) -> Error {
+        self.named(Error::failed_precondition(
+            "its file was removed while it has members, by the end of a login session perhaps (`loginctl enable-linger` \
+             keeps the folder): processes that start now share a budget of their own, so this process takes no more \
+             memory; it keeps what it has. End all members and start them again",
+        ))
+    }
+
+    /// Whether members that died were looked after so short a time ago.
+    pub fn has_swept_within(&self, period: Duration) -> bool {
+        self.layout().is_ok_and(|layout| now().saturating_sub(layout.swept()) < period)
+    }
+
     /// Ends all that wait for asks, in every process: they look, and wait again.
     pub fn end_waits(&self) {
         if let Ok(layout) = self.layout() {
@@ -118,7 +156,7 @@ impl Group {
     /// Gives back what members that have died held; returns how many there were. None where the books' lock is not to
     /// be had.
     pub fn sweep(&self) -> usize {
-        self.locked(|layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
+        self.locked_within(LOOK, |layout| Ok(self.sweep_locked(layout))).unwrap_or(0)
     }
 
     /// The members that have the device: who they are, and what they hold and wait for. Of one instant, unless a
@@ -165,6 +203,11 @@ impl Group {
     /// `FAILED_PRECONDITION` in a child, or if another process holds the lock and does not go on: the text names it.
     /// And what `work` returns.
     pub(super) fn locked<T>(&self, work: impl FnOnce(&Layout) -> Result<T>) -> Result<T> {
+        self.locked_within(lock::WITHIN, work)
+    }
+
+    /// As [`Self::locked`], with so much patience for a process that holds the lock: others of this one wait for it, too.
+    fn locked_within<T>(&self, within: Duration, work: impl FnOnce(&Layout) -> Result<T>) -> Result<T> {
         let layout = self.layout()?;
         let _own = self.book.try_lock_for(OWN_THREADS).ok_or_else(|| {
             Error::failed_precondition(format!(
@@ -173,7 +216,7 @@ impl Group {
             ))
         })?;
         self.own(layout).map_err(|error| self.named(error))?;
-        let _book = Book::lock(self.file()).map_err(|none| self.named(no_book(none, layout)))?;
+        let _book = Book::lock(self.file(), within).map_err(|none| self.named(no_book(none, layout)))?;
         work(layout).map_err(|error| self.named(error))
     }
 
@@ -233,7 +276,7 @@ impl Drop for Group {
         let registry = registry();
         {
             let layout: &Layout = &self.mapping;
-            let book = Book::lock(self.file.as_fd());
+            let book = Book::lock(self.file.as_fd(), lock::WITHIN);
             if let Ok(own) = self.own(layout) {
                 own.clear();
                 layout.given.tell();
@@ -279,6 +322,9 @@ pub(super) fn sweep(layout: &Layout, file: BorrowedFd<'_>, own: Option<usize>) -
             swept += 1;
         }
     }
+    if swept > 0 {
+        layout.note_sweep(now());
+    }
     swept
 }
 
@@ -289,9 +335,9 @@ impl<'a> Book<'a> {
     /// Locks.
     ///
     /// # Errors
-    /// Who holds it, or the kernel's.
-    pub(super) fn lock(file: BorrowedFd<'a>) -> Result<Self, NoLock> {
-        lock::lock(file, BOOK, Kind::Alone, lock::WITHIN)?;
+    /// Who holds it after so long, or the kernel's.
+    pub(super) fn lock(file: BorrowedFd<'a>, within: Duration) -> Result<Self, NoLock> {
+        lock::lock(file, BOOK, Kind::Alone, within)?;
         Ok(Self(file))
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Identity {
 
 impl Identity {
     /// From what the system says of it.
-    fn of(stat: &Stat) -> Self {
+    pub(super) fn of(stat: &Stat) -> Self {
         Self { device: stat.st_dev, inode: stat.st_ino }
     }
 }
@@ -121,6 +121,18 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// Which file the group's is, if it exists.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn identity_of(&self, name: &str) -> rustix::io::Result<Option<Identity>> {
+        match statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok(Some(Identity::of(&named))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// The file of the group, open; made if it does not exist and `make` says so. It is no link, a regular file of this
     /// user's, and nobody else may open it. [`Errno::NOENT`] where it does not exist.
     ///
@@ -155,11 +167,7 @@ impl Folder {
     /// The kernel's.
     pub(super) fn leads_to(&self, name: &str, file: &OwnedFd) -> rustix::io::Result<bool> {
         let open = Identity::of(&fstat(file)?);
-        match statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(named) => Ok(Identity::of(&named) == open),
-            Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(errno),
-        }
+        Ok(self.identity_of(name)? == Some(open))
     }
 
     /// Takes the name away.

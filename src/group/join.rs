@@ -4,7 +4,7 @@ use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, OwnedFd},
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     thread,
     time::{Duration, Instant},
 };
@@ -35,6 +35,8 @@ const JOIN_WITHIN: Duration = Duration::from_secs(10);
 pub struct Terms {
     /// The limit of each device, which counts if it is the first member.
     pub limits: Vec<Bytes>,
+    /// What the devices are: a group has those of one platform.
+    pub platform: &'static str,
     /// Whether somebody asked for those limits: then a note says if the group has others.
     pub explicit_limit: bool,
     /// What nobody takes away from it, on each of its devices.
@@ -178,7 +180,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
     }
     // Closed on every way out: as this process is no member, it has no locks on the file but those of this call.
     let (mapping, slot, number) = {
-        let _book = Book::lock(file.as_fd()).map_err(|none| {
+        let _book = Book::lock(file.as_fd(), lock::WITHIN).map_err(|none| {
             // Not mapped: it may be shorter than that.
             let layout = read(file.as_fd());
             of_group(layout.map_or_else(|errno| Error::internal(reason(errno)), |layout| no_book(none, &layout)))
@@ -213,6 +215,7 @@ fn try_join(folder: Folder, name: &str, terms: &Terms) -> Result<Try> {
         generation,
         book: Mutex::new(()),
         asks: Default::default(),
+        is_split: AtomicBool::new(false),
     });
     registry.push(Registered {
         folder: folder_identity,
@@ -237,7 +240,7 @@ fn settle(file: &OwnedFd, terms: &Terms) -> Result<Mapping> {
             Error::new(Code::ResourceExhausted, why)
         })?;
         let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
-        mapping.begin(&terms.limits, u64::try_from(now().as_nanos()).unwrap_or(1));
+        mapping.begin(&terms.limits, terms.platform, u64::try_from(now().as_nanos()).unwrap_or(1));
         return Ok(mapping);
     }
     let size = fstat(file).map_err(|errno| internal("fstat", errno))?.st_size;
@@ -250,6 +253,7 @@ fn settle(file: &OwnedFd, terms: &Terms) -> Result<Mapping> {
     }
     let mapping = Mapping::new(file.as_fd()).map_err(|errno| internal("mmap", errno))?;
     mapping.check().map_err(|why| Error::new(Code::DataLoss, format!("{why}; end its members first")))?;
+    mapping.check_platform(terms.platform).map_err(Error::failed_precondition)?;
     Ok(mapping)
 }
 
@@ -321,6 +325,7 @@ impl Group {
     /// As [`Group::join`].
     fn more_devices(&self, terms: &Terms) -> Result<()> {
         self.locked(|layout| {
+            layout.check_platform(terms.platform).map_err(Error::failed_precondition)?;
             let own = self.own(layout)?;
             let (had, wanted) = (own.devices(), terms.limits.len());
             if wanted > had {

@@ -1,7 +1,7 @@
 //! What a group's file holds: words that only their member writes, but for the group's own.
 //!
 //! ```text
-//!  header   what the file is; the limits; the ticket of the next ask; two words to sleep on
+//!  header   what the file is; the limits; the platform; the ticket of the next ask; two words to sleep on
 //!  slot 0   a member: who it is, its terms, and for each device what it holds, shows and asks for
 //!  slot 1
 //!   ...
@@ -11,7 +11,11 @@
 //! what the members hold. What is read is looked at before it is used, as anything may have written to the file.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+        fence,
+    },
     time::Duration,
 };
 
@@ -32,7 +36,7 @@ pub const MAX_DEVICES: usize = 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"pjrtgrup");
 
 /// Changes with the layout and with the rules.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// How long a file is.
 pub(super) const SIZE: usize = size_of::<Layout>();
@@ -45,6 +49,10 @@ pub(super) struct Layout {
     version: AtomicU64,
     devices: AtomicU64,
     limits: [AtomicU64; MAX_DEVICES],
+    /// The first bytes of its name.
+    platform: AtomicU64,
+    /// When slots of the dead were freed last, in nanoseconds on the system's clock.
+    swept: AtomicU64,
     tickets: AtomicU64,
     /// Members wait here for asks.
     pub(super) asked: Signal,
@@ -119,7 +127,7 @@ impl Layout {
 
     /// Makes it the file of a group without members, whatever it was. Nobody else reads or writes it meanwhile.
     /// Its members' numbers and tickets begin at `first`, which is higher than any that it had.
-    pub(super) fn begin(&self, limits: &[Bytes], first: u64) {
+    pub(super) fn begin(&self, limits: &[Bytes], platform: &str, first: u64) {
         self.magic.store(0, Relaxed);
         self.slots.iter().for_each(Slot::clear);
         self.version.store(VERSION, Relaxed);
@@ -127,8 +135,37 @@ impl Layout {
         for (device, word) in self.limits.iter().enumerate() {
             word.store(limits.get(device).map_or(0, |limit| limit.get()), Relaxed);
         }
+        self.platform.store(platform_word(platform), Relaxed);
+        self.swept.store(0, Relaxed);
         self.tickets.store(first.max(1), Relaxed);
         self.magic.store(MAGIC, Relaxed);
+    }
+
+    /// Checks that it shares devices of this platform.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub(super) fn check_platform(&self, platform: &str) -> Result<(), String> {
+        let word = self.platform.load(Relaxed);
+        if word == platform_word(platform) {
+            return Ok(());
+        }
+        let own = word.to_le_bytes().into_iter().take_while(u8::is_ascii_alphanumeric).map(char::from);
+        Err(format!(
+            "its members share devices of the platform `{}`, and this process has devices of the platform `{platform}`: \
+             give each platform a group with a name of its own",
+            own.collect::<String>()
+        ))
+    }
+
+    /// Members that died were looked after just now.
+    pub(super) fn note_sweep(&self, now: Duration) {
+        self.swept.store(nanos(now), Relaxed);
+    }
+
+    /// When members that died were looked after last.
+    pub(super) fn swept(&self) -> Duration {
+        Duration::from_nanos(self.swept.load(Relaxed))
     }
 
     /// How many devices have a limit. Never more than [`MAX_DEVICES`], whatever the file says.
@@ -162,8 +199,17 @@ impl Layout {
     /// `DATA_LOSS` with the first number that cannot be.
     pub(super) fn members(&self, device: usize) -> Result<Vec<(usize, Member)>> {
         let limit = self.limit(device);
-        let on_device = self.taken().filter(|(_, slot)| device < slot.devices());
-        on_device.map(|(index, slot)| Ok((index, slot.member(index, device, limit)?))).collect()
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| {
+                // One that leaves, or comes, while this looks without the books' lock is none.
+                let number = slot.number.load(Acquire);
+                let member = (number != 0 && device < slot.devices()).then(|| slot.member(index, device, limit));
+                fence(Acquire);
+                member.filter(|_| slot.number() == number).map(|member| Ok((index, member?)))
+            })
+            .collect()
     }
 }
 
@@ -190,12 +236,13 @@ impl Slot {
         self.weight.store(u64::from(*weight), Relaxed);
         self.min.store(min.get(), Relaxed);
         self.devices.store(*devices as u64, Relaxed);
-        self.number.store(*number, std::sync::atomic::Ordering::Release);
+        self.number.store(*number, Release);
     }
 
     /// Its member has gone, and with it all that it held.
     pub(super) fn clear(&self) {
         self.number.store(0, Relaxed);
+        fence(Release);
         for line in &self.lines {
             let Line { ask, held, used, idle, total_asked, total_given, ticket, since, until } = line;
             for word in [ask, held, used, idle, total_asked, total_given, ticket, since, until] {
@@ -273,20 +320,32 @@ impl Slot {
 impl Line {
     /// What the member waits for.
     pub(super) fn asked(&self) -> Option<Asked> {
-        let bytes = Bytes::new(self.ask.load(std::sync::atomic::Ordering::Acquire));
+        let bytes = Bytes::new(self.ask.load(Acquire));
         let [since, until] = [&self.since, &self.until].map(|word| Duration::from_nanos(word.load(Relaxed)));
         (!bytes.is_zero()).then(|| Asked { bytes, ticket: self.ticket.load(Relaxed), since, until })
     }
 
     /// The member waits for something, or for nothing.
     pub(super) fn ask(&self, asked: Option<Asked>) {
-        self.ask.store(0, Relaxed);
+        let shown = self.asked().map(|shown| shown.ticket);
+        // One that is only prolonged, or of another size, is seen all the while.
+        if asked.is_none_or(|asked| shown != Some(asked.ticket)) {
+            self.ask.store(0, Relaxed);
+            fence(Release);
+        }
         let Some(Asked { bytes, ticket, since, until }) = asked else { return };
         self.ticket.store(ticket, Relaxed);
         self.since.store(nanos(since), Relaxed);
         self.until.store(nanos(until), Relaxed);
-        self.ask.store(bytes.get(), std::sync::atomic::Ordering::Release);
+        self.ask.store(bytes.get(), Release);
     }
+}
+
+/// The first eight bytes of a platform's name.
+fn platform_word(name: &str) -> u64 {
+    let mut word = [0; 8];
+    word.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+    u64::from_le_bytes(word)
 }
 
 /// A time on the system's clock, as the file has it.

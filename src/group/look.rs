@@ -1,18 +1,30 @@
 //! The groups of a user, looked at without being a member.
 
-use std::{os::fd::AsFd, thread, time::Duration};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    thread,
+    time::Duration,
+};
+
+use rustix::fs::fstat;
 
 use crate::{
     error::{Code, Error, Result},
     fork,
     group::{
         core::{Book, Registered, now, registry},
-        folder::{Folder, check_name, reason},
+        folder::{Folder, Identity, check_name, reason},
         info::{MemberInfo, infos},
-        mapping::read,
+        mapping::{is_mapped, read},
+        process::Process,
     },
+    sync::Mutex,
     units::Bytes,
 };
+
+/// Files of which another copy of this library in this process is a member. They stay open: to close one would end that
+/// copy's locks.
+static OF_OTHER_COPIES: Mutex<Vec<(Identity, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// A group at one instant.
 #[derive(Clone, Debug)]
@@ -76,13 +88,37 @@ pub fn look_in(folder: &Folder, name: &str) -> Result<Overview> {
         // Another thread is leaving it at the moment.
         thread::sleep(Duration::from_micros(200));
     };
+    let mut kept = OF_OTHER_COPIES.lock();
+    let named = folder.identity_of(name).map_err(|errno| precondition(reason(errno)))?;
+    let is_named = |(identity, _): &&(Identity, OwnedFd)| named == Some(*identity);
+    if let Some((_, file)) = kept.iter().find(is_named) {
+        return picture(name, file, true).map_err(of_group);
+    }
     let file = folder.open(name, false).map_err(precondition)?;
     let file = file.ok_or_else(|| of_group(Error::not_found("there is none with this name")))?;
-    let _book = Book::lock_to_read(file.as_fd());
-    let layout = read(file.as_fd()).map_err(|errno| precondition(reason(errno)))?;
-    layout.check().map_err(|why| of_group(Error::new(Code::DataLoss, why)))?;
-    let device =
-        |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, None, now()).map_err(of_group)?));
+    let opened = fstat(&file).map_err(|errno| precondition(reason(errno)))?;
+    let is_other_copys = is_mapped(opened.st_ino, &folder.path_of(name));
+    let seen = picture(name, &file, is_other_copys).map_err(of_group);
+    if is_other_copys {
+        kept.push((Identity::of(&opened), file));
+    }
+    seen
+}
+
+/// What a file shows. Without a lock where another copy of the library in this process is a member: its locks are this
+/// process's, and would be replaced.
+///
+/// # Errors
+/// As [`look`], without the group's name.
+fn picture(name: &str, file: &OwnedFd, is_other_copys: bool) -> Result<Overview> {
+    let _book = (!is_other_copys).then(|| Book::lock_to_read(file.as_fd()));
+    let layout = read(file.as_fd()).map_err(|errno| Error::failed_precondition(reason(errno)))?;
+    layout.check().map_err(|why| Error::new(Code::DataLoss, why))?;
+    let current = is_other_copys.then(Process::current);
+    // A process does not see its own locks.
+    let own = current.and_then(|current| layout.taken().find(|(_, slot)| slot.process().is(&current)));
+    let own = own.map(|(slot, _)| slot);
+    let device = |device| Ok((layout.limit(device), infos(&layout, file.as_fd(), device, own, now())?));
     let devices = (0..layout.devices()).map(device).collect::<Result<_>>()?;
     Ok(Overview { name: name.to_owned(), devices })
 }

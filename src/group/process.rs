@@ -39,6 +39,11 @@ impl Process {
         Self { pid: std::process::id(), started, command }
     }
 
+    /// Whether it is the same one, as far as its number and its start say.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+
     /// From what [`Self::command_words`] gave.
     pub(super) fn new(pid: u32, started: u64, words: [u64; 2]) -> Self {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take_while(|byte| *byte != 0).collect();

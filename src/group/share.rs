@@ -155,6 +155,9 @@ impl Share {
     /// be used.
     pub fn take(&self, bytes: Bytes) -> Result<Taken, Refused> {
         let part = &self.part;
+        if part.group.is_split.load(Relaxed) {
+            return Err(Refused::Broken(part.group.split()));
+        }
         let taken = part.group.locked(|layout| {
             let short = match part.try_take(layout, bytes)? {
                 Some(_) if part.group.sweep_locked(layout) > 0 => part.try_take(layout, bytes)?,
@@ -180,6 +183,11 @@ impl Share {
         available().unwrap_or_default()
     }
 
+    /// Whether the others have so much more for this process, and would give it if it asked.
+    pub fn is_owed(&self, bytes: Bytes) -> bool {
+        self.part.is_owed(Asked { bytes, ticket: u64::MAX, since: now(), until: Duration::MAX })
+    }
+
     /// Asks the other members for memory, so that `bytes` can be taken. The ask counts until it is dropped, and no
     /// longer than `until`. Those of one process and device are shown to the others one after the other.
     ///
@@ -188,13 +196,7 @@ impl Share {
     pub fn ask(&self, bytes: Bytes, until: Instant) -> Result<Ask> {
         let part = &self.part;
         let layout = part.group.layout()?;
-        let since = now();
-        let asked = Asked {
-            bytes,
-            ticket: layout.ticket(),
-            since,
-            until: since.saturating_add(until.saturating_duration_since(Instant::now())),
-        };
+        let asked = Asked { bytes, ticket: layout.ticket(), since: now(), until: on_the_clock(until) };
         part.change_asks(layout, |asks| asks.push(asked));
         layout.asked.tell();
         Ok(Ask { part: part.clone(), asked, seen: AtomicU32::new(layout.given.seen()) })
@@ -221,9 +223,10 @@ impl Share {
     /// Whether another member asks for memory of the device.
     pub fn is_asked(&self) -> bool {
         let part = &self.part;
+        let now = now();
         let asks = |layout: &Layout| {
-            let mut taken = layout.taken();
-            taken.any(|(slot, entry)| slot != part.group.slot && entry.line(part.device).asked().is_some())
+            let mut others = layout.taken().filter(|(slot, _)| *slot != part.group.slot);
+            others.any(|(_, entry)| entry.line(part.device).asked().is_some_and(|ask| now < ask.until))
         };
         part.group.layout().is_ok_and(asks)
     }
@@ -303,18 +306,44 @@ impl Part {
         layout.given.tell();
     }
 
-    /// Changes what this process waits for, and shows the first of it to the others.
+    /// As [`rules::is_owed`], of an ask that this process has or might have.
+    fn is_owed(&self, asked: Asked) -> bool {
+        let owed = || -> Result<bool> {
+            let layout = self.group.layout()?;
+            let (mut members, own) = self.group.view(layout, self.device)?;
+            members[own].ask = Some(asked);
+            Ok(rules::is_owed(layout.limit(self.device), &members, own, now()))
+        };
+        owed().unwrap_or(false)
+    }
+
+    /// Changes what this process waits for, and shows the first of it that counts to the others: one to which they owe
+    /// nothing does not hide the rest.
     fn change_asks(&self, layout: &Layout, change: impl FnOnce(&mut Vec<Asked>)) {
         let mut asks = self.group.asks[self.device].lock();
         change(&mut asks);
         let now = now();
-        let first = asks.iter().filter(|ask| ask.until > now).min_by_key(|ask| ask.ticket);
+        let oldest = |counts: &dyn Fn(&Asked) -> bool| {
+            let left = asks.iter().filter(|ask| ask.until > now && counts(ask));
+            left.min_by_key(|ask| ask.ticket).copied()
+        };
+        let mut first = oldest(&|_| true);
+        if asks.len() > 1
+            && let Ok((members, own)) = self.group.view(layout, self.device)
+        {
+            first = oldest(&|ask| rules::counts(layout.limit(self.device), &members, own, ask, now)).or(first);
+        }
         let Ok(own) = self.group.own(layout) else { return };
         let line = own.line(self.device);
-        if line.asked() != first.copied() {
-            line.ask(first.copied());
+        if line.asked() != first {
+            line.ask(first);
         }
     }
+}
+
+/// An instant of this process on the clock that all processes have.
+fn on_the_clock(instant: Instant) -> Duration {
+    now().saturating_add(instant.saturating_duration_since(Instant::now()))
 }
 
 impl Taken {
@@ -348,12 +377,28 @@ impl Ask {
         now().saturating_sub(self.asked.since)
     }
 
+    /// From now on it is for so many bytes, and counts until `until`. It keeps its place among all asks.
+    pub fn change(&mut self, bytes: Bytes, until: Instant) {
+        let Ok(layout) = self.part.group.layout() else { return };
+        let is_other = bytes != self.asked.bytes;
+        (self.asked.bytes, self.asked.until) = (bytes, on_the_clock(until));
+        let asked = self.asked;
+        self.part.change_asks(layout, |asks| {
+            asks.iter_mut().filter(|ask| ask.ticket == asked.ticket).for_each(|ask| *ask = asked);
+        });
+        if is_other {
+            layout.asked.tell();
+        }
+    }
+
     /// Whether what was asked for can be taken, or the group cannot be used, which taking then tells.
     pub fn is_served(&self) -> bool {
         let part = &self.part;
         let served = || -> Result<bool> {
             let layout = part.group.layout()?;
             self.seen.store(layout.given.seen(), Relaxed);
+            // Of several of this process others see the first one that counts, which may be another one by now.
+            part.change_asks(layout, |_| {});
             let (mut members, own) = part.group.view(layout, part.device)?;
             members[own].ask = Some(self.asked);
             Ok(rules::available(layout.limit(part.device), &members, own, now()) >= self.asked.bytes)
@@ -363,14 +408,7 @@ impl Ask {
 
     /// Whether the others have what was asked for, and are to give it back. O(members^2) at most.
     pub fn is_owed(&self) -> bool {
-        let part = &self.part;
-        let owed = || -> Result<bool> {
-            let layout = part.group.layout()?;
-            let (mut members, own) = part.group.view(layout, part.device)?;
-            members[own].ask = Some(self.asked);
-            Ok(rules::is_owed(layout.limit(part.device), &members, own, now()))
-        };
-        owed().unwrap_or(false)
+        self.part.is_owed(self.asked)
     }
 
     /// Sleeps until something has changed since [`Self::is_served`] looked, for `at_most`; whether something has. Looks

@@ -1,10 +1,23 @@
-use std::{fs, sync::Arc, thread, time::Duration};
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::*;
-use crate::{error::Code, units::Bytes};
+use crate::{
+    error::Code,
+    group::{core::now, layout::Entry},
+    memory::group::{Asked, FROM_ALL_AFTER},
+    units::Bytes,
+};
 
 fn terms(limit: u64) -> Terms {
-    Terms { limits: vec![Bytes::new(limit)], explicit_limit: false, min: Bytes::ZERO, weight: 100 }
+    Terms { limits: vec![Bytes::new(limit)], platform: "cpu", explicit_limit: false, min: Bytes::ZERO, weight: 100 }
 }
 
 #[test]
@@ -94,4 +107,87 @@ fn whoever_waits_for_asks_can_be_woken() {
         assert_ne!(waits.join().expect("no panic"), seen);
     });
     assert_eq!(joined.group.wait_for_asks(joined.group.asks(), Duration::ZERO), joined.group.asks());
+}
+
+/// A slot of another member's, as another process would write it: there is none.
+const OTHER: usize = 5;
+
+fn entry(number: u64) -> Entry {
+    Entry { number, process: Process::current(), weight: 100, min: Bytes::ZERO, devices: 1 }
+}
+
+#[test]
+fn who_looks_without_the_lock_sees_a_member_or_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
+    let layout = joined.group.layout().expect("a member");
+    let (other, over) = (entry(77), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 77..50_000 {
+                layout.slot(OTHER).take(&Entry { number, ..other.clone() });
+                layout.slot(OTHER).clear();
+            }
+            over.store(true, Relaxed);
+        });
+        while !over.load(Relaxed) {
+            let seen = layout.members(0);
+            assert!(seen.as_ref().is_ok_and(|seen| (1..=2).contains(&seen.len())), "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn an_ask_keeps_its_place_when_it_is_prolonged_or_changed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
+    let share = joined.group.share(0).expect("a device");
+    let line = joined.group.layout().expect("a member").slot(joined.group.slot).line(0);
+    let mut ask = share.ask(Bytes::new(10), Instant::now()).expect("a member");
+    let first = share.ask(Bytes::new(20), Instant::now() + Duration::from_secs(60)).expect("a member");
+    let before = line.asked().expect("the second one: the first is over");
+    assert_eq!(before.bytes, Bytes::new(20));
+    drop(first);
+    ask.change(Bytes::new(30), Instant::now() + Duration::from_secs(60));
+    let after = line.asked().expect("it counts again");
+    assert!(after.bytes == Bytes::new(30) && after.ticket < before.ticket && after.since <= before.since, "{after:?}");
+    assert!(after.until > now() + Duration::from_secs(50));
+}
+
+#[test]
+fn an_ask_that_is_over_wakes_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
+    let share = joined.group.share(0).expect("a device");
+    let other = joined.group.layout().expect("a member").slot(OTHER);
+    other.take(&entry(77));
+    let since = now();
+    let asked = |until| Some(Asked { bytes: Bytes::new(5), ticket: 1, since, until });
+    other.line(0).ask(asked(since + Duration::from_secs(60)));
+    assert!(share.is_asked());
+    other.line(0).ask(asked(since));
+    assert!(!share.is_asked());
+    other.clear();
+}
+
+#[test]
+fn an_ask_to_which_nobody_owes_anything_hides_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let joined = Group::join_in(&folder.path().join("groups"), "team", &terms(100)).expect("joined");
+    let share = joined.group.share(0).expect("a device");
+    let layout = joined.group.layout().expect("a member");
+    layout.slot(OTHER).take(&entry(77));
+    layout.slot(OTHER).line(0).held.store(80, Relaxed);
+    let until = Instant::now() + Duration::from_secs(60);
+    let asks = [90, 50].map(|bytes| share.ask(Bytes::new(bytes), until).expect("a member"));
+    let shown = || layout.slot(joined.group.slot).line(0).asked().expect("one of them").bytes;
+    assert_eq!(shown(), Bytes::new(90));
+    thread::sleep(FROM_ALL_AFTER + Duration::from_millis(5));
+    assert!(!asks[1].is_served());
+    assert_eq!(shown(), Bytes::new(50));
+    // What the others no longer use is enough for it.
+    layout.slot(OTHER).line(0).idle.store(80, Relaxed);
+    assert!(!asks[1].is_served());
+    assert_eq!(shown(), Bytes::new(90));
+    layout.slot(OTHER).clear();
 }

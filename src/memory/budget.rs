@@ -36,6 +36,7 @@ use std::{
 };
 
 use crate::{
+    error::{Code, Error},
     sync::{Mutex, MutexGuard},
     units::Bytes,
 };
@@ -62,20 +63,22 @@ pub trait Whole: Send + Sync + fmt::Debug {
     /// Takes bytes of it.
     ///
     /// # Errors
-    /// The numbers, if it has not so much left.
+    /// The numbers, if it has not so much left; or why it cannot be used.
     fn take(&self, bytes: Bytes) -> Result<(), Beyond>;
 
     /// Returns bytes that were taken.
     fn give(&self, bytes: Bytes);
 }
 
-/// A larger budget has no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A larger budget gives nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Beyond {
     /// What could have been taken.
     pub available: Bytes,
     /// What others have, or are to have.
     pub others: Bytes,
+    /// Why it cannot be used, where that is the reason.
+    pub broken: Option<Error>,
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +88,7 @@ struct Books {
 }
 
 /// The limit leaves no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Over {
     /// What was asked for, beyond what is there already.
     pub wanted: Bytes,
@@ -99,10 +102,22 @@ pub struct Over {
     pub limit: Bytes,
     /// What other processes have of it, if that is the reason.
     pub others: Option<Bytes>,
+    /// Why the larger budget cannot be used, if that is the reason.
+    pub broken: Option<Error>,
+}
+
+impl Over {
+    /// The code of the error: RESOURCE_EXHAUSTED, or INTERNAL where less would be refused as well.
+    pub fn code(&self) -> Code {
+        if self.broken.is_some() { Code::Internal } else { Code::ResourceExhausted }
+    }
 }
 
 impl fmt::Display for Over {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(error) = &self.broken {
+            return f.write_str(&error.message);
+        }
         write!(
             f,
             "{} more would pass the limit of {} by {}: arrays hold {}, programs' scratch {}",
@@ -165,6 +180,18 @@ impl Charge {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;
         self.budget.put_back(surplus);
+    }
+
+    /// Takes `bytes` out of it, or all of it where it is less: a charge of their own.
+    pub fn split_off(&mut self, bytes: Bytes) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { budget: Arc::clone(&self.budget), bytes }
+    }
+
+    /// What was charged stays so for good: the memory could not be given back.
+    pub fn keep_for_good(self) {
+        std::mem::forget(self);
     }
 }
 
@@ -232,13 +259,14 @@ impl Budget {
 
     fn take_of_whole(&self, bytes: Bytes, books: &Books) -> Result<(), Over> {
         let Some(whole) = &self.whole else { return Ok(()) };
-        whole.take(bytes).map_err(|Beyond { available, others }| Over {
+        whole.take(bytes).map_err(|Beyond { available, others, broken }| Over {
             wanted: bytes,
             missing: bytes.saturating_sub(available),
             held: books.held,
             granted: books.granted,
             limit: self.limit,
             others: Some(others),
+            broken,
         })
     }
 
@@ -266,7 +294,8 @@ impl Budget {
         let more = bytes.saturating_sub(self.free).saturating_sub(books.granted);
         if self.fixed && !more.is_zero() {
             let Books { held, granted } = *books;
-            return Err(Over { wanted: more, missing: more, held, granted, limit: self.limit, others: None });
+            let (limit, others, broken) = (self.limit, None, None);
+            return Err(Over { wanted: more, missing: more, held, granted, limit, others, broken });
         }
         let granted = self.fits(more, books.granted, books.held, &books)?;
         self.take_of_whole(more, &books)?;
@@ -291,6 +320,7 @@ impl Budget {
                 granted: books.granted,
                 limit: self.limit,
                 others: None,
+                broken: None,
             }),
         }
     }
@@ -354,7 +384,7 @@ mod tests {
         fn take(&self, bytes: Bytes) -> Result<(), Beyond> {
             let left = self.0.load(Ordering::SeqCst);
             if bytes.get() > left {
-                return Err(Beyond { available: Bytes::new(left), others: mib(7) });
+                return Err(Beyond { available: Bytes::new(left), others: mib(7), broken: None });
             }
             self.0.store(left - bytes.get(), Ordering::SeqCst);
             Ok(())
@@ -475,5 +505,35 @@ mod tests {
         let _rest = budget.take(mib(90)).unwrap();
         // A pool that others use too has more than was granted.
         assert_eq!(budget.trim(|| mib(50)), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_charge_is_divided_and_may_stay_for_good() {
+        let budget = Arc::new(Budget::new(mib(100)));
+        let mut all = budget.take(mib(30)).unwrap();
+        let part = all.split_off(mib(10));
+        assert_eq!(budget.taken().0, mib(30));
+        drop(all);
+        assert_eq!(budget.taken().0, mib(10));
+        part.keep_for_good();
+        assert_eq!(budget.taken().0, mib(10));
+    }
+
+    /// A larger budget that cannot be used.
+    #[derive(Debug)]
+    struct Broken;
+
+    impl Whole for Broken {
+        fn take(&self, _: Bytes) -> Result<(), Beyond> {
+            Err(Beyond { broken: Some(Error::failed_precondition("it is damaged")), ..Beyond::default() })
+        }
+
+        fn give(&self, _: Bytes) {}
+    }
+
+    #[test]
+    fn a_budget_that_cannot_be_used_is_no_lack_of_memory() {
+        let over = Arc::new(Budget::new(mib(100)).part_of(Arc::new(Broken))).take(mib(1)).unwrap_err();
+        assert_eq!((over.code(), over.to_string().as_str()), (Code::Internal, "it is damaged"));
     }
 }

@@ -20,8 +20,9 @@
 //! others, and if all go down to their entitlements, an ask within one has room.
 //!
 //! An ask that is [`FROM_ALL_AFTER`] old is wanted from each of the others as if it were the only one: some of them may have
-//! been stopped. An ask that has expired counts for nothing, and one that could not be served even by an empty group
-//! neither.
+//! been stopped. If others owe it nothing then, because it goes beyond the asker's entitlement and too little lies idle,
+//! it counts for nothing as long as that is so: what is free may be taken. Neither does an ask that has expired, nor one
+//! that could not be served even by an empty group.
 
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,9 @@ use crate::units::Bytes;
 
 /// How long an ask waits for those who should give first, before it is wanted from all.
 pub const FROM_ALL_AFTER: Duration = Duration::from_millis(250);
+
+/// How long one that could help itself, by spilling, waits for what others owe it: some of them cannot give it.
+pub const OWED_FOR: Duration = Duration::from_secs(1);
 
 /// The weights that are allowed.
 pub const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=1000;
@@ -238,14 +242,30 @@ fn others<T>(members: &[T], who: usize) -> impl Iterator<Item = (usize, &T)> {
     members.iter().enumerate().filter(move |(member, _)| *member != who)
 }
 
-/// The asks that count at `now`: not expired, and no more than an empty group could serve.
+/// Whether an ask of `who` counts at `now`: it has not expired, an empty group could serve it, and others owe something
+/// to it if it has waited.
+pub fn counts(limit: Bytes, members: &[Member], who: usize, ask: &Asked, now: Duration) -> bool {
+    let after = plus(members[who].held, ask.bytes);
+    let is_possible = now < ask.until && !ask.bytes.is_zero() && after <= most(limit, members, who);
+    let is_late = now.saturating_sub(ask.since) > FROM_ALL_AFTER;
+    is_possible && (!is_late || has_prospects(limit, members, who, after))
+}
+
+/// Whether others have enough idle for `who` to hold `after`, or it is entitled to that.
+fn has_prospects(limit: Bytes, members: &[Member], who: usize, after: Bytes) -> bool {
+    let kept = sum(others(members, who).map(|(_, other)| other.claimed() - other.spare()));
+    if plus(kept, after) <= limit {
+        return true;
+    }
+    let mut needs: Vec<Bytes> = members.iter().map(Member::need).collect();
+    needs[who] = after;
+    entitlements(limit, members, &needs)[who] >= after
+}
+
+/// The asks that count at `now`.
 fn asks(limit: Bytes, members: &[Member], now: Duration) -> impl Iterator<Item = (usize, Asked)> {
-    let minima = sum(members.iter().map(|member| member.min));
-    members.iter().enumerate().filter_map(move |(asker, member)| {
-        let ask = member.ask.filter(|ask| now < ask.until && !ask.bytes.is_zero())?;
-        let most = limit.saturating_sub(minima.saturating_sub(member.min));
-        (plus(member.held, ask.bytes) <= most).then_some((asker, ask))
-    })
+    let with_ask = members.iter().enumerate().filter_map(|(asker, member)| Some((asker, member.ask?)));
+    with_ask.filter(move |(asker, ask)| counts(limit, members, *asker, ask, now))
 }
 
 /// The same, the oldest one first.

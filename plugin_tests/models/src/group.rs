@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use pjrt_arena::{
-    memory::group::{Asked, Member, available, entitlements, wanted},
+    memory::group::{Asked, FROM_ALL_AFTER, Member, available, counts, entitlements, wanted},
     units::Bytes,
 };
 use stateright::{Model, Property};
@@ -27,6 +27,8 @@ pub struct Group {
     pub amounts: Vec<u8>,
     /// How often processes may be killed, all together.
     pub deaths: u8,
+    /// Whether asks may wait so long that others count them only if they owe something.
+    pub patient: bool,
 }
 
 /// Where a process is.
@@ -50,6 +52,7 @@ pub struct Ask {
     amount: u8,
     /// Its place among all asks.
     rank: u8,
+    late: bool,
     expired: bool,
 }
 
@@ -90,6 +93,8 @@ pub enum Action {
     Ask(usize, u8),
     /// It no longer waits.
     Withdraw(usize),
+    /// Its ask has waited long.
+    Age(usize),
     /// The time of its ask is over.
     Expire(usize),
     /// It is killed: its memory is gone.
@@ -121,7 +126,7 @@ impl State {
                 let ask = process.ask.map(|ask| Asked {
                     bytes: bytes(ask.amount),
                     ticket: u64::from(ask.rank),
-                    since: NOW,
+                    since: if ask.late { NOW - FROM_ALL_AFTER * 2 } else { NOW },
                     until: if ask.expired { NOW } else { NOW * 2 },
                 });
                 let idle = if process.idle { process.mapped.min(process.held) } else { 0 };
@@ -193,10 +198,16 @@ impl State {
             .enumerate()
             .filter_map(|(who, process)| Some((who, process.ask.filter(|ask| !ask.expired)?)))
             .filter(|(who, ask)| self.processes[*who].held + ask.amount + minima(*who) <= group.limit)
+            .filter(|(who, ask)| !ask.late || self.ask_rules(group, *who, is_owed_something))
             .collect();
         asks.sort_by_key(|(_, ask)| ask.rank);
         asks
     }
+}
+
+/// Whether the ask of a member counts.
+fn is_owed_something(limit: Bytes, members: &[Member], who: usize, now: Duration) -> bool {
+    members[who].ask.is_some_and(|ask| counts(limit, members, who, &ask, now))
 }
 
 fn bytes(amount: u8) -> Bytes {
@@ -286,6 +297,9 @@ impl Model for Group {
                 }
                 if process.ask.is_some() {
                     actions.extend([Action::Withdraw(who), Action::Expire(who)]);
+                    if self.patient {
+                        actions.push(Action::Age(who));
+                    }
                 }
             }
         }
@@ -319,9 +333,10 @@ impl Model for Group {
             Action::Turn(who) => state.processes[who].idle ^= true,
             Action::Ask(who, amount) => {
                 let rank = state.processes.len() as u8;
-                state.processes[who].ask = Some(Ask { amount, rank, expired: false });
+                state.processes[who].ask = Some(Ask { amount, rank, late: false, expired: false });
             }
             Action::Withdraw(who) => state.processes[who].ask = None,
+            Action::Age(who) => state.processes[who].ask.as_mut()?.late = true,
             Action::Expire(who) => state.processes[who].ask.as_mut()?.expired = true,
             Action::Die(who) => {
                 let process = &mut state.processes[who];

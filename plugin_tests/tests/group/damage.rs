@@ -7,6 +7,9 @@ use std::{
 
 use crate::member::{Member, Place};
 
+/// Words before the first slot of a file.
+const HEADER: usize = 23;
+
 /// A folder for groups in which a test has put something.
 fn prepared() -> Place {
     let place = Place::new();
@@ -85,7 +88,7 @@ fn a_damaged_file_is_taken_over_only_if_it_has_no_members() {
     // Where the words of the header are; the magic number, the version, the devices.
     for (at, value, why) in [
         (0, 1, "it is damaged: it does not begin as the file of a group does"),
-        (8, 7, "its layout is version 7, and this library has version 1"),
+        (8, 7, "its layout is version 7, and this library has version 2"),
         (16, 17, "it has 17 devices, and 1 to 16 are allowed"),
     ] {
         file.write_all_at(&u64::to_le_bytes(value), at).expect("writing");
@@ -108,9 +111,9 @@ fn numbers_that_cannot_be_are_errors() {
     let sound = fs::read(place.file()).expect("reading");
     let mut refused = 0;
     // The header, and what the members have of their first device.
-    let slot = (sound.len() - 21 * 8) / 64;
-    let header = (0..21).map(|word| word * 8);
-    let slots = [21 * 8, 21 * 8 + slot].into_iter().flat_map(|slot| (0..15).map(move |word| slot + word * 8));
+    let slot = (sound.len() - HEADER * 8) / 64;
+    let header = (0..HEADER).map(|word| word * 8);
+    let slots = [HEADER * 8, HEADER * 8 + slot].into_iter().flat_map(|slot| (0..15).map(move |word| slot + word * 8));
     for at in header.chain(slots) {
         for value in [0, 1 << 40, u64::MAX] {
             file.write_all_at(&u64::to_le_bytes(value), at as u64).expect("writing");
@@ -125,7 +128,7 @@ fn numbers_that_cannot_be_are_errors() {
         }
     }
     assert!(refused > 20, "{refused}");
-    let at = (21 * 8 + 8 * 8) as u64;
+    let at = (HEADER * 8 + 8 * 8) as u64;
     file.write_all_at(&u64::to_le_bytes(101), at).expect("writing");
     let said = second.tell("take 20");
     assert!(said.contains("has a holding of 101 on device 0, and at most 100 is possible"), "{said}");

@@ -134,6 +134,51 @@ fn one_whose_descriptor_was_closed_is_told() {
     first.kill();
 }
 
+#[test]
+fn a_lock_that_was_lost_is_taken_again() {
+    let place = Place::new();
+    let (mut first, mut second) = (Member::joined(&place), Member::joined(&place));
+    assert_eq!(first.tell("take 30"), "taken");
+    assert_eq!(first.tell(&format!("reopen {}", place.file().display())), "closed");
+    assert_eq!(first.tell("tick"), "looked");
+    assert_eq!(second.tell("sweep"), "0");
+    assert!(second.tell("take 80").contains("others hold 30B"));
+}
+
+#[test]
+fn nothing_is_taken_from_a_group_whose_file_was_removed() {
+    let place = Place::new();
+    let mut first = Member::joined(&place);
+    assert_eq!((first.tell("take 30"), first.tell("tick")), ("taken".into(), "looked".into()));
+    assert_eq!(first.tell("take 10"), "taken");
+    std::fs::remove_file(place.file()).expect("its owner");
+    assert_eq!(first.tell("tick"), "looked");
+    let refused = first.tell("take 10");
+    assert!(refused.contains("its file was removed while it has members"), "{refused}");
+    assert_eq!((first.tell("give"), first.tell("held")), ("gave 10".into(), "30".into()));
+    // Others begin anew, and the first one leaves their file alone.
+    let mut second = Member::joined(&place);
+    assert_eq!(second.tell("take 100"), "taken");
+    first.end();
+    assert_eq!(place.held(), 100);
+}
+
+/// To look would end that copy's locks, if it closed the file.
+#[test]
+fn a_second_copy_of_the_library_looks_without_harm() {
+    let place = Place::new();
+    let mut other = Member::joined(&place);
+    let mut both = Member::new(&place);
+    let file = place.file();
+    assert_eq!(both.tell(&format!("map {}", file.display())), "mapped");
+    // The lock of a slot that nobody has stands for the other copy's.
+    assert_eq!(both.tell(&format!("seize {}", file.display())), "seized");
+    assert_eq!((both.tell("look"), both.tell("look")), ("1".into(), "1".into()));
+    assert!(other.tell("take 10").contains("has held the lock of its books for 2 s"));
+    both.kill();
+    assert_eq!(other.tell("take 10"), "taken");
+}
+
 /// Two libraries in one process would take each other's locks for their own.
 #[test]
 fn a_second_copy_of_the_library_in_a_process_is_refused() {
@@ -188,7 +233,8 @@ fn child(state: &mut State) -> i32 {
     if !share.wanted().is_nothing() || !share.available().is_zero() || inherited.members(0).is_ok() {
         return 2;
     }
-    let terms = Terms { limits: vec![Bytes::new(100)], explicit_limit: false, min: Bytes::ZERO, weight: 100 };
+    let terms =
+        Terms { limits: vec![Bytes::new(100)], platform: "cpu", explicit_limit: false, min: Bytes::ZERO, weight: 100 };
     let Ok(joined) = Group::join("team", &terms) else { return 3 };
     let own = joined.group.share(0).expect("a device");
     // What the parent has is dropped here; the child's own membership outlives that.

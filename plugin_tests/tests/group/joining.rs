@@ -49,6 +49,11 @@ fn the_first_one_sets_the_limits_and_the_others_are_told() {
     );
     let refused = third.tell("join 100 0 1001");
     assert!(refused.contains("a weight of 1001 is not allowed: allowed are 1 to 1000"), "{refused}");
+    let refused = third.tell("join 100 0 100 1 gpu");
+    assert!(
+        refused.contains("its members share devices of the platform `cpu`") && refused.contains("platform `cuda`"),
+        "{refused}"
+    );
     assert_eq!(third.tell("join 100 70"), "joined");
     // Another client of the same process is the same member.
     let note = third.tell("join 100 5");

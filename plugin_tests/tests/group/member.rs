@@ -199,11 +199,12 @@ fn bytes(word: &str) -> Bytes {
 
 fn act(state: &mut State, words: &[&str]) -> String {
     match words {
-        // The limit, and perhaps the minimum, the weight, and how many devices.
+        // The limit, and perhaps the minimum, the weight, how many devices, and that they are GPUs.
         ["join", limit, rest @ ..] => {
             let number = |at: usize, default: u64| rest.get(at).map_or(default, |word| bytes(word).get());
             let terms = Terms {
                 limits: vec![bytes(limit); number(2, 1) as usize],
+                platform: rest.get(3).map_or("cpu", |_| "cuda"),
                 explicit_limit: true,
                 min: Bytes::new(number(0, 0)),
                 weight: number(1, 100) as u32,
@@ -324,6 +325,15 @@ fn act(state: &mut State, words: &[&str]) -> String {
                 unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0) };
             assert_ne!(start, libc::MAP_FAILED);
             "mapped".into()
+        }
+        // As a library does that reads the file for itself.
+        ["reopen", path] => {
+            drop(fs::File::open(path).expect("the file"));
+            "closed".into()
+        }
+        ["tick"] => {
+            state.group.as_ref().expect("it has joined").look_after();
+            "looked".into()
         }
         // As programs do that become a service.
         ["close"] => {

@@ -189,8 +189,11 @@ impl Chunks {
         for (at, slot) in slots.iter_mut().enumerate() {
             match slot.take() {
                 Some(memory) => {
-                    done = done.and(self.unmap(at));
-                    drop(memory);
+                    let unmapped = self.unmap(at);
+                    if unmapped.is_err() {
+                        memory.stays();
+                    }
+                    done = done.and(unmapped);
                 }
                 None => _ = self.missing.fetch_sub(1, Ordering::AcqRel),
             }
@@ -207,9 +210,16 @@ impl Chunks {
     /// Maps fresh memory where a range of chunks has none: everywhere, or nowhere.
     fn fill(&self, slots: &mut [Slot], range: Range<usize>) -> Result<(), DriverError> {
         let empty: Vec<usize> = range.filter(|&at| slots[at].is_none()).collect();
+        if empty.is_empty() {
+            return Ok(());
+        }
+        // At once: who gets a part asks others for the rest, and has given the part back by then.
+        let mut charge = self.physical.charge(empty.iter().map(|&at| self.span(at).1).sum())?;
         let mut made = Vec::with_capacity(empty.len());
         for &at in &empty {
-            made.push(Some(self.physical.create(self.span(at).1)?));
+            let bytes = self.span(at).1;
+            let charge = charge.as_mut().map(|charge| charge.split_off(bytes));
+            made.push(Some(self.physical.create(bytes, charge)?));
         }
         let mut left = made.into_iter();
         for run in empty.chunk_by(|before, after| before + 1 == *after) {
@@ -217,7 +227,7 @@ impl Chunks {
             if let Err(failure) = self.map(run[0], &memory) {
                 // What earlier runs of this call got goes again.
                 for &at in empty.iter().take_while(|&&at| at < run[0]) {
-                    self.undo(at);
+                    self.undo(at, &slots[at]);
                     slots[at] = None;
                     self.missing.fetch_add(1, Ordering::AcqRel);
                 }
@@ -263,15 +273,16 @@ impl Chunks {
             }
         }
         if done.is_err() {
-            let mapped = (first..).zip(memory).take(mapped).filter(|(_, slot)| slot.is_some());
-            mapped.for_each(|(at, _)| self.undo(at));
+            (first..).zip(memory).take(mapped).for_each(|(at, slot)| self.undo(at, slot));
         }
         done
     }
 
-    /// Unmaps a chunk where a failure cannot be returned.
-    fn undo(&self, at: usize) {
+    /// Unmaps a chunk with this memory, if it has some, where a failure cannot be returned.
+    fn undo(&self, at: usize, slot: &Slot) {
+        let Some(memory) = slot else { return };
         if let Err(failure) = self.unmap(at) {
+            memory.stays();
             log::error!("chunk {at} of the region at {} stays mapped: {failure}", self.region.address);
         }
     }
@@ -330,8 +341,7 @@ pub(super) fn exchange(
     }
     for (at, _) in block.iter().enumerate().filter(|(_, slot)| slot.is_some()) {
         if let Err(failure) = source.unmap(from + at) {
-            let arrived = block.iter().enumerate().filter(|(_, slot)| slot.is_some());
-            arrived.for_each(|(at, _)| target.undo(to + at));
+            block.iter().enumerate().for_each(|(at, slot)| target.undo(to + at, slot));
             restore(target, pair.target(), to, holes, count);
             restore(source, pair.source(), from, block, at);
             return Err(failure);

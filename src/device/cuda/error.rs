@@ -97,7 +97,10 @@ pub(super) struct DriverError {
 impl DriverError {
     /// Our own limit leaves no room, though the driver's might: to the caller it is the same.
     pub(super) fn over(over: Over) -> Self {
-        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+        let code = match over.code() {
+            Code::ResourceExhausted => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            _ => CUresult::CUDA_ERROR_UNKNOWN,
+        } as Status;
         Self { function: "", code, name: String::new(), text: over.to_string() }
     }
 

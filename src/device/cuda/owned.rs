@@ -53,7 +53,12 @@ impl DeviceMemory {
         let _current = self.context.enter()?;
         // SAFETY: the address is one that `mem_alloc` returned and that was not freed: it was taken out of this value,
         // its only owner, just now. The driver waits for all work of the device before it frees.
-        unsafe { self.context.driver().mem_free(address) }
+        let freed = unsafe { self.context.driver().mem_free(address) };
+        let is_there = freed.as_ref().is_err_and(|failure| !failure.is_over());
+        if let Some(charge) = self.charge.take_if(|_| is_there) {
+            charge.keep_for_good();
+        }
+        freed
     }
 }
 

@@ -144,13 +144,17 @@ impl PhysicalMemory {
         }
     }
 
-    /// Memory without an address.
-    pub(super) fn create(&self, bytes: Bytes) -> Result<PhysicalChunk, DriverError> {
-        let charge = self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(DriverError::over)?;
+    /// The right to `bytes` of memory, where a budget bounds it.
+    pub(super) fn charge(&self, bytes: Bytes) -> Result<Option<Charge>, DriverError> {
+        self.budget.as_ref().map(|budget| budget.take(bytes)).transpose().map_err(DriverError::over)
+    }
+
+    /// Memory without an address, to which `charge` is the right.
+    pub(super) fn create(&self, bytes: Bytes, charge: Option<Charge>) -> Result<PhysicalChunk, DriverError> {
         let handle = self.insisting(|properties| {
             out(|handle| self.context.driver().mem_create(handle, bytes.get() as usize, properties, 0))
         })?;
-        Ok(PhysicalChunk { context: Arc::clone(&self.context), handle, _charge: charge })
+        Ok(PhysicalChunk { context: Arc::clone(&self.context), handle, charge, is_stuck: AtomicBool::new(false) })
     }
 
     /// Whether all memory is open to the device of this ordinal.
@@ -211,12 +215,19 @@ fn access(ordinal: c_int) -> CUmemAccessDesc {
 pub(super) struct PhysicalChunk {
     context: Arc<Context>,
     handle: CUmemGenericAllocationHandle,
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
+    /// Whether it stays mapped somewhere, because the driver did not unmap it.
+    is_stuck: AtomicBool,
 }
 
 impl PhysicalChunk {
     pub(super) fn handle(&self) -> CUmemGenericAllocationHandle {
         self.handle
+    }
+
+    /// A mapping of it could not be ended: what it takes of the budget is not free again.
+    pub(super) fn stays(&self) {
+        self.is_stuck.store(true, Ordering::Relaxed);
     }
 }
 
@@ -224,10 +235,15 @@ impl Drop for PhysicalChunk {
     fn drop(&mut self) {
         // SAFETY: `create` made the handle, and only this value has it, so it is released once. Mappings of the memory
         // keep it until they end, which the driver sees to.
-        if let Err(failure) = unsafe { self.context.driver().mem_release(self.handle) }
+        let released = unsafe { self.context.driver().mem_release(self.handle) };
+        if let Err(failure) = &released
             && !failure.is_over()
         {
             log::error!("memory of GPU {} could not be released: {failure}", self.context.device());
+        }
+        let is_there = *self.is_stuck.get_mut() || released.is_err_and(|failure| !failure.is_over());
+        if let Some(charge) = self.charge.take_if(|_| is_there) {
+            charge.keep_for_good();
         }
     }
 }

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     device::host::HostBacking,
-    error::{Code, Error, Result},
+    error::{Error, Result},
     memory::{
         Backing, Region,
         budget::{Budget, Charge},
@@ -36,7 +36,7 @@ impl CountedBacking {
 impl Backing for CountedBacking {
     fn reserve(&self, bytes: Bytes) -> Result<Region> {
         // Counted before it is mapped, and until it is unmapped.
-        let charge = self.budget.take(bytes).map_err(|over| Error::new(Code::ResourceExhausted, over.to_string()))?;
+        let charge = self.budget.take(bytes).map_err(|over| Error::new(over.code(), over.to_string()))?;
         let region = self.host.reserve(bytes)?;
         self.charges.lock().insert(region.address, charge);
         Ok(region)
@@ -49,7 +49,12 @@ impl Backing for CountedBacking {
     fn release(&self, region: Region) -> Result<()> {
         let charge = self.charges.lock().remove(&region.address);
         let released = self.host.release(region);
-        drop(charge);
+        if released.is_err()
+            && let Some(charge) = charge
+        {
+            // The memory is still there.
+            charge.keep_for_good();
+        }
         released
     }
 

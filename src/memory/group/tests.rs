@@ -117,6 +117,28 @@ fn an_ask_that_has_waited_is_wanted_from_everybody() {
 }
 
 #[test]
+fn nothing_is_kept_for_an_old_ask_to_which_nobody_owes_anything() {
+    let ask = |late: bool, count| {
+        let since = if late { NOW - FROM_ALL_AFTER - Duration::from_nanos(1) } else { NOW };
+        Some(Asked { bytes: bytes(count), ticket: 1, since, until: NOW + Duration::from_secs(1) })
+    };
+    // It wants 80 of 100 where another one uses 40: more than half, and 30 are free.
+    let group = |late, idle, third| [Member { ask: ask(late, 50), ..member(30, 0) }, member(40, idle), third];
+    assert_eq!(can_take(&group(false, 0, member(0, 0))), [30, 0, 0]);
+    assert_eq!(can_take(&group(true, 0, member(0, 0))), [30, 30, 30]);
+    // Half of what the other one has would be enough.
+    assert_eq!(can_take(&group(true, 20, member(0, 0))), [30, 0, 0]);
+    // A younger ask is not held up.
+    let younger = asking(member(0, 0), 2, 33);
+    assert_eq!(numbers(&group(false, 0, younger)), [(0, 0), (0, 0), (0, 0)]);
+    assert_eq!(numbers(&group(true, 0, younger)), [(0, 0), (0, 3), (0, 0)]);
+    // It is owed nothing, and is served all the same where there is room.
+    assert!(!is_owed(bytes(100), &group(true, 0, member(0, 0)), 0, NOW));
+    let room = [Member { ask: ask(true, 50), ..member(30, 0) }, member(20, 0)];
+    assert_eq!(can_take(&room), [50, 0]);
+}
+
+#[test]
 fn a_member_that_came_to_a_full_group_gets_its_minimum() {
     let late = |count| Member { min: bytes(30), ..asking(member(0, 0), 1, count) };
     assert_eq!(numbers(&[member(90, 0), late(10)]), [(0, 0), (0, 0)]);

@@ -16,7 +16,7 @@
 //! over.
 
 use crate::{
-    error::Error,
+    error::{Code, Error},
     memory::{
         backing::{Backing, release_or_log},
         slab::{Class, ExtentId, MAX_EXTENT},
@@ -162,6 +162,8 @@ impl Growing {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {
                 Ok(()) => return Ok(()),
+                // For another reason than a lack of memory: less of it would be refused as well.
+                Err(error) if error.code != Code::ResourceExhausted => return Err(short(Some(error))),
                 Err(_) if !surplus.is_zero() => surplus = Bytes::new(surplus.get() / 2),
                 // Regions are empty but each too small for the request: their memory may be what the device lacks.
                 Err(_) if self.release_empty(backing) => {}

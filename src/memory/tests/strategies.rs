@@ -126,6 +126,42 @@ fn growing_asks_for_less_when_the_device_refuses() {
     assert!(oom.to_string().starts_with("Out of memory while trying to allocate 26.00MiB (27262976 bytes)"), "{oom}");
 }
 
+/// A device that refuses for another reason than a lack of memory, and counts how often.
+#[derive(Debug, Default)]
+struct OutOfOrder(std::sync::atomic::AtomicUsize);
+
+impl Backing for std::sync::Arc<OutOfOrder> {
+    fn reserve(&self, _: Bytes) -> crate::error::Result<Region> {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Err(Error::internal("the books are locked"))
+    }
+
+    fn reserve_up_front(&self, bytes: Bytes) -> crate::error::Result<Region> {
+        self.reserve(bytes)
+    }
+
+    fn release(&self, _: Region) -> crate::error::Result<()> {
+        Ok(())
+    }
+
+    fn granularity(&self) -> Bytes {
+        PAGE
+    }
+
+    fn most_in_advance(&self) -> Option<Bytes> {
+        None
+    }
+}
+
+#[test]
+fn growing_asks_once_where_less_would_be_refused_as_well() {
+    let device = std::sync::Arc::new(OutOfOrder::default());
+    let arena = Arena::new("fake:0".into(), Strategy::Growing, Bytes::gib(1), Box::new(device.clone()));
+    let oom = arena.expect("a good arena").allocate(Bytes::mib(20)).expect_err("the device refuses");
+    assert!(oom.to_string().contains("the books are locked"), "{oom}");
+    assert_eq!(device.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+}
+
 #[test]
 fn growing_gives_empty_regions_up_when_the_device_refuses() {
     let (arena, device) = arena(Strategy::Growing, Bytes::gib(1));

@@ -45,12 +45,12 @@ use crate::{
         allocator::{
             compaction,
             core::Allocator,
-            group::Asked,
+            group::{self, Asked},
             reclaim::ROUNDS,
             shared::{observe, trim},
         },
         buffer::storage::Counted,
-        device_memory::{DeviceMemory, SharedPool, Shortfall},
+        device_memory::{DeviceMemory, GroupPart, SharedPool, Shortfall},
     },
     units::Bytes,
 };
@@ -151,6 +151,7 @@ fn grant_memory<'a>(
             shared.trim_to(Bytes::ZERO);
         }
         let bytes = demand.wants(engine_bytes);
+        GroupPart::forget_refusal();
         let shortfall = match shared.grant(bytes) {
             Err(error) => return Break(Err(error)),
             Ok(Some(shortfall)) => shortfall,
@@ -166,6 +167,9 @@ fn grant_memory<'a>(
                 return Continue(());
             }
         };
+        if group::is_broken() {
+            return Break(Err(exhausted(memory, demand, &shortfall)));
+        }
         if !trim(memory, shortfall.missing()).is_zero() {
             return Continue(());
         }
@@ -177,12 +181,17 @@ fn grant_memory<'a>(
             drop(compaction::carry_out(memory, Goal::Pack));
             return Continue(());
         }
-        if matches!(shortfall, Shortfall::Limit(over) if over.others.is_some()) && asked.wait(memory, &deadline) {
+        let may_ask = match &shortfall {
+            Shortfall::Limit(over) => over.others.is_some(),
+            Shortfall::Device { .. } => true,
+        };
+        if may_ask && asked.wait(memory, &deadline, || false) {
             packed = false;
-            return if deadline.is_over() { Break(Err(exhausted(demand, shortfall))) } else { Continue(()) };
+            let over = deadline.is_over();
+            return if over { Break(Err(exhausted(memory, demand, &shortfall))) } else { Continue(()) };
         }
         if !round.wait() {
-            return Break(Err(exhausted(demand, shortfall)));
+            return Break(Err(exhausted(memory, demand, &shortfall)));
         }
         packed = false;
         Continue(())
@@ -289,6 +298,7 @@ fn engine_holds(engine_bytes: &AtomicI64) -> Bytes {
     Bytes::new(u64::try_from(engine_bytes.load(Ordering::Relaxed)).unwrap_or(0))
 }
 
-fn exhausted(demand: Demand, shortfall: Shortfall) -> Error {
-    Error::new(Code::ResourceExhausted, format!("Out of memory for {demand}: {shortfall}"))
+fn exhausted(memory: &DeviceMemory, demand: Demand, shortfall: &Shortfall) -> Error {
+    let others = memory.group.as_ref().map_or_else(String::new, |part| group::details(part));
+    Error::new(Code::ResourceExhausted, format!("Out of memory for {demand}: {shortfall}{others}"))
 }

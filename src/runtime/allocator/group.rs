@@ -20,7 +20,7 @@ use crate::{
     memory::{Goal, OriginId, history::EventKind},
     runtime::{
         allocator::{compaction, core::Allocator, shared, spill},
-        device_memory::{Asking, DeviceMemory, GroupPart},
+        device_memory::{Asking, DeviceMemory, GroupPart, Refusal},
         in_flight::deadline::Deadline,
     },
     units::Bytes,
@@ -31,6 +31,9 @@ const TURN: Duration = Duration::from_millis(20);
 
 /// What was asked for was there, and could not be taken: another thread was faster, or it is not in one piece.
 const AGAIN: Duration = Duration::from_millis(1);
+
+/// A driver may still have memory of a process that died so short a time ago.
+const AFTER_A_DEATH: Duration = Duration::from_secs(1);
 
 /// What one allocation asks the others for; an ask counts as long as this lives.
 #[derive(Default)]
@@ -46,17 +49,30 @@ impl Drop for Asked<'_> {
 }
 
 impl<'a> Asked<'a> {
-    /// Asks for what was refused last, if the memory is shared and the ask is not there yet, and waits a moment for it.
-    /// Whether to try again.
-    pub fn wait(&self, memory: &'a DeviceMemory, deadline: &Deadline<'_>) -> bool {
+    /// Asks for what this thread was refused last, if the memory is shared, and waits a moment for it; `help` makes room
+    /// here, where others are late with what they owe. Whether to try again.
+    pub fn wait(&self, memory: &'a DeviceMemory, deadline: &Deadline<'_>, help: impl FnOnce() -> bool) -> bool {
         let Some(part) = &memory.group else { return false };
         let mut asked = self.0.borrow_mut();
-        // Programs under way may have prolonged the wait.
-        if asked.as_ref().is_some_and(|(_, asking)| asking.has_expired()) {
-            *asked = None;
-        }
+        let bytes = match GroupPart::refusal() {
+            Some(Refusal::Short(bytes)) => bytes,
+            Some(Refusal::Broken) => return false,
+            None => {
+                // The device refused, which others of the group cannot help.
+                *asked = None;
+                let waits = !memory.on_host && part.group().has_swept_within(AFTER_A_DEATH);
+                if waits {
+                    std::thread::sleep(TURN.min(deadline.left()));
+                }
+                return waits;
+            }
+        };
         let asking = match &mut *asked {
             Some((_, asking)) => {
+                // Programs under way may have prolonged the wait, and another hole may lack more, or less.
+                if !asking.change(bytes, deadline.until()) {
+                    return false;
+                }
                 if asking.is_served() {
                     std::thread::sleep(AGAIN);
                     return true;
@@ -65,7 +81,7 @@ impl<'a> Asked<'a> {
             }
             none => {
                 publish(memory, part);
-                match part.ask(deadline.until()) {
+                match part.ask(bytes, deadline.until()) {
                     Ok(Some(asking)) => &mut none.insert((memory, asking)).1,
                     Ok(None) => return false,
                     Err(error) => {
@@ -80,8 +96,10 @@ impl<'a> Asked<'a> {
         }
         // What waits for others could go on with its own memory, if its arrays go to the tier.
         if memory.tier.is_some() && !asking.is_owed() {
-            *asked = None;
             return false;
+        }
+        if asking.is_late() && help() {
+            return true;
         }
         asking.wait(TURN.min(deadline.left()));
         true
@@ -91,8 +109,28 @@ impl<'a> Asked<'a> {
 /// Tells the others what is in use here, and what could be given back at once.
 pub fn publish(memory: &DeviceMemory, part: &GroupPart) {
     let used = used(memory);
-    // On a GPU chunks behind holes, and what the engine's pool keeps; on the host whole regions.
-    part.publish(used, if memory.on_host { memory.empty() } else { part.held().saturating_sub(used) });
+    part.publish(used, idle(memory, part, used));
+}
+
+/// What lies idle: on a GPU chunks behind holes, and what the engine's pool keeps; on the host whole regions.
+fn idle(memory: &DeviceMemory, part: &GroupPart, used: Bytes) -> Bytes {
+    if memory.on_host { memory.empty() } else { part.taken().saturating_sub(used) }
+}
+
+/// Whether this thread was refused what the others of the group would give if it asked.
+pub fn others_owe(memory: &DeviceMemory) -> bool {
+    match (&memory.group, GroupPart::refusal()) {
+        (Some(part), Some(Refusal::Short(bytes))) => {
+            publish(memory, part);
+            part.is_owed(bytes)
+        }
+        _ => false,
+    }
+}
+
+/// Whether this thread was refused memory because the group cannot be used: to try again takes as long, in vain.
+pub fn is_broken() -> bool {
+    GroupPart::refusal() == Some(Refusal::Broken)
 }
 
 fn used(memory: &DeviceMemory) -> Bytes {
@@ -107,15 +145,16 @@ pub fn give(allocator: &Allocator, memory: &DeviceMemory, part: &GroupPart) -> B
     if wanted.is_nothing() {
         return Bytes::ZERO;
     }
-    let (since, before) = (Instant::now(), part.held());
-    let given = || before.saturating_sub(part.held());
+    let (since, before) = (Instant::now(), part.taken());
+    let given = || before.saturating_sub(part.taken());
     // What the caches keep looks as if it were in use.
     allocator.drain();
     give_idle(memory, wanted.idle + wanted.beyond);
     let mut all = wanted.idle + wanted.beyond;
     if given() < wanted.idle {
         // A part of a chunk cannot go: the others are to know that there is no more than this.
-        part.publish(used(memory), Bytes::ZERO);
+        let used = used(memory);
+        part.keeps(used, idle(memory, part, used));
         wanted = part.wanted();
         all = given() + wanted.beyond;
     }

@@ -30,11 +30,11 @@ use crate::{
         allocator::{
             compaction::{self, Compacted},
             core::Allocator,
-            group::Asked,
+            group::{self, Asked},
             shared::{discard_holes, take_back},
             spill,
         },
-        device_memory::{DeviceMemory, origins::ORIGINS},
+        device_memory::{DeviceMemory, GroupPart, origins::ORIGINS},
         in_flight::{Round, deadline::Deadline},
     },
     units::Bytes,
@@ -177,7 +177,11 @@ fn find_room_at_once(
     request: Request,
 ) -> std::result::Result<Block, OutOfMemory> {
     allocator.drain();
-    let mut found = take(memory, request);
+    let retake = || {
+        GroupPart::forget_refusal();
+        take(memory, request)
+    };
+    let mut found = retake();
     // Without a tier the launch is about to wait, and does all this then.
     if memory.tier.is_none() {
         return found;
@@ -187,16 +191,20 @@ fn find_room_at_once(
         let Err(shortage) = &found else { break };
         let refused = shortage.refusal.is_some();
         if take_back(allocator, memory, refused) {
-            found = take(memory, request);
+            found = retake();
         } else if refused && !std::mem::replace(&mut packed, true) {
             drop(compaction::carry_out(memory, Goal::Pack));
-            found = take(memory, request);
+            found = retake();
         } else if !refused && !std::mem::replace(&mut compacted, true) {
+            GroupPart::forget_refusal();
             let Ok(compacted) = compaction::carry_out(memory, Goal::Hole(request.size)) else { continue };
             found = compacted.allocate(request).and_then(|block| filled(memory, block));
+        } else if group::is_broken() || group::others_owe(memory) {
+            // What others owe is waited for later, when nothing is held.
+            break;
         } else if spilled(allocator, deadline, memory, Goal::Hole(request.size)) {
             compacted = !allocator.compacts();
-            found = take(memory, request);
+            found = retake();
         } else {
             break;
         }
@@ -264,11 +272,16 @@ fn reclaim<T, E>(
         // Other threads may have filled the caches since.
         allocator.clear_caches();
         let (since, at_most) = (Instant::now(), deadline.left());
+        GroupPart::forget_refusal();
         let shortage = match attempt(at_most) {
             Ok(found) => return Break(Ok(found)),
             Err(shortage) => shortage,
         };
+        if group::is_broken() {
+            return Break(Err(shortage));
+        }
         let over = rounds.next().is_none() || deadline.is_over();
+        let spills = |goal| spilled(allocator, deadline, memory, goal);
         // Taking back what the engine's pool keeps for the next program is cheaper than anything below.
         if !over && take_back(allocator, memory, refused(&shortage)) {
             return Continue(());
@@ -284,14 +297,12 @@ fn reclaim<T, E>(
             return Continue(());
         }
         if !allocator.compacts() || over {
-            if !over && refused(&shortage) && asked.wait(memory, deadline) {
+            if !over && refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
             // What programs under way use can be spilled when they end.
-            if !over
-                && (spilled(allocator, deadline, memory, goal) || spill::could_make_room(memory, goal) && round.wait())
-            {
+            if !over && (spills(goal) || spill::could_make_room(memory, goal) && round.wait()) {
                 rounds = 0..ROUNDS;
                 return Continue(());
             }
@@ -312,7 +323,7 @@ fn reclaim<T, E>(
             memory.wait_for_compaction(Instant::now() + deadline.left());
             return Continue(());
         }
-        if refused(&shortage) && asked.wait(memory, deadline) || spilled(allocator, deadline, memory, goal) {
+        if refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) || spills(goal) {
             rounds = 0..ROUNDS;
             return Continue(());
         }

@@ -13,14 +13,14 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
 use crate::{fork, group::Group};
 
-/// How often the thread looks without being asked, after members that have died.
+/// How often the thread looks without being asked, after members that have died and the group's file.
 const TICK: Duration = Duration::from_secs(1);
 
 /// How soon it looks again while somebody asks: what is in use now may lie idle then.
@@ -72,7 +72,12 @@ impl Giver {
 
 fn run(group: &Group, stop: &AtomicBool, give: impl Fn() -> bool) {
     let mut seen = group.asks();
+    let mut looked = Instant::now();
     loop {
+        if looked.elapsed() >= TICK {
+            group.look_after();
+            looked = Instant::now();
+        }
         // Asks that come from here on end the wait below.
         let wanted = fork::passing(&give);
         if stop.load(Ordering::Acquire) {

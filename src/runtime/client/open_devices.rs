@@ -36,7 +36,7 @@ use crate::{
         },
         client::{
             Client, Device,
-            join_group::join,
+            join_group::{join, part},
             limits::{gpu_limit, library_of, taken, vendor_of},
         },
         device_memory::{DeviceMemory, GroupPart, SharedPool},
@@ -297,19 +297,21 @@ fn check_job(
 /// INVALID_ARGUMENT for a limit that the machine does not have so many times.
 fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let Some(count) = NonZeroU32::new(devices as u32) else { return Ok(Vec::new()) };
-    let limit = Bytes::new(settings.limit.resolve(host::capacity()?.get(), count)?);
+    let capacity = host::capacity()?;
+    let limit = Bytes::new(settings.limit.resolve(capacity.get(), count)?);
     let make = host_backing(settings);
     let spill = |capacity: Bytes| settings.spill_limit.resolve(capacity.get(), count).map(Bytes::new);
     let tier = match &settings.spill.value {
         Spill::Off => None,
-        Spill::Host | Spill::Always => Some((TierBacking::Host(make()), spill(host::capacity()?)?)),
+        Spill::Host | Spill::Always => Some((TierBacking::Host(make()), spill(capacity)?)),
         Spill::Folder(path) => {
             let folder = host::FolderBacking::open(path)?;
             let limit = spill(folder.free_space()?)?;
             Some((TierBacking::Folder(folder), limit))
         }
     };
-    let group = join(settings, vec![limit; devices])?;
+    let group = join(settings, "cpu", vec![limit; devices])?;
+    let most = Bytes::new(capacity.get() / u64::from(count.get())).round_down(Bytes::mib(1));
     let memory = |device| {
         let (host, tier) = (make(), tier.clone());
         let carrier = Box::new(host.clone());
@@ -317,8 +319,7 @@ fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
             let backing = Box::new(host);
             return Ok(Memory { backing, carrier, limit, shared: None, tier, group: None, pinned: None });
         };
-        let part = Arc::new(GroupPart::new(group, device)?);
-        let limit = part.limit();
+        let (part, limit) = part(group, device, most)?;
         let budget = Budget::new(limit).part_of(Arc::<GroupPart>::clone(&part));
         let backing = Box::new(host::CountedBacking::new(host, Arc::new(budget)));
         Ok(Memory { backing, carrier, limit, shared: None, tier, group: Some(part), pinned: None })
@@ -404,19 +405,20 @@ fn of_gpus(
         if limit == most {
             log::info!("the limit of GPU {ordinal} is {most}, all that the headroom of {} leaves", settings.headroom);
         }
-        let (limit, fixed) = match share.map(|share| taken(total, share)) {
-            Some((taken, relied_on)) => (limit.saturating_sub(taken).round_down(Bytes::mib(1)), Some(relied_on)),
-            None => (limit, None),
+        let (of_engine, fixed) = share.map(|share| taken(total, share)).unzip();
+        let of_arrays = |bytes: Bytes| {
+            of_engine.map_or(bytes, |of_engine| bytes.saturating_sub(of_engine).round_down(Bytes::mib(1)))
         };
-        opened.push((device, (limit, most), fixed));
+        opened.push((device, (of_arrays(limit), of_arrays(most), most), fixed));
     }
-    let limits = opened.iter().map(|&(_, (limit, _), _)| limit).collect();
-    let group = join(settings, limits).map_err(Unmanaged::Settings)?;
+    let limits = opened.iter().map(|&(_, (limit, ..), _)| limit).collect();
+    let platform = if vendor == Vendor::Nvidia { "cuda" } else { "rocm" };
+    let group = join(settings, platform, limits).map_err(Unmanaged::Settings)?;
     let mut memories = Vec::with_capacity(ordinals.len());
-    for (number, (device, (limit, most), fixed)) in opened.into_iter().enumerate() {
-        let part = group.as_ref().map(|group| GroupPart::new(group, number).map(Arc::new)).transpose();
-        let part = part.map_err(Unmanaged::Settings)?;
-        let limit = part.as_ref().map_or(limit, |part| part.limit());
+    for (number, (device, (limit, most_of_arrays, most), fixed)) in opened.into_iter().enumerate() {
+        let part = group.as_ref().map(|group| part(group, number, most_of_arrays)).transpose();
+        let (part, limit) =
+            part.map_err(Unmanaged::Settings)?.map_or((None, limit), |(part, limit)| (Some(part), limit));
         let budget = fixed.map_or_else(|| Budget::new(limit), |fixed| Budget::with_share(limit, fixed));
         let budget = Arc::new(match &part {
             Some(part) => budget.part_of(Arc::<GroupPart>::clone(part)),

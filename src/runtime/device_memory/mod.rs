@@ -18,7 +18,7 @@ pub mod scratch;
 pub mod shared_pool;
 pub mod spill_record;
 
-pub use group_part::{Asking, GroupPart};
+pub use group_part::{Asking, GroupPart, Refusal};
 pub use memory::{Allocation, DeviceMemory, LockedForMove, Occupied, Resident, Residents, Spillable, Tier};
 pub use scratch::ScratchReservation;
 pub use shared_pool::{SharedPool, Shortfall};

@@ -77,7 +77,7 @@ impl SharedPool {
 }
 
 /// Why the engine's pool cannot have more memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Shortfall {
     /// The limit that it shares with the arena.
     Limit(Over),
@@ -92,10 +92,10 @@ pub enum Shortfall {
 
 impl Shortfall {
     /// How many bytes are missing.
-    pub fn missing(self) -> Bytes {
+    pub fn missing(&self) -> Bytes {
         match self {
             Self::Limit(over) => over.missing,
-            Self::Device { more, free } => more.saturating_sub(free),
+            Self::Device { more, free } => more.saturating_sub(*free),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         cuda::{EnginePool, KeptPool, PinnedBacking, tests::*},
     },
     error::Code,
-    memory::budget::Budget,
+    memory::budget::{Beyond, Budget, Whole},
 };
 
 #[test]
@@ -248,6 +248,43 @@ fn peers_reach_the_memory_where_they_can() {
     control::configure("fail", "cuMemSetAccess:1:101").expect("a call to fail");
     let (region, _) = filled(&backing, CHUNK.get(), 1);
     backing.release(region).expect("a release");
+}
+
+/// A budget of which others want the rest: it counts how often it is asked.
+#[derive(Debug, Default)]
+struct Others(std::sync::Mutex<Vec<Bytes>>);
+
+impl Whole for Others {
+    fn take(&self, bytes: Bytes) -> Result<(), Beyond> {
+        self.0.lock().expect("no panic").push(bytes);
+        Err(Beyond { available: Bytes::mib(4), ..Beyond::default() })
+    }
+
+    fn give(&self, _: Bytes) {}
+}
+
+#[test]
+fn all_that_chunks_lack_is_asked_for_at_once() {
+    let rig = Rig::new(&[]);
+    let others = Arc::new(Others::default());
+    let budget = Arc::new(Budget::new(Bytes::mib(64)).part_of(Arc::<Others>::clone(&others)));
+    let backing = rig.chunked().bound_by(&budget).expect("in time");
+    let error = backing.reserve(Bytes::mib(20)).expect_err("the others have the rest");
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert_eq!(*others.0.lock().expect("no panic"), [Bytes::mib(20)]);
+}
+
+#[test]
+fn what_cannot_be_unmapped_stays_counted() {
+    let rig = Rig::new(&[]);
+    let budget = Arc::new(Budget::new(Bytes::mib(64)));
+    let backing = rig.chunked().bound_by(&budget).expect("in time");
+    let region = backing.reserve(CHUNK + CHUNK).expect("room");
+    assert_eq!(budget.taken().0, CHUNK + CHUNK);
+    control::configure("fail", "cuMemUnmap:1:1").expect("a call to fail");
+    assert!(backing.release(region).is_err());
+    assert_eq!(budget.taken().0, CHUNK);
+    control::reset_violations();
 }
 
 #[test]
