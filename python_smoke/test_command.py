@@ -251,6 +251,8 @@ def test_top_ends_with_an_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what runs in the background with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == "no processes share devices: top shows those that run with PJRT_ARENA_SHARE.\n"
     assert process.stdout.readline() == "The memory of one program: pjrt_arena.memory.summary() in that program.\n"

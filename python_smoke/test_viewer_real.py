@@ -8,7 +8,7 @@ import pytest
 from harness import run_jax
 from selenium.webdriver import ActionChains, Keys
 from viewer_data import COMPACTION, OUT_OF_MEMORY, PINNED, RESERVED
-from viewer_replay import by_origin, final_blocks, first, replay
+from viewer_replay import FREE, by_origin, final_blocks, first, replay
 
 pytest_plugins = ["viewer_browser"]
 pytestmark = pytest.mark.arena
@@ -61,11 +61,25 @@ def arrays(page):
     return [block for block in page.blocks() if block[4] != RESERVED]
 
 
-def then(device, blocks):
-    """Blocks at an earlier instant, but for who made what is there still: a program that was donated a block is its
-    maker in the end, and that is no event, so the page has it for all times, and a replay has the first one."""
+def shown(device, page):
+    """The view's arrays at an earlier instant, but for who made what is there still: a program that was donated a block
+    is its maker in the end, and that is no event, so the page has it for all times."""
     last = {block[0] for block in final_blocks(device)}
-    return [[*block[:5], *([None, None] if block[0] in last else block[5:7]), *block[7:]] for block in blocks]
+    return [without_maker(block) if block[0] in last else block for block in arrays(page)]
+
+
+def replayed(device, position):
+    """What `shown` is to be: a block that went has the maker that it had in the end, as its last event says."""
+    events = zip(*device["events"].values(), strict=True)
+    makers = {event[2]: [event[5], event[6]] for event in events if event[1] == FREE}
+    blocks = replay(device, position)
+    return [
+        [*block[:5], *makers[block[0]], *block[7:]] if block[0] in makers else without_maker(block) for block in blocks
+    ]
+
+
+def without_maker(block):
+    return [*block[:5], None, None, *block[7:]]
 
 
 def test_a_real_run_is_shown_as_it_was(page, files):
@@ -86,12 +100,12 @@ def test_a_real_run_is_shown_as_it_was(page, files):
     drag.move_by_offset(-width // 2, 0).release().perform()
     page.settle()
     assert 0 < page.position < events
-    assert then(device, arrays(page)) == then(device, replay(device, page.position))
+    assert shown(device, page) == replayed(device, page.position)
     page.keys("#slider", Keys.HOME)
-    assert then(device, arrays(page)) == then(device, replay(device, 0))
+    assert shown(device, page) == replayed(device, 0)
     page.seek(first(run, COMPACTION))
     assert "moved" in page.find("#moves").text
-    assert then(device, arrays(page)) == then(device, replay(device, page.position))
+    assert shown(device, page) == replayed(device, page.position)
     page.keys("#slider", Keys.END)
 
     # The failed request, beside the holes that were there.

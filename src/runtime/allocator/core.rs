@@ -107,6 +107,11 @@ impl Allocator {
         self.in_flight.deadline(&self.callbacks_under_way, self.session.orders_executions)
     }
 
+    /// The right of [`Self::turn`], if nobody has it: for who takes memory that a launch may wait for.
+    pub fn turn_at_once(&self) -> Option<MutexGuard<'_, ()>> {
+        self.turn.try_lock()
+    }
+
     /// The right to wait for memory while holding some, which one launch has at a time: two might wait for each other.
     /// `None` if no launch has given it up before the deadline, which is put off while arrays are moved for others.
     ///

@@ -30,6 +30,8 @@ pub fn prefetch(allocator: &Allocator, memory: &Arc<DeviceMemory>) -> Bytes {
     order.retain(|&(next, _)| matches!(next, NextUse::At(step) if step <= last));
     let mut came = Bytes::ZERO;
     for (next, resident) in order {
+        // A launch that waits for memory, for scratch as well, comes first.
+        let Some(_turn) = allocator.turn_at_once() else { break };
         let room = |shape: &_, provenance| {
             let found = allocate_at_once(allocator, memory, shape, provenance);
             let goal = Goal::Hole(footprint(allocator, shape));
