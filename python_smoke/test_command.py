@@ -246,13 +246,12 @@ def test_errors_and_help_name_what_is_allowed(capsys):
 
 def test_top_ends_with_an_interrupt(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "pjrt_arena", "top", "--interval", "0.05"],
+        # A shell starts what runs in the background with this signal ignored.
+        ["env", "--default-signal=INT", sys.executable, "-m", "pjrt_arena", "top", "--interval", "0.05"],
         env=clean_environment(XDG_RUNTIME_DIR=os.fspath(tmp_path), PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts what runs in the background with this signal ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == "no processes share devices: top shows those that run with PJRT_ARENA_SHARE.\n"
     assert process.stdout.readline() == "The memory of one program: pjrt_arena.memory.summary() in that program.\n"
