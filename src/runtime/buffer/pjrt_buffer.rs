@@ -201,7 +201,7 @@ impl Buffer {
     /// or not.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION once the client is destroyed, or as [`Self::check_at_rest`].
+    /// FAILED_PRECONDITION once the client is destroyed, or in a child of a fork whose parent was moving the bytes.
     pub fn hold(&self) -> Result<Hold<'_>> {
         self.check_at_rest()?;
         let mut state = self.state();
@@ -213,7 +213,7 @@ impl Buffer {
     /// As [`Buffer::hold`], of a buffer that was neither deleted nor donated.
     ///
     /// # Errors
-    /// As [`Buffer::begin_use`], or as [`Self::check_at_rest`].
+    /// As [`Buffer::begin_use`], or FAILED_PRECONDITION in a child of a fork whose parent was moving the bytes.
     pub fn hold_live(&self) -> Result<Hold<'_>> {
         self.check_at_rest()?;
         Ok(Hold { buffer: self, handle: self.begin_use()? })
