@@ -94,9 +94,9 @@ pub fn work_in_steps() {
     IN_STEPS.set(true);
 }
 
-/// A piece of work, short enough that a fork may wait for it: of a thread that [works in steps](work_in_steps) it passes
-/// the gate. Of any other thread forks do not wait for it. There is no step within a step, and nothing in one may wait for
-/// the thread that forks: for Python's lock, say, as what the engine destroys may.
+/// A piece of work, short enough that a fork may wait for it: of a thread that [works in steps](work_in_steps) it
+/// passes the gate. Of any other thread forks do not wait for it. There is no step within a step, and nothing in one
+/// may wait for the thread that forks: for Python's lock, say, as what the engine destroys may.
 pub fn step<T>(work: impl FnOnce() -> T) -> T {
     if IN_STEPS.get() { passing(work) } else { work() }
 }

@@ -18,12 +18,12 @@
 //! others': what is free is the limit without that. `memory::group` has the rules.
 //!
 //! *The only lock is the kernel's.* Whatever a process dies of, and at whichever instruction, its locks end, and the
-//! one on its slot tells the others that what stands there is nobody's. *What is held is raised before memory is mapped,
-//! and lowered after it was unmapped*, and what could not be unmapped stays held. The kernel ends a process's memory of
-//! the host before its locks, so the sum of what is mapped of the host is never above the limit. A GPU's memory the
-//! driver takes back when it sees that the process is gone, which may be later: an allocation that the driver refuses
-//! within a second after a member's death is tried again. A child after `fork` keeps the pages that its parent had, until
-//! it ends or starts another program; they are not counted.
+//! one on its slot tells the others that what stands there is nobody's. *What is held is raised before memory is
+//! mapped, and lowered after it was unmapped*, and what could not be unmapped stays held. The kernel ends a process's
+//! memory of the host before its locks, so the sum of what is mapped of the host is never above the limit. A GPU's
+//! memory the driver takes back when it sees that the process is gone, which may be later: an allocation that the
+//! driver refuses within a second after a member's death is tried again. A child after `fork` keeps the pages that its
+//! parent had, until it ends or starts another program; they are not counted.
 //!
 //! A child after `fork` is no member: what it has from its parent answers with an error, and it can join by itself.
 

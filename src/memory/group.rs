@@ -19,10 +19,10 @@
 //! does not need is divided among those who need it. So a member that is idle takes nothing from the entitlements of
 //! others, and if all go down to their entitlements, an ask within one has room.
 //!
-//! An ask that is [`FROM_ALL_AFTER`] old is wanted from each of the others as if it were the only one: some of them may have
-//! been stopped. If others owe it nothing then, because it goes beyond the asker's entitlement and too little lies idle,
-//! it counts for nothing as long as that is so: what is free may be taken. Neither does an ask that has expired, nor one
-//! that could not be served even by an empty group.
+//! An ask that is [`FROM_ALL_AFTER`] old is wanted from each of the others as if it were the only one: some of them may
+//! have been stopped. If others owe it nothing then, because it goes beyond the asker's entitlement and too little lies
+//! idle, it counts for nothing as long as that is so: what is free may be taken. Neither does an ask that has expired,
+//! nor one that could not be served even by an empty group.
 
 #[cfg(test)]
 mod tests;

@@ -49,8 +49,8 @@ impl Drop for Asked<'_> {
 }
 
 impl<'a> Asked<'a> {
-    /// Asks for what this thread was refused last, if the memory is shared, and waits a moment for it; `help` makes room
-    /// here, where others are late with what they owe. Whether to try again.
+    /// Asks for what this thread was refused last, if the memory is shared, and waits a moment for it; `help` makes
+    /// room here, where others are late with what they owe. Whether to try again.
     pub fn wait(&self, memory: &'a DeviceMemory, deadline: &Deadline<'_>, help: impl FnOnce() -> bool) -> bool {
         let Some(part) = &memory.group else { return false };
         let mut asked = self.0.borrow_mut();

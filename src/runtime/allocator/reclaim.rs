@@ -165,8 +165,8 @@ pub fn find_room(
     })
 }
 
-/// As [`find_room`], where nothing is waited for: what the engine's pool keeps is taken back, then arrays are compacted,
-/// then spilled, where there is a tier for them.
+/// As [`find_room`], where nothing is waited for: what the engine's pool keeps is taken back, then arrays are
+/// compacted, then spilled, where there is a tier for them.
 ///
 /// # Errors
 /// The numbers.

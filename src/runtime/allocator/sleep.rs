@@ -71,8 +71,8 @@ fn give_back_of(memory: &DeviceMemory) -> GivenBack {
     GivenBack { bytes: whole + pages + scratch, regions }
 }
 
-/// Spills all arrays of `memory` that may be, and gives memory back. The programs that are under way at its beginning are
-/// waited for, as long as an allocation would wait: not those that other threads launch meanwhile.
+/// Spills all arrays of `memory` that may be, and gives memory back. The programs that are under way at its beginning
+/// are waited for, as long as an allocation would wait: not those that other threads launch meanwhile.
 ///
 /// # Errors
 /// FAILED_PRECONDITION for a memory without a tier.

@@ -21,7 +21,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A block of an arena or of a tier, and the buffer that had it in the execution before, if it comes from the output cache.
+    /// A block of an arena or of a tier, and the buffer that had it in the execution before, if it comes from the
+    /// output cache.
     #[inline]
     pub fn new(origin: Origin, allocation: Allocation, reused: Option<Arc<Buffer>>) -> Self {
         Self { origin, address: allocation.address(), allocation: Some(allocation), reused }

@@ -96,8 +96,8 @@ impl<'a> DeviceLaunch<'a> {
         }
     }
 
-    /// Brings the arguments back from the tier, if the device has one. The first time it numbers the execution, too, and
-    /// notes it.
+    /// Brings the arguments back from the tier, if the device has one. The first time it numbers the execution, too,
+    /// and notes it.
     ///
     /// # Errors
     /// As [`Wanted::new`] and [`Wanted::bring_back`].
