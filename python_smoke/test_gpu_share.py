@@ -28,6 +28,12 @@ def taken():
     return values[1].value - values[0].value
 
 before = taken()
+
+driver.fake_cuda_configure.argtypes = [ctypes.c_char_p] * 2
+
+def refuse(calls):
+    for call in range(1, calls + 1):
+        assert driver.fake_cuda_configure(b"fail", b"cuMemCreate:%d" % call) == 0
 """.replace("CDLL(DRIVER)", f"CDLL({str(fake_gpu.DRIVER)!r})")
 
 
@@ -81,6 +87,25 @@ def test_an_array_of_many_chunks_is_asked_for_as_a_whole(tmp_path):
         text = second.do(expression="error_of(lambda: sort(values).block_until_ready())")
         assert f"process {first.pid} (" in text and "of the limit of 64.00MiB are this process's" in text, text
         first.end()
+        second.end()
+
+
+def test_the_driver_may_have_memory_of_a_dead_process_for_a_moment(tmp_path):
+    tmp_path.chmod(0o700)
+    machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114)
+    with members(tmp_path, machine, machine) as (first, second):
+        second.do(DRIVER)
+        first.do("keep(12, 4)")
+        second.do("keep(2, 4)")
+        first.kill()
+        # The third array is of the dead one's memory. The driver refuses the next ones for a while, and then gives it:
+        # an allocation that is not tried again has 20 calls refused.
+        second.do("keep(3, 4, first=2); refuse(100); keep(8, 4, first=5); check()")
+        # Where nobody has died the driver's word is final.
+        second.do("time.sleep(1.5); kept = kept[:1]; gc.collect(); memory.trim(); refuse(100)")
+        text = second.do(expression="error_of(lambda: ramp(0, 40))")
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in text and "of the limit of 64.00MiB are this process's" in text, text
+        second.do("check()")
         second.end()
 
 

@@ -273,6 +273,42 @@ def test_threads_whose_programs_do_not_fit_together_take_turns():
     """)
 
 
+@pytest.mark.parametrize("compact", ["off", "on"])
+def test_an_array_waits_for_what_a_program_in_its_callers_thread_uses(compact):
+    run_case(
+        """
+    import time
+    ROUNDS = 20
+    inside, found = threading.Event(), 0
+
+    def call(value):
+        inside.set()
+        time.sleep(0.03)
+        return value
+
+    # While it calls back, nothing but the use of its argument says that it is under way.
+    back = jax.jit(lambda x: x[:1] + jax.pure_callback(call, jax.ShapeDtypeStruct((), np.float32), x[0]))
+    large = ramp(1, 10)
+    assert np.asarray(back(large)) == [2]
+    for number in range(ROUNDS):
+        inside.clear()
+        thread = threading.Thread(target=back, args=(large,))
+        thread.start()
+        inside.wait()
+        try:
+            ramp(number, 8)
+            found += 1
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            assert "in use by a program or transfer" in str(error), error
+        thread.join()
+    # It waits a tenth of a second where programs call back; a busy machine may be late with the end of some.
+    assert found > ROUNDS // 2, found
+    check([large], 1)
+    """,
+        PJRT_ARENA_COMPACT=compact,
+    )
+
+
 def test_several_devices_spill_each_for_itself():
     run_case(
         """

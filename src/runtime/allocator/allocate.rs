@@ -162,7 +162,7 @@ pub fn make_room_for_all<'a>(
     // One finds its own room.
     let (Some(first), Some(_)) = (shapes.next(), shapes.peek()) else { return Ok(()) };
     let total = footprint_of_all(allocator, [first].into_iter().chain(shapes));
-    let waits = patience == Patience::Waits;
+    let waits = patience != Patience::None;
     total.map_or(Ok(()), |total| spill::make_room_for_all(allocator, memory, total, waits))
 }
 

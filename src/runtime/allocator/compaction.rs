@@ -84,17 +84,40 @@ impl Compacted<'_> {
 pub struct Blocked {
     /// Why there is no plan.
     pub obstacle: Obstacle,
-    /// Whether programs or transfers under way keep residents where they are.
-    pub in_use: bool,
-    /// Those residents, as far as [`WATCHED`].
-    users: Vec<Weak<dyn Resident>>,
+    /// Whether programs or transfers under way keep residents where they are, or did so a moment ago.
+    pub was_in_use: bool,
+    /// Those that do.
+    pub in_use: InUse,
 }
 
-impl Blocked {
-    /// Whether the use of one of those has ended. O(those).
+/// Residents that programs or transfers under way keep where they are, as far as [`WATCHED`].
+#[derive(Default)]
+pub struct InUse(Vec<Weak<dyn Resident>>);
+
+impl InUse {
+    /// Those of `memory` at this instant. O(residents).
+    #[cold]
+    pub fn of(memory: &DeviceMemory) -> Self {
+        let mut found = Self::default();
+        memory.residents.all().iter().filter(|resident| is_in_use(&***resident)).for_each(|one| found.add(one));
+        found
+    }
+
+    fn add(&mut self, resident: &Arc<dyn Resident>) {
+        if self.0.len() < WATCHED {
+            self.0.push(Arc::downgrade(resident));
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the use of one of them has ended, or there are none. O(those).
     pub fn has_changed(&self) -> bool {
-        self.users.is_empty()
-            || self.users.iter().any(|resident| resident.upgrade().is_none_or(|resident| !is_in_use(&*resident)))
+        self.is_empty()
+            || self.0.iter().any(|resident| resident.upgrade().is_none_or(|resident| !is_in_use(&*resident)))
     }
 }
 
@@ -145,17 +168,17 @@ pub fn staying(memory: &DeviceMemory, why: impl Fn(&dyn Resident) -> Option<&'st
 /// Why it is blocked. A move that fails ends the work early; what was moved stays moved.
 pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'a>, Blocked> {
     let mut busy: FxHashSet<BlockId> = FxHashSet::default();
-    let mut users = Vec::new();
+    let mut in_use = InUse::default();
     for _ in 0..ATTEMPTS {
         let movable;
-        (movable, users) = Movable::of(memory, &busy);
+        (movable, in_use) = Movable::of(memory, &busy);
         let costs = memory.carrier.costs();
         let plan = memory.plan(goal, &costs, &|block| movable.get(block).is_some());
         let compaction = match plan {
             Ok(compaction) => compaction,
             Err(obstacle) => {
-                let in_use = !(busy.is_empty() && users.is_empty());
-                return Err(Blocked { obstacle, in_use, users });
+                let was_in_use = !(busy.is_empty() && in_use.is_empty());
+                return Err(Blocked { obstacle, was_in_use, in_use });
             }
         };
         match lock(compaction.moves(), |block| movable.get(block)) {
@@ -163,7 +186,7 @@ pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'
             Err(block) => busy.insert(block),
         };
     }
-    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, in_use: true, users })
+    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, was_in_use: true, in_use })
 }
 
 /// Residents by their block's number.
@@ -172,20 +195,18 @@ struct Movable(Vec<Option<(BlockId, Arc<dyn Resident>)>>);
 
 impl Movable {
     /// The residents that may move now, except those that were `busy` a moment ago; and those that a program or a
-    /// transfer keeps where they are, as far as [`WATCHED`]. O(blocks).
-    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, Vec<Weak<dyn Resident>>) {
-        let (mut movable, mut users) = (Self::default(), Vec::new());
+    /// transfer keeps where they are. O(blocks).
+    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, InUse) {
+        let (mut movable, mut in_use) = (Self::default(), InUse::default());
         for resident in memory.residents.all() {
             let Some(block) = resident.occupied().map(|occupied| occupied.block) else { continue };
             if busy.contains(&block) || is_in_use(&*resident) {
-                if users.len() < WATCHED {
-                    users.push(Arc::downgrade(&resident));
-                }
+                in_use.add(&resident);
             } else if resident.move_barrier().is_none() {
                 movable.add(block, resident);
             }
         }
-        (movable, users)
+        (movable, in_use)
     }
 
     fn add(&mut self, block: BlockId, resident: Arc<dyn Resident>) {

@@ -8,7 +8,8 @@
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, if there is a hole but no
 //!              memory for it, pack: the arrays share fewer pieces of memory then, and the others go where the hole is
 //!    spill     arrays that no program uses go to memory of the host, where there is a tier for them (`spill.rs`)
-//!  4 wait      for the next program to end, only if its arrays could make the difference; then again from 1
+//!  4 wait      for the next program to end, or launch to begin, only if their arrays could make the difference; then
+//!              again from 1
 //!  5 error     with the numbers, what could not move, what holds the memory, and what would help (`oom.rs`)
 //! ```
 //!
@@ -19,6 +20,7 @@
 use std::{
     cell::Cell,
     ops::ControlFlow::{Break, Continue},
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -28,7 +30,7 @@ use crate::{
     memory::{Block, Goal, NoScratch, Obstacle, OutOfMemory, Provenance, Request, Tried},
     runtime::{
         allocator::{
-            compaction::{self, Compacted},
+            compaction::{self, Compacted, InUse},
             core::Allocator,
             group::{self, Asked},
             shared::{discard_holes, take_back},
@@ -52,8 +54,10 @@ const LONG_WHILE: Duration = Duration::from_millis(50);
 /// Whether an allocation may wait for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// It waits for operations under way.
+    /// It waits for operations under way, and for launches that want arrays.
     Waits,
+    /// The same but for the launches: a launch allocates, which wants arrays itself, and looks after others.
+    LaunchWaits,
     /// It waits for nothing, because its caller holds memory that others may wait for.
     None,
 }
@@ -145,9 +149,7 @@ pub fn find_room(
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
     let found = reclaim(
-        allocator,
-        &deadline,
-        (memory, Goal::Hole(request.size)),
+        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(request.size), patience },
         |at_most| filled(memory, memory.allocate_waiting(request, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
@@ -227,10 +229,9 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
         let stats = memory.stats();
         shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
     };
+    let search = |goal| Search { allocator, deadline: &deadline, memory, goal, patience: Patience::LaunchWaits };
     let bottom = reclaim(
-        allocator,
-        &deadline,
-        (memory, Goal::Bottom(bytes)),
+        &search(Goal::Bottom(bytes)),
         |_| memory.begin_scratch(bytes),
         |compacted| compacted.begin_scratch(bytes),
         // What an outsider holds is not waited for.
@@ -239,9 +240,7 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
     );
     let found = bottom.or_else(|shortage| {
         let elsewhere = reclaim(
-            allocator,
-            &deadline,
-            (memory, Goal::Hole(bytes)),
+            &search(Goal::Hole(bytes)),
             |_| memory.begin_scratch_anywhere(bytes),
             |compacted| compacted.begin_scratch_anywhere(bytes),
             hopeful,
@@ -252,18 +251,38 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
     found.map_err(|shortage| deadline.explain(shortage.into()))
 }
 
+/// What the loop looks for, and how long.
+struct Search<'a> {
+    allocator: &'a Allocator,
+    deadline: &'a Deadline<'a>,
+    memory: &'a DeviceMemory,
+    goal: Goal,
+    patience: Patience,
+}
+
+impl Search<'_> {
+    /// Whether arrays were spilled to make room for `goal`.
+    fn spills(&self, goal: Goal) -> bool {
+        spilled(self.allocator, self.deadline, self.memory, goal)
+    }
+
+    /// Whether launches want arrays that may go when they have begun.
+    fn launches_want(&self) -> bool {
+        self.patience == Patience::Waits && self.allocator.wanting.load(Ordering::Relaxed) > 0
+    }
+}
+
 /// The loop: `attempt` may wait so long for retired blocks, `take` uses what a compaction opened, `hopeful` says
 /// whether there would be enough once all that is under way has ended, and `refused` whether there is a hole, but no
 /// memory for it.
 fn reclaim<T, E>(
-    allocator: &Allocator,
-    deadline: &Deadline<'_>,
-    (memory, goal): (&DeviceMemory, Goal),
+    search: &Search<'_>,
     attempt: impl Fn(Duration) -> Result<T, E>,
     take: impl Fn(Compacted<'_>) -> Result<T, E>,
     hopeful: impl Fn(&E) -> bool,
     refused: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
+    let &Search { allocator, deadline, memory, goal, .. } = search;
     let mut rounds = 0..ROUNDS;
     let mut packed = false;
     let asked = Asked::default();
@@ -281,7 +300,6 @@ fn reclaim<T, E>(
             return Break(Err(shortage));
         }
         let over = rounds.next().is_none() || deadline.is_over();
-        let spills = |goal| spilled(allocator, deadline, memory, goal);
         // Taking back what the engine's pool keeps for the next program is cheaper than anything below.
         if !over && take_back(allocator, memory, refused(&shortage)) {
             return Continue(());
@@ -296,48 +314,48 @@ fn reclaim<T, E>(
             rounds = 0..ROUNDS;
             return Continue(());
         }
-        if !allocator.compacts() || over {
-            if !over && refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) {
-                rounds = 0..ROUNDS;
-                return Continue(());
-            }
-            // What programs under way use can be spilled when they end.
-            if !over && (spills(goal) || spill::could_make_room(memory, goal) && round.wait()) {
-                rounds = 0..ROUNDS;
-                return Continue(());
-            }
+        if over {
             return Break(Err(shortage));
         }
-        let before = memory.ends();
-        let planning = Instant::now();
-        // On a GPU there may be a hole without memory behind it.
-        let packs = refused(&shortage) && !memory.on_host && !std::mem::replace(&mut packed, true);
-        let goal = if packs { Goal::Pack } else { goal };
-        let blocked = match compaction::carry_out(memory, goal) {
-            // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory all
-            // the same.
-            Ok(compacted) => return take(compacted).map_or(Continue(()), |found| Break(Ok(found))),
-            Err(blocked) => blocked,
+        // What is in use, or wanted, when an attempt begins is waited for, whether that ends before the attempt or not.
+        let (before, looking, launches_want) = (memory.ends(), Instant::now(), search.launches_want());
+        let mut goal = goal;
+        let (was_in_use, in_use) = if allocator.compacts() {
+            // On a GPU there may be a hole without memory behind it.
+            if refused(&shortage) && !memory.on_host && !std::mem::replace(&mut packed, true) {
+                goal = Goal::Pack;
+            }
+            let blocked = match compaction::carry_out(memory, goal) {
+                // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory
+                // all the same.
+                Ok(compacted) => return take(compacted).map_or(Continue(()), |found| Break(Ok(found))),
+                Err(blocked) => blocked,
+            };
+            if blocked.obstacle == Obstacle::UnderWay {
+                memory.wait_for_compaction(Instant::now() + deadline.left());
+                return Continue(());
+            }
+            (blocked.was_in_use, blocked.in_use)
+        } else {
+            // Where arrays stay where they are, they can be spilled when their use has ended.
+            let in_use = memory.tier.as_ref().map_or_else(InUse::default, |_| InUse::of(memory));
+            (!in_use.is_empty(), in_use)
         };
-        if blocked.obstacle == Obstacle::UnderWay {
-            memory.wait_for_compaction(Instant::now() + deadline.left());
-            return Continue(());
-        }
-        if refused(&shortage) && asked.wait(memory, deadline, || spills(goal)) || spills(goal) {
+        if refused(&shortage) && asked.wait(memory, deadline, || search.spills(goal)) || search.spills(goal) {
             rounds = 0..ROUNDS;
             return Continue(());
         }
-        if !hopeful(&shortage) && !spill::could_make_room(memory, goal) {
+        if !(allocator.compacts() && hopeful(&shortage) || spill::could_make_room(memory, goal)) {
             return Break(Err(shortage));
         }
         // The operation that completes next may free its arrays, or let them move.
         if !round.wait() {
-            if !blocked.in_use {
+            if !was_in_use && !launches_want {
                 return Break(Err(shortage));
             }
             // A plan keeps the arena's lock: about half of the time at most goes into plans.
-            let least = planning.elapsed().min(LONG_WHILE);
-            wait_for_change(round, least, || memory.ends() != before || blocked.has_changed());
+            let least = looking.elapsed().min(LONG_WHILE);
+            wait_for_change(round, least, || memory.ends() != before || in_use.has_changed());
         }
         rounds = 0..ROUNDS;
         Continue(())

@@ -219,7 +219,7 @@ impl<'a> DeviceLaunch<'a> {
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.place_destinations(loaded, device, memory, [Patience::Waits; 2]) {
+        match self.place_destinations(loaded, device, memory, [Patience::LaunchWaits; 2]) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),

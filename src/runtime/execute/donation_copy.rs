@@ -123,7 +123,7 @@ pub fn copy_borrowed(
 ) -> Outcome<DonationCopy> {
     let lend = || buffer.get().lend().map(Some);
     // The array is defined, because a program reads it already.
-    let copied = copy(loaded, buffer, device, (execution, Patience::Waits), argument, lend);
+    let copied = copy(loaded, buffer, device, (execution, Patience::LaunchWaits), argument, lend);
     Ok(copied.map_err(|unplaced| unplaced.explain(&loaded.client))?.ok_or_else(borrowed)?)
 }
 

@@ -101,7 +101,7 @@ impl<'a> Launch<'a> {
         });
         let mut emptied = false;
         loop {
-            let unplaced = match self.prepare_devices(Patience::Waits) {
+            let unplaced = match self.prepare_devices(Patience::LaunchWaits) {
                 Ok(()) => return Ok(()),
                 Err(unplaced) if self.spills() && unplaced.is_exhaustion() => unplaced,
                 Err(unplaced) => return Err(unplaced.explain(client)),
@@ -142,7 +142,7 @@ impl<'a> Launch<'a> {
     fn prepare_devices(&mut self, holding: Patience) -> Result<(), Unplaced> {
         let spills = self.spills();
         // What a launch wants is memory that it holds.
-        let mut first = if spills { holding } else { Patience::Waits };
+        let mut first = if spills { holding } else { Patience::LaunchWaits };
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if spills {
                 launch.bring_back(&self.call, index, holding)?;
