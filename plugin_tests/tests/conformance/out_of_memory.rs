@@ -225,13 +225,15 @@ fn c31_arena_a_function_is_told_of_exhausted_memory_before_the_caller() {
         // SAFETY: the function may be called on any thread, with NULL, and lets no exception out.
         unsafe { on_oom(Some(tell), ptr::null_mut()) };
         let x = client.put(&vec![1f32; 262_144], &[262_144]).unwrap();
+        let gone = client.put(&[1f32; 4], &[4]).unwrap();
+        gone.delete().unwrap();
         assert!(TOLD.lock().unwrap().is_empty(), "there was room");
         let failure = exhausted(megabytes(&client, 9));
         let add_one = client.compile(&Program::add_one_1m()).unwrap();
         let held = megabytes(&client, 7).unwrap();
         exhausted(add_one.run1(&[&x]));
         // Errors of another kind are none of its business.
-        megabytes(&client, -1).map(drop).unwrap_err();
+        add_one.run1(&[&gone]).map(drop).unwrap_err();
         let told = std::mem::take(&mut *TOLD.lock().unwrap());
         assert_eq!(told.len(), 2, "{told:?}");
         let report: serde_json::Value = serde_json::from_str(&told[0].0).unwrap();
