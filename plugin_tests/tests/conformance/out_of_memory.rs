@@ -230,10 +230,10 @@ fn c31_arena_a_function_is_told_of_exhausted_memory_before_the_caller() {
         assert!(TOLD.lock().unwrap().is_empty(), "there was room");
         let failure = exhausted(megabytes(&client, 9));
         let add_one = client.compile(&Program::add_one_1m()).unwrap();
-        let held = megabytes(&client, 7).unwrap();
-        exhausted(add_one.run1(&[&x]));
         // Errors of another kind are none of its business.
         add_one.run1(&[&gone]).map(drop).unwrap_err();
+        let held = megabytes(&client, 7).unwrap();
+        exhausted(add_one.run1(&[&x]));
         let told = std::mem::take(&mut *TOLD.lock().unwrap());
         assert_eq!(told.len(), 2, "{told:?}");
         let report: serde_json::Value = serde_json::from_str(&told[0].0).unwrap();
