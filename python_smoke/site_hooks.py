@@ -71,6 +71,16 @@ def page_of(notebook: Path) -> str:
     return f"{title}\n\n[The notebook itself]({notebook.name}), which a test runs.\n{rest}\n"
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Lets long names in tables go on in a new line behind an underscore, so that tables fit the page."""
+    return re.sub(r"<td.*?</td>", breakable, html, flags=re.DOTALL)
+
+
+def breakable(cell: re.Match[str]) -> str:
+    """The cell, with places for a new line in names of 24 characters and more."""
+    return re.sub(r"<code>[^<\s]{24,}</code>", lambda name: name[0].replace("_", "_<wbr>"), cell[0])
+
+
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Refuses a page that fetches something from the network when it is read."""
     if fetched := re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(https?:[^\"\s>]+)", output):
