@@ -37,10 +37,10 @@ demo: target/release/libpjrt_arena.so ## train a small model with JAX on the are
 check: lint test-unit test-smoke ## in five minutes: format, lints, unit tests, conformance, JAX once with each strategy
 	@echo "make check: all passed"
 
-test: lint test-rust test-jax doc site ## what continuous integration runs: all but the slow tests of JAX
+test: lint doc test-rust test-jax site ## what continuous integration runs: all but the slow tests of JAX
 	@echo "make test: all passed"
 
-test-all: lint test-rust test-simulator test-jax-all doc site ## every test that needs no download besides JAX and the site's tools
+test-all: lint doc test-rust test-simulator test-jax-all site ## every test that needs no download besides JAX and the site's tools
 	@echo "make test-all: all passed"
 
 # The version is pinned like the others. The first run fetches it; without a network it gives up after a while.

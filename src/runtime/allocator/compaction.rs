@@ -90,7 +90,7 @@ pub struct Blocked {
     pub in_use: InUse,
 }
 
-/// Residents that programs or transfers under way keep where they are, as far as [`WATCHED`].
+/// Residents that programs or transfers under way keep where they are: so many that looking at them again is cheap.
 #[derive(Default)]
 pub struct InUse(Vec<Weak<dyn Resident>>);
 
