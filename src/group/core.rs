@@ -206,8 +206,7 @@ impl Group {
         self.locked_within(lock::WITHIN, work)
     }
 
-    /// As [`Self::locked`], with so much patience for a process that holds the lock: others of this one wait for it,
-    /// too.
+    /// As [`Self::locked`], waiting so long for a process that holds the lock: others of this one wait for it, too.
     fn locked_within<T>(&self, within: Duration, work: impl FnOnce(&Layout) -> Result<T>) -> Result<T> {
         let layout = self.layout()?;
         let _own = self.book.try_lock_for(OWN_THREADS).ok_or_else(|| {

@@ -23,7 +23,7 @@ const ROUNDS: usize = 9;
 /// A round replays the trace until it has done so many operations, so that the clock's own cost does not count.
 const OPERATIONS_A_ROUND: usize = 20_000;
 /// After this time no further round is begun.
-const PATIENCE: Duration = Duration::from_secs(2);
+const AT_MOST: Duration = Duration::from_secs(2);
 
 /// What became of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub(crate) fn ns_per_op<P: Policy>(trace: &Trace, policy: &mut P) -> Option<f64>
     let passes = OPERATIONS_A_ROUND.div_ceil(operations);
     let begin = Instant::now();
     let mut results = Vec::with_capacity(ROUNDS);
-    while results.len() < ROUNDS && (results.is_empty() || begin.elapsed() < PATIENCE) {
+    while results.len() < ROUNDS && (results.is_empty() || begin.elapsed() < AT_MOST) {
         let start = Instant::now();
         let operations: usize = (0..passes).map(|_| pass(trace, policy, &mut held)).sum();
         results.push(start.elapsed().as_nanos() as f64 / operations as f64);

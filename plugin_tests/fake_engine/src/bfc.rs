@@ -87,9 +87,9 @@ impl Region {
         Self { bfc: Mutex::new(Bfc::new(start, bytes)), freed: Condvar::new() }
     }
 
-    /// As [`Bfc::allocate`], after at most `patience` where there is no room at first.
-    pub fn allocate(&self, bytes: u64, patience: Duration) -> Option<u64> {
-        let until = Instant::now() + patience;
+    /// As [`Bfc::allocate`], after `at_most` where there is no room at first.
+    pub fn allocate(&self, bytes: u64, at_most: Duration) -> Option<u64> {
+        let until = Instant::now() + at_most;
         let mut bfc = self.bfc.lock();
         loop {
             let found = bfc.allocate(bytes);

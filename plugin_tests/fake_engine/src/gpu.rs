@@ -58,7 +58,7 @@ pub enum Message {
 const RETRY: Duration = Duration::from_secs(10);
 
 /// How long nothing may happen before the GPUs are looked after.
-const PATIENCE: Duration = Duration::from_millis(200);
+const AT_MOST: Duration = Duration::from_millis(200);
 
 /// Where memory for arrays and scratch comes from.
 enum Store {
@@ -523,7 +523,7 @@ pub fn start_errands() -> Result<Sender<Message>> {
     let run = move || {
         let mut gpus: Vec<Weak<Gpu>> = Vec::new();
         loop {
-            match receive.recv_timeout(PATIENCE) {
+            match receive.recv_timeout(AT_MOST) {
                 Ok(Message::Errand(errand)) => errand(),
                 Ok(Message::Watch(gpu)) => gpus.push(gpu),
                 Err(RecvTimeoutError::Timeout) => gpus.iter().filter_map(Weak::upgrade).for_each(|gpu| gpu.check()),

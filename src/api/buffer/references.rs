@@ -16,7 +16,7 @@ use crate::{
     error::{Code, Error},
     memory::MoveBarrier,
     runtime::{
-        allocator::{allocate::allocate, compaction, reclaim::Patience, spill},
+        allocator::{allocate::allocate, compaction, reclaim::WaitPolicy, spill},
         buffer::{Buffer, BufferRef, Hold},
         client,
         device_memory::Resident,
@@ -65,7 +65,7 @@ fn bring_to_device(buffer: &Arc<Buffer>) -> Outcome {
     let Some(space) = client.memory_space_of(buffer.memory.0) else { return Ok(()) };
     let (memory, resident) = (space.arena(), Arc::clone(buffer) as Arc<dyn Resident>);
     let came = spill::bring_back::<Error>(memory, &resident, None, |shape, provenance| {
-        allocate(&client.allocator, memory, shape, provenance, Patience::Waits)
+        allocate(&client.allocator, memory, shape, provenance, WaitPolicy::Waits)
             .map_err(|shortage| Error::new(Code::ResourceExhausted, shortage.numbers.to_string()))
     });
     match came {

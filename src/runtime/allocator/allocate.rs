@@ -16,7 +16,7 @@ use crate::{
             compaction,
             core::Allocator,
             oom,
-            reclaim::{self, NoRoom, Patience},
+            reclaim::{self, NoRoom, WaitPolicy},
             spill,
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
@@ -58,7 +58,7 @@ pub fn allocate(
     memory: &Arc<DeviceMemory>,
     shape: &Shape,
     provenance: Provenance,
-    patience: Patience,
+    wait: WaitPolicy,
 ) -> Result<Allocation, NoRoom> {
     let size = footprint(allocator, shape);
     let since = TIMELINE.clock();
@@ -75,7 +75,7 @@ pub fn allocate(
     let request = Request { size, provenance };
     let block = match reclaim::take(memory, request) {
         Ok(block) => block,
-        Err(_) => reclaim::find_room(allocator, memory, request, patience)?,
+        Err(_) => reclaim::find_room(allocator, memory, request, wait)?,
     };
     if size >= LARGE_ARRAY && !allocator.trimmer.is_awake() {
         allocator.watch(memory);
@@ -113,7 +113,7 @@ pub fn allocate_or_explain(
     shape: &Shape,
     provenance: Provenance,
 ) -> Result<Allocation> {
-    allocate(allocator, memory, shape, provenance, Patience::Waits)
+    allocate(allocator, memory, shape, provenance, WaitPolicy::Waits)
         .map_err(|shortage| oom::exhausted(allocator, memory, shortage))
 }
 
@@ -156,13 +156,13 @@ pub fn make_room_for_all<'a>(
     allocator: &Allocator,
     memory: &DeviceMemory,
     shapes: impl Iterator<Item = &'a Shape>,
-    patience: Patience,
+    wait: WaitPolicy,
 ) -> Result<()> {
     let mut shapes = shapes.peekable();
     // One finds its own room.
     let (Some(first), Some(_)) = (shapes.next(), shapes.peek()) else { return Ok(()) };
     let total = footprint_of_all(allocator, [first].into_iter().chain(shapes));
-    let waits = patience != Patience::None;
+    let waits = wait != WaitPolicy::None;
     total.map_or(Ok(()), |total| spill::make_room_for_all(allocator, memory, total, waits))
 }
 

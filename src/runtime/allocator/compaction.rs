@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
@@ -84,9 +84,7 @@ impl Compacted<'_> {
 pub struct Blocked {
     /// Why there is no plan.
     pub obstacle: Obstacle,
-    /// Whether programs or transfers under way keep residents where they are, or did so a moment ago.
-    pub was_in_use: bool,
-    /// Those that do.
+    /// What programs or transfers under way keep where it is, or did so a moment ago.
     pub in_use: InUse,
 }
 
@@ -167,26 +165,25 @@ pub fn staying(memory: &DeviceMemory, why: impl Fn(&dyn Resident) -> Option<&'st
 /// # Errors
 /// Why it is blocked. A move that fails ends the work early; what was moved stays moved.
 pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'a>, Blocked> {
-    let mut busy: FxHashSet<BlockId> = FxHashSet::default();
-    let mut in_use = InUse::default();
+    let mut busy: FxHashMap<BlockId, Weak<dyn Resident>> = FxHashMap::default();
     for _ in 0..ATTEMPTS {
-        let movable;
-        (movable, in_use) = Movable::of(memory, &busy);
+        let (movable, mut in_use) = Movable::of(memory, |block| busy.contains_key(&block));
         let costs = memory.carrier.costs();
         let plan = memory.plan(goal, &costs, &|block| movable.get(block).is_some());
         let compaction = match plan {
             Ok(compaction) => compaction,
             Err(obstacle) => {
-                let was_in_use = !(busy.is_empty() && in_use.is_empty());
-                return Err(Blocked { obstacle, was_in_use, in_use });
+                in_use.0.extend(busy.into_values());
+                return Err(Blocked { obstacle, in_use });
             }
         };
         match lock(compaction.moves(), |block| movable.get(block)) {
             Ok(locked) => return Ok(memory.moves.during(|| perform(memory, compaction, locked))),
-            Err(block) => busy.insert(block),
-        };
+            Err(block) => busy.extend(movable.get(block).map(|resident| (block, Arc::downgrade(resident)))),
+        }
     }
-    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, was_in_use: true, in_use })
+    let in_use = InUse(busy.into_values().collect());
+    Err(Blocked { obstacle: Obstacle::Barriers { free: memory.stats().free_bytes }, in_use })
 }
 
 /// Residents by their block's number.
@@ -194,15 +191,15 @@ pub fn carry_out<'a>(memory: &'a DeviceMemory, goal: Goal) -> Result<Compacted<'
 struct Movable(Vec<Option<(BlockId, Arc<dyn Resident>)>>);
 
 impl Movable {
-    /// The residents that may move now, except those that were `busy` a moment ago; and those that a program or a
-    /// transfer keeps where they are. O(blocks).
-    fn of(memory: &DeviceMemory, busy: &FxHashSet<BlockId>) -> (Self, InUse) {
+    /// The residents that may move now, except those of blocks that were `busy` a moment ago; and those that a program
+    /// or a transfer keeps where they are. O(blocks).
+    fn of(memory: &DeviceMemory, busy: impl Fn(BlockId) -> bool) -> (Self, InUse) {
         let (mut movable, mut in_use) = (Self::default(), InUse::default());
         for resident in memory.residents.all() {
             let Some(block) = resident.occupied().map(|occupied| occupied.block) else { continue };
-            if busy.contains(&block) || is_in_use(&*resident) {
+            if is_in_use(&*resident) {
                 in_use.add(&resident);
-            } else if resident.move_barrier().is_none() {
+            } else if resident.move_barrier().is_none() && !busy(block) {
                 movable.add(block, resident);
             }
         }
@@ -224,7 +221,7 @@ impl Movable {
 
 /// How many bytes would move to open a hole of `size`; `None` if there is no such plan at this moment. Nothing moves.
 pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
-    let (movable, _) = Movable::of(memory, &FxHashSet::default());
+    let (movable, _) = Movable::of(memory, |_| false);
     let plan = memory.plan(Goal::Hole(size), &memory.carrier.costs(), &|block| movable.get(block).is_some());
     plan.ok().map(|compaction| compaction.moves().iter().map(|step| step.size).sum())
 }

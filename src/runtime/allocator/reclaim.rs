@@ -53,7 +53,7 @@ const LONG_WHILE: Duration = Duration::from_millis(50);
 
 /// Whether an allocation may wait for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum WaitPolicy {
     /// It waits for operations under way, and for launches that want arrays.
     Waits,
     /// The same but for the launches: a launch allocates, which wants arrays itself, and looks after others.
@@ -128,13 +128,13 @@ pub fn find_room(
     allocator: &Allocator,
     memory: &DeviceMemory,
     request: Request,
-    patience: Patience,
+    wait: WaitPolicy,
 ) -> Result<Block, NoRoom> {
     let deadline = allocator.deadline().telling(|waited| {
         let (size, what) = (request.size, ORIGINS.label(request.provenance.origin));
         log::info!("{size} on {} for {what}: waits for memory, for {waited:.1?} so far", memory.name());
     });
-    if patience == Patience::None {
+    if wait == WaitPolicy::None {
         return find_room_at_once(allocator, &deadline, memory, request).map_err(|numbers| {
             let interrupted = deadline.interrupted();
             NoRoom {
@@ -149,7 +149,7 @@ pub fn find_room(
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
     let found = reclaim(
-        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(request.size), patience },
+        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(request.size), wait },
         |at_most| filled(memory, memory.allocate_waiting(request, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
@@ -229,7 +229,7 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
         let stats = memory.stats();
         shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
     };
-    let search = |goal| Search { allocator, deadline: &deadline, memory, goal, patience: Patience::LaunchWaits };
+    let search = |goal| Search { allocator, deadline: &deadline, memory, goal, wait: WaitPolicy::LaunchWaits };
     let bottom = reclaim(
         &search(Goal::Bottom(bytes)),
         |_| memory.begin_scratch(bytes),
@@ -257,7 +257,7 @@ struct Search<'a> {
     deadline: &'a Deadline<'a>,
     memory: &'a DeviceMemory,
     goal: Goal,
-    patience: Patience,
+    wait: WaitPolicy,
 }
 
 impl Search<'_> {
@@ -268,7 +268,7 @@ impl Search<'_> {
 
     /// Whether launches want arrays that may go when they have begun.
     fn launches_want(&self) -> bool {
-        self.patience == Patience::Waits && self.allocator.wanting.load(Ordering::Relaxed) > 0
+        self.wait == WaitPolicy::Waits && self.allocator.wanting.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -320,7 +320,7 @@ fn reclaim<T, E>(
         // What is in use, or wanted, when an attempt begins is waited for, whether that ends before the attempt or not.
         let (before, looking, launches_want) = (memory.ends(), Instant::now(), search.launches_want());
         let mut goal = goal;
-        let (was_in_use, in_use) = if allocator.compacts() {
+        let in_use = if allocator.compacts() {
             // On a GPU there may be a hole without memory behind it.
             if refused(&shortage) && !memory.on_host && !std::mem::replace(&mut packed, true) {
                 goal = Goal::Pack;
@@ -335,11 +335,10 @@ fn reclaim<T, E>(
                 memory.wait_for_compaction(Instant::now() + deadline.left());
                 return Continue(());
             }
-            (blocked.was_in_use, blocked.in_use)
+            blocked.in_use
         } else {
             // Where arrays stay where they are, they can be spilled when their use has ended.
-            let in_use = memory.tier.as_ref().map_or_else(InUse::default, |_| InUse::of(memory));
-            (!in_use.is_empty(), in_use)
+            memory.tier.as_ref().map_or_else(InUse::default, |_| InUse::of(memory))
         };
         if refused(&shortage) && asked.wait(memory, deadline, || search.spills(goal)) || search.spills(goal) {
             rounds = 0..ROUNDS;
@@ -350,7 +349,7 @@ fn reclaim<T, E>(
         }
         // The operation that completes next may free its arrays, or let them move.
         if !round.wait() {
-            if !was_in_use && !launches_want {
+            if in_use.is_empty() && !launches_want {
                 return Break(Err(shortage));
             }
             // A plan keeps the arena's lock: about half of the time at most goes into plans.

@@ -17,7 +17,7 @@ use crate::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
-            reclaim::Patience,
+            reclaim::WaitPolicy,
         },
         buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
@@ -102,21 +102,21 @@ impl<'a> DeviceLaunch<'a> {
     /// # Errors
     /// As [`Wanted::new`] and [`Wanted::bring_back`].
     #[cold]
-    pub fn bring_back(&mut self, call: &Call<'a>, index: usize, patience: Patience) -> Result<(), Unplaced> {
+    pub fn bring_back(&mut self, call: &Call<'a>, index: usize, wait: WaitPolicy) -> Result<(), Unplaced> {
         let Some(memory) = self.device.and_then(|device| device.arena.as_ref()) else { return Ok(()) };
         let wanted = self.wanted.insert(Wanted::new(call, index)?);
         if let Some(tier) = memory.tier.as_ref().filter(|_| !std::mem::replace(&mut self.noted, true)) {
             self.run = wanted.note(call, (memory, tier), self.stack);
         }
-        wanted.bring_back(memory, self.run.step, patience)
+        wanted.bring_back(memory, self.run.step, wait)
     }
 
-    /// Reserves the program's scratch, and allocates and views every destination. `patience` is that of the
-    /// allocation of the first destination, and of the others.
+    /// Reserves the program's scratch, and allocates and views every destination. `wait` says whether the
+    /// allocation of the first destination waits, and whether those of the others do.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; what was made so far is freed with this.
-    pub fn prepare(&mut self, loaded: &Loaded, patience: [Patience; 2]) -> Result<(), Unplaced> {
+    pub fn prepare(&mut self, loaded: &Loaded, wait: [WaitPolicy; 2]) -> Result<(), Unplaced> {
         let program = &*loaded.program;
         if !program.unplaced_pinned.is_zero()
             && let Some(pinned) = self.device.and_then(|device| device.pinned.as_ref())
@@ -143,7 +143,7 @@ impl<'a> DeviceLaunch<'a> {
                     .map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?,
             );
         }
-        self.place_destinations(loaded, device, memory, patience)?;
+        self.place_destinations(loaded, device, memory, wait)?;
         let demand = (&*program.name, program.scratch);
         self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
             Err(refused) if refused.code != Code::Cancelled && self.may_block_admission(loaded, device, memory) => {
@@ -164,9 +164,9 @@ impl<'a> DeviceLaunch<'a> {
         loaded: &Loaded,
         device: &Device,
         memory: &Arc<DeviceMemory>,
-        patience: [Patience; 2],
+        wait: [WaitPolicy; 2],
     ) -> Result<(), Unplaced> {
-        let outcome = self.try_place_destinations(loaded, device, patience);
+        let outcome = self.try_place_destinations(loaded, device, wait);
         let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
         if shortage.gave_up || shortage.interrupted.is_some() {
             return Err(Unplaced::NoRoom(full, shortage));
@@ -181,7 +181,7 @@ impl<'a> DeviceLaunch<'a> {
         if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
-        self.try_place_destinations(loaded, device, patience)
+        self.try_place_destinations(loaded, device, wait)
     }
 
     /// Frees what was prepared.
@@ -219,7 +219,7 @@ impl<'a> DeviceLaunch<'a> {
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.place_destinations(loaded, device, memory, [Patience::LaunchWaits; 2]) {
+        match self.place_destinations(loaded, device, memory, [WaitPolicy::LaunchWaits; 2]) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),
@@ -313,7 +313,7 @@ impl<'a> DeviceLaunch<'a> {
         &mut self,
         loaded: &Loaded,
         device: &Device,
-        [patience, later]: [Patience; 2],
+        [wait, later]: [WaitPolicy; 2],
     ) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
@@ -332,19 +332,19 @@ impl<'a> DeviceLaunch<'a> {
             let Some(space) = space else {
                 return Err(Unplaced::Failed(Error::internal("a destination on a device without an arena").into()));
             };
-            let patience = if self.destinations.is_empty() { patience } else { later };
+            let wait = if self.destinations.is_empty() { wait } else { later };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(space.arena()), shortage);
             let recycling =
                 loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
             if space.arena().tier.is_some() && recycling.is_none() && !std::mem::replace(&mut planned, true) {
                 let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
                 let rest = own.map(|&result| &*loaded.program.results[result]);
-                make_room_for_all(&client.allocator, space.arena(), rest, patience)?;
+                make_room_for_all(&client.allocator, space.arena(), rest, wait)?;
             }
             let block = match recycling {
                 Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
                 None => DestinationBlock::new(
-                    allocate(&client.allocator, space.arena(), shape, provenance, patience).map_err(full)?,
+                    allocate(&client.allocator, space.arena(), shape, provenance, wait).map_err(full)?,
                     None,
                 ),
             };

@@ -25,7 +25,7 @@ use crate::{
     memory::{Execution, Provenance},
     report::snapshot::OriginKind,
     runtime::{
-        allocator::{allocate::allocate, reclaim::Patience},
+        allocator::{allocate::allocate, reclaim::WaitPolicy},
         buffer::{BufferRef, borrowed, reading::Reading, storage::Access},
         client::Device,
         device_memory::origins::ORIGINS,
@@ -44,7 +44,7 @@ pub struct DonationCopy {
 }
 
 /// Copies those arguments of the device with the number `index` that must be copied. Costs a program one look at each
-/// argument that it donates. `patience` is that of their allocations.
+/// argument that it donates. `wait` says whether their allocations wait.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
@@ -54,12 +54,12 @@ pub fn prepare(
     call: &Call<'_>,
     index: usize,
     device: Option<&Device>,
-    (execution, patience): (Execution, Patience),
+    (execution, wait): (Execution, WaitPolicy),
     copies: &mut Vec<DonationCopy>,
 ) -> Result<(), Unplaced> {
     match &call.loaded.program.plan.donations {
         Donations::Only(donated) if !donated.is_empty() => {
-            prepare_each(call, index, device, (execution, patience), donated, copies)
+            prepare_each(call, index, device, (execution, wait), donated, copies)
         }
         _ => Ok(()),
     }
@@ -73,7 +73,7 @@ fn prepare_each(
     call: &Call<'_>,
     index: usize,
     device: Option<&Device>,
-    (execution, patience): (Execution, Patience),
+    (execution, wait): (Execution, WaitPolicy),
     donated: &[usize],
     copies: &mut Vec<DonationCopy>,
 ) -> Result<(), Unplaced> {
@@ -83,7 +83,7 @@ fn prepare_each(
         }
         let buffer = call.argument(index, argument)?;
         if buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument) {
-            copies.extend(copy_read_only(call.loaded, buffer, device, (execution, patience), argument)?);
+            copies.extend(copy_read_only(call.loaded, buffer, device, (execution, wait), argument)?);
         }
     }
     Ok(())
@@ -98,14 +98,14 @@ fn copy_read_only(
     loaded: &Loaded,
     buffer: BufferRef<'_>,
     device: Option<&Device>,
-    (execution, patience): (Execution, Patience),
+    (execution, wait): (Execution, WaitPolicy),
     argument: usize,
 ) -> Result<Option<DonationCopy>, Unplaced> {
     if buffer.state().is_referenced() {
         return Ok(None);
     }
     // The array is defined, because the outsider's memory is aliased as it is.
-    copy(loaded, buffer, device, (execution, patience), argument, || Ok(buffer.get().read()?))
+    copy(loaded, buffer, device, (execution, wait), argument, || Ok(buffer.get().read()?))
 }
 
 /// Copies an argument that a program from a host callback reads. The caller donated the array, so it is deleted like
@@ -123,7 +123,7 @@ pub fn copy_borrowed(
 ) -> Outcome<DonationCopy> {
     let lend = || buffer.get().lend().map(Some);
     // The array is defined, because a program reads it already.
-    let copied = copy(loaded, buffer, device, (execution, Patience::LaunchWaits), argument, lend);
+    let copied = copy(loaded, buffer, device, (execution, WaitPolicy::LaunchWaits), argument, lend);
     Ok(copied.map_err(|unplaced| unplaced.explain(&loaded.client))?.ok_or_else(borrowed)?)
 }
 
@@ -135,7 +135,7 @@ fn copy<'a>(
     loaded: &Loaded,
     buffer: BufferRef<'a>,
     device: Option<&Device>,
-    (execution, patience): (Execution, Patience),
+    (execution, wait): (Execution, WaitPolicy),
     argument: usize,
     read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
 ) -> Result<Option<DonationCopy>, Unplaced> {
@@ -144,7 +144,7 @@ fn copy<'a>(
     let Some(arena) = &device.arena else { return Ok(None) };
     // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
-    let allocation = allocate(&client.allocator, arena, &buffer.shape, provenance, patience)
+    let allocation = allocate(&client.allocator, arena, &buffer.shape, provenance, wait)
         .map_err(|shortage| Unplaced::NoRoom(Arc::clone(arena), shortage))?;
     let Some(reading) = read()? else { return Ok(None) };
     let (from, bytes) = (reading.address(), buffer.shape.size);

@@ -10,7 +10,7 @@ use crate::{
     handlers::python::stacks,
     report::stacks::StackId,
     runtime::{
-        allocator::{reclaim::Patience, spill},
+        allocator::{reclaim::WaitPolicy, spill},
         execute::{
             call::{Call, Outputs},
             device_launch::DeviceLaunch,
@@ -81,7 +81,7 @@ impl<'a> Launch<'a> {
             let (device_index, device) = call.device(index);
             self.devices.push(DeviceLaunch::new(device_index, device, self.stack));
         }
-        match self.prepare_devices(Patience::None) {
+        match self.prepare_devices(WaitPolicy::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
             Err(unplaced) if self.spills() && unplaced.is_exhaustion() => self.prepare_in_turn(),
             prepared => prepared.map_err(|unplaced| unplaced.explain(&call.loaded.client)),
@@ -101,7 +101,7 @@ impl<'a> Launch<'a> {
         });
         let mut emptied = false;
         loop {
-            let unplaced = match self.prepare_devices(Patience::LaunchWaits) {
+            let unplaced = match self.prepare_devices(WaitPolicy::LaunchWaits) {
                 Ok(()) => return Ok(()),
                 Err(unplaced) if self.spills() && unplaced.is_exhaustion() => unplaced,
                 Err(unplaced) => return Err(unplaced.explain(client)),
@@ -137,12 +137,12 @@ impl<'a> Launch<'a> {
         self.call.loaded.client.allocator.wanting.load(Ordering::Relaxed) > own
     }
 
-    /// Prepares each device; `holding` is the patience of an allocation while the launch holds destinations.
+    /// Prepares each device; `holding` is whether an allocation waits while the launch holds destinations.
     #[inline]
-    fn prepare_devices(&mut self, holding: Patience) -> Result<(), Unplaced> {
+    fn prepare_devices(&mut self, holding: WaitPolicy) -> Result<(), Unplaced> {
         let spills = self.spills();
         // What a launch wants is memory that it holds.
-        let mut first = if spills { holding } else { Patience::LaunchWaits };
+        let mut first = if spills { holding } else { WaitPolicy::LaunchWaits };
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if spills {
                 launch.bring_back(&self.call, index, holding)?;
