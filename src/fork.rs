@@ -1,9 +1,14 @@
 //! Keeps forks and work under locks apart.
 //!
 //! A child after `fork` has only the thread that forked. A lock that another thread holds at that moment is never
-//! released in the child. So work that a background thread does under a lock passes a gate, and forks wait at it. What
-//! other threads do at that moment is not waited for: what the child has from its parent is left as it is, and no lock
-//! of it is taken when it ends (`api/child.rs`).
+//! released in the child. So work that a background thread does under a lock passes a gate, and forks wait at it; and
+//! what the child shares with its parent's engine is held over a fork, as C's `malloc` holds its own locks. What other
+//! threads do at that moment is not waited for: what the child has from its parent is left as it is, and no lock of it
+//! is taken when it ends (`api/child.rs`).
+//!
+//! ```text
+//!  the thread that forks:  close the gate, take what is held | fork | release it, open the gate     (on both sides)
+//! ```
 
 use std::{
     cell::Cell,
@@ -101,12 +106,42 @@ pub fn step<T>(work: impl FnOnce() -> T) -> T {
     if IN_STEPS.get() { passing(work) } else { work() }
 }
 
+/// What is held over forks.
+struct Held {
+    take: fn(),
+    release: fn(),
+}
+
+static HELD: OnceLock<Held> = OnceLock::new();
+
+extern "C" fn before() {
+    // First, so that no step waits for what is held.
+    close();
+    if let Some(held) = HELD.get() {
+        (held.take)();
+    }
+}
+
+extern "C" fn after() {
+    if let Some(held) = HELD.get() {
+        (held.release)();
+    }
+    open();
+}
+
+/// Has each fork call `take` before it, when no step is under way, and `release` after it in the parent and the child;
+/// a release may come without its take. Only the first ones count.
+pub fn hold_over_forks(take: fn(), release: fn()) {
+    let _ = HELD.set(Held { take, release });
+    close_at_forks();
+}
+
 /// Lets forks wait for the gate, from the first call on.
 pub fn close_at_forks() {
     static ASKED: OnceLock<()> = OnceLock::new();
     ASKED.get_or_init(|| {
-        // SAFETY: the functions touch one atomic.
-        let errno = unsafe { libc::pthread_atfork(Some(close), Some(open), Some(open)) };
+        // SAFETY: they are plain functions, which are never unloaded.
+        let errno = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
         if errno != 0 {
             log::info!("forks do not wait for memory on its way back: pthread_atfork failed with {errno}");
         }

@@ -47,7 +47,6 @@ mod strategy;
 mod tests;
 pub mod tiles;
 
-pub use crate::memory::arena::Arena;
 pub use crate::memory::arena::Block;
 pub use crate::memory::arena::BlockInfo;
 pub use crate::memory::arena::BlockState;
@@ -61,6 +60,7 @@ pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
+pub use crate::memory::arena::{Arena, Held};
 pub use crate::memory::backing::Backing;
 pub use crate::memory::backing::Strategy;
 pub use crate::memory::barrier::MoveBarrier;

@@ -45,7 +45,9 @@ use crate::{
         scratch::pool::{ALIGN, Discard, Pool},
     },
     error::Result,
-    memory::{Arena, Backing},
+    fork,
+    memory::{Arena, Backing, Held},
+    sync::Mutex,
     units::Bytes,
 };
 
@@ -77,6 +79,7 @@ pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: B
     unsafe {
         imports::redirect(inside, &[(c"free", free as *const c_void), (c"realloc", realloc as *const c_void)])?;
         if POOL.set(pool).is_ok() {
+            hold_over_forks();
             // XLA calls one or the other, by its version: that of PJRT 0.115 does not import `aligned_alloc`.
             let posix = imports::redirect(inside, &[(c"posix_memalign", posix_memalign as *const c_void)]);
             let c = imports::redirect(inside, &[(c"aligned_alloc", aligned_alloc as *const c_void)]);
@@ -84,6 +87,24 @@ pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: B
         }
     }
     Ok(())
+}
+
+/// The pool's arena, while the process forks.
+static HELD: Mutex<Option<Held<'static>>> = Mutex::new(None);
+
+/// Keeps the engine's threads off the pool while the process forks. The pool stands in for `malloc`, whose locks C holds
+/// at that time: a child whose parent's engine was allocating could not start an engine of its own.
+fn hold_over_forks() {
+    let take = || {
+        // Nobody holds the mutex for longer than the assignment, nor without the arena.
+        let held = POOL.get().map(|pool| pool.memory().0.hold());
+        *HELD.lock() = held;
+    };
+    let release = || {
+        let held = HELD.lock().take();
+        drop(held);
+    };
+    fork::hold_over_forks(take, release);
 }
 
 /// Says whether the engine's large allocations come from the pool from here on, if there is one.

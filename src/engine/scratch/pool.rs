@@ -313,10 +313,11 @@ impl Backing for Noted {
 mod tests {
     use std::{
         alloc::{Layout, alloc, dealloc},
-        sync::{Arc, Mutex},
+        sync::{Arc, Mutex, atomic::AtomicBool},
     };
 
     use super::*;
+    use crate::engine::scratch;
 
     const MIB: usize = 1 << 20;
 
@@ -457,5 +458,39 @@ mod tests {
             }
         });
         assert_eq!(pool.usage().in_use, Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_child_of_a_fork_finds_it_unlocked() {
+        const FORKS: usize = 200;
+        let pool = scratch::POOL.get_or_init(|| pool(64).0);
+        scratch::hold_over_forks();
+        // SAFETY: each allocation is freed once.
+        let turn = |size| unsafe { pool.find(pool.allocate(size).unwrap()) }.unwrap().free();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    turn(MIB);
+                }
+            });
+            let stuck = (0..FORKS).find(|_| {
+                // SAFETY: the child calls nothing but the pool before it ends, or is ended.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: neither has a precondition.
+                    unsafe { libc::alarm(10) };
+                    turn(2 * MIB);
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = -1;
+                // SAFETY: the status is a place to write to.
+                let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+                (ended, status) != (child, 0)
+            });
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(stuck, None, "it waited for a lock of a thread that it lacks");
+        });
     }
 }

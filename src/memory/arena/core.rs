@@ -1,6 +1,7 @@
 //! The arena itself: allocation, retirement, freeing, trimming, and the numbers.
 
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,7 +11,7 @@ use crate::{
     memory::{
         arena::{
             block::{Block, BlockInfo, Ends},
-            lock::Lock,
+            lock::{Guard, Lock},
             state::State,
             watched::Watched,
         },
@@ -43,6 +44,18 @@ pub struct Arena {
     /// How often a waiting allocation computed whether retired blocks will make room.
     #[cfg(test)]
     pub(in crate::memory) predictions: std::sync::atomic::AtomicUsize,
+}
+
+/// No operation of an [`Arena`] is under way while it lives.
+#[must_use]
+pub struct Held<'a> {
+    _guard: Guard<'a, State>,
+}
+
+impl fmt::Debug for Held<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
 }
 
 impl Arena {
@@ -305,6 +318,11 @@ impl Arena {
     /// Sizes asked for, summed over retired blocks: [`Stats::pending_bytes`]. O(1).
     pub fn pending(&self) -> Bytes {
         self.state.lock().counters.pending
+    }
+
+    /// Waits for the operation under way, and keeps off others while the value lives.
+    pub fn hold(&self) -> Held<'_> {
+        Held { _guard: self.state.lock() }
     }
 
     /// What an allocation that found no room looks at to see whether anything has ended since. O(1).

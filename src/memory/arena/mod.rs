@@ -44,7 +44,7 @@ pub use crate::memory::arena::compaction::Compaction;
 pub use crate::memory::arena::compaction::Goal;
 pub use crate::memory::arena::compaction::Move;
 pub use crate::memory::arena::compaction::Obstacle;
-pub use crate::memory::arena::core::Arena;
+pub use crate::memory::arena::core::{Arena, Held};
 pub use crate::memory::arena::floor::NoScratch;
 pub use crate::memory::arena::idle::Surplus;
 pub use crate::memory::arena::recording::Scoped;
