@@ -106,25 +106,25 @@ pub fn step<T>(work: impl FnOnce() -> T) -> T {
     if IN_STEPS.get() { passing(work) } else { work() }
 }
 
-/// What is held over forks.
-struct Held {
+/// What [`hold_over_forks`] was given.
+struct AtFork {
     take: fn(),
     release: fn(),
 }
 
-static HELD: OnceLock<Held> = OnceLock::new();
+static AT_FORK: OnceLock<AtFork> = OnceLock::new();
 
 extern "C" fn before() {
     // First, so that no step waits for what is held.
     close();
-    if let Some(held) = HELD.get() {
-        (held.take)();
+    if let Some(at_fork) = AT_FORK.get() {
+        (at_fork.take)();
     }
 }
 
 extern "C" fn after() {
-    if let Some(held) = HELD.get() {
-        (held.release)();
+    if let Some(at_fork) = AT_FORK.get() {
+        (at_fork.release)();
     }
     open();
 }
@@ -132,7 +132,7 @@ extern "C" fn after() {
 /// Has each fork call `take` before it, when no step is under way, and `release` after it in the parent and the child;
 /// a release may come without its take. Only the first ones count.
 pub fn hold_over_forks(take: fn(), release: fn()) {
-    let _ = HELD.set(Held { take, release });
+    let _ = AT_FORK.set(AtFork { take, release });
     close_at_forks();
 }
 
