@@ -47,6 +47,8 @@ mod strategy;
 mod tests;
 pub mod tiles;
 
+pub use crate::memory::arena::Arena;
+pub use crate::memory::arena::ArenaGuard;
 pub use crate::memory::arena::Block;
 pub use crate::memory::arena::BlockInfo;
 pub use crate::memory::arena::BlockState;
@@ -60,7 +62,6 @@ pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
-pub use crate::memory::arena::{Arena, Held};
 pub use crate::memory::backing::Backing;
 pub use crate::memory::backing::Strategy;
 pub use crate::memory::barrier::MoveBarrier;

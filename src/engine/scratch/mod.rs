@@ -46,7 +46,7 @@ use crate::{
     },
     error::Result,
     fork,
-    memory::{Arena, Backing, Held},
+    memory::{Arena, ArenaGuard, Backing},
     sync::Mutex,
     units::Bytes,
 };
@@ -89,20 +89,20 @@ pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: B
     Ok(())
 }
 
-/// The pool's arena, while the process forks.
-static HELD: Mutex<Option<Held<'static>>> = Mutex::new(None);
+/// The lock of the pool's arena, while the process forks.
+static LOCKED: Mutex<Option<ArenaGuard<'static>>> = Mutex::new(None);
 
-/// Keeps the engine's threads off the pool while the process forks. The pool stands in for `malloc`, whose locks C holds
-/// at that time: a child whose parent's engine was allocating could not start an engine of its own.
+/// Keeps the engine's threads off the pool while the process forks. The pool stands in for `malloc`, whose locks C
+/// holds at that time: a child whose parent's engine was allocating could not start an engine of its own.
 fn hold_over_forks() {
+    // Nobody has the mutex without the arena's lock, so a child finds it free.
     let take = || {
-        // Nobody holds the mutex for longer than the assignment, nor without the arena.
-        let held = POOL.get().map(|pool| pool.memory().0.hold());
-        *HELD.lock() = held;
+        let guard = POOL.get().map(|pool| pool.memory().0.lock());
+        *LOCKED.lock() = guard;
     };
     let release = || {
-        let held = HELD.lock().take();
-        drop(held);
+        let guard = LOCKED.lock().take();
+        drop(guard);
     };
     fork::hold_over_forks(take, release);
 }

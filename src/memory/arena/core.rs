@@ -46,15 +46,15 @@ pub struct Arena {
     pub(in crate::memory) predictions: std::sync::atomic::AtomicUsize,
 }
 
-/// No operation of an [`Arena`] is under way while it lives.
+/// What [`Arena::lock`] gives: no operation of the arena is under way while it lives.
 #[must_use]
-pub struct Held<'a> {
+pub struct ArenaGuard<'a> {
     _guard: Guard<'a, State>,
 }
 
-impl fmt::Debug for Held<'_> {
+impl fmt::Debug for ArenaGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("ArenaGuard").finish_non_exhaustive()
     }
 }
 
@@ -321,8 +321,8 @@ impl Arena {
     }
 
     /// Waits for the operation under way, and keeps off others while the value lives.
-    pub fn hold(&self) -> Held<'_> {
-        Held { _guard: self.state.lock() }
+    pub fn lock(&self) -> ArenaGuard<'_> {
+        ArenaGuard { _guard: self.state.lock() }
     }
 
     /// What an allocation that found no room looks at to see whether anything has ended since. O(1).
