@@ -111,12 +111,12 @@ def host_array(start=0.0, offset=0, count=64 * 1024):
     return array
 
 
-def eventually(read, expected, patience: float = 100.0):
+def eventually(read, expected, timeout: float = 100.0):
     """Asserts that `read()` becomes `expected`: frees wait for the engine, which finishes on threads of its own.
 
-    The patience is for a busy machine: only a test that fails uses it up.
+    The timeout is for a busy machine: only a test that fails uses it up.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while (seen := read()) != expected and time.monotonic() < end:
         time.sleep(0.002)
     assert seen == expected

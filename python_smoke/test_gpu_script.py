@@ -287,8 +287,8 @@ def test_a_run_that_is_killed_leaves_no_child(planted, tmp_path):
     wait_for(lambda: not child.exists() or (child / "stat").read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def wait_for(read, patience: float = 200.0):
-    end = time.monotonic() + patience
+def wait_for(read, timeout: float = 200.0):
+    end = time.monotonic() + timeout
     while not (seen := read()):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -49,7 +49,7 @@ TABLE = {
 #: Beside what the wheel asks for: jax.export needs it.
 EXTRAS = ("flatbuffers",)
 #: A check that takes longer hangs.
-PATIENCE = 180
+TIMEOUT = 180
 
 
 def environment(folder, jax, version, wheel):
@@ -86,13 +86,13 @@ def run_checks(python, library=None):
                 env=kept | settings,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
                 cwd=python.parent,
                 check=False,
             )
             out, ended = run.stdout, f"the process ended with status {run.returncode}: {run.stderr.strip()[-300:]}"
         except subprocess.TimeoutExpired as expired:
-            out, ended = (expired.stdout or b"").decode(), f"no end within {PATIENCE} s"
+            out, ended = (expired.stdout or b"").decode(), f"no end within {TIMEOUT} s"
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         results |= {line["name"]: "" if line["ok"] else line["detail"] for line in lines if "name" in line}
         begun = [line["begin"] for line in lines if "begin" in line]

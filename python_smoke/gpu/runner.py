@@ -46,7 +46,7 @@ class Runner:
         self,
         size: str,
         scale: float,
-        patience: float,
+        timeout_factor: float,
         budget: float,
         saved: Callable[[list[dict[str, Any]]], None],
         flags: str = "",
@@ -57,7 +57,7 @@ class Runner:
         #: What an expected time is multiplied with for this size.
         self._scale = scale
         #: How often a job may take as long as it was expected to.
-        self._patience = patience
+        self._timeout_factor = timeout_factor
         self._end = time.monotonic() + budget
         self._saved = saved
         #: How long jobs took that did the same, at most.
@@ -116,12 +116,12 @@ class Runner:
         if expected > left:
             why = f"it takes about {expected:.0f} s, and {max(0, left):.0f} s of the budget are left"
             return record | {"status": "skipped", "seconds": 0.0, "error": why, "again": True}
-        patience = self._patience * job.seconds * self._scale + START
+        timeout = self._timeout_factor * job.seconds * self._scale + START
         environment = job.backend.environment(limit, share, f"{self._flags} {job.flags}".strip())
         if isinstance(limit, int):
             environment[LIMIT_VARIABLE] = str(limit)
-        answer = self._in_a_process(job, environment, min(patience, left))
-        if answer["status"] == "timeout" and left < patience:
+        answer = self._in_a_process(job, environment, min(timeout, left))
+        if answer["status"] == "timeout" and left < timeout:
             answer = {key: value for key, value in answer.items() if key != "left"} | {"again": True}
         self._took[_work(job)] = max(answer["seconds"], self._took.get(_work(job), 0))
         return record | answer
@@ -156,12 +156,12 @@ class Runner:
                     return int(limit / XLA_SHARE)
         return None
 
-    def _in_a_process(self, job: Job, environment: dict[str, str], patience: float) -> dict[str, Any]:
+    def _in_a_process(self, job: Job, environment: dict[str, str], timeout: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             target, log = Path(folder, "result.json"), Path(folder, "log")
             values = json.dumps({"size": self._size, **job.values})
             command = [sys.executable, "-m", "gpu.child", job.measure, values, str(target)]
-            environment[progress.SECONDS_VARIABLE] = str(patience)
+            environment[progress.SECONDS_VARIABLE] = str(timeout)
             environment[leash.PARENT_VARIABLE] = str(os.getpid())
             if job.sanitized:
                 # The child holds on to the sanitizer then, which knows nothing of that itself.
@@ -178,7 +178,7 @@ class Runner:
                     process_group=0,
                 )
                 try:
-                    status: int | None = process.wait(patience)
+                    status: int | None = process.wait(timeout)
                 except subprocess.TimeoutExpired:
                     status = None
                 finally:

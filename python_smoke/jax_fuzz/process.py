@@ -96,10 +96,10 @@ def _books() -> list[list[int]]:
     ]
 
 
-def _left(before: list[list[int]], patience: float = 30.0) -> Any:
+def _left(before: list[list[int]], timeout: float = 30.0) -> Any:
     """What the books are if not, after a while, what they were."""
     jax.clear_caches()
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while (now := _books()) != before and time.monotonic() < end:
         gc.collect()
         time.sleep(0.01)

@@ -10,7 +10,7 @@ from turns import Turns
 from mixed_soak.workers import Worker
 
 #: So often in a row a worker may find no room, though it has let go of all that it held before it tried again.
-PATIENCE = 200
+MOST_IN_A_ROW = 200
 
 
 class Gate:
@@ -79,7 +79,7 @@ class Thread(threading.Thread):
                     self._stopped.wait(self.worker.pause)
             except Exception as error:
                 in_a_row += 1
-                if "RESOURCE_EXHAUSTED" in str(error) and in_a_row < PATIENCE:
+                if "RESOURCE_EXHAUSTED" in str(error) and in_a_row < MOST_IN_A_ROW:
                     self.exhausted += 1
                 else:
                     self.fault = "".join(traceback.format_exception(error))

@@ -26,11 +26,11 @@ def books() -> list[list[int]]:
     return [[device.bytes_in_use, device.num_live_blocks, device.pending_bytes] for device in memory.stats()]
 
 
-def at_rest(expected: list[list[int]] | None, patience: float = 60.0) -> list[list[int]]:
+def at_rest(expected: list[list[int]] | None, timeout: float = 60.0) -> list[list[int]]:
     """The books once they are as expected, or after some time: the last frees wait for threads of the engine."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     gc.collect()
-    while (seen := books()) != expected and time.monotonic() < (end if expected else end - patience + 1):
+    while (seen := books()) != expected and time.monotonic() < (end if expected else end - timeout + 1):
         time.sleep(0.01)
     return seen
 
