@@ -8,6 +8,8 @@ numbers are the same, whether another process, PyTorch or XLA's autotuner takes 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import fake_gpu
 import pytest
@@ -110,6 +112,55 @@ print(json.dumps([first, error, [float(array[-1]) for array in more]]))
     assert first == list(range(24)) and second == list(range(5))
     assert "RESOURCE_EXHAUSTED" in error and "of 512.00MiB are free" in error, error
     assert "less than the 384.00MiB of its arena" in warnings, warnings
+
+
+@fake_gpu.not_interpreted
+def test_nobody_waits_for_the_gpu_while_the_engine_starts_a_program(tmp_path):
+    """At its first execution XLA captures a graph, which a wait for the whole GPU spoils; also one that takes nothing.
+    The engine is held in the middle, and the test captures in its place."""
+    header = (Path(__file__).parents[1] / "pjrt_c_api/pjrt_c_api.h").read_text()
+    slots = re.findall(r"PJRT_SLOT\((PJRT_\w+)\);", header)
+    # By its name it is an engine for GPUs.
+    faulty = tmp_path / "libfaulty_cuda_engine.so"
+    faulty.symlink_to(fake_gpu.FOLDER / "libfaulty_cpu_engine.so")
+    (count, spoilt, kept, value), _ = told(
+        f"""
+import threading, time
+engine = ctypes.CDLL("{faulty}")
+step = jax.jit(lambda x: x + 1, donate_argnums=0)
+held = step(jax.device_put(np.ones((1024,), np.float32)))
+with in_context():
+    stream, capturing, address, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == driver.cuStreamCreate(ctypes.byref(capturing), 1) == 0
+    before = free_mib()
+    # Nobody has waited for what is freed: the driver keeps it until somebody does.
+    assert driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(200 * MIB), stream) == 0
+    assert driver.cuMemFreeAsync(address, stream) == 0
+    kept = before - free_mib()
+    assert engine.faulty_engine_arm({slots.index("PJRT_LoadedExecutable_Execute")}, ctypes.c_uint64(1), 6)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(step(held)))
+    thread.start()
+    while not engine.faulty_engine_is_held():
+        time.sleep(0.001)
+    assert driver.cuStreamBeginCapture_v2(capturing, 1) == 0
+    arrays = []
+    def fill():
+        while len(arrays) < 30:
+            arrays.append(jax.device_put(np.full((16 * MIB // 4,), 1.0, np.float32)).block_until_ready())
+    error_of(fill)
+    spoilt = driver.cuStreamEndCapture(capturing, ctypes.byref(graph))
+    engine.faulty_engine_let_go()
+    thread.join()
+print(json.dumps([len(arrays), spoilt, kept, float(results[0][0])]))
+""",
+        FAULTY_ENGINE_BEHIND=str(fake_gpu.FOLDER / "libfake_cuda_engine.so"),
+        PJRT_ARENA_ENGINE=str(faulty),
+        PJRT_ARENA_LIMIT="480MiB",
+        PJRT_ARENA_STRATEGY="growing",
+    )
+    assert spoilt == 0, f"the graph is spoilt: {spoilt}"
+    assert value == 3.0 and kept >= 200 and count < 30, (count, kept, value)
 
 
 @pytest.mark.parametrize("strategy", ["growing", "platform"])

@@ -299,6 +299,7 @@ pub fn flags(driver: &Driver, handle: usize) -> Answer<u32> {
 /// `cuCtxSynchronize`.
 pub fn synchronize_context(driver: &mut Driver) -> Answer {
     let gpu = driver.working()?;
+    driver.refuse_captures_of(gpu)?;
     driver.wait_for_gpu(gpu);
     driver.healthy(gpu)
 }

@@ -125,9 +125,6 @@ impl<'a> DeviceLaunch<'a> {
             self.pinned =
                 Some(admitted.map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?);
         }
-        if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO {
-            return Ok(());
-        }
         let Some((device, memory)) = self.device.and_then(|device| Some((device, device.arena.as_ref()?))) else {
             return if program.plan.destinations.is_empty() {
                 Ok(())
@@ -135,6 +132,11 @@ impl<'a> DeviceLaunch<'a> {
                 Err(Error::internal("a program with destinations runs on a device without an arena").into())
             };
         };
+        // With a pool of the engine's, programs that take nothing are admitted, too: while one is on its way in, nobody
+        // waits for the whole GPU, which would spoil the graph that its first execution captures.
+        if program.plan.destinations.is_empty() && program.scratch == Bytes::ZERO && memory.shared.is_none() {
+            return Ok(());
+        }
         // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
         // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {

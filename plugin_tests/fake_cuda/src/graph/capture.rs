@@ -130,6 +130,21 @@ impl State {
         Err(misuse(status::STREAM_CAPTURE_UNSUPPORTED, why))
     }
 
+    /// Refuses what waits for all of a GPU while a stream of it is being captured, and spoils the captures, whatever
+    /// the mode of the thread is (CUDA C++ programming guide, "Prohibited and unhandled operations").
+    pub fn refuse_captures_of(&mut self, gpu: usize) -> Answer {
+        let mut spoilt = 0;
+        for (line, capture) in &mut self.graphs.captures {
+            let of_gpu = self.streams.get(line).is_some_and(|stream| stream.gpu == gpu);
+            capture.broken |= of_gpu;
+            spoilt += usize::from(of_gpu);
+        }
+        if spoilt == 0 {
+            return Ok(());
+        }
+        Err(misuse(status::STREAM_CAPTURE_UNSUPPORTED, format!("{spoilt} stream(s) of the GPU are being captured")))
+    }
+
     /// Makes a node of an operation that is put into a stream which is being captured.
     pub fn capture(&mut self, line: Line, order: Order) -> Answer<Point> {
         let node = self.captured(line, order);
