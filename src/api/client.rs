@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     api::{call::Call, entry::Entry},
     config::{Environment, OptionValue, Scratch, Settings},
-    engine::{Live, Outcome, failure::discard, named_values::named_values, process, scratch},
+    engine::{EngineError, Failure, Live, Outcome, failure::discard, named_values::named_values, process, scratch},
     error::{Error, Result},
     logging,
     runtime::{
@@ -82,8 +82,8 @@ impl Entry for sys::PJRT_Client_Create_Args {
         // SAFETY: the options live until the call returns; the rest of the struct, with its callbacks, is the caller's,
         // valid as a call's. The client was just created, and is alive.
         let (created, new) = unsafe {
-            let created =
-                engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*call })?.client;
+            let created = engine.call(Self { create_options: values.as_ptr(), num_options: values.len(), ..*call });
+            let created = created.map_err(|refused| explained(refused, &settings))?.client;
             (created, Live::new(engine, created))
         };
         match open_devices::open_devices(new, settings, share, report::on_exhausted) {
@@ -104,6 +104,15 @@ impl Entry for sys::PJRT_Client_Create_Args {
                 Err(failure)
             }
         }
+    }
+}
+
+/// The engine's error; where it names a client option that may be a typing error, with that.
+fn explained(refused: EngineError, settings: &Settings) -> Failure {
+    let message = refused.message();
+    match settings.unknown_option(&message) {
+        Some(why) => Error::invalid_argument(format!("{message}; {why}")).into(),
+        None => refused.into(),
     }
 }
 

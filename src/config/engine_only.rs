@@ -39,22 +39,31 @@ pub(super) const VISIBLE_DEVICES: &str = "visible_devices";
 /// The option that selects XLA's other GPU client. What it promises about foreign memory is not known.
 pub(super) const USE_TFRT_GPU_CLIENT: &str = "use_tfrt_gpu_client";
 
-/// The options of `options` that are not ours; a warning for each name that XLA's engines do not know either.
+/// The options of `options` that are not ours; those that XLA's engines do not know either are added to `unknown`.
 fn foreign(
     table: &[&'static Row],
     options: &[(String, OptionValue)],
-    warnings: &mut Vec<String>,
+    unknown: &mut Vec<Unknown>,
 ) -> Vec<(String, OptionValue)> {
     let foreign: Vec<_> = options.iter().filter(|(name, _)| !names::is_our_option(table, name)).cloned().collect();
     for (name, value) in &foreign {
         if !KNOWN.contains(&name.as_str()) {
             let hint = did_you_mean(name, names::our_options(table).chain(KNOWN));
-            warnings.push(format!(
+            let text = format!(
                 "the client option {name}={value} means nothing to pjrt-arena and is passed on to the engine{hint}"
-            ));
+            );
+            unknown.push(Unknown { name: name.clone(), text });
         }
     }
     foreign
+}
+
+/// A client option that neither this library nor XLA's engines know, as far as is known here.
+#[derive(Clone, Debug)]
+pub(super) struct Unknown {
+    pub(super) name: String,
+    /// What is said of it.
+    pub(super) text: String,
 }
 
 /// What is not a setting of ours: it goes on to the engine, or is checked on its behalf.
@@ -62,6 +71,8 @@ fn foreign(
 pub(super) struct EngineOnly {
     /// The client options that are not ours, as they came.
     pub(super) options: Vec<(String, OptionValue)>,
+    /// Those of them that XLA's engines do not know either.
+    pub(super) unknown: Vec<Unknown>,
     /// `PJRT_GPU_ENABLE_ASYNC_DISPATCH`, which a GPU engine reads for itself.
     pub(super) gpu_async_dispatch: Option<String>,
     /// The flag `xla_gpu_command_buffer_update_mode` in `XLA_FLAGS`.
@@ -75,8 +86,12 @@ impl EngineOnly {
         options: &[(String, OptionValue)],
         warnings: &mut Vec<String>,
     ) -> Self {
+        let mut unknown = Vec::new();
+        let options = foreign(table, options, &mut unknown);
+        warnings.extend(unknown.iter().map(|option| option.text.clone()));
         Self {
-            options: foreign(table, options, warnings),
+            options,
+            unknown,
             gpu_async_dispatch: environment.get(ASYNC_DISPATCH).map(|value| value.to_string_lossy().into_owned()),
             // A file of flags that cannot be read is an error of the setting that is looked for in it.
             gpu_update_mode: environment

@@ -85,6 +85,12 @@ impl Settings {
         Ok(options)
     }
 
+    /// What is known about the client option that the engine's error names: that it may be a typing error.
+    pub fn unknown_option(&self, error: &str) -> Option<&str> {
+        let named = |name: &str| error.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == name);
+        self.engine_only.unknown.iter().find(|option| named(&option.name)).map(|option| option.text.as_str())
+    }
+
     /// Which process of a job this is, and how many there are, where the caller says that there are several.
     pub fn place_in_job(&self) -> Option<(i64, i64)> {
         let number = |wanted: &str| {

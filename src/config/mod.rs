@@ -8,6 +8,7 @@
 //!                              |
 //!   settings    the table: each setting with its names, default, allowed values, explanation, and how it is read
 //!   precedence  gathers what was given under those names and lets the strongest level decide
+//!   reading     how one is read beside others
 //!   strategy, share, limit, pinned_limit, spill, values, xla_flags     what a text means for one setting
 //!                              |
 //!                          Settings --- limit.resolve(capacity, devices) -> bytes of one device
@@ -33,6 +34,7 @@ mod limit;
 mod names;
 mod pinned_limit;
 mod precedence;
+mod reading;
 mod report;
 mod row;
 mod settings;

@@ -13,7 +13,8 @@ use crate::{
         limit::{self, Limit},
         names,
         pinned_limit::PinnedLimit,
-        precedence::{self, Given, Notes},
+        precedence::{self, Notes},
+        reading::{Context, beside, parsed},
         row::{Row, Setting, Source},
         share::{self, Share, ShareMin},
         spill::{SleepAfter, Spill},
@@ -28,39 +29,6 @@ use crate::{
 };
 
 use Source::{Environment as Var, Option as Opt, XlaFlag};
-
-/// What the reading of one setting may depend on, and adds to.
-#[derive(Debug, Default)]
-pub(super) struct Context {
-    /// The strategy, once it was read and valid.
-    decided: Option<Strategy>,
-    pub(super) notes: Notes,
-}
-
-impl Context {
-    /// The strategy. One that cannot be read is an error by itself, and what it would have meant for others is moot
-    /// then.
-    fn strategy(&self) -> Strategy {
-        self.decided.unwrap_or(Strategy::Preallocate)
-    }
-
-    fn read<T>(
-        &mut self,
-        given: Result<Vec<Given>>,
-        read: impl Fn(&[Given], &mut Self) -> Result<Setting<T>>,
-    ) -> Result<Setting<T>> {
-        read(&given?, self)
-    }
-}
-
-/// Reads a setting whose names all take the same kind of text: the strongest one decides, or `default` for the
-/// strategy.
-fn parsed<T: PartialEq>(
-    parse: impl Fn(&Given) -> Result<T>,
-    default: impl Fn(Strategy) -> T,
-) -> impl Fn(&[Given], &mut Context) -> Result<Setting<T>> {
-    move |given, context| precedence::decide(given, &parse, default(context.strategy()), &mut context.notes)
-}
 
 /// A setting as it is shown, whether it is valid or not.
 #[derive(Debug)]
@@ -223,7 +191,11 @@ settings! {
         allowed: "off, or a group's name: 1 to 64 letters, digits, dots, dashes and underscores, no dot first",
         doc: "Processes of one user with the same name share the limit of each device: who needs more gets what others \
               do not use. With the strategies growing, which is the default then, and platform.",
-        read: parsed(Share::parse, |_| Share(None)),
+        read: |given, context| {
+            let share = parsed(Share::parse, |_| Share(None))(given, context);
+            context.share = share.as_ref().ok().map(|share| share.value.clone());
+            share
+        },
     }
 
     /// What no other process of the group takes from this one.
@@ -232,7 +204,7 @@ settings! {
         default: "0",
         allowed: "bytes per device (1GiB, 0)",
         doc: "How much of each device the others of the group leave to this process in any case.",
-        read: parsed(ShareMin::parse, |_| ShareMin::NONE),
+        read: beside(Context::without_share, ShareMin::parse, || ShareMin::NONE),
     }
 
     /// This process's part of what is not guaranteed, beside those of the group's others.
@@ -242,7 +214,7 @@ settings! {
         allowed: "a whole number from 1 to 1000",
         doc: "How much of the limit this process may keep beyond its minimum when all of the group need more, \
               beside the weights of the others.",
-        read: parsed(share::parse_weight, |_| share::DEFAULT_WEIGHT),
+        read: beside(Context::without_share, share::parse_weight, || share::DEFAULT_WEIGHT),
     }
 
     /// Where arrays go that no program uses, to make room.
@@ -253,7 +225,11 @@ settings! {
         doc: "Whether arrays that no program uses go to memory of the host, beyond the limit, or to files of a folder, \
               where nothing else makes room; they come back before a program that needs them. GPUs spill to pinned \
               memory of the host. always, for tests: to memory of the host, before each allocation too.",
-        read: parsed(Spill::parse, |_| Spill::Off),
+        read: |given, context| {
+            let spill = parsed(Spill::parse, |_| Spill::Off)(given, context);
+            context.spill = spill.as_ref().ok().map(|spill| spill.value.clone());
+            spill
+        },
     }
 
     /// How much memory of the host the spilled arrays of one device may take; [`Setting::resolve`] makes bytes of it.
@@ -263,7 +239,7 @@ settings! {
         allowed: limit::ALLOWED,
         doc: "Memory for the spilled arrays of one device. A percentage is one of the machine's memory, or of what the \
               folder's disk has left, divided among the devices.",
-        read: parsed(Limit::parse, |_| Limit::SPILL_DEFAULT),
+        read: beside(Context::without_spill, Limit::parse, || Limit::SPILL_DEFAULT),
     }
 
     /// Whether spilled arrays come back before the launch that is expected to need them.
@@ -273,7 +249,7 @@ settings! {
         allowed: "on, off",
         doc: "Whether a thread brings spilled arrays back for the next launches, as the past tells them, in the \
               place of arrays that are used later, or of nothing. Has an effect with spill only.",
-        read: parsed(Prefetch::parse, |_| Prefetch::Off),
+        read: beside(Context::without_spill, Prefetch::parse, || Prefetch::Off),
     }
 
     /// When a device that does nothing spills all its arrays and gives its memory back.
@@ -283,7 +259,7 @@ settings! {
         allowed: "off, or whole seconds from 1 to 86400",
         doc: "After so long without a program or a new array a device spills all arrays and gives its memory back to \
               the system; the next program brings back what it needs. Has an effect with spill only.",
-        read: parsed(SleepAfter::parse, |_| SleepAfter(None)),
+        read: beside(Context::without_spill, SleepAfter::parse, || SleepAfter(None)),
     }
 
     /// Whether arrays are counted as a TPU would lay them out, as it was said; see [`Settings::counts_tiles`].

@@ -295,27 +295,6 @@ fn devices_come_from_four_names() {
 }
 
 #[test]
-fn engines_are_names_or_paths() {
-    let engine = |value| read(&[("PJRT_ARENA_ENGINE", value)], &[]).map(|settings| settings.engine.value);
-    assert_eq!(engine("CUDA").unwrap(), EngineRequest::Installed(EngineKind::Cuda));
-    assert_eq!(engine("./x").unwrap(), EngineRequest::Path(PathBuf::from("./x")));
-    assert_eq!(engine("libpjrt_cpu.so").unwrap(), EngineRequest::Path(PathBuf::from("libpjrt_cpu.so")));
-    assert_eq!(
-        engine("cdua").unwrap_err().message,
-        "PJRT_ARENA_ENGINE=cdua is not valid; allowed: cpu, cuda, rocm, or the path of a PJRT plugin library; did you mean \
-         cuda?"
-    );
-}
-
-#[test]
-fn a_path_need_not_be_utf8() {
-    use std::os::unix::ffi::OsStrExt;
-    let path = OsStr::from_bytes(b"/lib/\xff.so");
-    let variables: Environment = [("PJRT_ARENA_ENGINE", path)].into_iter().collect();
-    assert_eq!(Settings::read(&variables, &[]).unwrap().engine.value, EngineRequest::Path(PathBuf::from(path)));
-}
-
-#[test]
 fn log_filters() {
     for filter in ["info", "OFF", "warn,pjrt_arena::memory=debug", "pjrt_arena"] {
         assert_eq!(read(&[("PJRT_ARENA_LOG", filter)], &[]).unwrap().log.value.as_str(), filter);
@@ -391,6 +370,29 @@ fn unknown_names_are_warned_of() {
             "the client option stratgey=growing means nothing to pjrt-arena and is passed on to the engine; did you mean \
              strategy?",
         ]
+    );
+}
+
+#[test]
+fn what_belongs_to_a_setting_that_is_off_is_warned_of() {
+    let warnings = |given: &[(&str, &str)]| read(given, &[]).unwrap().warnings;
+    for (name, value, unset, of) in [
+        ("PREFETCH", "on", "off", "spill"),
+        ("SLEEP_AFTER", "5", "off", "spill"),
+        ("SPILL_LIMIT", "1GiB", "25%", "spill"),
+        ("SHARE_MIN", "1GiB", "0", "share"),
+        ("SHARE_WEIGHT", "7", "100", "share"),
+    ] {
+        let name = format!("PJRT_ARENA_{name}");
+        let told = [format!("{name}={value} has no effect: it means something with {of} only, which is off")];
+        assert_eq!(warnings(&[(&name, value)]), told);
+        assert_eq!(warnings(&[(&name, unset)]), [""; 0]);
+        let with = [("PJRT_ARENA_SPILL", "host"), ("PJRT_ARENA_SHARE", "here"), (&name, value)];
+        assert_eq!(warnings(&with), [""; 0]);
+    }
+    // What is wrong with the other one is an error of its own.
+    assert!(
+        message(&[("PJRT_ARENA_SPILL", "nowhere"), ("PJRT_ARENA_PREFETCH", "on")], &[]).starts_with("PJRT_ARENA_SPILL")
     );
 }
 

@@ -76,7 +76,12 @@ impl EngineRequest {
         if text.contains('/') || text.ends_with(".so") {
             return Ok(Self::Path(PathBuf::from(&given.raw)));
         }
-        let hint = did_you_mean(&text, EngineKind::ALL.map(EngineKind::name));
+        // Near to a name's letters, and no typing error.
+        let hint = match &*text.to_ascii_lowercase() {
+            "gpu" => "; a GPU's engine is cuda (NVIDIA) or rocm (AMD)".to_owned(),
+            "tpu" => "; as a TPU manages memory is a strategy: PJRT_ARENA_STRATEGY=tpu".to_owned(),
+            _ => did_you_mean(&text, EngineKind::ALL.map(EngineKind::name)),
+        };
         Err(given.refuse(&format!("{}{hint}", given.allowed)))
     }
 }

@@ -166,7 +166,11 @@ impl fmt::Display for OutOfMemory {
         }
         write!(f, " + free {}", self.free)?;
         let (hole, largest) = (self.largest_hole, self.largest_request);
-        write!(f, "\n  largest hole {hole}, largest request that would fit {largest} ({} bytes)", largest.get())?;
+        write!(f, "\n  largest hole {hole}")?;
+        // A refusal tells nothing about how much less would have been granted.
+        if self.refusal.is_none() {
+            write!(f, ", largest request that would fit {largest} ({} bytes)", largest.get())?;
+        }
         match &self.refusal {
             Some(refusal) if self.is_broken() => write!(f, "\n  {}", refusal.message),
             Some(refusal) => write!(f, "\n  the device refused more memory: {}", refusal.message),
@@ -280,6 +284,15 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert!(text.ends_with("enough is free, but not in one piece"), "{text}");
+        assert!(text.contains("largest hole 3.00GiB, largest request that would fit 4.00GiB"), "{text}");
+        let refusal = Some(Box::new(Error::new(Code::ResourceExhausted, "4.00GiB more would pass the limit")));
+        let refused = OutOfMemory { refusal, ..oom.clone() }.to_string();
+        assert!(
+            refused.ends_with(
+                "  largest hole 3.00GiB\n  the device refused more memory: 4.00GiB more would pass the limit"
+            ),
+            "{refused}"
+        );
         let tpu = OutOfMemory { strategy: Strategy::Tpu, ..oom.clone() }.to_string();
         assert!(
             tpu.starts_with(

@@ -124,3 +124,34 @@ fn gpu_clients_that_break_the_order_of_the_queue_are_refused() {
         }
     }
 }
+
+#[test]
+fn engines_are_names_or_paths() {
+    let engine = |value| read(&[("PJRT_ARENA_ENGINE", value)], &[]).map(|settings| settings.engine.value);
+    assert_eq!(engine("CUDA").unwrap(), EngineRequest::Installed(EngineKind::Cuda));
+    assert_eq!(engine("./x").unwrap(), EngineRequest::Path(PathBuf::from("./x")));
+    assert_eq!(engine("libpjrt_cpu.so").unwrap(), EngineRequest::Path(PathBuf::from("libpjrt_cpu.so")));
+    assert_eq!(
+        engine("cdua").unwrap_err().message,
+        "PJRT_ARENA_ENGINE=cdua is not valid; allowed: cpu, cuda, rocm, or the path of a PJRT plugin library; did you mean \
+         cuda?"
+    );
+    assert!(engine("GPU").unwrap_err().message.ends_with("; a GPU's engine is cuda (NVIDIA) or rocm (AMD)"));
+    assert!(engine("tpu").unwrap_err().message.ends_with("is a strategy: PJRT_ARENA_STRATEGY=tpu"));
+}
+
+#[test]
+fn a_path_need_not_be_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let path = OsStr::from_bytes(b"/lib/\xff.so");
+    let variables: Environment = [("PJRT_ARENA_ENGINE", path)].into_iter().collect();
+    assert_eq!(Settings::read(&variables, &[]).unwrap().engine.value, EngineRequest::Path(PathBuf::from(path)));
+}
+
+#[test]
+fn an_engines_error_that_names_a_misspelt_option_is_explained() {
+    let settings = read(&[], &[("limt", "8GiB")]).unwrap();
+    let why = settings.unknown_option("Unexpected option name passed to PJRT_Client_Create: limt").unwrap();
+    assert!(why.ends_with("did you mean limit?"), "{why}");
+    assert_eq!(settings.unknown_option("limts and unlimted are other words"), None);
+}
