@@ -47,9 +47,11 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         // The strategy tpu's reservation for programs, or the part of the same limit that a GPU's engine may take for
         // them; nothing elsewhere.
         let granted = arena.shared.as_ref().map_or(Bytes::ZERO, |shared| shared.budget.taken().1);
-        out.bytes_reserved = signed(stats.reserved_bytes + granted);
+        let reserved = stats.reserved_bytes + granted;
+        out.bytes_reserved = signed(reserved);
         out.bytes_reserved_is_set = true;
-        out.peak_bytes_reserved = signed(stats.peak_reserved_bytes);
+        // What is granted has no peak of its own: it goes back only where arrays need it.
+        out.peak_bytes_reserved = signed(stats.peak_reserved_bytes.max(reserved));
         out.peak_bytes_reserved_is_set = true;
         out.bytes_reservable_limit = signed(match arena.strategy() {
             Strategy::Tpu => stats.free_bytes + stats.reserved_bytes,

@@ -18,6 +18,7 @@ mod engines;
 mod executable;
 mod execute;
 mod ffi;
+mod handed_on;
 mod idle;
 mod lent;
 mod lifetime;

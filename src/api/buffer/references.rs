@@ -1,7 +1,9 @@
 //! Addresses given to outsiders: external references, which are released again, and unsafe pointers, which never are.
 //!
-//! References are counted here and in the engine: XLA:CPU answers the donation of a referenced buffer with a copy,
-//! and must know of the reference to do so (engine behaviour T11).
+//! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a time:
+//! XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
+//! behaviour T11). Told by two threads at once it loses a reference, and ends the process when the array goes: its list
+//! of references has no lock (`pjrt_c_api_wrapper_impl.cc`, `external_references`).
 //!
 //! An outsider of a GPU's array reads it on the GPU: one that is spilled comes back first, if there is room.
 //!
@@ -108,12 +110,28 @@ fn address(hold: &Hold<'_>) -> Outcome<usize> {
     Ok(hold.address()?)
 }
 
+/// The engine is told of an outsider that comes or goes; others wait until this is dropped.
+struct Referring<'a>(&'a Buffer);
+
+impl Drop for Referring<'_> {
+    fn drop(&mut self) {
+        drop(self.0.usage().end_referring());
+    }
+}
+
 impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
         let hold = hold_to_pin(buffer)?;
-        call.forward_for(&hold)?;
-        let mut state = buffer.state();
+        let mut state = buffer.usage().lock_to_refer();
+        let mut told = None;
+        if !state.is_referenced() {
+            state.begin_referring();
+            told = Some(Referring(hold.buffer()));
+            drop(state);
+            call.forward_for(&hold)?;
+            state = buffer.state();
+        }
         let first = state.add_reference();
         // An outsider may write to the bytes.
         let copy = state.storage.forget_copy();
@@ -121,7 +139,7 @@ impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
             allocation.pin(MoveBarrier::Referenced);
         }
         drop(state);
-        drop(copy);
+        drop((copy, told));
         Ok(())
     }
 }
@@ -131,17 +149,20 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
         let buffer = call.buffer()?;
         // Without the client there is no buffer of the engine to tell.
         let hold = buffer.hold().ok();
-        {
-            let mut state = buffer.state();
-            let last = state.drop_reference().ok_or_else(|| {
-                Error::invalid_argument("Attempting to decrease reference on a buffer with zero reference count.")
-            })?;
-            if let Some(allocation) = state.allocation().filter(|_| last) {
-                allocation.unpin();
-            }
+        let mut state = buffer.usage().lock_to_refer();
+        let last = state.drop_reference().ok_or_else(|| {
+            Error::invalid_argument("Attempting to decrease reference on a buffer with zero reference count.")
+        })?;
+        if let Some(allocation) = state.allocation().filter(|_| last) {
+            allocation.unpin();
         }
-        if let Some(hold) = &hold {
+        if let Some(hold) = hold.as_ref().filter(|_| !state.is_referenced()) {
+            state.begin_referring();
+            let _told = Referring(hold.buffer());
+            drop(state);
             call.forward_for(hold)?;
+        } else {
+            drop(state);
         }
         drop(hold);
         buffer.release_if_unused();

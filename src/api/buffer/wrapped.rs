@@ -3,6 +3,8 @@
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
+use smallvec::smallvec;
+
 use crate::{
     api::{
         call::{Call, Donation, LendsBuffer},
@@ -13,9 +15,9 @@ use crate::{
     error::{Error, Result},
     report::snapshot::OriginKind,
     runtime::{
-        allocator::admission::Admission,
         buffer::{donation_hold::DonationHold, storage::Access},
         client,
+        in_flight::Resources,
         shape::{Shape, dense_size},
         transfer::{host::destination, upload::Upload},
     },
@@ -105,7 +107,7 @@ impl Entry for sys::PJRT_Client_CreateErrorBuffer_Args {
             })?;
             EngineBuffer::own(client.session, theirs.buffer)
         };
-        call.out().buffer = client.adopt(made)?.into_raw();
+        call.out().buffer = client.adopt_empty(made)?.into_raw();
         Ok(())
     }
 }
@@ -114,11 +116,6 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let client = client::find(call.client)?;
         let dims = call.shape_dims();
-        // An alias has no memory of its own: it gets that of the buffer which fulfils it.
-        let admitted = match client.pinned(call.memory) {
-            Some(_) => client.admit_shape((ptr::null_mut(), call.memory), call.shape_element_type, dims)?,
-            None => Admission::Unlimited,
-        };
         // SAFETY: dimensions and layout are as the struct says, which satisfies the function's contract, as a call's
         // does; the buffer is new, with no other owner.
         let (theirs, alias) = unsafe {
@@ -128,7 +125,8 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
             (theirs, EngineBuffer::own(client.session, theirs.alias_buffer))
         };
         let promise = theirs.fulfill_alias_buffer_cb;
-        let alias = client.adopt_admitted(alias, admitted).inspect_err(|_| {
+        // An alias has no memory of its own: it gets that of the buffer which fulfils it.
+        let alias = client.adopt_empty(alias).inspect_err(|_| {
             // Nobody else will keep it.
             let message = "the alias could not be described";
             // SAFETY: the promise is new, and ends here; the text outlives the call.
@@ -163,7 +161,7 @@ impl Entry for sys::PJRT_Client_FulfillAliasBuffer_Args {
         let kept = unsafe { client.session.engine.call(call.with_buffer(handle)) };
         // The promise is used up in any case, and so is the buffer, if the engine has taken it.
         let taken = donation.filter(|donation| kept.is_ok() || donation.is_consumed());
-        client.aliases.fulfil(call.fulfill_alias_buffer_cb.addr(), taken.map(DonationHold::consumed));
+        client.aliases.fulfil(call.fulfill_alias_buffer_cb.addr(), taken);
         kept?;
         Ok(())
     }
@@ -189,8 +187,14 @@ where
         let made = EngineBuffer::own(client.session, theirs.made());
         (theirs, client.adopt_foreign(made, buffer.access, None)?)
     };
-    // The source's memory is the result's from here on.
-    result.state().storage = donation.consumed();
+    // The source's memory is the result's from here on, which is new: nobody has donated it.
+    drop(donation.consumed(&result));
+    // What the result waits for may use the memory, too.
+    if let Some(event) = result.hold_live()?.ready_event().ok().filter(|event| !event.is_ready()) {
+        result.begin_use()?;
+        let buffers = smallvec![Arc::clone(&result)];
+        client.allocator.in_flight.track(&event, None, Resources { buffers, ..Resources::default() });
+    }
     Ok((theirs, result.into_raw(), call.out()))
 }
 

@@ -1,10 +1,13 @@
 //! The engine's buffer and the memory behind it, and how both are taken out to be reused.
 
+use std::sync::Arc;
+
 use crate::{
     engine::EngineBuffer,
     memory::MoveBarrier,
     runtime::{
         buffer::{
+            pjrt_buffer::Buffer,
             storage::Storage,
             usage::{Life, State},
         },
@@ -26,12 +29,29 @@ pub struct Body {
     pub queued: bool,
     /// So many launches are about to use the bytes: they are not spilled.
     pub wanted: u32,
+    /// What has the memory now, without a program in between: in use until the last use of this buffer ends.
+    pub successor: Option<Arc<Buffer>>,
+}
+
+/// Memory that nothing needs, and what was in use because of its former owner. Dropped without a lock.
+pub struct Unneeded {
+    _storage: Option<Storage>,
+    successor: Option<Arc<Buffer>>,
+}
+
+impl Drop for Unneeded {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(successor) = self.successor.take() {
+            successor.end_use();
+        }
+    }
 }
 
 impl Body {
     /// The body of a live buffer.
     pub fn new(view: EngineBuffer, storage: Storage) -> Self {
-        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0 }
+        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0, successor: None }
     }
 
     /// The engine's buffer.
@@ -69,9 +89,35 @@ impl Body {
 
 impl State<Body> {
     /// Takes the memory of a buffer that is deleted or donated and that nothing uses.
-    pub fn take_unneeded(&mut self) -> Option<Storage> {
-        (self.is_free() && !matches!(self.storage, Storage::Gone))
-            .then(|| std::mem::replace(&mut self.storage, Storage::Gone))
+    pub fn take_unneeded(&mut self) -> Option<Unneeded> {
+        if !self.is_free() {
+            return None;
+        }
+        let storage = match std::mem::replace(&mut self.storage, Storage::Gone) {
+            Storage::Gone if self.successor.is_none() => return None,
+            Storage::Gone => None,
+            storage => Some(storage),
+        };
+        Some(Unneeded { _storage: storage, successor: self.successor.take() })
+    }
+
+    /// Gives up the memory of a donated buffer for what has it from now on. Of a buffer that is donated nobody may use
+    /// an address.
+    pub fn give_up(&mut self) -> Storage {
+        let storage = std::mem::replace(&mut self.storage, Storage::Gone);
+        if self.is_address_known()
+            && let Some(allocation) = storage.allocation()
+        {
+            allocation.unpin();
+        }
+        storage
+    }
+
+    /// Says that the block's owner is gone and the engine still uses it.
+    pub fn retire(&mut self) {
+        if let Some(allocation) = self.allocation() {
+            allocation.retire();
+        }
     }
 
     /// Takes block and handle of a buffer that its owner destroys, if they can be written again: nothing uses the

@@ -1,5 +1,7 @@
 //! A buffer that one call of the engine may consume.
 
+use std::sync::Arc;
+
 use crate::{
     engine::{Live, views},
     error::{Error, Result},
@@ -36,10 +38,25 @@ impl<'a> DonationHold<'a> {
         views::is_consumed(unsafe { Live::new(self.buffer.session.engine, self.handle) }, false)
     }
 
-    /// The engine has consumed the buffer: gives its memory.
-    pub fn consumed(mut self) -> Storage {
+    /// The engine has consumed the buffer, and `successor` has its memory from now on. Programs and transfers that
+    /// still use the buffer use that memory. Gives the memory back if `successor` was donated meanwhile.
+    pub fn consumed(mut self, successor: &Arc<Buffer>) -> Option<Storage> {
+        // First, so that it cannot be freed between the two locks.
+        successor.state().begin_use(User::Transfer);
         self.ended = true;
-        self.buffer.end_donation(true, false).unwrap_or(Storage::Gone)
+        let memory = self.buffer.end_donation(true, false).unwrap_or(Storage::Gone);
+        let refused = successor.take_over(memory).err();
+        // The last of these uses may be this hold's own, which ends next.
+        self.buffer.state().successor = Some(Arc::clone(successor));
+        refused
+    }
+
+    /// The engine has consumed the buffer, and nobody has the memory from now on: it goes with the last use.
+    pub fn consumed_for_nobody(mut self) {
+        self.ended = true;
+        if let Some(memory) = self.buffer.end_donation(true, false) {
+            self.buffer.state().storage = memory;
+        }
     }
 }
 

@@ -222,11 +222,13 @@ impl Buffer {
     /// In a child after a fork: whether the bytes of a parent's array are in one place.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION where a thread of the parent's was moving them when it forked: nobody will end that.
+    /// FAILED_PRECONDITION where a thread of the parent's was moving or lending them when it forked: nobody will end that.
     #[inline]
     fn check_at_rest(&self) -> Result<()> {
         if self.session.is_inherited() && self.usage().lock_at_rest().is_none() {
-            return Err(Error::failed_precondition("the parent of this process was moving the array when it forked"));
+            return Err(Error::failed_precondition(
+                "the parent of this process was moving the array, or lending it, when it forked",
+            ));
         }
         Ok(())
     }
@@ -311,10 +313,14 @@ impl Buffer {
         let mut state = self.state();
         state.end_donation();
         if !consumed || failed && state.has_pending_donation() {
+            // Its owner has deleted it meanwhile.
+            if state.life() == Life::Deleted && !state.has_pending_donation() {
+                state.retire();
+            }
             return None;
         }
         state.donate();
-        Some(std::mem::replace(&mut state.storage, Storage::Gone))
+        Some(state.give_up())
     }
 
     /// Ends a use of the bytes. Only in calls of the C API; operations end with [`Buffer::end_operation_use`].
@@ -341,8 +347,9 @@ impl Buffer {
         let freed = {
             let mut state = self.state();
             let freed = state.take_unneeded();
-            if let Some(allocation) = state.allocation() {
-                allocation.retire();
+            // A launch under way may yet make it a result's, which is live.
+            if !state.has_pending_donation() {
+                state.retire();
             }
             freed
         };

@@ -6,6 +6,7 @@
 //!   copies > 0             so many of the users are copies by pjrt-arena, which the engine does not know of: it must
 //!                          not free the bytes
 //!   references > 0         outsiders hold the address until they release it: the bytes may not move
+//!   referring              the engine is being told of the first of them or of the last: other outsiders wait
 //!   address known          an outsider holds the address for ever: likewise
 //!   not defined            it is not known whether the bytes are good: likewise
 //!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
@@ -82,6 +83,7 @@ pub struct State<T> {
     borrows: u32,
     pending_donations: u32,
     references: u32,
+    referring: bool,
     address_known: bool,
     defined: bool,
     moving: bool,
@@ -226,7 +228,7 @@ impl<T> State<T> {
         self.users == 0
     }
 
-    /// Adds an outsider that holds the address; whether it is the first.
+    /// Adds an outsider that holds the address; whether no outsider held it before.
     pub fn add_reference(&mut self) -> bool {
         self.references += 1;
         self.references == 1 && !self.address_known
@@ -238,9 +240,20 @@ impl<T> State<T> {
         Some(self.references == 0 && !self.address_known)
     }
 
+    /// The engine is about to be told of the first outsider, or of the last one's end; see [`Usage::lock_to_refer`].
+    pub fn begin_referring(&mut self) {
+        debug_assert!(!self.referring, "told twice at once");
+        self.referring = true;
+    }
+
     /// Removes all outsiders that have yet to release the address; whether there was one.
     pub fn forget_references(&mut self) -> bool {
         std::mem::take(&mut self.references) > 0 && !self.address_known
+    }
+
+    /// Whether an outsider was given the address for ever.
+    pub fn is_address_known(&self) -> bool {
+        self.address_known
     }
 
     /// An outsider was given the address for ever; whether no outsider held it before.
@@ -301,6 +314,7 @@ impl<T> Usage<T> {
             borrows: 0,
             pending_donations: 0,
             references: 0,
+            referring: false,
             address_known: false,
             defined: false,
             moving: false,
@@ -318,9 +332,27 @@ impl<T> Usage<T> {
         state
     }
 
-    /// The state, locked, unless the bytes are being moved.
+    /// The state, locked, unless another thread would have to end first what it does with the bytes.
     pub fn lock_at_rest(&self) -> Option<MutexGuard<'_, State<T>>> {
-        Some(self.state.lock()).filter(|state| !state.moving)
+        Some(self.state.lock()).filter(|state| !state.moving && !state.referring)
+    }
+
+    /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of another one. Its
+    /// list of those who refer to a buffer has no lock of its own.
+    pub fn lock_to_refer(&self) -> MutexGuard<'_, State<T>> {
+        let mut state = self.state.lock();
+        while state.moving || state.referring {
+            self.changed.wait(&mut state);
+        }
+        state
+    }
+
+    /// The engine was told; the state, locked.
+    pub fn end_referring(&self) -> MutexGuard<'_, State<T>> {
+        let mut state = self.lock();
+        state.referring = false;
+        self.changed.notify_all();
+        state
     }
 
     /// What became of the buffer, even while the bytes are being moved.

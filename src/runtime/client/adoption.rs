@@ -48,8 +48,7 @@ impl Client {
         });
         let memory = bound.unwrap_or(memory);
         if !has_memory {
-            let nothing = Counted::new(self.engine_bytes(device.0, memory.0), 0);
-            return Self::wrap(buffer, (shape, (device, memory)), nothing);
+            return self.wrap_empty(buffer, (shape, (device, memory)));
         }
         self.adopt_unadmitted(buffer, (shape, (device, memory)))
     }
@@ -74,6 +73,20 @@ impl Client {
         let (shape, (device, memory)) = &described;
         let counted = admission.count(self.engine_bytes(device.0, memory.0), shape.size);
         Self::wrap(buffer, described, counted)
+    }
+
+    /// As [`Self::adopt`], of a buffer without memory: one that holds an error, or has yet to get memory.
+    ///
+    /// # Errors
+    /// As [`Self::adopt`].
+    pub fn adopt_empty(&self, buffer: EngineBuffer) -> Outcome<Arc<Buffer>> {
+        let described = describe(&buffer)?;
+        Ok(self.wrap_empty(buffer, described))
+    }
+
+    fn wrap_empty(&self, buffer: EngineBuffer, (shape, (device, memory)): Described) -> Arc<Buffer> {
+        let nothing = Counted::new(self.engine_bytes(device.0, memory.0), 0);
+        Self::wrap(buffer, (shape, (device, memory)), nothing)
     }
 
     /// As [`Self::adopt`], of a buffer whose memory is `counted` already.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::runtime::buffer::{Buffer, storage::Storage};
+use crate::runtime::buffer::{Buffer, DonationHold, storage::Storage};
 
 /// The alias buffers of a client.
 #[derive(Default)]
@@ -23,15 +23,20 @@ impl Aliases {
         self.waiting.lock().insert(promise, Arc::downgrade(alias));
     }
 
-    /// The promise is kept: the alias, if something still refers to it, has the memory from here on.
-    pub fn fulfil(&self, promise: usize, memory: Option<Storage>) {
+    /// The promise is kept, by the buffer that was `taken`: the alias, if something still refers to it, has the memory
+    /// from here on.
+    pub fn fulfil(&self, promise: usize, taken: Option<DonationHold<'_>>) {
         let alias = self.waiting.lock().remove(&promise).and_then(|alias| alias.upgrade());
-        match (memory, alias) {
-            // The alias counts as many bytes.
-            (Some(Storage::Engine(counted)), _) => drop(counted),
-            (Some(memory), Some(alias)) => self.kept.lock().extend(alias.take_over(memory).err()),
-            // Neither a caller nor an operation under way has the alias, so nothing uses the memory.
-            (memory, _) => drop(memory),
+        match (taken, alias) {
+            (Some(taken), Some(alias)) => match taken.consumed(&alias) {
+                // The result that lies there counts as many bytes.
+                None | Some(Storage::Engine(_)) => {}
+                Some(memory) => self.kept.lock().push(memory),
+            },
+            // Neither a caller nor an operation under way has the alias, so nothing uses the memory but what uses the
+            // buffer.
+            (Some(taken), None) => taken.consumed_for_nobody(),
+            (None, _) => {}
         }
     }
 }

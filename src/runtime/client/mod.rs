@@ -276,6 +276,11 @@ impl Client {
         self.devices.iter().find(|device| device.memory.0 == memory)
     }
 
+    /// Whether a memory is one of the devices': their own, or `pinned_host`.
+    pub fn has_memory(&self, memory: *mut sys::PJRT_Memory) -> bool {
+        self.device_of_memory(memory).is_some() || self.pinned(memory).is_some()
+    }
+
     /// The memory with this handle, if it has an arena; `None` if it stays with the engine.
     pub fn memory_space_of(&self, memory: *mut sys::PJRT_Memory) -> Option<MemorySpace<'_>> {
         match self.device_of_memory(memory) {
@@ -421,6 +426,12 @@ pub fn of_session(session: &Session) -> Option<Arc<Client>> {
 /// FAILED_PRECONDITION once the client is destroyed.
 pub fn of_buffer(buffer: &Buffer) -> Result<Arc<Client>, Error> {
     of_session(buffer.session).ok_or_else(|| Error::failed_precondition("the buffer's client has been destroyed"))
+}
+
+/// Whether device or memory, of which one is NULL, belong to another client than this one.
+pub fn is_of_another(client: &Client, device: *mut sys::PJRT_Device, memory: *mut sys::PJRT_Memory) -> bool {
+    let has = |client: &Client| client.device(device).is_some() || client.has_memory(memory);
+    !has(client) && CLIENTS.read().iter().any(|client| has(client))
 }
 
 /// The client that a device belongs to.

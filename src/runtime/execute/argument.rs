@@ -137,7 +137,7 @@ impl<'a> Argument<'a> {
                 self.hold = Hold::Read;
                 let mut state = self.buffer.state();
                 if consumed {
-                    return Some(std::mem::replace(&mut state.storage, Storage::Gone));
+                    return Some(state.give_up());
                 }
                 state.undo_donation();
                 None

@@ -15,7 +15,7 @@ use crate::{
         executable::loaded::Origin,
         execute::{
             argument::Argument,
-            call::Outputs,
+            call::{Call, Outputs},
             candidates::Candidate,
             device_launch::{DeviceLaunch, large_result},
             launch::Launch,
@@ -24,6 +24,11 @@ use crate::{
         in_flight::{Consumed, Resources},
     },
 };
+
+/// What keeps the caller's execute context until the program, which may read it, is done.
+fn context(call: Call<'_>) -> Option<Arc<dyn Any + Send + Sync>> {
+    call.context.map(|context| context.share() as _)
+}
 
 /// After a launch that the engine refused or gave up: arguments that it has consumed all the same are gone, and
 /// everything else is freed. Programs that it has launched may be under way, of several devices on those before, or
@@ -37,7 +42,7 @@ pub fn abandon(launch: &mut Launch<'_>, threw: bool) {
     for (index, device) in launch.devices.iter_mut().enumerate() {
         let donates = are_known && device.arguments.iter().any(Argument::may_be_consumed)
             || !(device.destinations.is_empty() && device.copies.is_empty());
-        let mut resources = Resources { user: User::Execution, ..Resources::default() };
+        let mut resources = Resources { user: User::Execution, context: context(launch.call), ..Resources::default() };
         let mut consumed = Vec::new();
         let arguments = device.arguments.iter_mut().enumerate();
         for (number, argument) in arguments.filter(|(_, argument)| argument.may_be_consumed()) {
@@ -153,8 +158,7 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
         Some(event) if writing == Definition::Pending => {
             leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
             let user = User::Execution;
-            let mut resources = Resources { user, consumed, leftovers, ..Resources::default() };
-            resources.context = call.context.map(|context| context.share() as Arc<dyn Any + Send + Sync>);
+            let mut resources = Resources { user, consumed, leftovers, context: context(call), ..Resources::default() };
             resources.scratch = device.scratch.take();
             resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
             resources.results.extend(results.iter().map(Arc::clone));

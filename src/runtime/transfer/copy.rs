@@ -21,6 +21,7 @@ use smallvec::smallvec;
 use crate::{
     device::Carrier,
     engine::{Args, EngineBuffer, EngineError, Live, Outcome, Raw, order, views::ViewKind},
+    error::Error,
     report::snapshot::OriginKind,
     runtime::{
         buffer::{Buffer, storage::Storage, usage::Life},
@@ -58,7 +59,8 @@ fn copy_by_arena(client: &Client, buffer: &Arc<Buffer>, space: MemorySpace<'_>) 
 /// A copy of `buffer` in the memory, or, if that is NULL, on the device, of `to`; `None` if it is left to the engine.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or as [`own_layout::copy`].
+/// INVALID_ARGUMENT for a deleted buffer or a place of another client's, RESOURCE_EXHAUSTED, or as
+/// [`own_layout::copy`].
 ///
 /// # Safety
 /// The client must be alive, and device and memory its own.
@@ -67,6 +69,13 @@ pub unsafe fn copy_here(
     to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
 ) -> Outcome<Option<Arc<Buffer>>> {
     let client = &*client::of_buffer(buffer)?;
+    // The engine would make it, and nobody could say whose it is.
+    if client::is_of_another(client, to.0, to.1) {
+        return Err(Error::invalid_argument(
+            "the device or memory to copy to belongs to another client than the array; a copy goes by the host there",
+        )
+        .into());
+    }
     let space = destination(client, to.0, to.1);
     let memory = client.device(to.0).filter(|_| to.1.is_null()).map_or(Raw(to.1), |device| device.memory());
     // SAFETY: the memory is the client's, which is alive, as this function asks.
