@@ -99,7 +99,7 @@ impl World {
 
 #[test]
 fn programs_never_read_bytes_that_move() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let users: Vec<_> = (0..2)
             .map(|_| {
@@ -115,7 +115,7 @@ fn programs_never_read_bytes_that_move() {
 
 #[test]
 fn an_address_that_an_outsider_holds_stays() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let outsider = {
             let world = Arc::clone(&world);
@@ -139,7 +139,7 @@ fn an_address_that_an_outsider_holds_stays() {
 
 #[test]
 fn bytes_are_freed_once_whoever_lets_go_last() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         // As `Buffer::land` and `Buffer::delete` do: whoever finds the bytes free takes them.
         let take_if_free = |world: &World| {
@@ -169,7 +169,7 @@ fn bytes_are_freed_once_whoever_lets_go_last() {
 
 #[test]
 fn two_movers_never_have_the_same_bytes() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let other = {
             let world = Arc::clone(&world);
@@ -184,7 +184,7 @@ fn two_movers_never_have_the_same_bytes() {
 
 #[test]
 fn a_launch_never_writes_bytes_that_are_copied() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let copier = {
             let world = Arc::clone(&world);
@@ -198,7 +198,7 @@ fn a_launch_never_writes_bytes_that_are_copied() {
 
 #[test]
 fn a_launch_that_consumed_nothing_leaves_the_bytes_to_copies() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let launch = {
             let world = Arc::clone(&world);
@@ -212,7 +212,7 @@ fn a_launch_that_consumed_nothing_leaves_the_bytes_to_copies() {
 
 #[test]
 fn a_launch_never_waits_for_a_loan_nor_writes_to_what_is_lent() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         let launch = {
             let world = Arc::clone(&world);
@@ -227,7 +227,7 @@ fn a_launch_never_waits_for_a_loan_nor_writes_to_what_is_lent() {
 #[test]
 fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_each_other() {
     // One of them is copied meanwhile, so that there is something to wait for.
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let worlds = [World::new(), World::new()];
         assert!(worlds[0].usage.lock().begin_copy(Reader::Copy));
         let take = |worlds: [&Arc<World>; 2]| {
@@ -252,7 +252,7 @@ fn launches_that_are_given_the_same_buffers_in_another_order_do_not_wait_for_eac
 
 #[test]
 fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
-    loom::model(|| {
+    crate::every_interleaving(None, || {
         let world = World::new();
         assert!(world.usage.lock().begin_copy(Reader::Copy));
         let launch = {
@@ -265,5 +265,57 @@ fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
         let place = **world.usage.lock();
         assert_eq!(place, usize::from(moved));
         assert_eq!(world.read(place), RUBBISH, "the program wrote there");
+    });
+}
+
+/// The engine's list of those who refer to the buffer, which two threads may not change at once.
+struct Outsiders {
+    listed: UnsafeCell<i32>,
+    usage: Usage<()>,
+}
+
+impl Outsiders {
+    fn tell(&self, change: i32) {
+        // SAFETY: the checker tracks every access and fails the test when two threads meet.
+        self.listed.with_mut(|listed| unsafe { *listed += change });
+    }
+
+    /// What the first or another outsider does, and its end.
+    fn come_and_go(&self) {
+        let mut state = self.usage.lock_to_refer();
+        let first = !state.is_referenced();
+        if first {
+            state.begin_referring();
+            drop(state);
+            self.tell(1);
+            state = self.usage.lock();
+        }
+        state.add_reference();
+        drop(state);
+        if first {
+            drop(self.usage.end_referring());
+        }
+        let mut state = self.usage.lock_to_refer();
+        state.drop_reference().expect("it was added");
+        if !state.is_referenced() {
+            state.begin_referring();
+            drop(state);
+            self.tell(-1);
+            drop(self.usage.end_referring());
+        }
+    }
+}
+
+#[test]
+fn the_engine_is_told_of_outsiders_by_one_thread_at_a_time() {
+    crate::every_interleaving(None, || {
+        let world = Arc::new(Outsiders { listed: UnsafeCell::new(0), usage: Usage::new(()) });
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.come_and_go());
+        world.come_and_go();
+        thread.join().unwrap();
+        assert!(!world.usage.lock().is_referenced());
+        // SAFETY: the other thread has ended.
+        world.listed.with(|listed| assert_eq!(unsafe { *listed }, 0));
     });
 }
