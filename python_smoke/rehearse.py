@@ -7,6 +7,7 @@ Times are those of an interpreter of kernels, and nobody ends a rehearsal after 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,6 +28,10 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     toolkit = fake_gpu.toolkit()
     machine["PATH"] = f"{toolkit / 'bin'}:{os.environ['PATH']}"
     machine["PYTHON"] = sys.executable
+    # One cache for all processes, as on a GPU, but none that a real GPU or another rehearsal sees.
+    cache = fake_gpu.FOLDER / "gpu-rehearsal-cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    machine["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     machine["PYTHONPATH"] = f"{Path(__file__).parent}/simulated_toolkit/site:{machine['PYTHONPATH']}"
     return (
         [str(SCRIPT), "--platform", "cuda", "--engine", engine, "--xla-flags", flags, *arguments],

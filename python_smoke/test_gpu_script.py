@@ -8,16 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 import fake_gpu
 import pytest
-from gpu import driver_facts, logs, tables
-from gpu.__main__ import _rest, _wanted
+from gpu import driver_facts, inventory, logs
+from gpu.__main__ import _wanted
 from gpu.backends import Backend, backends
-from gpu.plan import PARTS, Job, jobs
+from gpu.plan import PARTS, Job
 from gpu.runner import Runner
 from gpu.sizes import MIB, SIZES
 from harness import ROOT, clean_environment
@@ -37,9 +38,12 @@ def run_script(*arguments: str, **settings: str) -> subprocess.CompletedProcess[
     environment = clean_environment(PYTHONPATH=None, PYTHON=sys.executable)
     environment["PJRT_ARENA_LIBRARY_PATH"] = str(_library.locate())
     environment.update(settings)
-    return subprocess.run(
-        [SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        # Where the script has its cache of programs unless it is told.
+        environment.setdefault("XDG_CACHE_HOME", folder)
+        return subprocess.run(
+            [SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
 
 
 @pytest.mark.arena
@@ -59,12 +63,19 @@ def test_rehearsal(tmp_path):
     assert other.returncode == 2 and "is of --platform cpu --size tiny" in other.stderr
     (about,) = results["a"]
     assert about["api_version"] and "pjrt-arena" in about["platform_version"]
+    before, behind = about["host_memory"]["before"], about["host_memory"]["behind_the_first_array"]
+    assert behind["resident"] > before["resident"] > before["own"] > 0
+    assert report["warm_up"]["status"] == "done" and "warm-up on arena_tpu: done, " in first.stdout
+    sha = report["machine"]["library"]["sha256"]
+    assert len(sha) == 12 and {record["library"] for record in report["records"]} == {sha}
+    # Both runs are in it.
+    assert (tmp_path / "facts.txt").read_text().count("\n$ uname -a\nLinux ") == 2
     (fragmented,) = results["c"]
     assert fragmented["served"] and fragmented["intact"] and fragmented["limit"] == SIZES["tiny"].limit
     (steps,) = results["d"]
     assert all(each["seconds"]["median"] > 0 and each["last_loss"] < each["first_loss"] for each in steps.values())
     (share,) = results["e"]
-    assert 0.5 < share["share"] <= 1
+    assert 0.5 < share["share"] <= 1 and all(0 < each["refused_seconds"] < 60 for each in share["rounds"])
     (small,) = results["h"]
     assert small["live"]["arrays"] == SIZES["tiny"].arrays and small["dispatch"]["one"]["median"] > 0
 
@@ -72,7 +83,7 @@ def test_rehearsal(tmp_path):
     assert text.startswith("# pjrt-arena on a CPU: a rehearsal\n")
     for part in "acdehj":
         assert f"\n## {PARTS[part]}\n" in text
-    assert "\n| arena tpu | 24.0 MiB | " in text and " | served | intact |\n" in text
+    assert "\n| arena tpu | 24.0 MiB | " in text and " | served |  | intact |\n" in text
     assert "- arena tpu, `checks.run`: was left out: it is for GPUs\n" in text
     for table in text.split("\n\n"):
         if table.startswith("|"):
@@ -99,10 +110,14 @@ def test_on_a_played_gpu(tmp_path):
         assert record["status"] == "skipped" or 0 <= record["end_seconds"] < record["seconds"]
     facts = {fact["name"]: fact for fact in results["gpu.driver_facts.measure"][0]["facts"]}
     assert set(facts) == set(driver_facts.FACTS) and all(fact["expected"] and fact["found"] for fact in facts.values())
-    right = ("device", "kinds_of_memory", "most_of_the_memory", "growth_of_a_pool")
+    right = ("device", "kinds_of_memory", "most_of_the_memory", "growth_of_a_pool", "rounding_of_allocations")
     assert [facts[name]["holds"] for name in right] == [True] * len(right), facts
     assert facts["exchange"]["numbers"]["ends"] == [2, 2, 1, 1] and facts["exchange"]["numbers"]["twice"]
     assert facts["range_of_an_address"]["holds"] in (True, None)
+    called = facts["calls_of_the_host"]["numbers"]
+    assert all(0 < called[name]["median"] <= called[name]["p99"] for name in ("idle", "beside launches")), called
+    assert called["launches"] > 0 and facts["pinning"]["numbers"]["bytes"] == 32 * MIB
+    assert facts["bandwidth"]["found"].endswith("; bytes are counted once")
     (scratch,) = results["gpu.pressure.scratch"]
     assert scratch["refused"] is None and scratch["scratch_bytes"] > scratch["limit"] // 5 and scratch["refilled"] > 2
     (device,) = results["gpu.pressure.device"]
@@ -143,21 +158,33 @@ def test_a_driver_that_does_something_else_is_a_row_that_says_no(tmp_path):
 
 @pytest.mark.arena
 @played
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", ["", "values", "global", "thread_local"])
 def test_beside_a_played_torch(wrong, tmp_path):
     """What is asked of PyTorch, where an imitation answers: on the side of JAX all is as it would be."""
     machine = fake_gpu.variables(256, gpus=1, latency_us=20, era=114) | {"PYTHONPATH": str(PLANTED / "torch_played")}
-    if wrong:
+    if wrong == "values":
         machine["PLAYED_TORCH_ADDS"] = "1"
+    elif wrong:
+        machine["PLAYED_TORCH_REFUSES"] = wrong
     chosen = ("--engine", machine.pop("PJRT_ARENA_ENGINE"), "--size", "tiny", "--only", "n", "--backends", "arena_tpu")
     run = run_script(*chosen, "--out", str(tmp_path / "out"), **machine)
     (record,) = json.loads((tmp_path / "out" / "results.json").read_text())["records"]
-    if wrong:
+    text = (tmp_path / "out" / "results.md").read_text()
+    if wrong == "values":
         assert run.returncode == 1 and record["error"] == "AssertionError: torch reads other values", record
+    elif wrong == "thread_local":
+        # The long capture is what counts, and its log says which error it was.
+        assert run.returncode == 1 and "CUDA error 900" in record["error"] and record["noted"] == ["CUDA error 900"]
+        assert "; the log has: CUDA error 900\n" in text
     else:
         assert record["status"] == "done" and record["result"]["arrays_beside_capture"] > 0, record
-        text = (tmp_path / "out" / "results.md").read_text()
         assert "| arena tpu | played | " in text
+        short = record["result"]["forbidden_to_all"]
+        if wrong:
+            assert "CUDA error 900" in short["error"] and record["noted"] == ["CUDA error 900"], record
+            assert " | RuntimeError: CUDA error 900: " in text
+        else:
+            assert "noted" not in record and set(short) <= {"turns", "error"}
 
 
 @pytest.mark.arena
@@ -205,10 +232,10 @@ def test_what_goes_wrong_is_a_row_and_the_run_goes_on(planted, monkeypatch, caps
     assert crashed["status"] == "failed" and crashed["error"] == "ended by SIGABRT; last line: before the end"
     assert ended["status"] == "failed" and ended["error"].startswith("ended by SIGABRT, its result was there; ")
     assert hung["status"] == "timeout" and hung["error"].endswith("last line: waiting") and hung["seconds"] < 60
+    assert hung["timeouts"] == 1 and hung["again"]
     # Where every thread was, shortly before the end.
     stacks = "\n".join(hung["log"])
     assert "in waits_elsewhere" in stacks and "in hangs" in stacks and hung["log"][0] == "waiting"
-    assert "again" not in hung
     assert missing["status"] == "failed" and "missing" in missing["error"]
     assert good["status"] == "done"
     assert good["log"] == ["a line"] and "warned" not in good and "not today" in "".join(raised["log"])
@@ -228,6 +255,22 @@ def test_what_does_not_fit_the_budget_is_left_out(planted):
 def test_what_the_end_of_the_budget_ends_is_to_be_run_again(planted):
     (cut,) = run_jobs(Job("b", "planted.hangs", TPU, 1.5), budget=2)
     assert cut["status"] == "timeout" and cut["again"] and 1 < cut["seconds"] < 60
+
+
+def test_what_took_too_long_is_run_again_once_and_behind_what_never_ran(planted, monkeypatch):
+    monkeypatch.setattr("gpu.runner.START", 0.5)
+    slow, new = Job("b", "planted.hangs", TPU, 0.3), Job("b", "planted.good", TPU, 20, {"add": 1})
+    first = run_jobs(slow)
+    assert _wanted([slow, new], first, missing=True) == [new, slow]
+    second = run_jobs(slow, before=first)
+    assert second[0]["timeouts"] == 2 and "again" not in second[0]
+    assert _wanted([slow, new], second, missing=True) == [new]
+    # One that the budget ends has not had its time, however often.
+    (cut,) = run_jobs(dataclasses.replace(slow, seconds=1.5), budget=2)
+    assert cut["again"] and "timeouts" not in cut
+    # The same where a process that went on behind it took too long.
+    before = [{"key": slow.name, "status": "failed"}, {"key": "x", "rest_of": slow.name, "again": True}]
+    assert _wanted([slow], before, missing=True) == [slow]
 
 
 def test_one_that_hangs_or_crashes_takes_nothing_from_those_behind_it(planted):
@@ -295,35 +338,6 @@ def wait_for(read, timeout: float = 200.0):
     return seen
 
 
-def test_what_there_was_no_time_for_is_a_line_and_a_command():
-    records = [
-        {"key": f"{part}|x", "part": part, "status": status} | ({"again": True} if again else {})
-        for part, status, again in (("a", "done", 0), ("i", "skipped", 1), ("d", "timeout", 1), ("j", "skipped", 0))
-    ]
-    given = ["--out", "a folder", "--add", "--only", "abdij", "--rounds=1"]
-    assert _rest(records, given) == [
-        (
-            "2 measurements of parts d, i were left out for time; the rest: "
-            "run.sh --out 'a folder' --rounds=1 --add --missing --only di"
-        )
-    ]
-    assert _rest(records[:1], given) == []
-    planned = [Job("b", name, TPU, 1) for name in ("done", "cut", "new")]
-    before = [{"key": planned[0].name}, {"key": planned[1].name, "again": True}]
-    assert _wanted(planned, before, missing=True) == planned[1:] and _wanted(planned, before, missing=False) == planned
-
-
-def test_what_is_kept_of_the_callers_environment(monkeypatch):
-    for name in ("PJRT_ARENA_LOG", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_X64", "PJRT_ARENA_COMPACT"):
-        monkeypatch.setenv(name, "debug")
-    ours, theirs = (backends("cuda")[name].environment("97%", None, "") for name in ("arena_tpu", "jax_bfc"))
-    assert ours["PJRT_ARENA_LIMIT"] == "97%" and ours["PJRT_ARENA_LOG"] == "debug"
-    for each in (ours, theirs):
-        assert each["JAX_COMPILATION_CACHE_DIR"] == "debug" and not {"JAX_ENABLE_X64", "PJRT_ARENA_COMPACT"} & set(each)
-    monkeypatch.delenv("PJRT_ARENA_LOG")
-    assert backends("cuda")["arena_tpu"].environment(None, None, "")["PJRT_ARENA_LOG"] == "info"
-
-
 def test_the_sanitizer_part_has_a_time_of_its_own(planted, monkeypatch, tmp_path):
     """A simulated sanitizer: it runs what it is given and says that there are three errors."""
     tool = tmp_path / "compute-sanitizer"
@@ -332,7 +346,11 @@ def test_the_sanitizer_part_has_a_time_of_its_own(planted, monkeypatch, tmp_path
         '"$@"\necho "========= ERROR SUMMARY: 3 errors"\nexit 9\n'
     )
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    # Not on the path, as CUDA's toolkit is installed.
+    (tmp_path / "bin").mkdir()
+    tool.rename(tmp_path / "bin" / tool.name)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert inventory.sanitizer() == str(tmp_path / "bin" / tool.name)
     cuda = dataclasses.replace(TPU, platform="cuda")
     plain = Job("b", "planted.good", cuda, 20, {"add": 1})
     slow = dataclasses.replace(plain, part="j", seconds=200, sanitized=True)
@@ -361,134 +379,50 @@ def test_what_is_there_stays_until_there_is_something_in_its_place(planted):
     assert (first["status"], second["status"]) == ("done", "done")
 
 
-def test_both_sides_get_the_same_memory():
-    cuda = backends("cuda")
-    runner = Runner("full", 1.0, 2, 100, lambda records: None)
-    runner.records = [
-        {
-            "part": "a",
-            "measure": "gpu.machine.about",
-            "backend": "jax_bfc",
-            "result": {"memory_stats": {"bytes_limit": 75}},
-        },
-        {"part": "c", "measure": "gpu.room.fragmented", "backend": "jax_bfc", "result": {"limit": 19}},
-    ]
-    assert runner._total() == 100
-    assert runner._limit(Job("c", "gpu.room.fragmented", cuda["arena_tpu"], 1, limit=20)) == 19
-    assert runner._limit(Job("e", "gpu.room.share", cuda["arena_tpu"], 1, limit=20)) == 20
-    theirs = cuda["jax_cuda_async"].environment(20, 0.2, "")
-    assert (theirs["JAX_PLATFORMS"], theirs["XLA_PYTHON_CLIENT_ALLOCATOR"]) == ("cuda,cpu", "cuda_async")
-    assert float(theirs["XLA_CLIENT_MEM_FRACTION"]) == 0.2 and "PJRT_ARENA_LIMIT" not in theirs
-    ours = cuda["arena_growing"].environment(19, 0.2, "")
-    assert (ours["JAX_PLATFORMS"], ours["PJRT_ARENA_ENGINE"], ours["PJRT_ARENA_LIMIT"]) == ("arena,cpu", "cuda", "19")
-    assert "XLA_CLIENT_MEM_FRACTION" not in ours
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_run_on_which_nothing_works_stops_early(gate, planted):
+    def checks(name, **values):
+        return Job("b", f"planted.{name}", TPU, 20, values)
+
+    behind = Job("c", "planted.good", TPU, 20, {"add": 1})
+
+    def run(*wanted, before=()):
+        runner = Runner("tiny", 1.0, 4, 300, lambda records: None)
+        return runner.run([*wanted, behind], list(before), gate), len(runner.records)
+
+    said, count = run(checks("raises"), checks("none_passes"))
+    if gate:
+        assert said.startswith("stopped: the arena passed no check") and count == 2
+        assert said.splitlines()[1] == "The last was arena_tpu; the end of its log:"
+        assert "\n    one: not so\n" in said and "\n    the end of a log" in said
+    else:
+        assert (said, count) == (None, 3)
+    # One check that passes is enough, as is none that ran: that says nothing.
+    assert run(checks("none_passes"), checks("in_steps", names=["one"])) == (None, 3)
+    assert run(checks("left_out")) == (None, 2)
+    assert run() == (None, 1)
 
 
-def test_the_plan_for_a_gpu():
-    columns = list(backends("cuda").values())
-    planned = jobs("cuda", SIZES["full"], columns, 3)
-    assert len({job.key for job in planned}) == len(planned)
-    assert {job.part for job in planned} == set(PARTS)
-    # The first round of every allocator and strategy comes before any second one, and rounds start with another.
-    rounds = [(job.round, job.backend.name) for job in planned if job.part == "d"]
-    assert [number for number, _ in rounds] == sorted(number for number, _ in rounds)
-    assert all({name for at, name in rounds if at == number} == {each.name for each in columns} for number in (1, 2, 3))
-    assert len({rounds[0][1], rounds[8][1], rounds[16][1]}) == 3
-    # First the driver, then what is right and what fits, under each strategy; what a run is for fits its budget.
-    assert (planned[0].part, planned[0].measure) == ("k", "gpu.driver_facts.measure")
-    first = planned[: next(at for at, job in enumerate(planned) if job.part == "d")]
-    assert {job.backend.name for job in first if job.part == "b"} == {each.name for each in columns if each.ours}
-    assert {job.part for job in first} == set("kabcelfmn")
-    assert sum(job.seconds for job in first if job.part in "kabce") <= 540
-
-
-def test_tables_name_what_failed():
-    report = {
-        "started": "2026-01-01T00:00:00+00:00",
-        "seconds": 60.0,
-        "settings": {"platform": "cuda", "size": "full", "budget": 1500, "backends": {"jax_bfc": "JAX bfc"}},
-        "machine": {
-            "cpu": "a CPU",
-            "cpus": 16,
-            "memory_bytes": 1 << 37,
-            "python": "3.12",
-            "packages": {"jax": "0.11.2"},
-            "gpus": [{"name": "NVIDIA H200", "driver_version": "580", "memory.total": "143771 MiB"}],
-        },
-        "records": [
-            {
-                "part": "d",
-                "measure": "gpu.steps.train",
-                "backend": "jax_bfc",
-                "values": {},
-                "flags": "",
-                "round": number,
-                "status": "done",
-                "result": {
-                    model: {"seconds": {"median": 0.01 * number}, "donated": model != "mlp"} for model in tables.TITLES
-                },
-            }
-            for number in (1, 2, 3)
-        ]
-        + [
-            {
-                "part": "i",
-                "measure": "gpu.small.many_kernels",
-                "backend": "jax_bfc",
-                "values": {},
-                "flags": "--xla_x=",
-                "round": 1,
-                "status": "timeout",
-                "error": "ended after 120 s; it printed nothing",
-            }
-        ],
+def test_two_cards_are_not_mixed(tmp_path):
+    """An earlier run on another card; a simulated `nvidia-smi` names the card of this machine."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 580, 9.0, 1, 2'\n")
+    tool.chmod(0o755)
+    before = {
+        "settings": {"platform": "cuda", "size": "full"},
+        "machine": {"gpus": [{"name": "NVIDIA H100", "memory.total": "81559 MiB"}]},
+        "records": [],
     }
-    text = tables.markdown(report)
-    assert text.startswith("# pjrt-arena on NVIDIA H200\n") and "(!)" not in text
-    warned = {**report["records"][0], "warned": ["WARN: look here"]}
-    text = tables.markdown({**report, "records": [warned, {**warned, "round": 2}, *report["records"][2:]]})
-    assert "|  | JAX bfc (!) |" in text and "\n- (!) JAX bfc, `steps.train`: WARN: look here\n" in text
-    text = tables.markdown(report)
-    assert "| MLP | **20.0 ms ±25 %, 1.00x** |" in text and "| transformer, donated |" in text
-    assert "- JAX bfc, `small.many_kernels` `--xla_x=`: took too long: ended after 120 s; it printed nothing\n" in text
-    assert "Driver 580, 143771 MiB." in text
-    other = {**report["records"][-1], "backend": "arena_tpu"}
-    text = tables.markdown({**report, "records": [*report["records"], other]})
-    broken = [{**report["records"][0], "result": {}}, report["records"][-1]]
-    assert "could not be made: KeyError: 'transformer'" in tables.markdown({**report, "records": broken})
-    assert text.count("ended after 120 s") == 1 and "- JAX bfc, arena_tpu, `small.many_kernels` " in text
-    # One model that fails on one of two backends, in one of its rounds or in all.
-    for record in report["records"][:2]:
-        record["result"]["convolution"] = {"error": "JaxRuntimeError: no cuDNN"}
-    ours = {**report["records"][0], "backend": "arena_tpu", "result": dict(report["records"][2]["result"])}
-    ours["result"]["transformer"] = {"error": "JaxRuntimeError: too large"}
-    ours["result"]["convolution"] = {"error": "JaxRuntimeError: no cuDNN"}
-    report["settings"]["backends"]["arena_tpu"] = "arena tpu"
-    text = tables.markdown({**report, "records": [*report["records"], ours]})
-    assert "| transformer, donated | **20.0 ms ±25 %, 1.00x** | failed |" in text
-    assert "- JAX bfc, arena tpu, convolution net: JaxRuntimeError: no cuDNN\n" in text and text.count("no cuDNN") == 1
-    assert "- arena tpu, transformer: JaxRuntimeError: too large\n" in text
-
-
-def test_a_model_that_fails_costs_no_other_its_figures(monkeypatch):
-    from gpu import steps
-
-    def one(name, sizes, donate):
-        if name in failing:
-            raise ValueError("no cuDNN\nand more")
-        return {"donated": donate}
-
-    monkeypatch.setattr(steps, "_one", one)
-    names = list(steps.MODELS)
-    failing = names[:1]
-    assert steps.train(SIZES["tiny"], names[1:2]) == {
-        names[0]: {"error": "ValueError: no cuDNN"},
-        names[1]: {"donated": True},
-        names[2]: {"donated": False},
-    }
-    failing = names
-    with pytest.raises(RuntimeError, match=r"^ValueError: no cuDNN$"):
-        steps.train(SIZES["tiny"], [])
+    (tmp_path / "results.json").write_text(json.dumps(before))
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = run_script("--out", str(tmp_path), "--add", **path)
+    assert run.returncode == 2 and "is of NVIDIA H100 (81559 MiB), and here is NVIDIA H200 (143771 MiB)" in run.stderr
+    assert json.loads((tmp_path / "results.json").read_text()) == before
+    # The same card; nothing is to be run.
+    before["machine"]["gpus"] = [{"name": "NVIDIA H200", "memory.total": "143771 MiB"}]
+    (tmp_path / "results.json").write_text(json.dumps(before))
+    run = run_script("--out", str(tmp_path), "--add", "--only", "k", "--budget", "0.01", **path)
+    assert run.returncode == 0 and "are to be had yet" in run.stdout, run.stdout + run.stderr
 
 
 def test_jax_that_finds_no_gpu_does_not_count_as_one(monkeypatch):

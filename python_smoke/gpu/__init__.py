@@ -12,13 +12,15 @@
 
 What a process can be asked, by module:
 
-    driver_facts.py  what the design rests on, of the driver alone; libcuda.py calls it
-    machine.py       versions, driver, GPUs; how the engine behaves with views (capability flags)
+    driver_facts.py  what the design rests on, of the driver alone; driver_calls.py has more of it, fact.py the list,
+                     libcuda.py the calls
+    machine.py       driver, GPUs; how the engine behaves with views (capability flags)
+    inventory.py     versions, the library's sum, the tools and variables of the machine
     checks.py        programs whose results are known
     models.py        a transformer, a convolution net and an MLP in plain JAX; steps.py measures their training steps
     room.py          fragmented memory: what still fits, how much is usable, how fast it is compacted
     pressure.py      arrays and scratch up to the limit, and up to the device's last bytes
-    start.py         the first array, a trim, the end
+    start.py         the warm-up; the first array, a trim, the end
     beside_torch.py  PyTorch in the same process
     transfers.py     from and to the host; how much of a copy a step hides
     small.py         dispatch, many live arrays, many small kernels and what their graphs take

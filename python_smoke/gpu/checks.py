@@ -297,14 +297,17 @@ def results_lie_in_the_arena() -> None:
 ARENA |= {"statistics", "compaction_and_reports", "results_lie_in_the_arena"}
 
 
-def run(sizes: Sizes, ours: bool, names: list[str] | None = None) -> dict[str, Any]:
-    """Runs the checks that hold for this backend; what failed has its reason. One that hangs ends the process."""
+def run(sizes: Sizes, ours: bool, names: list[str] | None = None, longest: float = LONGEST) -> dict[str, Any]:
+    """Runs the checks that hold for this backend; what failed has its reason. One that hangs ends the process.
+
+    `longest`: seconds that one may take.
+    """
     chosen = names or [
         name for name in CHECKS if (ours or name not in ARENA) and (device().platform == "gpu" or name not in GPU)
     ]
     answer: dict[str, Any] = {"passed": 0, "of": len(chosen), "failed": [], "seconds": {}}
     for number, name in enumerate(chosen):
-        with progress.step(name, chosen[number + 1 :], answer, LONGEST):
+        with progress.step(name, chosen[number + 1 :], answer, longest):
             start = time.perf_counter()
             try:
                 CHECKS[name]()

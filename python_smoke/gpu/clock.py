@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +27,11 @@ def timed(run: Callable[[], Any], readings: int, calls: int = 1, warm: int = 2) 
         run()
         seen.append((time.perf_counter() - start) / calls)
     return spread(seen)
+
+
+def repeats(took: float, least: float) -> int:
+    """How often something that takes `took` seconds is to be done in one reading, so that this takes `least`."""
+    return max(1, math.ceil(least / max(took, 1e-9)))
 
 
 def chain(times: int) -> Callable[[Any, Any], Any]:

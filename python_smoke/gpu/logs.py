@@ -9,6 +9,14 @@ _OURS = re.compile(r"pjrt-arena\[\d+\] (ERROR|WARN|INFO|DEBUG|TRACE): (.*)")
 #: Lines that are kept of each kind: all is said by a few, but for the stacks of a process that went wrong.
 OURS, OTHERS, OF_FAILURES = 40, 30, 200
 LONGEST = 400
+#: What a log says where a capture of a CUDA graph and a call of another thread got in each other's way.
+TELLING = {
+    "Callback registry is closed": re.compile(r"callback registry is closed", re.IGNORECASE),
+    "CUDA error 900": re.compile(
+        r"STREAM_CAPTURE_UNSUPPORTED|\berror:? 900\b|\b(gave|answers) 900\b|not permitted when stream is capturing",
+        re.IGNORECASE,
+    ),
+}
 
 
 def kept(text: str, well: bool) -> list[str]:
@@ -26,6 +34,11 @@ def warnings(text: str) -> list[str]:
     found = (_OURS.search(line) for line in text.splitlines())
     said = [f"{match[1]}: {match[2]}"[:LONGEST] for match in found if match and _is_loud(match[0])]
     return list(dict.fromkeys(said))[:OURS]
+
+
+def telling(text: str) -> list[str]:
+    """Which of `TELLING` a log has."""
+    return [name for name, pattern in TELLING.items() if pattern.search(text)]
 
 
 def last(text: str) -> str:

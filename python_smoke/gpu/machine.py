@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gpu import inventory
 from gpu.clock import chain
 from gpu.sizes import Sizes
 
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "jax-cuda13-pjrt",
-    "jax-cuda12-pjrt",
-    "lammps-jax-pjrt-cpu",
-    "fastatomstruct-xla-cpu",
-    "xla-cpu-pjrt",
-    "numpy",
-    "pjrt-arena",
-)
 QUERIED = "name,memory.total,driver_version,compute_cap,clocks.max.sm,clocks.max.mem"
 
 
@@ -40,21 +28,15 @@ def host() -> dict[str, Any]:
         "memory_bytes": memory,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": inventory.versions(),
+        "library": inventory.library(),
         "gpus": _gpus(),
-        "compute_sanitizer": shutil.which("compute-sanitizer") or None,
+        "compute_sanitizer": inventory.sanitizer(),
     }
 
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _gpus() -> list[dict[str, str]] | str:
@@ -71,13 +53,19 @@ def _gpus() -> list[dict[str, str]] | str:
 
 
 def about(sizes: Sizes) -> dict[str, Any]:
-    """What JAX shows of a backend."""
+    """What JAX shows of a backend, and what its client and the first array take of the host's memory."""
     import jax
+    import jax.numpy as jnp
     from jax._src import xla_bridge
 
+    before = inventory.host_memory()
     start = time.perf_counter()
     device = jax.devices()[0]
     started = time.perf_counter() - start
+    # An allocator may keep a record of each piece of memory that it could give out, from the first one on.
+    first = jnp.zeros(1).block_until_ready()
+    behind = inventory.host_memory()
+    del first
     names = [name for name, client in xla_bridge.backends().items() if client is device.client]
     return {
         "device": str(device),
@@ -89,6 +77,7 @@ def about(sizes: Sizes) -> dict[str, Any]:
         "memory_stats": device.memory_stats(),
         "memories": [memory.kind for memory in device.addressable_memories()],
         "start_seconds": started,
+        "host_memory": {"before": before, "behind_the_first_array": behind},
     }
 
 

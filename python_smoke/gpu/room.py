@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from typing import Any
 
 import jax
@@ -25,12 +26,15 @@ def fragmented(sizes: Sizes) -> dict[str, Any]:
 
     fragments = Fragments()
     answer = {"limit": fragments.limit, "kept": len(fragments.kept), "wanted": int(WANTED * fragments.limit)}
+    start = time.perf_counter()
     try:
         whole = fragments.one_big(WANTED)
     except Exception as error:
+        refused = time.perf_counter() - start
         if not out_of_memory(error):
             raise
-        answer |= {"served": False, "said": str(error).splitlines()[0][:300]}
+        # XLA's allocator may wait for memory before it says no.
+        answer |= {"served": False, "refused_seconds": refused, "said": str(error).splitlines()[0][:300]}
     else:
         # Some of it: a comparison of all of it would need memory of its own.
         assert (np.asarray(whole[:: max(1, whole.size // 1000)]) == 3).all(), "the large array has other contents"
@@ -66,10 +70,12 @@ def _until_refused(random: np.random.Generator, counts: list[int], limit: int) -
     turn, kept = 0, True
     while kept:
         count = int(random.choice(counts))
+        start = time.perf_counter()
         try:
             # Waiting keeps what is in use the same on every backend.
             live.append((float(turn % 997), filled(float(turn % 997), count).block_until_ready()))
         except Exception as error:
+            refused = time.perf_counter() - start
             if not out_of_memory(error):
                 raise
             break
@@ -86,7 +92,9 @@ def _until_refused(random: np.random.Generator, counts: list[int], limit: int) -
     for value, array in live[:: max(1, len(live) // 50)]:
         assert bool(holds(array, value)), "an array has other contents"
     answer = {"share": used / limit, "limit_kept": kept, "allocations": turn}
-    return answer | ({"refused_bytes": 4 * count, "free_bytes": limit - used} if kept else {})
+    if kept:
+        answer |= {"refused_bytes": 4 * count, "free_bytes": limit - used, "refused_seconds": refused}
+    return answer
 
 
 def compaction(sizes: Sizes, odd: bool, trimmed: bool = False) -> dict[str, Any]:

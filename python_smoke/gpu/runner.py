@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu import leash, logs, progress
-from gpu.plan import LIMIT_VARIABLE, Job
+from gpu import inventory, leash, logs, progress
+from gpu.backends import Backend
+from gpu.plan import CHECKS, GATE, LIMIT_VARIABLE, Job
 
 #: What XLA's allocator takes by itself, as a share of the device's memory.
 XLA_SHARE = 0.75
@@ -26,11 +26,12 @@ XLA_SHARE = 0.75
 RESTS = 3
 #: What is added to a job's time for a machine that starts slowly.
 START = 30
+#: Seconds for the first program of all, and at most as a share of the budget.
+WARM_UP, SHARE_OF_BUDGET = 180, 1 / 3
+#: Lines of a log that are shown where a run is given up.
+SHOWN = 30
 # XLA and the arena ask by trying: a call that a driver refuses is no error of memory.
-SANITIZER = (
-    "compute-sanitizer",
-    *("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9", "--print-limit", "20"),
-)
+SANITIZER = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9", "--print-limit", "20")
 
 
 class Runner:
@@ -38,8 +39,10 @@ class Runner:
 
     A record is a dict: part, measure, backend, values, flags, round, limit; `status` (done, failed, timeout, skipped);
     `seconds`, and `end_seconds` from the answer to the end of the process; `result` where it is done, or as far as it
-    went; `error` where it is not; `log`, the end of what was written, and `warned`, what the arena warned of; `again`
-    where only time was missing; `rest_of` where it goes on behind another.
+    went; `error` where it is not; `log`, the end of what was written, `warned`, what the arena warned of, and `noted`,
+    what else the log tells; `again` where a later run may have it: time was missing, or something that was to come
+    first, or it took too long for the first time; `timeouts`, how often it did; `rest_of` where it goes on behind
+    another; `library`, the start of its sha256.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class Runner:
         budget: float,
         saved: Callable[[list[dict[str, Any]]], None],
         flags: str = "",
+        library: str | None = None,
     ) -> None:
         self._size = size
+        self._library = library
         #: XLA_FLAGS of every process, beside the job's own.
         self._flags = flags
         #: What an expected time is multiplied with for this size.
@@ -60,15 +65,27 @@ class Runner:
         self._timeout_factor = timeout_factor
         self._end = time.monotonic() + budget
         self._saved = saved
-        #: How long jobs took that did the same, at most.
+        #: How long the last job took that did the same.
         self._took: dict[tuple[str, ...], float] = {}
         self.records: list[dict[str, Any]] = []
 
-    def run(self, jobs: list[Job], before: list[dict[str, Any]]) -> None:
-        """Goes through `jobs`; each takes the place of what an earlier run has of it, when it has something to show."""
+    def warm_up(self, backend: Backend) -> dict[str, Any]:
+        """A tiny program before the first measurement, so that no row pays for bringing the engine from the disk."""
+        timeout = max(1.0, min(WARM_UP, SHARE_OF_BUDGET * (self._end - time.monotonic())))
+        job = Job("", "gpu.start.warm", backend, timeout)
+        answer = self._in_a_process(job, backend.environment(None, None, self._flags), timeout)
+        return {"backend": backend.name, **answer}
+
+    def run(self, jobs: list[Job], before: list[dict[str, Any]], gate: bool = False) -> str | None:
+        """Goes through `jobs`; each takes the place of what an earlier run has of it, when it has something to show.
+
+        With `gate` it stops behind the checks where the arena passed none. Returns why it stopped, or `None`.
+        """
         self.records = list(before)
+        last_check = max((number for number, job in enumerate(jobs, 1) if job.part == CHECKS), default=0)
         for number, job in enumerate(jobs, 1):
             rest: Job | None = job
+            timeouts = max((old.get("timeouts", 0) for old in self.records if job_of(old) == job.name), default=0)
             for turn in range(1 + RESTS):
                 if rest is None:
                     break
@@ -77,11 +94,34 @@ class Runner:
                 if left := record.pop("left", None):
                     # One that hangs or crashes takes nothing from those behind it: they run in the next process.
                     rest = dataclasses.replace(now, values={**now.values, "names": left})
+                if record["status"] == "timeout" and not record.get("again"):
+                    # A machine may have been slow once. What takes too long twice is no longer waited for.
+                    record |= {"timeouts": timeouts + 1} | ({"again": True} if not timeouts else {})
+                elif timeouts:
+                    record["timeouts"] = timeouts
                 self._keep(record)
                 self._saved(self.records)
                 said = record.get("error", f"{record['seconds']:.1f} s")
                 place = f"{job.part} {number}/{len(jobs)}"
                 print(f"[{place}] {job.measure} on {job.backend.name}: {record['status']}, {said}", flush=True)
+            if gate and number == last_check and (why := self._nothing_works()):
+                return why
+        return None
+
+    def _nothing_works(self) -> str | None:
+        """What to say where checks ran on the arena and none passed."""
+        ran = [
+            record
+            for record in self.records
+            if record["part"] == CHECKS and record["backend"].startswith("arena") and record["status"] != "skipped"
+        ]
+        if not ran or any((record.get("result") or {}).get("passed") for record in ran):
+            return None
+        last = ran[-1]
+        failed = [f"{each['name']}: {each['error']}" for each in (last.get("result") or {}).get("failed", [])][:3]
+        end = [last["error"]] if "error" in last else failed
+        lines = "\n".join(f"    {line}" for line in [*end, *last["log"][-SHOWN:]])
+        return f"{GATE}.\nThe last was {last['backend']}; the end of its log:\n{lines}"
 
     def _keep(self, record: dict[str, Any]) -> None:
         """Adds a record, in the place of those of the same job, unless they say more."""
@@ -101,16 +141,17 @@ class Runner:
             "flags": job.flags,
             "round": job.round,
             "limit": limit,
+            "library": self._library,
         }
         expected = self._took.get(_work(job), job.seconds * self._scale)
         left = self._end - time.monotonic()
-        why, share = self._reason(job), None
-        if isinstance(limit, int) and not job.backend.ours:
+        why, share = _reason(job), None
+        if not why and isinstance(limit, int) and not job.backend.ours:
             total = self._total()
             if total is None:
-                why = "the device's memory is not known: part a failed"
-            else:
-                share = min(0.9, limit / total)
+                why = "the device's memory is not known, which part k or a tells"
+                return record | {"status": "skipped", "seconds": 0.0, "error": why, "again": True}
+            share = min(0.9, limit / total)
         if why:
             return record | {"status": "skipped", "seconds": 0.0, "error": why}
         if expected > left:
@@ -123,16 +164,10 @@ class Runner:
         answer = self._in_a_process(job, environment, min(timeout, left))
         if answer["status"] == "timeout" and left < timeout:
             answer = {key: value for key, value in answer.items() if key != "left"} | {"again": True}
-        self._took[_work(job)] = max(answer["seconds"], self._took.get(_work(job), 0))
+        if answer["status"] == "done":
+            # The first of a kind may have paid for all, so the last counts.
+            self._took[_work(job)] = answer["seconds"]
         return record | answer
-
-    def _reason(self, job: Job) -> str | None:
-        """Why it cannot run here."""
-        if job.backend.platform == "cpu" and job.for_gpus:
-            return "it is for GPUs"
-        if job.sanitized and shutil.which(SANITIZER[0]) is None:
-            return f"{SANITIZER[0]} is not installed"
-        return None
 
     def _limit(self, job: Job) -> int | str | None:
         """The job's limit; where JAX's own allocator did the same, the very bytes that it had."""
@@ -148,13 +183,17 @@ class Runner:
         return job.limit
 
     def _total(self) -> int | None:
-        """Bytes of the device's memory, by what JAX's own allocator has of it."""
+        """Bytes of the device's memory: as the driver says, or by what JAX's own allocator has of it."""
+        shares = []
         for record in self.records:
-            if record["measure"] == "gpu.machine.about" and not record["backend"].startswith("arena"):
-                stats = (record.get("result") or {}).get("memory_stats") or {}
-                if limit := stats.get("bytes_limit"):
-                    return int(limit / XLA_SHARE)
-        return None
+            result = record.get("result") or {}
+            if record["measure"] == "gpu.driver_facts.measure":
+                for fact in result.get("facts", ()):
+                    if total := fact["numbers"].get("total"):
+                        return int(total)
+            elif record["measure"] == "gpu.machine.about" and not record["backend"].startswith("arena"):
+                shares.append((result.get("memory_stats") or {}).get("bytes_limit"))
+        return next((int(limit / XLA_SHARE) for limit in shares if limit), None)
 
     def _in_a_process(self, job: Job, environment: dict[str, str], timeout: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +204,8 @@ class Runner:
             environment[leash.PARENT_VARIABLE] = str(os.getpid())
             if job.sanitized:
                 # The child holds on to the sanitizer then, which knows nothing of that itself.
-                command = [sys.executable, "-m", "gpu.leash", *SANITIZER, *command]
+                tool = inventory.sanitizer() or inventory.SANITIZER
+                command = [sys.executable, "-m", "gpu.leash", tool, *SANITIZER, *command]
             start = time.monotonic()
             with log.open("wb") as output:
                 # A group of its own, so that all of it can be ended; no session, so that who ends ours ends it too.
@@ -198,6 +238,8 @@ def _result(status: int | None, seconds: float, text: str, target: Path, sanitiz
     record: dict[str, Any] = {"status": "done", "seconds": seconds, "log": logs.kept(text, status == 0)}
     if warned := logs.warnings(text):
         record["warned"] = warned
+    if noted := logs.telling(text):
+        record["noted"] = noted
     if said := answer.get("skipped"):
         return record | {"status": "skipped", "error": said}
     where = ""
@@ -222,6 +264,21 @@ def _result(status: int | None, seconds: float, text: str, target: Path, sanitiz
         ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return record | {"status": "failed", "error": answer.get("error") or f"{ended}{where}{late}; {_words(text)}"}
     return record | {"result": answer}
+
+
+def _reason(job: Job) -> str | None:
+    """Why it cannot run here."""
+    if job.backend.platform == "cpu" and job.for_gpus:
+        return "it is for GPUs"
+    if job.sanitized and inventory.sanitizer() is None:
+        return f"{inventory.SANITIZER} is not installed"
+    return None
+
+
+def job_of(record: dict[str, Any]) -> str:
+    """The job that a record is of, also where a later process went on with it."""
+    name: str = record.get("rest_of") or record["key"]
+    return name
 
 
 def _words(text: str) -> str:

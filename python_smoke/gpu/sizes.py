@@ -23,9 +23,13 @@ class Sizes:
     convolution: tuple[int, int, int, int]
     #: width of the hidden layers, rows of a batch
     mlp: tuple[int, int]
-    #: Readings of a time, and steps in one reading.
+    #: Readings of a time.
     readings: int
+    #: Of training steps: readings, so many that one hundredth more or less can be told; steps in one reading at least,
+    #: and the seconds that it takes at least.
+    step_readings: int
     steps: int
+    step_seconds: float
     #: Bytes of memory for the parts that fill it, so that filling is quick.
     limit: int
     #: Bytes of memory for the part that compacts.
@@ -56,7 +60,9 @@ SIZES = {
             convolution=(128, 64, 64, 4),
             mlp=(4096, 1024),
             readings=7,
+            step_readings=15,
             steps=10,
+            step_seconds=0.2,
             limit=8 * GIB,
             compacted=48 * GIB,
             largest=512 * MIB,
@@ -75,7 +81,9 @@ SIZES = {
             convolution=(8, 32, 32, 4),
             mlp=(512, 128),
             readings=5,
+            step_readings=7,
             steps=3,
+            step_seconds=0.0,
             limit=256 * MIB,
             compacted=GIB,
             largest=16 * MIB,
@@ -94,7 +102,9 @@ SIZES = {
             convolution=(2, 8, 4, 1),
             mlp=(32, 16),
             readings=3,
+            step_readings=3,
             steps=1,
+            step_seconds=0.0,
             limit=24 * MIB,
             compacted=48 * MIB,
             largest=2 * MIB,

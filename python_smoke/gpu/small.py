@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpu.clock import timed
+from gpu.clock import out_of_memory, timed
+from gpu.inventory import host_memory
 from gpu.libcuda import free_bytes
 from gpu.sizes import MIB, Sizes
 
 #: What the device's free memory may fall by while a step is repeated.
 MOST_LOST = 64 * MIB
+#: Seconds in which live arrays are made.
+ARRAYS_TIME = 15.0
 
 
 def costs(sizes: Sizes) -> dict[str, Any]:
@@ -42,30 +45,40 @@ def dispatch(sizes: Sizes) -> dict[str, Any]:
 
 
 def live_arrays(sizes: Sizes) -> dict[str, Any]:
-    """Resident memory of this process for each live array of 4 bytes."""
+    """Resident memory of this process for each live array of 4 bytes.
+
+    An allocator that takes a unit of the driver's for each has no memory for so many, or no time: it has fewer.
+    """
     add = jax.jit(lambda x: x + 1)
     start = jax.block_until_ready(jnp.float32(0))
     arrays = [add(start) for _ in range(min(sizes.arrays, 1000))]
     jax.block_until_ready(arrays)
     gc.collect()
-    before, held = _resident(), len(arrays)
-    while len(arrays) < sizes.arrays + held:
-        arrays.append(add(start))
-        # The queue is no part of what a live array takes.
-        if len(arrays) % 1000 == 0:
-            arrays[-1].block_until_ready()
+    before, held = host_memory()["resident"], len(arrays)
+    end, refused = time.perf_counter() + ARRAYS_TIME, None
+    while len(arrays) < sizes.arrays + held and time.perf_counter() < end:
+        try:
+            arrays.append(add(start))
+            # The queue is no part of what a live array takes.
+            if len(arrays) % 1000 == 0:
+                arrays[-1].block_until_ready()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            refused = str(error).splitlines()[0][:300]
+            # What could not be computed for want of memory is no array.
+            del arrays[held + (len(arrays) - held) // 1000 * 1000 :]
+            break
     jax.block_until_ready(arrays)
     gc.collect()
-    after = _resident()
+    after, made = host_memory()["resident"], len(arrays) - held
     assert float(arrays[-1]) == 1
-    return {"arrays": sizes.arrays, "bytes": after - before, "bytes_per_array": (after - before) / sizes.arrays}
-
-
-def _resident() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmRSS")
+    return {
+        "arrays": made,
+        "bytes": after - before,
+        "bytes_per_array": (after - before) / made if made else None,
+        "refused": refused,
+    }
 
 
 def many_kernels(sizes: Sizes) -> dict[str, Any]:

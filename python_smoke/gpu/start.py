@@ -35,3 +35,11 @@ def ends(sizes: Sizes) -> dict[str, Any]:
         given_back = sum(trim.returned_bytes for trim in trims)
         took["array_after_trim"] = timed(lambda: jnp.zeros(1).block_until_ready())
     return {"seconds": took, "given_back": given_back}
+
+
+def warm(sizes: Sizes) -> dict[str, Any]:
+    """A tiny program. The first process of all brings some hundred megabytes of libraries from the disk."""
+    import jax
+    import jax.numpy as jnp
+
+    return {"device": str(jax.devices()[0]), "sum": float(jax.jit(lambda x: (x + 1).sum())(jnp.ones(64)))}

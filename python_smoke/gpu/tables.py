@@ -52,13 +52,27 @@ def _setup(report: dict[str, Any]) -> str:
     driver = ""
     if gpus and not isinstance(gpus, str):
         driver = f" Driver {gpus[0]['driver_version']}, {gpus[0]['memory.total']}."
+    library = _library(report)
     flags = f" XLA_FLAGS `{settings['xla_flags']}`." if settings.get("xla_flags") else ""
     small = "" if settings["size"] == "full" else f" Sizes are {settings['size']}: the times say little."
+    warm = report.get("warm_up")
+    warmed = f" A tiny program before all took {warm['seconds']:.0f} s." if warm else ""
+    stopped = f"\n\n**{report['stopped'].splitlines()[0]}**" if report.get("stopped") else ""
     return (
         f"{machine['cpus']} CPUs ({machine['cpu']}), {size(machine['memory_bytes'])}.{driver} "
         f"Python {machine['python']}, {versions}. {report['started']}, {report['seconds']:.0f} s of a budget of "
-        f"{settings['budget']:.0f}. A fresh process for each measurement; times are medians.{small}{flags}"
+        f"{settings['budget']:.0f}. A fresh process for each measurement; times are medians."
+        f"{library}{warmed}{small}{flags}{stopped}"
     )
+
+
+def _library(report: dict[str, Any]) -> str:
+    """Which library was measured; rows of an earlier run may be of another."""
+    found = report["machine"].get("library") or {}
+    said = [f"{name} {found[name]}" for name in ("version", "commit", "sha256") if found.get(name)]
+    other = {record.get("library") for record in report["records"]} - {found.get("sha256"), None}
+    more = f" **Some rows are of another library: sha256 {', '.join(sorted(other))}.**" if other else ""
+    return (f" pjrt-arena {', '.join(said)}." if said else "") + more
 
 
 def _whose(record: Record, names: dict[str, str]) -> str:
@@ -72,7 +86,8 @@ def _undone(records: list[Record], names: dict[str, str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for record in records:
         if record["status"] != "done":
-            said = f"{_what(record)}: {verbs[record['status']]}: {record['error']}"
+            noted = f"; the log has: {', '.join(record['noted'])}" if record.get("noted") else ""
+            said = f"{_what(record)}: {verbs[record['status']]}: {record['error']}{noted}"
             alike.setdefault(said, []).append(_whose(record, names))
     lines = [f"- {', '.join(dict.fromkeys(backends))}, {said}" for said, backends in alike.items()]
     return ["\n".join(lines)] if lines else []
@@ -105,6 +120,8 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
             version = " ".join(told["platform_version"].split())
             api = ".".join(map(str, told["api_version"] or ("built in",)))
             limit = (told["memory_stats"] or {}).get("bytes_limit")
+            host = told["host_memory"]
+            behind = host["behind_the_first_array"]
             rows.append(
                 [
                     named(record, names),
@@ -112,6 +129,7 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
                     api,
                     size(limit) if limit else "none",
                     seconds(told["start_seconds"]),
+                    f"{size(behind['resident'])}; its own {size(behind['own'])}, {size(host['before']['own'])} before",
                     version,
                 ]
             )
@@ -123,7 +141,9 @@ def _machine(records: list[Record], names: dict[str, str]) -> str:
                 f"{said[told['let_go_while_busy']]}; a donated view's result lies in place: "
                 f"{', '.join(said[each] for each in told['in_place'])}; results right: {said[told['results_right']]}."
             )
-    told = table(["", "devices", "C API", "limit", "start", "version"], rows) if rows else ""
+    told = (
+        table(["", "devices", "C API", "limit", "start", "host memory after an array", "version"], rows) if rows else ""
+    )
     return "\n\n".join(part for part in (told, *text) if part)
 
 
@@ -140,35 +160,42 @@ def _checks(records: list[Record], names: dict[str, str]) -> str:
 
 def _steps(records: list[Record], names: dict[str, str]) -> str:
     columns = [name for name in names if any(record["backend"] == name for record in records)]
-    rows = []
+    theirs = [name for name in columns if not name.startswith("arena")]
+    # What a process had before it ended lacks a model; that it ended is said below.
+    rounds: dict[tuple[str, str], list[dict[str, float]]] = {}
     failed: dict[str, list[str]] = {}
-    for model, title in TITLES.items():
-        rounds: dict[str, list[float]] = {name: [] for name in columns}
-        for record in records:
-            told = record["result"][model]
-            if "error" in told:
+    for record in records:
+        for model, title in TITLES.items():
+            told = record["result"].get(model)
+            if told and "error" in told:
                 who = failed.setdefault(f"{title}: {told['error']}", [])
                 who.extend({named(record, names)} - {*who})
-            else:
-                rounds[record["backend"]].append(told["seconds"]["median"])
-        best = min((statistics.median(times) for times in rounds.values() if times), default=None)
+            elif told:
+                rounds.setdefault((model, record["backend"]), []).append(told["seconds"])
+    medians = {key: statistics.median(each["median"] for each in told) for key, told in rounds.items()}
+    rows = []
+    for model, title in TITLES.items():
+        best = min((medians[model, name] for name in columns if (model, name) in medians), default=None)
+        least = min((medians[model, name] for name in theirs if (model, name) in medians), default=None)
         cells = []
         for name in columns:
-            if best is None or not rounds[name]:
+            if (model, name) not in rounds:
                 cells.append("failed")
                 continue
-            told = spread(rounds[name])
-            scatter = (told["q3"] - told["q1"]) / 2 / told["median"]
-            scattered = f" ±{100 * scatter:.0f} %" if len(rounds[name]) > 1 else ""
-            cell = f"{seconds(told['median'])}{scattered}, {told['median'] / best:.2f}x"
-            cells.append(f"**{cell}**" if told["median"] == best else cell)
-        donated = any(record["result"][model].get("donated") for record in records)
+            told, middle = rounds[model, name], medians[model, name]
+            # Of one round, how its readings differ; of several, how the rounds do.
+            around = told[0] if len(told) == 1 else spread([each["median"] for each in told])
+            scatter = (around["q3"] - around["q1"]) / 2 / middle
+            ratio = f", {middle / least:.3f}x" if least else ""
+            cell = f"{seconds(middle)} ±{100 * scatter:.1f} %{ratio}"
+            cells.append(f"**{cell}**" if middle == best else cell)
+        donated = any((record["result"].get(model) or {}).get("donated") for record in records)
         rows.append([title + (", donated" if donated else ""), *cells])
-    least = min(sum(record["backend"] == name for record in records) for name in columns)
-    most = max(sum(record["backend"] == name for record in records) for name in columns)
-    count = str(least) if least == most else f"{least} to {most}"
-    scatter_said = "half the distance of their quartiles, " if most > 1 else ""
-    note = f"Median of {count} round(s), {scatter_said}and the ratio to the best."
+    counts = {len(told) for told in rounds.values()}
+    count = "no" if not counts else str(max(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    note = f"Median of {count} round(s) ± half the distance of the quartiles: of the rounds, and of the readings where "
+    note += "there is one round."
+    note += " The ratio is to the best of JAX's own allocators; the fastest of all is bold." if theirs else ""
     lines = ["\n".join(f"- {', '.join(who)}, {what}" for what, who in failed.items())] if failed else []
     warned = {record["backend"] for record in records if record.get("warned")}
     head = ["", *(names[name] + (MARK if name in warned else "") for name in columns)]
@@ -206,16 +233,19 @@ def _transfers(records: list[Record], names: dict[str, str]) -> str:
 
 
 def _small(records: list[Record], names: dict[str, str]) -> str:
-    rows = [
-        [
-            named(record, names),
-            seconds(record["result"]["dispatch"]["one"]["median"]),
-            seconds(record["result"]["dispatch"]["thirty_two"]["median"]),
-            f"{record['result']['live']['bytes_per_array']:.0f} B",
-            f"{record['result']['live']['arrays']:,}",
-        ]
-        for record in records
-    ]
+    rows = []
+    for record in records:
+        dispatch, live = record["result"]["dispatch"], record["result"]["live"]
+        each = live["bytes_per_array"]
+        rows.append(
+            [
+                named(record, names),
+                seconds(dispatch["one"]["median"]),
+                seconds(dispatch["thirty_two"]["median"]),
+                "not known" if each is None else f"{each:.0f} B",
+                f"{live['arrays']:,}" + (", then refused" if live.get("refused") else ""),
+            ]
+        )
     return table(["", "tiny jitted add", "add of 32 arrays", "host memory for a live array", "arrays"], rows)
 
 
@@ -245,7 +275,12 @@ def _sanitizer(records: list[Record], names: dict[str, str]) -> str:
                 f"{told.get('passed', '?')} of {told.get('of', '?')}",
             ]
         )
-    return table(["", "errors", "checks passed"], rows)
+    note = (
+        "compute-sanitizer may report an error that is none where a kernel's bulk copy crosses the border of two "
+        "pieces of mapped memory (pytorch issue 196209), so `platform` is the control: its arrays are allocations of "
+        "the driver's own."
+    )
+    return "\n\n".join([table(["", "errors", "checks passed"], rows), note])
 
 
 _TABLES: dict[str, Callable[[list[Record], dict[str, str]], str]] = {

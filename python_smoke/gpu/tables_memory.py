@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpu.form import Record, named, rate, seconds, size, table
 
 Names = dict[str, str]
@@ -15,11 +17,17 @@ def fragmented(records: list[Record], names: Names) -> str:
             str(record["result"]["kept"]),
             size(record["result"]["wanted"]),
             "served" if record["result"]["served"] else "RESOURCE_EXHAUSTED",
+            _refused(record["result"]),
             "intact" if record["result"]["intact"] else "damaged",
         ]
         for record in records
     ]
-    return table(["", "limit", "small results kept", "wanted in one piece", "and", "data"], rows)
+    return table(["", "limit", "small results kept", "wanted in one piece", "and", "refused after", "data"], rows)
+
+
+def _refused(told: dict[str, Any]) -> str:
+    """How long it took until the error was there; empty where there was none."""
+    return seconds(told["refused_seconds"]) if "refused_seconds" in told else ""
 
 
 def share(records: list[Record], names: Names) -> str:
@@ -38,9 +46,11 @@ def share(records: list[Record], names: Names) -> str:
                 f"{100 * told['share']:.1f} %",
                 f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %",
                 refused,
+                ", ".join(filter(None, map(_refused, told["rounds"]))),
             ]
         )
-    return table(["", "limit", "in use when one is refused", "over the rounds", "refused in the worst"], rows)
+    head = ["", "limit", "in use when one is refused", "over the rounds", "refused in the worst", "refused after"]
+    return table(head, rows)
 
 
 def compaction(records: list[Record], names: Names) -> str:
@@ -112,16 +122,22 @@ def ends(records: list[Record], names: Names) -> str:
 
 
 def beside_torch(records: list[Record], names: Names) -> str:
-    rows = [
-        [
-            named(record, names),
-            record["result"]["torch"],
-            "copied" if record["result"]["copied_from_torch"] else "in place",
-            f"{record['result']['arrays_beside_capture']:,}",
-        ]
-        for record in records
-    ]
-    return table(["", "torch", "values equal both ways, torch's arrays", "turns of arrays beside a capture"], rows)
+    rows = []
+    for record in records:
+        told = record["result"]
+        turns, short = told.get("arrays_beside_capture"), told.get("forbidden_to_all", {})
+        said = f"{short['turns']:,} turns" if "turns" in short else short.get("error", "not known").replace("|", "\\|")
+        rows.append(
+            [
+                named(record, names),
+                told["torch"],
+                "copied" if told["copied_from_torch"] else "in place",
+                "not known" if turns is None else f"{turns:,} turns",
+                said,
+            ]
+        )
+    heads = ["torch", "values equal both ways, torch's arrays", "arrays beside a capture of a second"]
+    return table(["", *heads, "beside a short one that forbids calls to all threads"], rows)
 
 
 def facts(records: list[Record], names: Names) -> str:

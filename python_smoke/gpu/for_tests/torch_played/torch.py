@@ -66,15 +66,23 @@ def ones(count, device):
 
 
 @contextlib.contextmanager
-def capture(graph):
+def stream(side):
     yield
+
+
+@contextlib.contextmanager
+def capture(graph, capture_error_mode="global"):
+    """A graph; the driver may refuse it in one of the modes."""
+    yield
+    if os.environ.get("PLAYED_TORCH_REFUSES") == capture_error_mode:
+        raise RuntimeError("CUDA error 900: operation not permitted when stream is capturing")
 
 
 cuda = types.SimpleNamespace(
     is_available=lambda: True,
     synchronize=lambda: None,
     Stream=object,
-    stream=capture,
+    stream=stream,
     graph=capture,
     CUDAGraph=lambda: types.SimpleNamespace(replay=lambda: None),
 )
