@@ -1,6 +1,9 @@
 """Arrays as memory: donation, deletion, views, copies, dlpack, movement between devices."""
 
+import contextlib
 import gc
+import threading
+import time
 import warnings
 
 import jax
@@ -191,3 +194,39 @@ def test_a_donation_that_an_outsider_prevents_is_counted():
     assert after.missed == before.missed
     np.testing.assert_array_equal(view, np.arange(1000.0))
     np.testing.assert_array_equal(np.asarray(y), np.arange(1000.0) * 3)
+
+
+def test_deletion_beside_a_donating_launch_leaves_no_live_array_out_of_the_count():
+    """Whichever comes first: a result that is there is in use, and what is neither is free."""
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    gc.collect()
+    before = bytes_in_use()
+    host = np.ones(SIZE, np.float32)
+    results = []
+    for turn in range(200):
+        x = jax.device_put(host, arena_device(), may_alias=False).block_until_ready()
+        together = threading.Barrier(2)
+
+        def launch(x=x, together=together):
+            together.wait()
+            with contextlib.suppress(RuntimeError, ValueError):
+                results.append(step(x))
+
+        thread = threading.Thread(target=launch)
+        thread.start()
+        together.wait()
+        time.sleep(2e-5 * (turn % 8))
+        x.delete()
+        thread.join()
+        del x, launch
+    # A launch that lost is an error, of the call or of its result.
+    live = []
+    for result in results:
+        with contextlib.suppress(RuntimeError, ValueError):
+            live.append(result.block_until_ready())
+    assert live, "the deletion always came first"
+    results.clear()
+    del result
+    eventually(bytes_in_use, before + len(live) * host.nbytes)
+    del live
+    eventually(bytes_in_use, before)

@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 
+import engines
 import pytest
 import viewer_data
 from harness import ROOT, clean_environment, run_jax, run_python
-from pjrt_arena import _convert, cli, memory
+from pjrt_arena import _convert, _library, cli, memory
 
 pytestmark = pytest.mark.arena
 
@@ -295,6 +296,56 @@ def test_doctor_as_json():
     assert "PJRT_ARENA_STRATEGY=fastest is not valid" in told["why_unusable"]
     said = fails("doctor", "--json", PJRT_ARENA_LIBRARY_PATH="/no/such.so")
     assert said.startswith("pjrt-arena cannot run: PJRT_ARENA_LIBRARY_PATH=/no/such.so is not a file")
+
+
+@pytest.mark.parametrize(
+    ("platforms", "said"),
+    [
+        ("arena", "JAX would use the arena: JAX_PLATFORMS=arena"),
+        ("arena,cpu", "JAX would use the arena: JAX_PLATFORMS=arena,cpu"),
+        ("cpu,arena", "JAX would use cpu by default: JAX_PLATFORMS=cpu,arena; put arena first"),
+        ("cpu", "JAX would not use the arena: JAX_PLATFORMS=cpu; set JAX_PLATFORMS=arena,cpu"),
+        (None, "JAX would not use the arena: JAX_PLATFORMS is not set; set JAX_PLATFORMS=arena,cpu"),
+    ],
+)
+def test_doctor_says_what_jax_would_use(platforms, said):
+    settings = {"JAX_PLATFORMS": platforms, "PJRT_ARENA_ENGINE": os.fspath(engines.under_test())}
+    used = said.startswith("JAX would use the arena")
+    assert arena("doctor", **settings).stdout.splitlines()[-1] == said
+    told = json.loads(arena("doctor", "--json", **settings).stdout)
+    assert (told["used_by_jax"], told["hints"]) == (used, [] if used else [said])
+
+
+DRIVER = "NVIDIA driver for CUDA 12.8: {}: Fake H200, 1.00GiB, compute capability 9.0"
+
+
+def test_doctor_says_that_a_gpu_would_be_idle(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_PLATFORMS", "arena,cpu")
+    monkeypatch.setattr(cli, "AMD", tmp_path / "kfd")
+
+    def hints(source, *here):
+        return cli._hints([{"name": "engine", "variable": "PJRT_ARENA_ENGINE", "source": source, "here": here}])
+
+    said = "programs would run on the CPU; for the GPU set PJRT_ARENA_ENGINE={}"
+    for gpus in ("1 GPU", "16 GPUs"):
+        assert hints("default", DRIVER.format(gpus)) == [said.format("cuda")]
+    for here in (DRIVER.format("0 GPUs"), "no NVIDIA driver (libcuda.so.1 not found)"):
+        assert hints("default", here) == []
+    # Who has chosen an engine knows.
+    assert hints("PJRT_ARENA_ENGINE", DRIVER.format("1 GPU")) == []
+    (tmp_path / "kfd").touch()
+    assert hints("default", "no NVIDIA driver (libcuda.so.1 not found)") == [said.format("rocm")]
+
+
+def test_doctor_sees_the_gpu_of_a_driver():
+    driver = _library.locate().parent / "libfake_cuda.so"
+    if not driver.is_file():
+        pytest.skip("the simulated driver is not built")
+    settings = {"PJRT_ARENA_CUDA_DRIVER": os.fspath(driver)}
+    last = "programs would run on the CPU; for the GPU set PJRT_ARENA_ENGINE=cuda"
+    named = os.environ.get(engines.VARIABLE)
+    run = arena("doctor", **settings)
+    assert "= " in run.stdout and (run.stdout.splitlines()[-1] == last) == (not named), run.stdout
 
 
 def test_the_former_command_warns_and_does_the_same():

@@ -39,7 +39,7 @@ def steady(said: str) -> list[str]:
 
 
 def test_the_readme_is_short():
-    assert len(text("README.md").splitlines()) <= 160
+    assert len(text("README.md").splitlines()) <= 165
     why = text("README.md").partition("## Why\n")[2].partition("\n## ")[0]
     reasons = re.findall(r"^- \*\*(.*)$", why, re.MULTILINE)
     sentences = [reason.partition("** ")[2] for reason in reasons]
@@ -172,15 +172,30 @@ NOT_FOR_USERS = (
 PARTS = {"and", "the default of PJRT_ARENA_ENGINE", "the rest of the compilation is not wanted"}
 
 
+def reasons_of_no_effect(code: str) -> list[str]:
+    """What is said of settings that change nothing: the reason alone stands in the code, or in what it calls for it."""
+    said = []
+    for call in re.finditer(r"(?<!fn )\bno_effect\(", code):
+        given = call_at(code, call.end() - 1)
+        name = re.escape(given.rpartition(",")[2].strip())
+        named = re.findall(rf"let {name} = (.*?);", code[: call.start()], re.DOTALL)
+        said += literals(given) or literals("".join(named[-1:]))
+    for function in re.findall(r"fn without_\w+\(&self\) -> Option<&'static str> \{(.*?)\n    \}", code, re.DOTALL):
+        said += literals(function)
+    return [normal(f"... has no effect: {why}") for why in said]
+
+
 def messages_of_the_sources() -> dict[str, str]:
     """Errors and warnings of the library, and the file of each; without those that say that a bug was found."""
-    kinds = r"log::warn!|warnings\.push|Error::(?:new|invalid_argument|failed_precondition|not_found|unimplemented)"
+    errors = "new|invalid_argument|failed_precondition|not_found|unimplemented"
+    kinds = rf"log::warn!|warnings\.push|notes\.push|Error::(?:{errors})"
     found = {}
     for path in sorted((ROOT / "src").rglob("*.rs")):
         name = path.relative_to(ROOT).as_posix()
         if "tests" in path.parts or path.name in {"tests.rs", "fake.rs", "testing.rs"}:
             continue
         code = path.read_text().partition("#[cfg(test)]\nmod tests {")[0]
+        found |= dict.fromkeys(reasons_of_no_effect(code), name)
         for call in re.finditer(rf"({kinds})\(", code):
             if call[1] != "log::warn!" and name.startswith(NOT_FOR_USERS):
                 continue
@@ -188,6 +203,14 @@ def messages_of_the_sources() -> dict[str, str]:
                 if re.search(r"[a-z]{3,} ", literal) and "this is a bug" not in literal:
                     found[normal(literal)] = name
     return {message: name for message, name in found.items() if message not in PARTS}
+
+
+def test_settings_with_and_without_effect_are_among_the_messages():
+    there = messages_of_the_sources()
+    assert "... has no effect: the strategy platform has no region in which buffers could be moved" in there
+    assert "... has no effect: only the strategy tpu counts tiles, and this is ..." in there
+    assert "... has no effect: it means something with spill only, which is off" in there
+    assert any(message.startswith("the limit of device ... is ... (...), which the first member") for message in there)
 
 
 def of_python(argument: ast.expr) -> str | None:
@@ -342,6 +365,14 @@ def test_the_schema_names_the_keys_of_a_snapshot(tmp_path):
     assert set(failures) == device["failures"][0].keys()
     statistics = text(page).partition("\n`stats`: ")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", statistics)) == device["stats"].keys()
+
+
+def test_settings_in_blocks_reach_the_program():
+    """A line `NAME=value` by itself sets a variable of the shell alone."""
+    for page in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]:
+        for code in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            alone = re.findall(r"^(?:PJRT_ARENA|JAX)_\w+=\S+\s*(?:#.*)?$", code, re.MULTILINE)
+            assert not alone, f"{page.name}: export it, or put the program behind it: {alone}"
 
 
 def test_the_functions_that_pages_call_are_there():

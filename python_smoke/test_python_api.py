@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import pjrt_arena
 import pytest
-from harness import ROOT, arena_device, run_python
+from harness import ROOT, arena_device, run_jax, run_python
 from pjrt_arena import _configure, _library, memory
 
 PACKAGE = ROOT / "python" / "pjrt_arena"
@@ -341,6 +341,53 @@ def test_an_unknown_device_is_refused_with_those_that_there_are(ask):
         assert isinstance(why.value, pjrt_arena.UnknownDeviceError) and isinstance(why.value, pjrt_arena.ArenaError)
     with pytest.raises(TypeError, match=r"device=3; it must be a jax\.Device"):
         call(3)
+
+
+@pytest.mark.arena
+def test_a_device_of_jaxs_own_says_so():
+    with pytest.raises(
+        pjrt_arena.UnknownDeviceError, match=r"cpu:3; it is of JAX's own backend 'cpu': take one of jax"
+    ):
+        memory.stats(device=jax.devices("cpu")[0])
+    with pytest.raises(pjrt_arena.UnknownDeviceError, match=r"cpu:3$"):
+        memory.stats(device="cpu:77")
+
+
+@pytest.mark.arena
+def test_foreign_arrays_are_in_the_summary():
+    code = """
+        import jax
+        from harness import host_array
+        from pjrt_arena import memory
+        assert "nothing was allocated so far" in str(memory.summary(device=jax.devices()[0]))
+        x = jax.device_put(host_array())
+        (first, second) = memory.summary().devices
+        assert (first.foreign_bytes, second.foreign_bytes) == (x.nbytes, 0)
+        assert "\\n  foreign         256.00 KiB  in NumPy's" in first.table(), first.table()
+        (second,) = memory.summary(device="cpu:1").devices
+        assert second.foreign_bytes == 0 and "nothing was allocated" in second.table()
+        del x
+        assert memory.summary().devices[0].foreign_bytes == 0
+    """
+    run_jax(code, PJRT_ARENA_DEVICES="2")
+
+
+@pytest.mark.arena
+def test_configure_warns_where_another_platform_comes_first():
+    code = """
+        import warnings
+        import pjrt_arena
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pjrt_arena.configure(limit="64MiB")
+        (one,) = caught
+        assert (one.category, one.filename) == (UserWarning, "<string>"), one
+        assert str(one.message) == "JAX would use cpu by default, as JAX_PLATFORMS=cpu,arena; put arena first"
+        import jax
+        assert jax.devices("arena")[0].memory_stats()["bytes_limit"] == 64 << 20
+        assert jax.devices() == jax.devices("cpu")
+    """
+    run_jax(code, JAX_PLATFORMS="cpu,arena")
 
 
 class Tags(html.parser.HTMLParser):

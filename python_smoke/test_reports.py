@@ -305,6 +305,7 @@ cpu:0, strategy growing, limit 16.00 GiB
   slack              504 B    taken beyond the sizes asked for
   moved            12.00 MiB  1 block, 2 compactions, 3 moved aside to be pinned
   engine's own      1023 B    not part of the pool or the limit
+  foreign           3.00 MiB  in NumPy's or another library's memory; not part of them either
   spilled           3.00 GiB  of 8.00 GiB; 5.00 TiB out, 4.00 TiB back
   blocks              87      123456 allocations and 1 free so far
 
@@ -323,6 +324,9 @@ class Fake:
 
     def summary(self):
         return [USED, UNUSED]
+
+    def counters(self):
+        return {"devices": [{"name": "cpu:0", "foreign_bytes": 3 << 20}, {"engine_bytes": 0, "foreign_bytes": 7}]}
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ JAX shows it, the process goes on, and the next start reads the variables anew.
 """
 
 import json
+import os
 
 import pytest
 from harness import run_jax
+from pjrt_arena import _library
 
 pytestmark = pytest.mark.arena
 
@@ -140,6 +142,38 @@ def test_what_has_no_effect_is_warned_about(variables, words):
         assert all(word in run.stderr for word in words), run.stderr
     else:
         assert run.stderr == ""
+
+
+IN_VAIN = "JAX does not use the arena, so these settings have no effect: {} ({}); set JAX_PLATFORMS=arena,cpu\n"
+TWO = {"PJRT_ARENA_STRATEGY": "tpu", "PJRT_ARENA_LIMIT": "64MiB"}
+BOTH = "PJRT_ARENA_LIMIT, PJRT_ARENA_STRATEGY"
+
+
+@pytest.mark.parametrize(
+    ("platforms", "variables", "said"),
+    [
+        (None, TWO, IN_VAIN.format(BOTH, "JAX_PLATFORMS is not set")),
+        ("cpu", TWO, IN_VAIN.format(BOTH, "jax_platforms is cpu")),
+        ("cpu", {"PJRT_ARENA_ENGINE": "cuda"}, IN_VAIN.format("PJRT_ARENA_ENGINE", "jax_platforms is cpu")),
+        # These ask for nothing.
+        (None, {"PJRT_ARENA_LOG": "info", "PJRT_ARENA_ENGINE": "/x/y.so", "PJRT_ARENA_CUDA_DRIVER": "/x/z.so"}, ""),
+        (None, {"PJRT_ARENA_LIMIT": "", "PJRT_ARENA_NONSENSE": "1"}, ""),
+        ("arena,cpu", TWO, ""),
+        # Programs may name a device of it.
+        ("cpu,arena", TWO, ""),
+    ],
+)
+def test_settings_are_warned_about_where_jax_does_not_use_the_arena(platforms, variables, said):
+    run = run_jax("import jax; jax.devices(); jax.devices()", JAX_PLATFORMS=platforms, **variables)
+    assert run.stderr == said
+
+
+def test_settings_are_not_warned_about_where_jax_finds_the_arena_otherwise():
+    named = "import jax; jax.config.update('jax_platforms', 'arena,cpu'); jax.devices()"
+    assert run_jax(named, JAX_PLATFORMS=None, **TWO).stderr == ""
+    of_jax = {"PJRT_NAMES_AND_LIBRARY_PATHS": f"arena:{os.fspath(_library.locate())}"}
+    code = "import jax; assert 'pjrt-arena' in jax.devices()[0].client.platform_version"
+    assert "settings have no effect" not in run_jax(code, JAX_PLATFORMS=None, **TWO, **of_jax).stderr
 
 
 def test_huge_pages_that_there_are_none_of_are_warned_about_once():

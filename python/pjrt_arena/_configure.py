@@ -59,8 +59,8 @@ def configure(**settings: Unpack[Settings]) -> None:
     outside. Client options of JAX still come first. Either all of `settings` are set, or none.
 
     Where neither the variable ``JAX_PLATFORMS`` nor ``jax.config.jax_platforms`` names a platform, both become
-    ``arena,cpu``. Where they name others, they stay, and a `UserWarning` says that JAX will not use the arena; another
-    one says so where JAX has started on other devices already.
+    ``arena,cpu``. Where they name others, or others before the arena, they stay, and a `UserWarning` says that JAX will
+    not use the arena, or not by default; another one says so where JAX has started on other devices already.
 
     Args:
       settings: texts as in the variables; numbers; ``True`` and ``False`` for ``on`` and ``off``; paths. None takes
@@ -104,6 +104,9 @@ def _name_the_arena() -> None:
         text = f"{where}={named} does not name the arena, so JAX will not use it; it must be {_devices.PLATFORMS}"
         warnings.warn(text, UserWarning, stacklevel=3)
         return
+    if named and not _devices.puts_arena_first(named):
+        text = f"JAX would use {named.partition(',')[0]} by default, as {where}={named}; put arena first"
+        warnings.warn(text, UserWarning, stacklevel=3)
     if not named:
         os.environ[_devices.VARIABLE] = _devices.PLATFORMS
     # A variable that was set after JAX was imported has told it nothing.
@@ -112,6 +115,16 @@ def _name_the_arena() -> None:
     if running := _running():
         text = f"JAX runs on {running} already, not on the arena; call configure() before the first use of a device"
         warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def in_environment() -> list[str]:
+    """Variables of settings that are set, but for those that say what is logged and where files are."""
+    variables = {f"PJRT_ARENA_{name.upper()}" for name in Settings.__annotations__}
+    variables -= {"PJRT_ARENA_LOG", "PJRT_ARENA_CUDA_DRIVER", "PJRT_ARENA_HIP_DRIVER"}
+    given = {name: value for name in variables if (value := os.environ.get(name))}
+    if os.sep in given.get("PJRT_ARENA_ENGINE", ""):
+        del given["PJRT_ARENA_ENGINE"]
+    return sorted(given)
 
 
 def _running() -> str:

@@ -38,6 +38,11 @@ def names_arena(named: str) -> bool:
     return "arena" in [name.strip() for name in named.split(",")]
 
 
+def puts_arena_first(named: str) -> bool:
+    """Whether JAX has its arrays on the arena by default: it takes the first of these platforms for that."""
+    return named.partition(",")[0].strip() == "arena"
+
+
 def not_started() -> str:
     """That there is no device, and what to do where JAX was not told of the arena."""
     todo = "" if names_arena(platforms()[0]) else f"; set {VARIABLE}={PLATFORMS} before JAX starts"
@@ -68,6 +73,8 @@ def name_of(device: Any) -> str:
     elif device is not None:
         raise TypeError(f"device={device!r}; it must be a jax.Device, the name of one, or None for all")
     there = ", ".join(dict.fromkeys(names)) or f"none, as {not_started()}"
+    if names and not isinstance(device, str | None):
+        there += f"; it is of JAX's own backend {device.platform!r}: take one of jax.devices('arena')"
     raise UnknownDeviceError(f"{device!r} is no device of pjrt-arena; there are: {there}")
 
 

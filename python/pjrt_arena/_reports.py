@@ -122,6 +122,8 @@ class DeviceSummary(Renamed):
     num_blocks: int
     #: Arrays in memory that the engine holds; no part of the pool.
     engine_bytes: int
+    #: Arrays that are used where they lie, in NumPy's or another library's memory; no part of the pool, either.
+    foreign_bytes: int
     #: What is spilled; None where nothing is (``PJRT_ARENA_SPILL``).
     spilled: Spilled | None
     #: Who holds the memory, the largest first. Pending blocks are among them.
@@ -182,7 +184,7 @@ class DeviceSummary(Renamed):
     def _rows(self) -> tuple[str, list[Row]]:
         """The heading, and for each row its title, bytes or a count, and a note. No row: nothing was allocated."""
         head = f"{self.device}, strategy {self.strategy}, limit {size(self.bytes_limit)}"
-        if not (self.total_allocs or self.peak_pool_bytes or self.engine_bytes):
+        if not (self.total_allocs or self.peak_pool_bytes or self.engine_bytes or self.foreign_bytes):
             return head, []
         rows: list[Row] = []
         for title, now, peak, total in (
@@ -202,6 +204,7 @@ class DeviceSummary(Renamed):
             ("slack", self.slack_bytes, "taken beyond the sizes asked for"),
             ("moved", self.moved_bytes, self._moves()),
             ("engine's own", self.engine_bytes, "not part of the pool or the limit"),
+            ("foreign", self.foreign_bytes, "in NumPy's or another library's memory; not part of them either"),
         ):
             if count:
                 rows.append((title, (count,), note))
@@ -330,16 +333,22 @@ class Track(Renamed):
         return f"<{self}>" if self._devices is None else f"Track(name={self.name!r}, devices={self._devices!r})"
 
 
-def summary(told: Iterable[Mapping[str, Any]], top: int) -> Summary:
-    """The `Summary` in the answer of ``pjrt_arena_summary``."""
-    return Summary(tuple(map(_device, told)), top)
+def summary(told: Iterable[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], top: int) -> Summary:
+    """The `Summary` in the answer of ``pjrt_arena_summary``; `counted`: ``devices`` of ``pjrt_arena_counters``."""
+    # Two clients have devices of the same names, in the same order in both answers.
+    foreign: dict[str, list[int]] = {}
+    for device in reversed(counted):
+        foreign.setdefault(device.get("name", ""), []).append(device["foreign_bytes"])
+    devices = ((one, foreign.get(one["device"])) for one in told)
+    return Summary(tuple(_device(one, left.pop() if left else 0) for one, left in devices), top)
 
 
-def _device(told: Mapping[str, Any]) -> DeviceSummary:
+def _device(told: Mapping[str, Any], foreign_bytes: int) -> DeviceSummary:
     in_use, pinned, reserved, spilled = told["in_use"], told["pinned"], told["reserved"], told["spilled"]
     return DeviceSummary(
         **{name: told[name] for name in ("device", "strategy", "fragmentation")},
         **{f"{name}_bytes": told[f"{name}_bytes"] for name in ("pending", "slack", "free", "engine")},
+        foreign_bytes=foreign_bytes,
         bytes_limit=told["limit_bytes"],
         bytes_in_use=in_use["current"],
         peak_bytes_in_use=in_use["peak"],

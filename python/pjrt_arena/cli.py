@@ -18,16 +18,21 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pjrt_arena import _convert, _devices, _handlers, _library, memory
 
 REPLAY = "arena-replay"
+
+#: Linux has it where AMD's driver for computing has found a GPU.
+AMD = Path("/dev/kfd")
 
 #: `main`'s answer to Ctrl-C, as shells have it: 128 and the number of SIGINT.
 INTERRUPTED = 130
@@ -142,6 +147,8 @@ def _doctor(chosen: Any) -> int:
     reason = library.why_unusable()
     engine = library.gpu_engine()
     handlers = _handlers.describe(engine) if engine else None
+    told_of_settings = library.doctor_json()
+    hints = _hints(told_of_settings["settings"])
     if chosen.json:
         told = {
             "version": _library.version(),
@@ -150,14 +157,18 @@ def _doctor(chosen: Any) -> int:
             "why_unusable": reason or None,
             "used_by_jax": _is_used(),
             "handlers": handlers,
-            **library.doctor_json(),
+            "hints": hints,
+            **told_of_settings,
         }
         print(json.dumps(told, indent=2, ensure_ascii=False))
         return 1 if reason else 0
     print(library.doctor().rstrip("\n"))
     if handlers:
         print(f"\n{handlers}")
-    print(f"\n{_who_uses_it()}")
+    if _is_used():
+        print(f"\nJAX would use the arena: {_devices.VARIABLE}={os.environ[_devices.VARIABLE]}")
+    for hint in hints:
+        print(f"\n{hint}")
     return _unusable(reason) if reason else 0
 
 
@@ -167,16 +178,31 @@ def _unusable(reason: str) -> int:
 
 
 def _is_used() -> bool:
-    return _devices.names_arena(os.environ.get(_devices.VARIABLE, ""))
+    """Whether JAX, started from here, would have its arrays on the arena."""
+    return _devices.puts_arena_first(os.environ.get(_devices.VARIABLE, ""))
 
 
-def _who_uses_it() -> str:
-    """Whether JAX, started from here, would run on the arena."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    said = f"JAX_PLATFORMS={platforms}" if platforms else "JAX_PLATFORMS is not set"
-    if _is_used():
-        return f"JAX would use the arena: {said}"
-    return f"JAX would not use the arena: {said}; set JAX_PLATFORMS=arena,cpu"
+def _hints(settings: list[dict[str, Any]]) -> list[str]:
+    """What keeps programs that are started from here off the arena, or off the machine's GPU."""
+    hints = []
+    if not _is_used():
+        platforms = os.environ.get(_devices.VARIABLE, "")
+        said = f"{_devices.VARIABLE}={platforms}" if platforms else f"{_devices.VARIABLE} is not set"
+        if _devices.names_arena(platforms):
+            hints.append(f"JAX would use {platforms.partition(',')[0]} by default: {said}; put arena first")
+        else:
+            hints.append(f"JAX would not use the arena: {said}; set {_devices.VARIABLE}={_devices.PLATFORMS}")
+    (engine,) = (row for row in settings if row["name"] == "engine")
+    if engine["source"] == "default" and (kind := _gpu(engine["here"])):
+        hints.append(f"programs would run on the CPU; for the GPU set {engine['variable']}={kind}")
+    return hints
+
+
+def _gpu(drivers: list[str]) -> str | None:
+    """The engine for the machine's GPU; `drivers` is what the library says of NVIDIA's, which it asks."""
+    if any(re.match(r"NVIDIA driver for \S+ \S+: [1-9]", said) for said in drivers):
+        return "cuda"
+    return "rocm" if AMD.exists() else None
 
 
 #: What `top` says where no processes share devices.

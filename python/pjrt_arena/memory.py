@@ -189,8 +189,9 @@ def summary(top: int = 10, *, device: Device | None = None) -> Summary:
     if (top := operator.index(top)) < 0:
         raise ValueError(f"top={top}; it must be 0 or more")
     name = None if device is None else _devices.name_of(device)
-    told = _library.load().summary()
-    return _reports.summary((one for one in told if name in (None, one["device"])), top)
+    library = _library.load()
+    told, counted = library.summary(), library.counters()["devices"]
+    return _reports.summary((one for one in told if name in (None, one["device"])), counted, top)
 
 
 def map(width: int = 64, rows: int = 16, *, device: Device | None = None) -> str:

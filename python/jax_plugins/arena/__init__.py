@@ -3,7 +3,8 @@
 JAX finds this module by its place in the `jax_plugins` namespace (and by the entry point of the
 same name), imports it in every program and calls `initialize()`:
 
-    arena not in jax_platforms ........ nothing is loaded, nothing is registered
+    arena not in jax_platforms ........ nothing is loaded, nothing is registered; settings in the environment are a
+                                        warning
     arena in jax_platforms, usable .... the library is registered as backend "arena"
     arena in jax_platforms, unusable .. a backend is registered whose start fails with one sentence;
                                         the next start looks again, so a notebook can mend it
@@ -80,6 +81,7 @@ def initialize() -> None:
     import jax
 
     if NAME not in (jax.config.jax_platforms or "").split(","):
+        _warn_of_settings_in_vain(jax.config.jax_platforms or "")
         return
     if _library.named_by_jax_variable():
         # JAX registers that library after this function returns, and refuses a second one. It may not be ours.
@@ -222,6 +224,24 @@ def _client_options() -> dict[str, Any]:
         return _cuda.client_options(engine.kind)
     devices = jax.config.jax_num_cpu_devices
     return {"devices": devices} if devices > 0 else {}
+
+
+def _warn_of_settings_in_vain(platforms: str) -> None:
+    """JAX was started without the arena, though somebody has set it up. `platforms` is what JAX was told to have."""
+    if not any(name.startswith("PJRT_ARENA_") for name in os.environ):
+        return
+    # A library that its own variable names is registered by JAX, which takes it where no platform is named.
+    if not platforms and _library.named_by_jax_variable():
+        return
+    from pjrt_arena import _configure, _devices
+
+    if variables := _configure.in_environment():
+        _log.warning(
+            "JAX does not use the arena, so these settings have no effect: %s (%s); set JAX_PLATFORMS=%s",
+            ", ".join(variables),
+            f"jax_platforms is {platforms}" if platforms else "JAX_PLATFORMS is not set",
+            _devices.PLATFORMS,
+        )
 
 
 def _warn_of_untried_jax(version: str) -> None:
