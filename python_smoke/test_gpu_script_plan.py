@@ -13,10 +13,7 @@ from gpu.clock import repeats
 from gpu.plan import PARTS, Job, jobs
 from gpu.runner import Runner
 from gpu.sizes import SIZES
-from harness import ROOT
 
-SCRIPT = ROOT / "python_smoke" / "gpu" / "run.sh"
-PLANTED = ROOT / "python_smoke" / "gpu" / "for_tests"
 TPU = backends("cpu")["arena_tpu"]
 
 
