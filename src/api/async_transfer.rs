@@ -197,6 +197,17 @@ impl Entry for Create {
     }
 }
 
+/// Ends a write, also one that failed: its event for the caller.
+///
+/// # Errors
+/// The write's, or as [`Slot::end`].
+fn end_write(manager: &Manager, slot: &Slot, outcome: Outcome<Option<EngineEvent>>) -> Outcome<*mut sys::PJRT_Event> {
+    let ended = slot.end(&manager.client);
+    let event = outcome?;
+    ended?;
+    Ok(event.map_or(ptr::null_mut(), EngineEvent::into_raw))
+}
+
 impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let name = Call::<Self>::FUNCTION;
@@ -216,7 +227,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
             call.required(call.data.cast_mut(), "data")?;
         }
         let outcome = match slot.begin(name, call.is_last_transfer)? {
-            WriteTarget::Arena(address) => {
+            WriteTarget::Arena(address, _) => {
                 if len > 0 {
                     // SAFETY: `data` is not NULL and has `len` bytes, as the call asks; the range lies in the block,
                     // which stays until the write ends. A caller that sends to overlapping ranges at once gets the
@@ -237,11 +248,7 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferData_Args {
                 written.map_err(Failure::from)
             },
         };
-        // Also after an error, because the write is over.
-        let ended = slot.end(&manager.client);
-        let event = outcome?;
-        ended?;
-        call.out().done_with_h2d_transfer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
+        call.out().done_with_h2d_transfer = end_write(&manager, slot, outcome)?;
         Ok(())
     }
 }
@@ -259,8 +266,8 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
         if slot.size > 0 {
             call.required(call.data.cast_mut(), "data")?;
         }
-        let outcome = match (slot.begin(name, true)?, slot.shape()) {
-            (WriteTarget::Arena(address), Some(shape)) => {
+        let outcome = match slot.begin(name, true)? {
+            WriteTarget::Arena(address, shape) => {
                 // SAFETY: the literal has the shape of the array and, where it is not dense, these strides, which reach
                 // every element once; the block holds the dense array and stays until the write ends.
                 unsafe {
@@ -270,20 +277,16 @@ impl Entry for sys::PJRT_AsyncHostToDeviceTransferManager_TransferLiteral_Args {
                 }
                 manager.ready_event().map(Some)
             }
-            (WriteTarget::Arena(_), None) => Err(Error::internal("an array in an arena has no shape").into()),
             // SAFETY: the engine's manager is alive while this one is, and has an array 0 of this size; `data` is the
             // caller's, valid until the event, which is new and has no other owner.
-            (WriteTarget::Engine(inner), _) => unsafe {
+            WriteTarget::Engine(inner) => unsafe {
                 let args = Self { transfer_manager: inner.0, buffer_index: 0, ..*call };
                 let engine = manager.client.session.engine;
                 let written = engine.call(args).map(|args| EngineEvent::own(engine, args.done_with_h2d_transfer));
                 written.map_err(Failure::from)
             },
         };
-        let ended = slot.end(&manager.client);
-        let event = outcome?;
-        ended?;
-        call.out().done_with_h2d_transfer = event.map_or(ptr::null_mut(), EngineEvent::into_raw);
+        call.out().done_with_h2d_transfer = end_write(&manager, slot, outcome)?;
         Ok(())
     }
 }

@@ -15,40 +15,28 @@ use crate::{
     sys,
 };
 
-/// The struct of a function that copies a buffer.
-///
-/// # Safety
-/// `to` must give the fields of the device and the memory to copy to, of which one is NULL.
-unsafe trait Copies: Args + LendsBuffer<Use = Copying> {
-    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory);
-}
-
-// SAFETY: the field is that of the function in the C API.
-unsafe impl Copies for sys::PJRT_Buffer_CopyToDevice_Args {
-    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
-        (self.dst_device, ptr::null_mut())
-    }
-}
-
-// SAFETY: the field is that of the function in the C API.
-unsafe impl Copies for sys::PJRT_Buffer_CopyToMemory_Args {
-    fn to(&self) -> (*mut sys::PJRT_Device, *mut sys::PJRT_Memory) {
-        (ptr::null_mut(), self.dst_memory)
-    }
-}
-
-/// Copies `buffer`, which is the call's, to where the call says.
+/// Copies `buffer`, which is the call's, to the device or the memory, one of which is NULL, and both the call's.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a deleted buffer, RESOURCE_EXHAUSTED, or the engine's.
-fn copy<A: Copies>(call: &Call<'_, A>, buffer: BufferRef<'_>) -> Outcome<*mut sys::PJRT_Buffer> {
+///
+/// # Safety
+/// Device and memory must be the fields of the call's struct.
+unsafe fn copy<A>(
+    call: &Call<'_, A>,
+    buffer: BufferRef<'_>,
+    to: (*mut sys::PJRT_Device, *mut sys::PJRT_Memory),
+) -> Outcome<*mut sys::PJRT_Buffer>
+where
+    A: Args + LendsBuffer<Use = Copying>,
+{
     let buffer = buffer.share();
     // SAFETY: device and memory are NULL or alive, and so is the client, as the call asks; the engine gets the caller's
     // struct with its own handle, which the copy keeps in use, and makes the copy.
     let copy = unsafe {
-        match copy_here(&buffer, call.to())? {
+        match copy_here(&buffer, to)? {
             Some(copy) => copy,
-            None => copy_by_engine(&buffer, call.to(), |buffer| call.with_buffer(buffer), A::made)?,
+            None => copy_by_engine(&buffer, to, |buffer| call.with_buffer(buffer), A::made)?,
         }
     };
     Ok(copy.into_raw())
@@ -57,8 +45,9 @@ fn copy<A: Copies>(call: &Call<'_, A>, buffer: BufferRef<'_>) -> Outcome<*mut sy
 impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        call.required(call.dst_device, "dst_device")?;
-        let copy = copy(&call, buffer)?;
+        let device = call.required(call.dst_device, "dst_device")?;
+        // SAFETY: the device is the struct's.
+        let copy = unsafe { copy(&call, buffer, (device, ptr::null_mut())) }?;
         call.out().dst_buffer = copy;
         Ok(())
     }
@@ -67,8 +56,9 @@ impl Entry for sys::PJRT_Buffer_CopyToDevice_Args {
 impl Entry for sys::PJRT_Buffer_CopyToMemory_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        call.required(call.dst_memory, "dst_memory")?;
-        let copy = copy(&call, buffer)?;
+        let memory = call.required(call.dst_memory, "dst_memory")?;
+        // SAFETY: the memory is the struct's.
+        let copy = unsafe { copy(&call, buffer, (ptr::null_mut(), memory)) }?;
         call.out().dst_buffer = copy;
         Ok(())
     }

@@ -151,7 +151,7 @@ fn c26_arena_what_has_no_memory_counts_as_nothing() {
 }
 
 #[test]
-fn c17_arena_outsiders_come_and_go_on_many_threads() {
+fn c17_t41_arena_outsiders_come_and_go_on_many_threads() {
     let client = limited("tpu", MIB);
     for _ in 0..200 {
         let array = client.put(&ramp(3.0), &DIMS).unwrap();

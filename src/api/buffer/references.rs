@@ -2,8 +2,7 @@
 //!
 //! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a time:
 //! XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
-//! behaviour T11). Told by two threads at once it loses a reference, and ends the process when the array goes: its list
-//! of references has no lock (`pjrt_c_api_wrapper_impl.cc`, `external_references`).
+//! behaviour T11). Two threads at once would break its list of references, which has no lock (engine behaviour T41).
 //!
 //! An outsider of a GPU's array reads it on the GPU: one that is spilled comes back first, if there is room.
 //!

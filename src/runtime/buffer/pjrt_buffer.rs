@@ -114,39 +114,34 @@ impl Buffer {
     }
 
     /// As [`Buffer::new`], over memory of an outsider.
-    pub fn foreign(
+    pub fn foreign(view: EngineBuffer, place: Place, shape: Arc<Shape>, access: Access, foreign: Foreign) -> Arc<Self> {
+        Self::over(view, place, shape, access, Storage::Foreign(foreign), None)
+    }
+
+    #[inline]
+    fn over(
         view: EngineBuffer,
         (device, memory): Place,
         shape: Arc<Shape>,
         access: Access,
-        foreign: Foreign,
+        storage: Storage,
+        cache_slot: Option<CacheSlot>,
     ) -> Arc<Self> {
         let session = view.session();
-        let usage = Usage::new(Body::new(view, Storage::Foreign(foreign)));
-        Arc::new(Self {
-            session,
-            device,
-            memory,
-            shape,
-            access,
-            cache_slot: None,
-            number: ArrayNumber::default(),
-            usage,
-        })
+        let usage = Usage::new(Body::new(view, storage));
+        let number = ArrayNumber::default();
+        Arc::new(Self { session, device, memory, shape, access, cache_slot, number, usage })
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
     pub fn with_cache_slot(
         view: EngineBuffer,
-        (device, memory): Place,
+        place: Place,
         shape: Arc<Shape>,
         storage: Storage,
         cache_slot: Option<CacheSlot>,
     ) -> Arc<Self> {
-        let (session, access) = (view.session(), Access::Full);
-        let usage = Usage::new(Body::new(view, storage));
-        let number = ArrayNumber::default();
-        let buffer = Arc::new(Self { session, device, memory, shape, access, cache_slot, number, usage });
+        let buffer = Self::over(view, place, shape, Access::Full, storage, cache_slot);
         buffer.enter_residents();
         buffer
     }

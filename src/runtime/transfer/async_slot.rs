@@ -136,9 +136,9 @@ pub struct Slot {
 
 /// A write that was accepted. It must end with [`Slot::end`].
 #[must_use]
-pub enum WriteTarget {
-    /// To this address.
-    Arena(usize),
+pub enum WriteTarget<'a> {
+    /// To this address, an array of this shape.
+    Arena(usize, &'a Shape),
     /// Through the engine's manager, which has this one array.
     Engine(Raw<sys::PJRT_AsyncHostToDeviceTransferManager>),
 }
@@ -169,10 +169,10 @@ impl Slot {
     ///
     /// # Errors
     /// INVALID_ARGUMENT after the last transfer or an error, as the engine's own manager says it.
-    pub fn begin(&self, function: &str, last: bool) -> Result<WriteTarget> {
+    pub fn begin(&self, function: &str, last: bool) -> Result<WriteTarget<'_>> {
         self.delivery.begin(last).map_err(|refusal| self.refused(function, refusal))?;
         Ok(match &self.place {
-            Place::Arena { address, .. } => WriteTarget::Arena(*address),
+            Place::Arena { address, shape, .. } => WriteTarget::Arena(*address, shape),
             Place::Engine(manager, _) => WriteTarget::Engine(manager.handle),
         })
     }
