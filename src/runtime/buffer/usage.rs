@@ -26,12 +26,19 @@
 //! memcpy long, and those wait for nothing; nothing waits for a launch. A copy that is wanted meanwhile is left to
 //! the engine, which orders it after the programs that it has launched.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     memory::MoveBarrier,
     sync::{Condvar, Mutex, MutexGuard},
 };
+
+/// Longer than any thread has the lock of a state, even if it is not run meanwhile.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// What became of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,9 +339,19 @@ impl<T> Usage<T> {
         state
     }
 
-    /// The state, locked, unless another thread would have to end first what it does with the bytes.
+    /// In a child after fork: the state, locked, unless a thread of the parent's was moving the bytes, was
+    /// lending them, or had the lock.
     pub fn lock_at_rest(&self) -> Option<MutexGuard<'_, State<T>>> {
-        Some(self.state.lock()).filter(|state| !state.moving && !state.referring)
+        // Other threads of this process have it for a moment only; the parent's never give it back.
+        let begun = Instant::now();
+        let state = loop {
+            match self.state.try_lock() {
+                Some(state) => break state,
+                None if begun.elapsed() > MOMENT => return None,
+                None => thread::yield_now(),
+            }
+        };
+        Some(state).filter(|state| !state.moving && !state.referring)
     }
 
     /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of another one. Its
