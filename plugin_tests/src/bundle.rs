@@ -244,12 +244,23 @@ pub fn with_old_state(execute: Handler) -> Bundle {
 /// # Panics
 /// When the library under test is not the arena.
 pub fn register(plugin: &Plugin, name: &str, bundle: &Bundle) -> Result<(), String> {
+    register_on(plugin, c"cpu", name, bundle)
+}
+
+/// As [`register`], for another platform.
+///
+/// # Errors
+/// As for [`register`].
+///
+/// # Panics
+/// As for [`register`].
+pub fn register_on(plugin: &Plugin, platform: &CStr, name: &str, bundle: &Bundle) -> Result<(), String> {
     type Register = unsafe extern "C" fn(*const c_char, *const c_char, *const Bundle, u32, *mut c_char, usize) -> usize;
     let (name, mut text) = (CString::new(name).expect("no NUL"), vec![0_u8; 4096]);
     // SAFETY: the library under test exports it with this type; the buffer is as long as it says.
     let length = unsafe {
         let register = plugin.symbol::<Register>("pjrt_arena_ffi_register_handler");
-        register(name.as_ptr(), c"cpu".as_ptr(), bundle, 0, text.as_mut_ptr().cast(), text.len())
+        register(name.as_ptr(), platform.as_ptr(), bundle, 0, text.as_mut_ptr().cast(), text.len())
     };
     sentence(&text[..length])
 }

@@ -88,6 +88,18 @@ fn c34_arena_a_state_that_the_engine_cannot_keep_is_an_error() {
     failure.expect(Code::UNIMPLEMENTED, &["instantiate stage alone", "stage 1"]);
 }
 
+/// A library for several platforms registers for all of them, and perhaps for a GPU's first.
+#[test]
+fn c34_arena_what_states_are_kept_is_the_engines_whatever_platform_is_named_first() {
+    in_child!(&[], || {
+        // The platform is one that the engine has nothing for; what it says to it does not matter.
+        let _ = bundle::register_on(plugin(), c"CUDA", "ffi_state_of_gpus", &bundle::stateful::<1>());
+        bundle::register(plugin(), "ffi_state_prepare", &bundle::stateful_in_prepare()).unwrap();
+        let failure = result(&Client::one(), "ffi_state_prepare").unwrap_err();
+        failure.expect(Code::UNIMPLEMENTED, &["instantiate stage alone", "stage 1"]);
+    });
+}
+
 #[test]
 fn c34_arena_a_refused_handler_is_named_with_both_versions() {
     let sentence = bundle::register(plugin(), "ffi_tomorrow", &bundle::stateless::<6>()).unwrap_err();

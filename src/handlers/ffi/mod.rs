@@ -105,7 +105,7 @@ fn fit(table: &'static Table, engine: &Engine, platform: Platform, stages: Stage
         return Ok(stages);
     }
     // A bundle that the engine can call by itself need not fail where there is no table or no trampoline for it.
-    let tables = Tables::get(table, platform).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
+    let tables = Tables::get(table).or_else(|none| if needed { Err(none) } else { Ok(None) })?;
     if let Some(tables) = tables.filter(|_| known) {
         let fitted = stages.try_map(|handler| assign(table, handler, tables));
         return fitted.or_else(|none| if needed { Err(none) } else { Ok(stages) });

@@ -17,7 +17,11 @@ use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::{
-    engine::ffi::{Deleter, Table},
+    config::EngineKind,
+    engine::{
+        ffi::{Deleter, Table},
+        process,
+    },
     error::{Error, Result},
     sys::{self, CStruct},
 };
@@ -85,11 +89,11 @@ struct Asked {
     type_id: i64,
 }
 
-/// Makes this engine, which computes on `platform`, the one that keeps states.
+/// Makes this engine the one that keeps states.
 ///
 /// # Errors
 /// The engine's, when it refuses the type of the boxes; UNIMPLEMENTED when it has no functions for states.
-pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
+pub fn over(engine: &'static Table) -> Result<()> {
     STATES.get_or_try_init(|| -> Result<States> {
         // SAFETY: this deleter frees boxes, which are all objects of the type.
         unsafe { engine.register_type("pjrt_arena_boxed_state", BOX_TYPE, Some(free_box))? };
@@ -99,7 +103,7 @@ pub fn over(engine: &'static Table, platform: Platform) -> Result<()> {
         };
         let old = engine.version().1 < STATES_CHANGED;
         // XLA:CPU keeps none of them in any version, and accepts them all the same.
-        let later_stages = !old && platform != Platform::Cpu;
+        let later_stages = !old && process::kind().is_some_and(|kind| kind != EngineKind::Cpu);
         Ok(States { engine, set, get, old, later_stages })
     })?;
     Ok(())

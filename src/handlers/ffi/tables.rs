@@ -34,7 +34,7 @@ use crate::{
     error::Result,
     handlers::ffi::{
         errors,
-        states::{self, BOX_TYPE, Platform, STATES_CHANGED},
+        states::{self, BOX_TYPE, STATES_CHANGED},
     },
     sys::{self, CStruct},
 };
@@ -65,20 +65,19 @@ pub struct Kind {
 }
 
 impl Tables {
-    /// The tables for handlers on this engine, which computes on `platform`; `None` when this library does not know
-    /// its major version.
+    /// The tables for handlers on this engine; `None` when this library does not know its major version.
     ///
     /// # Errors
     /// The engine's, when it refuses the type of the boxes; UNIMPLEMENTED when it has no functions for states.
-    pub fn get(engine: &'static Table, platform: Platform) -> Result<Option<&'static Self>> {
+    pub fn get(engine: &'static Table) -> Result<Option<&'static Self>> {
         if engine.version().0 != sys::XLA_FFI_API_MAJOR as i32 {
             return Ok(None);
         }
-        TABLES.get_or_try_init(|| Self::over(engine, platform)).map(Some)
+        TABLES.get_or_try_init(|| Self::over(engine)).map(Some)
     }
 
-    fn over(engine: &'static Table, platform: Platform) -> Result<Self> {
-        states::over(engine, platform)?;
+    fn over(engine: &'static Table) -> Result<Self> {
+        states::over(engine)?;
         let minor = engine.version().1;
         let mut table = *engine.functions();
         table.base.struct_size = sys::XLA_FFI_Api_V05::STRUCT_SIZE;
