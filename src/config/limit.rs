@@ -17,7 +17,7 @@ use bytesize::ByteSize;
 
 use crate::{
     config::{
-        precedence::Given,
+        precedence::{Given, Level, Notes},
         row::{Setting, Source},
     },
     error::{Error, Result},
@@ -74,12 +74,13 @@ impl Limit {
         let text = given.text();
         match given.source {
             Source::Option("memory_fraction")
-            | Source::Environment("XLA_CLIENT_MEM_FRACTION" | "XLA_PYTHON_CLIENT_MEM_FRACTION") => text
-                .parse()
-                .ok()
-                .and_then(Fraction::new)
-                .map(Self::Fraction)
-                .ok_or_else(|| given.refuse("a number above 0, at most 1")),
+            | Source::Environment("XLA_CLIENT_MEM_FRACTION" | "XLA_PYTHON_CLIENT_MEM_FRACTION") => {
+                text.parse().ok().and_then(Fraction::new).map(Self::Fraction).ok_or_else(|| {
+                    let instead = "; memory beyond the device is PJRT_ARENA_SPILL";
+                    let instead = if is_beyond_the_device(given) { instead } else { "" };
+                    given.refuse(&format!("a number above 0, at most 1{instead}"))
+                })
+            }
             _ => Self::from_text(&text).ok_or_else(|| given.refuse(given.allowed)),
         }
     }
@@ -121,6 +122,19 @@ pub(super) fn refuse_both_fractions(given: &[Given]) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Whether a variable of XLA's gives a share above 1: to XLA that is unified memory, beyond the device's own.
+fn is_beyond_the_device(given: &Given) -> bool {
+    given.level() == Level::Xla && given.text().parse().is_ok_and(|share: f64| share.is_finite() && share > 1.0)
+}
+
+/// What is left of `given`, strongest first, where a share that we lack is overridden by something stronger.
+pub(super) fn without_overridden_shares(given: &[Given], notes: &mut Notes) -> Vec<Given> {
+    let (overridden, left): (Vec<_>, Vec<_>) =
+        given.iter().cloned().partition(|one| is_beyond_the_device(one) && given[0].level() < one.level());
+    notes.overridden.extend(overridden.iter().map(Given::shown));
+    left
 }
 
 impl Setting<Limit> {

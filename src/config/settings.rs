@@ -162,7 +162,8 @@ settings! {
         doc: "Memory of one device. CPU devices share the machine: a percentage is divided among them.",
         read: |given, context| {
             limit::refuse_both_fractions(given)?;
-            parsed(Limit::parse, |_| Limit::DEFAULT)(given, context)
+            let given = limit::without_overridden_shares(given, &mut context.notes);
+            parsed(Limit::parse, |_| Limit::DEFAULT)(&given, context)
         },
     }
 

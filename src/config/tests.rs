@@ -261,11 +261,17 @@ fn fractions() {
         let settings = read(&[(name, " .4 ")], &[]).unwrap();
         assert_eq!(settings.limit.value, Limit::Fraction(Fraction::new(0.4).unwrap()));
         assert_eq!(settings.limit.source.name(), name);
-        for value in ["0", "1.5", "abc", "-0.1", "nan", "inf", "100", "40%"] {
-            assert_eq!(
-                message(&[(name, value)], &[]),
-                format!("{name}={value} is not valid; allowed: a number above 0, at most 1")
-            );
+        let refused = |value| format!("{name}={value} is not valid; allowed: a number above 0, at most 1");
+        for value in ["0", "abc", "-0.1", "nan", "inf", "40%"] {
+            assert_eq!(message(&[(name, value)], &[]), refused(value));
+        }
+        // To XLA it means unified memory.
+        for value in ["1.5", "4.0", "100"] {
+            let spill = "; memory beyond the device is PJRT_ARENA_SPILL";
+            assert_eq!(message(&[(name, value)], &[]), refused(value) + spill);
+            let settings = read(&[("PJRT_ARENA_LIMIT", "8GiB"), (name, value)], &[]).unwrap();
+            assert_eq!(settings.limit.to_string(), "8.00GiB (PJRT_ARENA_LIMIT)");
+            assert_eq!(settings.overridden, [format!("{name}={value}")]);
         }
     }
     let both = message(&[("XLA_CLIENT_MEM_FRACTION", "0.5"), ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")], &[]);
