@@ -68,7 +68,16 @@ pub unsafe fn redirect(inside: *const c_void, functions: &[Replacement<'_>]) -> 
     let library =
         unsafe { find(inside) }.ok_or_else(|| Error::not_found(format!("no loaded library holds {inside:p}")))?;
     let page = rustix::param::page_size();
-    for (slot, function) in library.slots(functions)? {
+    let names: Vec<&CStr> = functions.iter().map(|(name, _)| *name).collect();
+    let slots = library.slots(&names)?;
+    if let Some(number) = slots.iter().position(Vec::is_empty) {
+        let name = names[number].to_string_lossy();
+        return Err(Error::not_found(format!("the library does not import {name}")));
+    }
+    let with = |(slots, &(_, function)): (Vec<usize>, &Replacement<'_>)| {
+        slots.into_iter().map(move |slot| (slot, function)).collect::<Vec<_>>()
+    };
+    for (slot, function) in slots.into_iter().zip(functions).flat_map(with) {
         let first = ptr::with_exposed_provenance_mut::<c_void>(page_of(slot));
         let failed = |errno| Error::internal(format!("mprotect of the import table at {first:p} failed: {errno}"));
         let sealed = library.sealed.contains(&slot);
@@ -86,6 +95,21 @@ pub unsafe fn redirect(inside: *const c_void, functions: &[Replacement<'_>]) -> 
         }
     }
     Ok(())
+}
+
+/// The first of the functions that the library that `inside` belongs to imports.
+///
+/// # Errors
+/// `NOT_FOUND` where there is no such library, or its table cannot be read.
+///
+/// # Safety
+/// The library is never unloaded.
+pub unsafe fn first_imported<'a>(inside: *const c_void, functions: &[&'a CStr]) -> Result<Option<&'a CStr>> {
+    // SAFETY: the library is never unloaded, as this function asks.
+    let library =
+        unsafe { find(inside) }.ok_or_else(|| Error::not_found(format!("no loaded library holds {inside:p}")))?;
+    let slots = library.slots(functions)?;
+    Ok(functions.iter().zip(&slots).find(|(_, slots)| !slots.is_empty()).map(|(function, _)| *function))
 }
 
 /// The loaded library that an address lies in.
@@ -140,8 +164,8 @@ fn word(entry: &[u8], at: usize) -> usize {
 }
 
 impl Library {
-    /// Every slot that holds the address of one of the functions, with what is to replace it; in the functions' order.
-    fn slots(&self, functions: &[Replacement<'_>]) -> Result<Vec<(usize, *const c_void)>> {
+    /// Of each of the functions the slots that hold its address.
+    fn slots(&self, functions: &[&CStr]) -> Result<Vec<Vec<usize>>> {
         let (Some(names), Some(symbols)) = (self.table(DT_STRTAB), self.table(DT_SYMTAB)) else {
             return Err(Error::not_found("the library has no table of symbols"));
         };
@@ -156,18 +180,11 @@ impl Library {
             }
             let Some(name) = self.behind(symbols + symbol * SYMBOL).first_chunk() else { continue };
             let name = CStr::from_bytes_until_nul(self.behind(names + u32::from_ne_bytes(*name) as usize));
-            if let Some(number) = functions.iter().position(|(wanted, _)| Ok(*wanted) == name) {
+            if let Some(number) = functions.iter().position(|wanted| Ok(*wanted) == name) {
                 slots[number].push(self.base + offset);
             }
         }
-        if let Some(number) = slots.iter().position(Vec::is_empty) {
-            let name = functions[number].0.to_string_lossy();
-            return Err(Error::not_found(format!("the library does not import {name}")));
-        }
-        let with = |(slots, &(_, function)): (Vec<usize>, &Replacement<'_>)| {
-            slots.into_iter().map(move |slot| (slot, function)).collect::<Vec<_>>()
-        };
-        Ok(slots.into_iter().zip(functions).flat_map(with).collect())
+        Ok(slots)
     }
 
     /// The value of an entry of the dynamic section, which ends with one of tag 0.
@@ -214,6 +231,18 @@ mod tests {
         // SAFETY: as above.
         unsafe { redirect(inside, &[(c"getppid", original)]) }.unwrap();
         assert_eq!(parent(), before);
+    }
+
+    #[test]
+    fn imports_are_found_by_name() {
+        let inside = imports_are_found_by_name as *const c_void;
+        // SAFETY: the test's own executable.
+        let first = |names: &[&'static CStr]| unsafe { first_imported(inside, names) }.unwrap();
+        // What a Rust program calls in any case.
+        assert_eq!(first(&[c"pjrt_arena_no_such_function", c"free", c"malloc"]), Some(c"free"));
+        assert_eq!(first(&[c"pjrt_arena_no_such_function"]), None);
+        // SAFETY: no library is looked at.
+        assert!(unsafe { first_imported(ptr::without_provenance(8), &[c"free"]) }.is_err(), "no library");
     }
 
     #[test]

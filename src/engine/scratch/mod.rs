@@ -22,6 +22,8 @@
 //! - What is taken over is what comes from `posix_memalign` and `aligned_alloc`. C requires that it goes back through
 //!   `free` or `realloc`, and C++'s `delete` for it has no `new`. XLA wraps both in a pair of its own
 //!   (`tsl::port::AlignedMalloc`, `AlignedFree`).
+//! - Other functions of malloc's that take an address (`TAKERS`) would take one of the pool for their own. Where the
+//!   library imports one of them, there is no pool.
 //! - `malloc` is left alone: the engine's other libraries share it.
 //! - The pool is never unmapped, and neither library is unloaded.
 //!
@@ -29,7 +31,7 @@
 //! threads (`HEAP_MAX_SIZE`), and changes malloc for the whole process.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{CStr, c_int, c_void},
     mem::{self, MaybeUninit},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
@@ -44,7 +46,7 @@ use crate::{
         imports, order,
         scratch::pool::{ALIGN, Discard, Pool},
     },
-    error::Result,
+    error::{Error, Result},
     fork,
     memory::{Arena, ArenaGuard, Backing},
     sync::Mutex,
@@ -58,6 +60,9 @@ pub use crate::engine::scratch::pool::Usage;
 /// Allocations from this size on are the pool's: what malloc keeps below it costs few page faults.
 const LEAST: usize = 1 << 20;
 
+/// Functions of malloc's that take an address, besides those that are replaced. No engine that is known imports one.
+const TAKERS: [&CStr; 5] = [c"malloc_usable_size", c"reallocarray", c"free_sized", c"free_aligned_sized", c"cfree"];
+
 static POOL: OnceLock<Pool> = OnceLock::new();
 
 /// Whether new allocations go to the pool. What lies in it is freed there all the same.
@@ -67,12 +72,18 @@ static OPEN: AtomicBool = AtomicBool::new(false);
 /// `limit`, once [`open`] says so. To be called once, before the library has threads.
 ///
 /// # Errors
-/// The library's import table cannot be read or written, or there is no address space. The library works on as before.
+/// The library's import table cannot be read or written, or has a function of malloc's that would be given memory of
+/// the pool; or there is no address space. The library works on as before.
 ///
 /// # Safety
 /// `inside` must be the address of a function of a library that is never unloaded, and no other thread may be resolving
 /// its imports.
 pub unsafe fn install(inside: *const c_void, backing: Box<dyn Backing>, limit: Bytes, discard: Discard) -> Result<()> {
+    // SAFETY: the library is never unloaded, as this function asks.
+    if let Some(taker) = unsafe { imports::first_imported(inside, &TAKERS)? } {
+        let taker = taker.to_string_lossy();
+        return Err(Error::unimplemented(format!("the engine imports {taker}, which does not know memory of a pool")));
+    }
     let pool = Pool::new(backing, limit, discard)?;
     // SAFETY: the functions have the types of those that they replace, and behave like them; the library is never
     // unloaded, and no other thread is resolving its imports, as this function asks.
