@@ -258,3 +258,85 @@ def test_a_child_is_told_that_its_parents_client_does_not_work_there():
     """
     run = run_jax(code, PJRT_ARENA_DEVICES="2")
     assert run.stdout.split() == ["7"], run.stderr[-2000:]
+
+
+def test_a_child_waits_for_no_lock_of_a_thread_that_it_lacks(tmp_path):
+    """Threads of the parent compute, compile and ask for statistics: at each fork they may hold any lock."""
+    code = """
+    import os, signal, threading, time, traceback, warnings
+    import jax, jax.extend, jax.numpy as jnp, numpy as np
+    from pjrt_arena import memory
+    warnings.simplefilter("ignore")  # JAX warns of forks
+    folder = os.environ["TEST_FOLDER"]
+    plus = jax.jit(lambda x: x + 1)
+    again = jax.jit(lambda x: x + 1, donate_argnums=0)
+    product = jax.jit(lambda a: a @ a * 1e-3)
+    ready, x = jnp.arange(1000.0), jnp.ones((256, 256))
+    track = memory.track("parent")
+    track.__enter__()
+    device = jax.devices()[0]
+    over = threading.Event()
+    def work():
+        y = x
+        while not over.is_set():
+            y, z = product(y), jnp.ones(1000)
+            for _ in range(3):
+                z = again(z)
+            plus(ready)
+            memory.stats()
+    for array in (ready, x, product(x), again(jnp.ones(1000)), plus(ready)):
+        array.block_until_ready()
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.5)
+
+    def refused(attempt, *texts):
+        try:
+            attempt()
+        except (RuntimeError, ValueError) as error:
+            assert all(text in str(error) for text in texts), error
+        else:
+            raise AssertionError(texts)
+
+    def child(number):
+        assert memory.stats() == () and memory.summary().devices == ()
+        assert memory.trim() == () and memory.compact() == () and memory.reset_peak() is None
+        assert memory.map() == "" and memory.sleep() == () and memory.wake() == ()
+        with memory.track("child") as own:
+            pass
+        assert own.devices == ()
+        refused(lambda: track.__exit__(None, None, None), "a child after fork has none of its parent's")
+        memory.snapshot(folder + "/child.json")
+        assert np.asarray(ready)[-1] == 999
+        refused(lambda: plus(ready), "FAILED_PRECONDITION", "forked")
+        refused(device.memory_stats, "FAILED_PRECONDITION", "forked")
+        if number % 10 == 0:
+            jax.extend.backend.clear_backends()
+            own = jax.device_put(np.ones(1000, np.float32), jax.devices()[0])
+            (stats,) = memory.stats()
+            assert stats.bytes_in_use >= 4000, stats
+            (given,) = memory.trim(device=jax.devices()[0])
+            assert given.device == stats.device
+
+    for number in range(FORKS):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child(number)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(7)
+        end = time.monotonic() + 30
+        while (status := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+            time.sleep(0.002)
+        if status[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status[1]) if status[0] else "hangs", flush=True)
+        if status[0] == 0:
+            break
+    os._exit(0)
+    """
+    run = run_jax(code.replace("FORKS", "40"), TEST_FOLDER=str(tmp_path))
+    assert run.stdout.split() == ["7"] * 40, (run.stdout[-200:], run.stderr[-2000:])

@@ -9,7 +9,7 @@ mod memory;
 pub(super) mod on_oom;
 mod python;
 mod report;
-mod track;
+pub(super) mod track;
 
 use std::{
     ffi::{c_char, c_int},

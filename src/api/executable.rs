@@ -50,7 +50,7 @@ impl Entry for sys::PJRT_LoadedExecutable_Destroy_Args {
 
 /// The program of a description, if it was rewritten.
 fn rewritten(executable: *const sys::PJRT_Executable) -> Option<Arc<Program>> {
-    EXECUTABLES.get(executable.cast_mut()).filter(|program| !program.plan.destinations.is_empty())
+    EXECUTABLES.get(executable).filter(|program| !program.plan.destinations.is_empty())
 }
 
 impl Entry for sys::PJRT_Executable_GetCompiledMemoryStats_Args {

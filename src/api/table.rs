@@ -15,6 +15,7 @@ use once_cell::sync::OnceCell;
 use crate::{
     api::{
         child,
+        control::track,
         entry::{entry, padded, pass},
         extensions,
         own_error::{error_destroy, error_message},
@@ -22,7 +23,7 @@ use crate::{
     },
     engine::{Engine, process},
     fork,
-    runtime::client,
+    runtime::{client, device_memory::origins, executable::registry},
     sys::{self, CStruct},
 };
 
@@ -67,7 +68,7 @@ fn build(engine: Option<&'static Engine>) -> AtomicPtr<sys::PJRT_Api> {
     AtomicPtr::new(padded(api))
 }
 
-/// Replaces functions of the table in a child after fork, which has one thread.
+/// In a child after fork, which has one thread: replaces functions of the table, and leaves its parent's tables behind.
 fn in_child() {
     if let Some(table) = TABLE.get()
         && !client::is_none_open()
@@ -76,6 +77,10 @@ fn in_child() {
         // none reads the table.
         child::replace(unsafe { &mut *table.load(Ordering::Relaxed) });
     }
+    client::leave_parents();
+    registry::leave_parents();
+    origins::leave_parents();
+    track::leave_parents();
 }
 
 /// Whether the table has the function at `offset`: it reaches that far, and the engine has it.

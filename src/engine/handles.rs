@@ -67,6 +67,18 @@ impl EngineEvent {
     /// # Errors
     /// The engine's; UNIMPLEMENTED before 0.89.
     pub fn failed(engine: &'static Engine, error: &Error) -> Result<Self, EngineError> {
+        Self::happened(engine, sys::PJRT_Error_Code(error.code as u32), &error.message)
+    }
+
+    /// A new event that has happened, without an error.
+    ///
+    /// # Errors
+    /// As [`Self::failed`].
+    pub fn succeeded(engine: &'static Engine) -> Result<Self, EngineError> {
+        Self::happened(engine, sys::PJRT_Error_Code_OK, "")
+    }
+
+    fn happened(engine: &'static Engine, code: sys::PJRT_Error_Code, message: &str) -> Result<Self, EngineError> {
         // SAFETY: the first struct has only an out field. The event is new and nobody else's; the text outlives the
         // call.
         unsafe {
@@ -74,9 +86,9 @@ impl EngineEvent {
             let event = Self { event: Live::new(engine, made) };
             engine.call(sys::PJRT_Event_Set_Args {
                 event: made,
-                error_code: sys::PJRT_Error_Code(error.code as u32),
-                error_message: error.message.as_ptr().cast(),
-                error_message_size: error.message.len(),
+                error_code: code,
+                error_message: message.as_ptr().cast(),
+                error_message_size: message.len(),
                 ..Default::default()
             })?;
             Ok(event)

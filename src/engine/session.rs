@@ -3,7 +3,7 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
@@ -35,9 +35,6 @@ pub struct Session {
     generation: u32,
 }
 
-/// The generation of the process that has made the last session.
-static NEWEST: AtomicU32 = AtomicU32::new(0);
-
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session({:p})", self.handle.0)
@@ -54,18 +51,12 @@ impl Session {
     ) -> &'static Self {
         let open = AtomicBool::new(true);
         let generation = fork::generation();
-        NEWEST.store(generation, Ordering::Relaxed);
         Box::leak(Box::new(Self { engine, handle, view_kind, aliasable, orders_executions, open, generation }))
     }
 
     /// Whether this process has the client from its parent, where the engine's threads stayed.
     pub fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
-    }
-
-    /// Whether this process, which is a child after fork, has made a client.
-    pub fn is_any_own() -> bool {
-        NEWEST.load(Ordering::Relaxed) == fork::generation()
     }
 
     /// Whether the engine's client is still there.

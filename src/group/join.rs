@@ -104,7 +104,7 @@ impl Group {
     pub fn join_in(folder: &Path, name: &str, terms: &Terms) -> Result<Joined> {
         check_name(name)?;
         terms.check()?;
-        fork::count_children();
+        fork::register_handlers();
         let start = Instant::now();
         while start.elapsed() < JOIN_WITHIN {
             if let Try::Joined(group) = try_join(Folder::at(folder)?, name, terms)? {

@@ -8,6 +8,7 @@ use crate::{
     api::text::{CText, text_functions},
     engine::scratch,
     error::{Code, Error, Result},
+    fork,
     memory::{
         BlockState, Pinned,
         history::holdings,
@@ -51,7 +52,12 @@ fn of_device<T>(device: CText<'_>, each: impl Fn(&Client, &DeviceMemory) -> T) -
 }
 
 fn no_device(name: &str, names: &[String]) -> Error {
-    Error::new(Code::NotFound, format!("there is no device {name:?}; there are: {}", names.join(", ")))
+    let there = match (names, fork::generation()) {
+        ([], 0) => "none, as no client is open".to_owned(),
+        ([], _) => "none, as this process has opened no client; its parent's are the parent's alone".to_owned(),
+        _ => names.join(", "),
+    };
+    Error::new(Code::NotFound, format!("there is no device {name:?}; there are: {there}"))
 }
 
 fn refused(error: Error) -> Value {

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
+    fork::{self, PerProcess},
     handlers::python::stacks,
     memory::{
         BlockState, Provenance, ScopeId, Scoped,
@@ -46,7 +47,19 @@ struct Tracks {
     all: BTreeMap<u64, Track>,
 }
 
-static TRACKS: Mutex<Tracks> = Mutex::new(Tracks { next: 1, all: BTreeMap::new() });
+static TRACKS: PerProcess<Mutex<Tracks>> = PerProcess::empty();
+
+impl Default for Tracks {
+    fn default() -> Self {
+        // Those of a child are others than its parent's.
+        Self { next: u64::from(fork::generation()) << 32 | 1, all: BTreeMap::new() }
+    }
+}
+
+/// In a child after fork: its parent's tracks are none of its own. Takes no lock.
+pub fn leave_parents() {
+    TRACKS.renew();
+}
 
 /// Begins a track; its number, or 0 if there are too many.
 pub fn begin() -> u64 {
@@ -71,7 +84,11 @@ pub fn begin() -> u64 {
 pub fn end(number: u64) -> String {
     let taken = TRACKS.lock().all.remove(&number);
     let text = match taken {
-        None => return json!({ "error": format!("no track has the number {number}") }).to_string(),
+        None => {
+            let inherited = number >> 32 != u64::from(fork::generation());
+            let whose = if inherited { " in this process: a child after fork has none of its parent's" } else { "" };
+            return json!({ "error": format!("no track has the number {number}{whose}") }).to_string();
+        }
         Some(Track::Ended(text)) => text,
         Some(Track::Open(scopes)) => {
             client::guard_all().iter().for_each(|client| client.allocator.drain());

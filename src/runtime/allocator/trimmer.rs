@@ -94,7 +94,7 @@ impl Trimmer {
             scratch: None,
             delay: interval.delay,
         };
-        fork::close_at_forks();
+        fork::register_handlers();
         let stop = Arc::clone(&self.stop);
         let body = move || round.run_until(&stop, interval.tick);
         match thread::Builder::new().name(THREAD.to_owned()).stack_size(256 << 10).spawn(body) {

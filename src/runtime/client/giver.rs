@@ -44,7 +44,7 @@ impl Giver {
     /// Starts the thread, for a client whose devices `group` shares. `give` gives what the others want, as far as it
     /// can, and says whether they still ask.
     pub fn start(&self, group: &Arc<Group>, give: impl Fn() -> bool + Send + 'static) {
-        fork::close_at_forks();
+        fork::register_handlers();
         let (weak, group, stop) = (Arc::downgrade(group), Arc::clone(group), Arc::clone(&self.stop));
         match thread::Builder::new().name("arena-group".to_owned()).spawn(move || run(&group, &stop, give)) {
             Ok(handle) => *self.thread.lock() = Some(Running { process: process::id(), group: weak, handle }),

@@ -29,6 +29,7 @@ use crate::{
     config::{Prefetch, Settings, Spill, ZeroCopy},
     engine::{Outcome, Raw, scratch, session::Session, views::ViewKind},
     error::Error,
+    fork::PerProcess,
     memory::idle::WORTH_WATCHING,
     runtime::{
         allocator::{
@@ -362,7 +363,7 @@ impl Client {
     }
 }
 
-static CLIENTS: RwLock<Vec<Arc<Client>>> = RwLock::new(Vec::new());
+static CLIENTS: PerProcess<RwLock<Vec<Arc<Client>>>> = PerProcess::empty();
 
 /// Registers a client.
 pub fn register(client: Arc<Client>) {
@@ -378,7 +379,12 @@ pub fn unregister(handle: *mut sys::PJRT_Client) -> Option<Arc<Client>> {
 
 /// Whether there is no client. Without a lock: if another thread is about to change that, there is one.
 pub fn is_none_open() -> bool {
-    CLIENTS.try_read().is_some_and(|clients| clients.is_empty())
+    CLIENTS.used().is_none_or(|clients| clients.try_read().is_some_and(|clients| clients.is_empty()))
+}
+
+/// In a child after fork: its parent's clients are none of its own. Takes no lock.
+pub fn leave_parents() {
+    CLIENTS.renew();
 }
 
 /// All clients of the process, none of which is destroyed while its guard lives.

@@ -12,15 +12,13 @@
 //! `memory.record` is on, each by the Python stack as well, which has a row of its own. Rows are never removed, because
 //! an old event may name one; a full table uses one row of each kind for all that come later.
 
-use std::{
-    fmt,
-    sync::{Arc, LazyLock},
-};
+use std::{fmt, sync::Arc};
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::{
+    fork::PerProcess,
     handlers::python::stacks,
     memory::OriginId,
     report::{
@@ -55,8 +53,20 @@ pub struct Origins {
     most_shapes: usize,
 }
 
-/// The one table: ids mean the same for all clients.
-pub static ORIGINS: LazyLock<Origins> = LazyLock::new(|| Origins::new(MOST_RESULTS, MOST_SHAPES));
+/// The one table: ids mean the same for all clients of the process. A child after fork begins anew, as it does with
+/// the clients: none of its blocks has an id of its parent's.
+pub static ORIGINS: PerProcess<Origins> = PerProcess::empty();
+
+impl Default for Origins {
+    fn default() -> Self {
+        Self::new(MOST_RESULTS, MOST_SHAPES)
+    }
+}
+
+/// In a child after fork: its parent's origins are none of its own. Takes no lock.
+pub fn leave_parents() {
+    ORIGINS.renew();
+}
 
 /// A shape as XLA writes it: `bf16[4,4]`.
 pub struct Written<'a>(pub &'a Shape);
