@@ -7,7 +7,6 @@ use crate::{
     memory::MoveBarrier,
     runtime::{
         buffer::{
-            pjrt_buffer::Buffer,
             storage::Storage,
             usage::{Life, State},
         },
@@ -30,20 +29,26 @@ pub struct Body {
     /// So many launches are about to use the bytes: they are not spilled.
     pub wanted: u32,
     /// What has the memory now, without a program in between: in use until the last use of this buffer ends.
-    pub successor: Option<Arc<Buffer>>,
+    pub successor: Option<Arc<dyn Successor>>,
+}
+
+/// What has the memory of a buffer without a program in between.
+pub trait Successor: Send + Sync {
+    /// Ends the use that began when it got the memory: the buffer is not used any more.
+    fn end_use_of_source(&self);
 }
 
 /// Memory that nothing needs, and what was in use because of its former owner. Dropped without a lock.
 pub struct Unneeded {
     _storage: Option<Storage>,
-    successor: Option<Arc<Buffer>>,
+    successor: Option<Arc<dyn Successor>>,
 }
 
 impl Drop for Unneeded {
     #[inline]
     fn drop(&mut self) {
         if let Some(successor) = self.successor.take() {
-            successor.end_use();
+            successor.end_use_of_source();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     engine::{Live, views},
     error::{Error, Result},
-    runtime::buffer::{pjrt_buffer::Buffer, storage::Storage, usage::User},
+    runtime::buffer::{body::Successor, pjrt_buffer::Buffer, storage::Storage, usage::User},
     sys,
 };
 
@@ -47,7 +47,7 @@ impl<'a> DonationHold<'a> {
         let memory = self.buffer.end_donation(true, false).unwrap_or(Storage::Gone);
         let refused = successor.take_over(memory).err();
         // The last of these uses may be this hold's own, which ends next.
-        self.buffer.state().successor = Some(Arc::clone(successor));
+        self.buffer.state().successor = Some(Arc::clone(successor) as _);
         refused
     }
 
@@ -57,6 +57,12 @@ impl<'a> DonationHold<'a> {
         if let Some(memory) = self.buffer.end_donation(true, false) {
             self.buffer.state().storage = memory;
         }
+    }
+}
+
+impl Successor for Buffer {
+    fn end_use_of_source(&self) {
+        self.end_use();
     }
 }
 
