@@ -116,6 +116,12 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let client = client::find(call.client)?;
         let dims = call.shape_dims();
+        // An alias has no memory of its own: it gets that of the buffer which fulfils it. Where memory has a limit of
+        // its own it counts from the beginning, so that what is promised can come.
+        let admitted = match client.pinned(call.memory) {
+            Some(_) => Some(client.admit_shape((ptr::null_mut(), call.memory), call.shape_element_type, dims)?),
+            None => None,
+        };
         // SAFETY: dimensions and layout are as the struct says, which satisfies the function's contract, as a call's
         // does; the buffer is new, with no other owner.
         let (theirs, alias) = unsafe {
@@ -125,8 +131,11 @@ impl Entry for sys::PJRT_Client_CreateAliasBuffer_Args {
             (theirs, EngineBuffer::own(client.session, theirs.alias_buffer))
         };
         let promise = theirs.fulfill_alias_buffer_cb;
-        // An alias has no memory of its own: it gets that of the buffer which fulfils it.
-        let alias = client.adopt_empty(alias).inspect_err(|_| {
+        let adopted = match admitted {
+            Some(admitted) => client.adopt_admitted(alias, admitted),
+            None => client.adopt_empty(alias),
+        };
+        let alias = adopted.inspect_err(|_| {
             // Nobody else will keep it.
             let message = "the alias could not be described";
             // SAFETY: the promise is new, and ends here; the text outlives the call.
