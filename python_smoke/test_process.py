@@ -23,6 +23,28 @@ assert float(jnp.ones((1024, 1024)).sum()) == 1 << 20
 print(jax.devices()[0].memory_stats()["bytes_limit"])
 """
 
+#: `forked(child, seconds)` runs `child` in a process of its own, and prints 7 where it returned in time.
+FORKED = """
+import os, signal, time, traceback
+def forked(child, seconds):
+    number = os.fork()
+    if number == 0:
+        try:
+            child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(7)
+    end = time.monotonic() + seconds
+    while (status := os.waitpid(number, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.002)
+    if status[0] == 0:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+    print(os.waitstatus_to_exitcode(status[1]) if status[0] else "hangs", flush=True)
+    return status[0] != 0
+"""
+
 
 @pytest.mark.parametrize("which", ["RLIMIT_AS", "RLIMIT_DATA"])
 @pytest.mark.parametrize("strategy", ["preallocate", "growing"])
@@ -239,24 +261,10 @@ def test_a_child_is_told_that_its_parents_client_does_not_work_there():
         assert own.device.memory_stats()["bytes_in_use"] == 4 << 20
         assert np.asarray(x)[-1] == (3 << 20) - 1
         x.delete()
-    number = os.fork()
-    if number == 0:
-        try:
-            child()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(7)
-    end = time.monotonic() + 60
-    while (status := os.waitpid(number, os.WNOHANG))[0] == 0 and time.monotonic() < end:
-        time.sleep(0.01)
-    if status[0] == 0:
-        os.kill(number, signal.SIGKILL)
-        os.waitpid(number, 0)
-    print(os.waitstatus_to_exitcode(status[1]) if status[0] else "hangs", flush=True)
+    forked(child, 60)
     os._exit(0)
     """
-    run = run_jax(code, PJRT_ARENA_DEVICES="2")
+    run = run_jax(FORKED + textwrap.dedent(code), PJRT_ARENA_DEVICES="2")
     assert run.stdout.split() == ["7"], run.stderr[-2000:]
 
 
@@ -319,24 +327,9 @@ def test_a_child_waits_for_no_lock_of_a_thread_that_it_lacks(tmp_path):
             assert given.device == stats.device
 
     for number in range(FORKS):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                child(number)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(7)
-        end = time.monotonic() + 30
-        while (status := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < end:
-            time.sleep(0.002)
-        if status[0] == 0:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status[1]) if status[0] else "hangs", flush=True)
-        if status[0] == 0:
+        if not forked(lambda number=number: child(number), 30):
             break
     os._exit(0)
     """
-    run = run_jax(code.replace("FORKS", "40"), TEST_FOLDER=str(tmp_path))
+    run = run_jax(FORKED + textwrap.dedent(code.replace("FORKS", "40")), TEST_FOLDER=str(tmp_path))
     assert run.stdout.split() == ["7"] * 40, (run.stdout[-200:], run.stderr[-2000:])

@@ -1,13 +1,11 @@
 //! Memory that goes from one buffer to another without a program in between, and what still uses it by the first one;
 //! addresses that outsiders have of an array that is donated.
 
-use std::{ptr, sync::Barrier, thread};
+use std::{sync::Barrier, thread};
 
-use plugin_tests::{
-    Buffer, Client, Code, ElementType, Gate, Loaded, Program, alias, call, gate, in_child, plugin, sized, sys,
-};
+use plugin_tests::{Buffer, Client, Code, ElementType, Gate, Program, alias, gate, in_child, plugin};
 
-use crate::{DIMS, MIB, limited, plus, ramp, settles_at, ticket};
+use crate::{DIMS, MIB, limited, newer, plus, ramp, settles_at, ticket};
 
 /// One array of the programs.
 const ARRAY: i64 = 4 << 10;
@@ -19,16 +17,7 @@ type Hand = fn(&Client, Buffer) -> Option<Buffer>;
 
 fn by_bitcast(_: &Client, buffer: Buffer) -> Option<Buffer> {
     plugin().table().PJRT_Buffer_Bitcast?;
-    let args = call!(
-        plugin(),
-        PJRT_Buffer_Bitcast {
-            buffer: buffer.raw(),
-            element_type: ElementType::S32.raw(),
-            dims: DIMS.as_ptr(),
-            num_dims: DIMS.len(),
-        }
-    );
-    Some(Buffer::own(plugin(), args.unwrap().out_buffer))
+    Some(newer::bitcast(&buffer, ElementType::S32, &DIMS).unwrap())
 }
 
 fn by_alias(client: &Client, buffer: Buffer) -> Option<Buffer> {
@@ -46,15 +35,8 @@ fn by_alias_that_is_gone(client: &Client, buffer: Buffer) -> Option<Buffer> {
 
 fn behind_a_dependency(_: &Client, buffer: Buffer) -> Option<Buffer> {
     plugin().table().PJRT_Buffer_DonateWithControlDependency?;
-    let args = call!(plugin(), PJRT_Buffer_DonateWithControlDependency { buffer: buffer.raw() });
-    // An engine that has the function and refuses all buffers: that of 0.106.
-    let args = args.ok()?;
-    let after = Buffer::own(plugin(), args.out_buffer);
-    let mut happened = sized!(PJRT_Buffer_DonateWithControlDependency_Callback_Args);
-    happened.callback_data = args.callback_data;
-    happened.error_message = ptr::null();
-    // SAFETY: the callback is called once, with the data that came with it.
-    unsafe { args.dependency_ready_callback.expect("there is a callback")(&mut happened) };
+    let (after, dependency) = newer::donate(&buffer)?;
+    dependency.happens(Ok(()));
     Some(after)
 }
 
@@ -65,51 +47,53 @@ const HANDS: [(&str, Hand); 4] = [
     ("dependency", behind_a_dependency),
 ];
 
-fn gated(client: &Client) -> Loaded {
+/// For each way: a client, a program that stands at the gate, its argument and its results.
+fn at_the_gate(check: impl Fn(&str, Hand, &Client, Gate, Buffer, Vec<Buffer>)) {
     gate::prepare();
-    client.compile(&Program::gate()).unwrap()
-}
-
-#[test]
-fn c12_arena_what_a_program_reads_stays_when_its_buffer_has_handed_it_on() {
     for (name, hand) in HANDS {
         let client = limited("preallocate", MIB);
-        let program = gated(&client);
+        let program = client.compile(&Program::gate()).unwrap();
         let gate = Gate::closed();
         let x = client.put(&ramp(5.0), &DIMS).unwrap();
         let results = program.run(&[&x, &ticket(&client, &gate)]).unwrap();
         gate.wait_reached();
-        let handed = hand(&client, x);
+        check(name, hand, &client, gate, x, results);
+    }
+}
+
+/// Fills memory that is free.
+fn fill(client: &Client) -> Vec<Buffer> {
+    (0..8).map(|_| client.put(&RUBBISH, &DIMS).unwrap()).collect()
+}
+
+#[test]
+fn c12_arena_what_a_program_reads_stays_when_its_buffer_has_handed_it_on() {
+    at_the_gate(|name, hand, client, gate, x, results| {
+        let handed = hand(client, x);
         let there = handed.is_some();
         drop(handed);
-        let others: Vec<Buffer> = (0..8).map(|_| client.put(&RUBBISH, &DIMS).unwrap()).collect();
+        let others = fill(client);
         gate.open();
         assert_eq!(results[0].read::<f32>().unwrap(), plus(&ramp(5.0), 1.0), "{name}");
         drop((results, others));
         if there {
-            settles_at(&client, 0);
+            settles_at(client, 0);
         }
-    }
+    });
 }
 
 #[test]
 fn c12_arena_what_a_program_writes_stays_when_its_buffer_has_handed_it_on() {
-    for (name, hand) in HANDS {
-        let client = limited("preallocate", MIB);
-        let program = gated(&client);
-        let gate = Gate::closed();
-        let x = client.put(&ramp(5.0), &DIMS).unwrap();
-        let mut results = program.run(&[&x, &ticket(&client, &gate)]).unwrap();
-        gate.wait_reached();
-        drop(hand(&client, results.remove(0)));
-        let others: Vec<Buffer> = (0..8).map(|_| client.put(&RUBBISH, &DIMS).unwrap()).collect();
+    at_the_gate(|name, hand, client, gate, _x, mut results| {
+        drop(hand(client, results.remove(0)));
+        let others = fill(client);
         gate.open();
         drop(results);
-        settles_at(&client, 9 * ARRAY);
+        settles_at(client, 9 * ARRAY);
         for other in &others {
             assert_eq!(other.read::<f32>().unwrap(), RUBBISH, "{name}");
         }
-    }
+    });
 }
 
 /// One of the first device's counters.
@@ -130,21 +114,7 @@ fn c26_arena_what_has_no_memory_counts_as_nothing() {
         assert_eq!((counter("engine_bytes"), client.stats().unwrap().bytes_in_use), (0, ARRAY));
         drop(alias);
         if plugin().table().PJRT_Client_CreateErrorBuffer.is_some() {
-            let why = "nobody sent it";
-            let args = call!(
-                plugin(),
-                PJRT_Client_CreateErrorBuffer {
-                    client: client.raw(),
-                    error_code: sys::PJRT_Error_Code(Code::NOT_FOUND.0),
-                    error_message: why.as_ptr().cast(),
-                    error_message_size: why.len(),
-                    shape_dims: DIMS.as_ptr(),
-                    shape_num_dims: DIMS.len(),
-                    shape_element_type: ElementType::F32.raw(),
-                    memory: client.device().default_memory().raw(),
-                }
-            );
-            let _error = Buffer::own(plugin(), args.unwrap().buffer);
+            let _error = newer::error_buffer(&client, Code::NOT_FOUND, "nobody sent it").unwrap();
             assert_eq!(counter("engine_bytes"), 0);
         }
     });

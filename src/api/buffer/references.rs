@@ -1,7 +1,7 @@
 //! Addresses given to outsiders: external references, which are released again, and unsafe pointers, which never are.
 //!
-//! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a time:
-//! XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
+//! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a
+//! time: XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
 //! behaviour T11). Two threads at once would break its list of references, which has no lock (engine behaviour T41).
 //!
 //! An outsider of a GPU's array reads it on the GPU: one that is spilled comes back first, if there is room.

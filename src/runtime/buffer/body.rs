@@ -1,7 +1,5 @@
 //! The engine's buffer and the memory behind it, and how both are taken out to be reused.
 
-use std::sync::Arc;
-
 use crate::{
     engine::EngineBuffer,
     memory::MoveBarrier,
@@ -28,35 +26,12 @@ pub struct Body {
     pub queued: bool,
     /// So many launches are about to use the bytes: they are not spilled.
     pub wanted: u32,
-    /// What has the memory now, without a program in between: in use until the last use of this buffer ends.
-    pub successor: Option<Arc<dyn Successor>>,
-}
-
-/// What has the memory of a buffer without a program in between.
-pub trait Successor: Send + Sync {
-    /// Ends the use that began when it got the memory: the buffer is not used any more.
-    fn end_use_of_source(&self);
-}
-
-/// Memory that nothing needs, and what was in use because of its former owner. Dropped without a lock.
-pub struct Unneeded {
-    _storage: Option<Storage>,
-    successor: Option<Arc<dyn Successor>>,
-}
-
-impl Drop for Unneeded {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(successor) = self.successor.take() {
-            successor.end_use_of_source();
-        }
-    }
 }
 
 impl Body {
     /// The body of a live buffer.
     pub fn new(view: EngineBuffer, storage: Storage) -> Self {
-        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0, successor: None }
+        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0 }
     }
 
     /// The engine's buffer.
@@ -94,21 +69,18 @@ impl Body {
 
 impl State<Body> {
     /// Takes the memory of a buffer that is deleted or donated and that nothing uses.
-    pub fn take_unneeded(&mut self) -> Option<Unneeded> {
-        if !self.is_free() {
-            return None;
-        }
-        let storage = match std::mem::replace(&mut self.storage, Storage::Gone) {
-            Storage::Gone if self.successor.is_none() => return None,
-            Storage::Gone => None,
-            storage => Some(storage),
-        };
-        Some(Unneeded { _storage: storage, successor: self.successor.take() })
+    pub fn take_unneeded(&mut self) -> Option<Storage> {
+        (self.is_free() && !matches!(self.storage, Storage::Gone))
+            .then(|| std::mem::replace(&mut self.storage, Storage::Gone))
     }
 
     /// Gives up the memory of a donated buffer for what has it from now on. Of a buffer that is donated nobody may use
     /// an address.
     pub fn give_up(&mut self) -> Storage {
+        // Another call has passed it on, and the use by this buffer has not ended.
+        if matches!(self.storage, Storage::Successor(_)) {
+            return Storage::Gone;
+        }
         let storage = std::mem::replace(&mut self.storage, Storage::Gone);
         if self.is_address_known()
             && let Some(allocation) = storage.allocation()

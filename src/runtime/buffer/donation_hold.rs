@@ -5,7 +5,11 @@ use std::sync::Arc;
 use crate::{
     engine::{Live, views},
     error::{Error, Result},
-    runtime::buffer::{body::Successor, pjrt_buffer::Buffer, storage::Storage, usage::User},
+    runtime::buffer::{
+        pjrt_buffer::Buffer,
+        storage::{Storage, Successor, SuccessorUse},
+        usage::User,
+    },
     sys,
 };
 
@@ -47,7 +51,7 @@ impl<'a> DonationHold<'a> {
         let memory = self.buffer.end_donation(true, false).unwrap_or(Storage::Gone);
         let refused = successor.take_over(memory).err();
         // The last of these uses may be this hold's own, which ends next.
-        self.buffer.state().successor = Some(Arc::clone(successor) as _);
+        self.buffer.state().storage = Storage::Successor(SuccessorUse::new(Arc::clone(successor) as _));
         refused
     }
 

@@ -217,7 +217,7 @@ impl Buffer {
     /// In a child after a fork: whether the bytes of a parent's array are in one place.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION where a thread of the parent's was moving or lending them when it forked: nobody will end that.
+    /// FAILED_PRECONDITION where a thread of the parent's was moving or lending them when it forked: that never ends.
     #[inline]
     fn check_at_rest(&self) -> Result<()> {
         if self.session.is_inherited() && self.usage().lock_at_rest().is_none() {

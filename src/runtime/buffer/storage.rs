@@ -7,6 +7,7 @@
 //!   Spilled   a block of the host's memory beyond the device's limit, where the array waits: usable, but counted apart
 //!   Engine    the engine's own memory: counted in `engine_bytes`, never moved
 //!   Foreign   an outsider's memory, aliased: counted in `foreign_bytes`, never moved, never freed by pjrt-arena
+//!   Successor another buffer's now, by a bitcast or an alias: in use there until the last use of this buffer ends
 //! ```
 //!
 //! The engine tells the outsider when its memory is no longer used. Most outsiders go on reading the memory
@@ -111,6 +112,28 @@ impl Drop for CountedCopy {
     }
 }
 
+/// A buffer that has the memory of another one, without a program in between.
+pub trait Successor: Send + Sync {
+    /// Ends the use that began when it got the memory: nothing uses the memory by the other buffer any more.
+    fn end_use_of_source(&self);
+}
+
+/// The use of a successor by what still uses its memory through the buffer that had it before. Dropped without a lock.
+pub struct SuccessorUse(Arc<dyn Successor>);
+
+impl SuccessorUse {
+    /// The use, which has begun.
+    pub fn new(successor: Arc<dyn Successor>) -> Self {
+        Self(successor)
+    }
+}
+
+impl Drop for SuccessorUse {
+    fn drop(&mut self) {
+        self.0.end_use_of_source();
+    }
+}
+
 /// Where the bytes of a buffer are.
 pub enum Storage {
     /// A block of an arena.
@@ -123,7 +146,9 @@ pub enum Storage {
     Engine(Counted),
     /// Memory of an outsider, whom the engine tells when the buffer is destroyed.
     Foreign(Foreign),
-    /// Passed on to a result, or freed.
+    /// Another buffer has the memory, without a program in between.
+    Successor(SuccessorUse),
+    /// Passed on to a result of a program, or freed.
     Gone,
 }
 
@@ -133,7 +158,7 @@ impl Storage {
         match self {
             Self::Arena(allocation) => Some(allocation),
             Self::Copied(copied) => Some(&copied.allocation),
-            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Successor(_) | Self::Gone => None,
         }
     }
 
@@ -142,7 +167,7 @@ impl Storage {
         match self {
             Self::Arena(allocation) => Some(allocation),
             Self::Copied(copied) => Some(&mut copied.allocation),
-            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Successor(_) | Self::Gone => None,
         }
     }
 
@@ -151,7 +176,7 @@ impl Storage {
         match self {
             Self::Arena(allocation) => Some(allocation),
             Self::Copied(copied) => Some(copied.allocation),
-            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Gone => None,
+            Self::Spilled(_) | Self::Engine(_) | Self::Foreign(_) | Self::Successor(_) | Self::Gone => None,
         }
     }
 

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Longer than any thread has the lock of a state, even if it is not run meanwhile.
-const MOMENT: Duration = Duration::from_millis(500);
+const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 /// What became of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -347,7 +347,7 @@ impl<T> Usage<T> {
         let state = loop {
             match self.state.try_lock() {
                 Some(state) => break state,
-                None if begun.elapsed() > MOMENT => return None,
+                None if begun.elapsed() > LOCK_WAIT => return None,
                 None => thread::yield_now(),
             }
         };
