@@ -24,7 +24,8 @@
 use std::{
     error,
     ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_ulonglong, c_void},
-    mem, ptr,
+    fmt, mem, ptr,
+    time::Instant,
 };
 
 use cudarc::driver::sys::{
@@ -129,8 +130,11 @@ macro_rules! functions {
         /// The driver's function of this name.
         #[allow(dead_code, reason = "the two that name errors are called by their fields")]
         pub(super) fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
+            let begun = Begun::now();
             let status = (self.functions.$field)($($name),*);
-            self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
+            let symbol = self.vendor.either(stringify!($symbol), stringify!($hip));
+            begun.told(symbol, &[$((stringify!($name), &$name)),*], status);
+            self.check(symbol, status)
         }
     };
     (@both unsafe $field:ident: $symbol:ident = $hip:ident($($name:ident: $type:ty),*)) => {
@@ -139,10 +143,13 @@ macro_rules! functions {
         /// # Safety
         /// What the vendor's documentation asks of its caller.
         pub(super) unsafe fn $field(&self, $($name: $type),*) -> Result<(), DriverError> {
+            let begun = Begun::now();
             // SAFETY: the pointer is the driver's function of this name and type (`Functions::find`), and its arguments
             // are the caller's, who keeps what the vendor's documentation asks.
             let status = unsafe { (self.functions.$field)($($name),*) };
-            self.check(self.vendor.either(stringify!($symbol), stringify!($hip)), status)
+            let symbol = self.vendor.either(stringify!($symbol), stringify!($hip));
+            begun.told(symbol, &[$((stringify!($name), &$name)),*], status);
+            self.check(symbol, status)
         }
     };
     (@lacking safe $maybe:ident: $missing:ident($($label:ident: $kind:ty),*)) => {
@@ -150,7 +157,12 @@ macro_rules! functions {
         /// cannot do this.
         #[allow(dead_code, reason = "the one that forgets errors is called by its field")]
         pub(super) fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
-            let status = self.functions.$maybe.map_or(LACKING, |function| function($($label),*));
+            let begun = Begun::now();
+            let status = match self.functions.$maybe {
+                Some(function) => function($($label),*),
+                None => LACKING,
+            };
+            begun.told(stringify!($missing), &[$((stringify!($label), &$label)),*], status);
             self.check(stringify!($missing), status)
         }
     };
@@ -161,8 +173,13 @@ macro_rules! functions {
         /// # Safety
         /// What the vendor's documentation asks of its caller.
         pub(super) unsafe fn $maybe(&self, $($label: $kind),*) -> Result<(), DriverError> {
-            // SAFETY: as for the functions that every driver has.
-            let status = self.functions.$maybe.map_or(LACKING, |function| unsafe { function($($label),*) });
+            let begun = Begun::now();
+            let status = match self.functions.$maybe {
+                // SAFETY: as for the functions that every driver has.
+                Some(function) => unsafe { function($($label),*) },
+                None => LACKING,
+            };
+            begun.told(stringify!($missing), &[$((stringify!($label), &$label)),*], status);
             self.check(stringify!($missing), status)
         }
     };
@@ -277,6 +294,26 @@ functions! {
         unsafe pool_get: cuMemPoolGetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
         unsafe pool_set: cuMemPoolSetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);
         unsafe pool_trim: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    }
+}
+
+/// When a call of the driver began, where `PJRT_ARENA_LOG=trace` asks for a line of each.
+struct Begun(Option<Instant>);
+
+impl Begun {
+    #[inline]
+    fn now() -> Self {
+        Self(log::log_enabled!(log::Level::Trace).then(Instant::now))
+    }
+
+    /// The line: the function, its arguments with what it wrote to them, its status, how long it took.
+    #[inline]
+    fn told(self, function: &str, arguments: &[(&str, &dyn fmt::Debug)], status: Status) {
+        if let Some(begun) = self.0 {
+            let took = begun.elapsed();
+            let arguments: Vec<_> = arguments.iter().map(|(name, value)| format!("{name}={value:x?}")).collect();
+            log::trace!("{function}({}) = {status} in {took:?}", arguments.join(", "));
+        }
     }
 }
 
