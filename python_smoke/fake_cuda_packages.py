@@ -73,6 +73,10 @@ PLUGIN = """
 
     def initialize():
         done.append("initialize")
+        if "FAKE_CUDA_PROFILES" in os.environ:
+            from jax._src import xla_bridge
+            library = os.path.join(os.path.dirname(__file__), "xla_{kind}_plugin.so")
+            xla_bridge.register_plugin("{kind}", priority=500, library_path=library)
         if "FAKE_CUDA_REGISTERS" not in os.environ:
             return
         from jaxlib import xla_client
@@ -90,13 +94,44 @@ PLUGIN = """
 """
 
 
-#: The CPU's engine, which refuses the options of a GPU's client (from PJRT 0.106 on): it is created without any.
+#: The CPU's engine, which refuses the options of a GPU's client (from PJRT 0.106 on): it is created without any. Its
+#: profiler is as XLA's: one session at a time, whoever began it.
 ENGINE = r"""
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
+#include "pjrt_c_api.h"
+#include "pjrt_c_api_extensions.h"
 enum { HEAD = 5, CLIENT_CREATE = HEAD + 10, OPTIONS = 2, NUM_OPTIONS = 3 };
 static void* table[HEAD + 256];
+static int sessions, other_session;
+#define SESSION_ERROR ((PLUGIN_Profiler_Error*)&other_session)
+static void error_destroy(PLUGIN_Profiler_Error_Destroy_Args* args) {}
+static void error_message(PLUGIN_Profiler_Error_Message_Args* args) {
+  args->message = "Another profiling session active.", args->message_size = strlen(args->message);
+}
+static PLUGIN_Profiler_Error* error_get_code(PLUGIN_Profiler_Error_GetCode_Args* args) { args->code = 6; return NULL; }
+static PLUGIN_Profiler_Error* profiler_create(PLUGIN_Profiler_Create_Args* args) {
+  static int own[64], made;
+  args->profiler = (PLUGIN_Profiler*)&own[made++];
+  return NULL;
+}
+static PLUGIN_Profiler_Error* profiler_end(PLUGIN_Profiler_Args* args) {
+  sessions -= *(int*)args->profiler, *(int*)args->profiler = 0;
+  return NULL;
+}
+static PLUGIN_Profiler_Error* profiler_start(PLUGIN_Profiler_Args* args) {
+  if (sessions) return SESSION_ERROR;
+  sessions = *(int*)args->profiler = 1;
+  return NULL;
+}
+static PLUGIN_Profiler_Error* profiler_data(PLUGIN_Profiler_CollectData_Args* args) {
+  args->buffer_size_in_bytes = 0;
+  return NULL;
+}
+static PLUGIN_Profiler_Api api = {sizeof api, NULL, error_destroy, error_message, error_get_code,
+                                  profiler_create, profiler_end, profiler_start, profiler_end, profiler_data};
+static PJRT_Profiler_Extension profiler = {{sizeof profiler, PJRT_Extension_Type_Profiler, NULL}, &api, 0};
 static void* (*create)(void**);
 static void* create_without_options(void** args) {
   void *options = args[OPTIONS], *count = args[NUM_OPTIONS];
@@ -110,6 +145,8 @@ const void* GetPjrtApi(void) {
     void* engine = dlopen("THE_ENGINE", RTLD_NOW | RTLD_LOCAL);
     const size_t* theirs = ((const size_t* (*)(void))dlsym(engine, "GetPjrtApi"))();
     memcpy(table, theirs, *theirs);
+    profiler.base.next = table[1];
+    table[1] = &profiler;
     create = (void* (*)(void**))table[CLIENT_CREATE];
     table[CLIENT_CREATE] = (void*)create_without_options;
   }
@@ -126,7 +163,8 @@ def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = Tr
     (plugin / "__init__.py").write_text(textwrap.dedent(text))
     library = plugin / f"xla_{kind}_plugin.so"
     code = ENGINE.replace("THE_ENGINE", str(engines.under_test()))
-    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True)
+    compiler = ["gcc", "-shared", "-fPIC", f"-I{ROOT / 'pjrt_c_api'}", "-x", "c", "-", "-o", library]
+    subprocess.run(compiler, input=code, text=True, check=True)
     if extension:
         package = folder / f"jax_{kind}{major}_plugin"
         package.mkdir()

@@ -100,6 +100,23 @@ def test_beside_the_backend_cuda_of_another_library_both_are_given_everything(pa
     assert "jax_plugins.xla_cuda13" in line and str(elsewhere) in line and "linear algebra" in line
 
 
+@pytest.mark.parametrize("hash_seed", ["0", "1", "2"])
+def test_the_engines_profiler_is_begun_once_and_a_trace_has_the_arenas_part_too(packages, hash_seed):
+    # jaxlib has a profiler of each plugin's table, JAX's own and ours, and starts all of them.
+    code = """
+        from jax._src.lib import _profiler
+
+        x = jax.numpy.ones(8)
+        options = _profiler.ProfileOptions()
+        options.raise_error_on_start_failure = True  # as JAX's profile-guided recompilation has it
+        session = _profiler.ProfilerSession(options)
+        (x * 2).block_until_ready()
+        space = session.stop()
+        assert b"pjrt-arena cpu:0" in (space if isinstance(space, bytes) else space.serialize_as_string()), len(space)
+    """
+    run(packages, code, PYTHONHASHSEED=hash_seed, FAKE_CUDA_PROFILES="1")
+
+
 def test_nvidias_libraries_come_before_the_engine_and_cuda_is_not_registered(packages):
     code = """
         import engines

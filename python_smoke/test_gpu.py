@@ -80,6 +80,38 @@ print(json.dumps({"in_use": stats()["bytes_in_use"], "limit": stats()["bytes_lim
         assert answer["pool"] < 8192, "each array's memory goes back to the driver"
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_arrays_without_elements_have_no_address_and_take_nothing(strategy):
+    """As on JAX's own `cuda`: its Python callbacks copy to the address of an empty result, and CuPy says it is 0."""
+    told(
+        """
+from jax.experimental import io_callback
+before = stats()["bytes_in_use"]
+empty, some = np.ones((2, 0), np.float32), np.full(2, 42, np.float32)
+shapes = jax.ShapeDtypeStruct((2, 0), np.float32), jax.ShapeDtypeStruct((2,), np.float32)
+made = {
+    "put": jax.device_put(empty),
+    "result": jax.jit(lambda x: x[:, :0] + 1)(jnp.ones((3, 2))),
+    "donated": jax.jit(lambda x: x * 2, donate_argnums=0)(jnp.zeros((0, 5))),
+    "one of several": jax.jit(lambda x: (x + 1, x[:0], x * 2))(jnp.arange(4.0))[1],
+}
+made["copied"] = jnp.array(made["put"], copy=True)
+called = jax.jit(lambda x: io_callback(lambda x: (empty, np.asarray(x)), shapes, x, ordered=True))
+if CALLBACKS:
+    made["called back"], y = called(some)
+    assert (np.asarray(y) == some).all()
+    del y
+made["argument"] = jax.jit(lambda e, x: e * x[0])(made["put"], some)
+for name, array in made.items():
+    assert array.unsafe_buffer_pointer() == 0, name
+    assert np.asarray(array).shape == array.shape
+assert stats()["bytes_in_use"] == before, stats()
+print("{}")
+""".replace("CALLBACKS", str(bool(fake_gpu.CUDA))),
+        PJRT_ARENA_STRATEGY=strategy,
+    )
+
+
 FRAGMENT = """
 size = 8
 count = stats()["bytes_limit"] // (size * MIB) - 1

@@ -70,7 +70,7 @@ def main() -> int:
     env.add_argument("--tests", type=Path, help="the folder `tests` of JAX's repository")
     run = commands.add_parser("run", help="run test files and write a JSON file")
     run.add_argument("--tests", type=Path, required=True, help="the folder `tests` of JAX's repository")
-    run.add_argument("--backend", default="arena", help="arena (default), cpu, or the path of a bare PJRT plugin")
+    run.add_argument("--backend", default="arena", help="arena (default), cpu, cuda, or a bare PJRT plugin's path")
     run.add_argument("--out", type=Path, required=True, help="where the results go; --files adds to what is there")
     which = run.add_mutually_exclusive_group()
     which.add_argument("--sample", dest="list", type=Path, default=SAMPLE, help="a list of files; default: sample.txt")
@@ -109,7 +109,7 @@ def main() -> int:
         parser.error(f"--files: not in {tests}: {', '.join(missing)}")
     backend = Backend(arguments.backend)
     if backend.plugin() and not backend.plugin().is_file():
-        parser.error(f"--backend {arguments.backend}: neither arena nor cpu nor a file")
+        parser.error(f"--backend {arguments.backend}: none of {', '.join(Backend.NAMED)}, and no file")
     return run_all(files, tests, backend, arguments)
 
 

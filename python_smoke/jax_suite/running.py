@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from recorder import read
 
@@ -48,21 +49,24 @@ class File:
 
 @dataclass(frozen=True)
 class Backend:
-    """`cpu`: JAX's own; `arena`: pjrt-arena as it is installed; otherwise the path of a bare PJRT plugin."""
+    """`cpu`, `cuda`: JAX's own; `arena`: pjrt-arena as it is installed; otherwise the path of a bare PJRT plugin."""
 
     name: str
 
+    #: Those that are not a path, and the platforms that JAX is told.
+    NAMED: ClassVar[dict[str, str]] = {"arena": "arena,cpu", "cpu": "cpu", "cuda": "cuda,cpu"}
+
     def plugin(self) -> Path | None:
-        return None if self.name in ("arena", "cpu") else Path(self.name).resolve()
+        return None if self.name in self.NAMED else Path(self.name).resolve()
 
     def variables(self) -> dict[str, str]:
         if plugin := self.plugin():
             return {"JAX_PLATFORMS": "bare,cpu", "JAX_SUITE_PLUGIN": str(plugin)}
-        return {"JAX_PLATFORMS": {"cpu": "cpu", "arena": "arena,cpu"}[self.name]}
+        return {"JAX_PLATFORMS": self.NAMED[self.name]}
 
     def is_wrong(self, platform_version: str) -> bool:
         """Whether tests that were to run on the arena did not, or the other way round."""
-        return ("pjrt-arena" in platform_version) != (self.name == "arena") and self.name in ("arena", "cpu")
+        return ("pjrt-arena" in platform_version) != (self.name == "arena") and self.name in self.NAMED
 
 
 def read_list(path: Path) -> list[File]:

@@ -107,7 +107,7 @@ fn arena_for<'a>(
         return None;
     }
     destination(client, ptr::null_mut(), memory)
-        .filter(|_| spec.has_default_layout() && client.session.aliasable.contains(spec.element_type()))
+        .filter(|_| spec.has_default_layout() && client.session.can_view(spec.element_type(), spec.dims))
         .zip(dense_size(spec.element_type(), spec.dims))
 }
 

@@ -6,7 +6,7 @@
 //! framework that asks for a newer function without looking at the size reads NULL. An extension that is unknown here
 //! is left out: it may take a `PJRT_Buffer`.
 
-use std::{ffi::c_void, mem::offset_of, ptr};
+use std::{ffi::c_void, mem::offset_of, path::Path, ptr};
 
 use crate::{
     api::{
@@ -81,7 +81,10 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
             ptr::copy_nonoverlapping(next.cast::<u8>(), words.as_mut_ptr().cast(), base.struct_size);
             (base, words)
         };
-        let fate = fate(base.type_);
+        let fate = match fate(base.type_) {
+            Fate::Pass if base.type_ == sys::PJRT_Extension_Type_Profiler && is_plugin_of_jax(engine) => Fate::Drop,
+            fate => fate,
+        };
         if fate == Fate::Drop || base.struct_size < size_of::<sys::PJRT_Extension_Base>() {
             log::debug!("extension {} of the engine is left out", base.type_.0);
         } else {
@@ -97,7 +100,7 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
     if lacks(sys::PJRT_Extension_Type_Custom_Partitioner) {
         head = partitioners::extension(head);
     }
-    // An engine of a real device has a profiler of its own; a trace takes one.
+    // A trace takes one of a library.
     if lacks(sys::PJRT_Extension_Type_Profiler) {
         head = profiler::extension(head);
     }
@@ -106,6 +109,13 @@ pub fn rebuild(engine: &'static Engine) -> *mut sys::PJRT_Extension_Base {
         head = words.leak().as_mut_ptr().cast();
     }
     head
+}
+
+/// Whether JAX loads the engine as a plugin of its own as well, as it does with all that lie in its namespace package. Its
+/// profiler is JAX's then: it has one session at a time, and a second one, by our table, is an error (XLA's
+/// `ProfilerSession`: "Another profiling session active").
+fn is_plugin_of_jax(engine: &Engine) -> bool {
+    engine.path().ancestors().nth(2).and_then(Path::file_name).is_some_and(|folder| folder == "jax_plugins")
 }
 
 /// Replaces the functions in the slots that the extension, which begins with `base`, is long enough to have.

@@ -41,7 +41,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         let is_writable = call.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kMutableZeroCopy;
         let plain = call.has_default_layout();
         let space = destination(&client, call.device, call.memory)
-            .filter(|_| !is_writable && plain && client.session.aliasable.contains(call.type_));
+            .filter(|_| !is_writable && plain && client.session.can_view(call.type_, dims));
         let Some((space, size)) = space.zip(dense_size(call.type_, dims)) else {
             // SAFETY: the struct satisfies the function's contract, as a call's does, and is passed on once.
             return unsafe { from_host_by_engine(call.out(), &client, dims, plain) };

@@ -1,4 +1,5 @@
-//! The profiler extension, for engines that have none: a trace of JAX's profiler then shows what memory did.
+//! The profiler extension: a trace of JAX's profiler then shows what memory did. An engine that has one keeps it, unless
+//! JAX takes that by itself.
 //!
 //! ```text
 //!  jax.profiler.start_trace   create, start          TIMELINE takes events

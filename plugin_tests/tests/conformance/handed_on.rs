@@ -113,6 +113,11 @@ fn c26_arena_what_has_no_memory_counts_as_nothing() {
         drop(real);
         assert_eq!((counter("engine_bytes"), client.stats().unwrap().bytes_in_use), (0, ARRAY));
         drop(alias);
+        let taken = || client.stats().map(|stats| (stats.bytes_in_use, stats.num_allocs)).unwrap();
+        let before = taken();
+        let empty = client.put::<f32>(&[], &[2, 0]).unwrap();
+        assert!(empty.read::<f32>().unwrap().is_empty());
+        assert_eq!((counter("engine_bytes"), taken()), (0, before));
         if plugin().table().PJRT_Client_CreateErrorBuffer.is_some() {
             let _error = newer::error_buffer(&client, Code::NOT_FOUND, "nobody sent it").unwrap();
             assert_eq!(counter("engine_bytes"), 0);

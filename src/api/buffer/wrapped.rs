@@ -72,7 +72,7 @@ impl Entry for sys::PJRT_Client_CreateUninitializedBuffer_Args {
         require_place(&call, call.device, call.memory)?;
         let (dims, plain) = (call.shape_dims(), call.has_default_layout());
         let space = destination(&client, call.device, call.memory)
-            .filter(|_| plain && client.session.aliasable.contains(call.shape_element_type))
+            .filter(|_| plain && client.session.can_view(call.shape_element_type, dims))
             .zip(dense_size(call.shape_element_type, dims));
         // SAFETY: the client is alive during the call; the struct satisfies the function's contract, as a call's does,
         // and the engine's buffer is new, with no other owner.

@@ -31,6 +31,8 @@ pub enum Skip {
     NotATensor,
     /// A dimension is known at run time only.
     DynamicDimension,
+    /// It has no elements, and so no bytes.
+    NoElements,
     /// `index`, `tf32`, a quantized or an unknown type.
     ElementType,
     /// Elements of 2 or 4 bits, where the policy leaves them alone.
@@ -49,6 +51,7 @@ impl Skip {
         match self {
             Self::NotATensor => "not a plain tensor",
             Self::DynamicDimension => "a dimension known at run time only",
+            Self::NoElements => "no elements",
             Self::ElementType => "an element type without destinations",
             Self::SubByte => "elements of less than a byte, which the engine packs",
             Self::Layout => "a layout of its own",

@@ -124,6 +124,9 @@ pub(super) fn fit(value_type: &ValueType, known: &Known, policy: &Policy) -> Res
     if dimensions.iter().any(|&dimension| dimension < 0) {
         return Err(Skip::DynamicDimension);
     }
+    if dimensions.contains(&0) {
+        return Err(Skip::NoElements);
+    }
     match element {
         None => return Err(Skip::ElementType),
         Some(element) if policy.skip_sub_byte && element.is_sub_byte() => return Err(Skip::SubByte),

@@ -154,10 +154,11 @@ fn a_result_is_fit_by_its_type_and_its_attributes() {
     let unpinned = Known { memory_kind: MemoryKind::UnpinnedHost, ..plain };
     let elsewhere = Known { memory_kind: MemoryKind::Other, ..plain };
     for (value_type, known, expected) in [
-        (tensor(&[2, 0], f32), plain, Ok(())),
+        (tensor(&[2, 3], f32), plain, Ok(())),
         (tensor(&[], f32), plain, Ok(())),
         (ValueType::Token, plain, Err(Skip::NotATensor)),
         (tensor(&[2, -1], f32), plain, Err(Skip::DynamicDimension)),
+        (tensor(&[2, 0], f32), plain, Err(Skip::NoElements)),
         (tensor(&[2], None), plain, Err(Skip::ElementType)),
         (tensor(&[2], s4), plain, Err(Skip::SubByte)),
         (tensor(&[2], f32), Known { has_own_layout: true, ..plain }, Err(Skip::Layout)),

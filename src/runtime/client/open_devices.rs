@@ -88,7 +88,8 @@ pub fn open_devices(
     log::info!("{}", settings.summary(decided));
     let strategy = strategy_name(settings.strategy.value);
     log::debug!("{} device(s), strategy {strategy}, {limit} bytes each", devices.len());
-    let version = format!("{}\npjrt-arena {}", shown.version, env!("CARGO_PKG_VERSION"));
+    // The engine's last: programs read its number as the last word, as JAX's own tests do.
+    let version = format!("pjrt-arena {}\n{}", env!("CARGO_PKG_VERSION"), shown.version);
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
     let orders_executions = vendor_of(process::kind()).is_some();
     let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);

@@ -151,7 +151,7 @@ impl<'a> NestedRun<'a> {
         let reading = buffer.get().lend()?;
         let view = if buffer.shape.element_type == sys::PJRT_Buffer_Type_TOKEN {
             token(session, place)?
-        } else if session.aliasable.contains(buffer.shape.element_type) {
+        } else if session.can_view(buffer.shape.element_type, &buffer.shape.dims) {
             // Notes the layout of an array outside of the arenas; that of an array in an arena is known.
             layout(buffer.get())?;
             // SAFETY: the bytes are defined, and the reading keeps them unchanged until the execution is over.

@@ -101,7 +101,7 @@ fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Out
     // An array in another layout than the default one was copied before.
     let is_dense = is_known
         || is_engine_s
-            && buffer.session.aliasable.contains(buffer.shape.element_type)
+            && buffer.session.can_view(buffer.shape.element_type, &buffer.shape.dims)
             && buffer.shape.is_without_gaps();
     if !is_dense || !is_ready(buffer)? {
         return Ok(None);
