@@ -163,7 +163,7 @@ def make(folder: Path, kind: str = "cuda", major: int = 13, extension: bool = Tr
     (plugin / "__init__.py").write_text(textwrap.dedent(text))
     library = plugin / f"xla_{kind}_plugin.so"
     code = ENGINE.replace("THE_ENGINE", str(engines.under_test()))
-    compiler = ["gcc", "-shared", "-fPIC", f"-I{ROOT / 'pjrt_c_api'}", "-x", "c", "-", "-o", library]
+    compiler = ["gcc", "-shared", "-fPIC", f"-I{ROOT / 'pjrt_c_api'}", "-x", "c", "-", "-o", str(library)]
     subprocess.run(compiler, input=code, text=True, check=True)
     if extension:
         package = folder / f"jax_{kind}{major}_plugin"

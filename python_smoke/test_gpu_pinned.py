@@ -123,7 +123,6 @@ print(json.dumps([errors, whole, bool((np.asarray(y) == 9).all() and intact()), 
     assert whole == [16 * MIB, 4, 0] and room_again and end == [16 * MIB, 4, 0] and limit == 18 * MIB
 
 
-@fake_gpu.not_interpreted
 def test_what_the_engine_makes_there_takes_of_the_same_limit():
     """A copy of what a program still writes, and elements that the engine packs."""
     answer = told(

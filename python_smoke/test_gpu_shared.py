@@ -64,7 +64,6 @@ def told(code: str, **machine):
     return json.loads(run.stdout.splitlines()[-1]), run.stderr
 
 
-@fake_gpu.not_interpreted
 def test_a_program_that_the_device_has_no_room_for_is_refused_each_time():
     """The limit alone has room. The arguments, donated, are there as long as the engine was not asked; once the others
     have gone it runs."""
@@ -114,7 +113,6 @@ print(json.dumps([first, error, [float(array[-1]) for array in more]]))
     assert "less than the 384.00MiB of its arena" in warnings, warnings
 
 
-@fake_gpu.not_interpreted
 def test_nobody_waits_for_the_gpu_while_the_engine_starts_a_program(tmp_path):
     """At its first execution XLA captures a graph, which a wait for the whole GPU spoils; also one that takes nothing.
     The engine is held in the middle, and the test captures in its place."""
@@ -181,7 +179,6 @@ print(json.dumps([len(arrays), kept_by_pool]))
     assert count == 28 and kept >= 200, "the pool kept what was freed, as it does for programs"
 
 
-@fake_gpu.not_interpreted
 def test_scratch_that_grows_is_held_once():
     """Each program takes more than the one before; the pool cannot join what these had, and would hold all of it."""
     (held, scratch), _ = told(
@@ -205,7 +202,6 @@ print(json.dumps(list(zip(*[after(mib) for mib in (16, 24, 32, 40)]))))
     assert all(now <= most + 8 for now, most in zip(held, scratch, strict=True)), (held, scratch)
 
 
-@fake_gpu.with_the_simulated_engine
 def test_the_autotuner_has_what_arrays_do_not_use():
     """All memory is the arena's, and the engine tries kernels out on 100 MiB of its own before it compiles anything."""
     (programs, free), _ = told(
@@ -247,7 +243,6 @@ print(json.dumps([before, compiled, free_mib()]))
     assert before - compiled <= 8 and after >= before, (before, compiled, after)
 
 
-@fake_gpu.not_interpreted
 def test_nobody_waits_for_the_gpu_to_catch_up():
     """A batch a step, and a step that makes its arrays anew: all is asked for while the GPU is at the first steps."""
     (ready, steps), _ = told(

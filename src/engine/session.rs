@@ -54,9 +54,8 @@ impl Session {
         Box::leak(Box::new(Self { engine, handle, view_kind, aliasable, orders_executions, open, generation }))
     }
 
-    /// Whether an array can lie in an arena. One without elements has no bytes; the engine has it, and gives it the
-    /// address that callers of this platform expect of one: on GPUs, none (jaxlib's Python callbacks end the process
-    /// where it is another one: engine behaviour T42).
+    /// Whether an array can lie in an arena. One without elements has no bytes, and stays the engine's: on a GPU it has to
+    /// have the address 0 (engine behaviour T42).
     pub fn can_view(&self, element_type: sys::PJRT_Buffer_Type, dims: &[i64]) -> bool {
         self.aliasable.contains(element_type) && !dims.contains(&0)
     }
