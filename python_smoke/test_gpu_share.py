@@ -90,6 +90,21 @@ def test_an_array_of_many_chunks_is_asked_for_as_a_whole(tmp_path):
         second.end()
 
 
+def test_a_hole_whose_memory_others_have_is_filled_again(tmp_path):
+    """A few bytes fit in a hole, and the memory behind it went to the other process: that is asked for."""
+    tmp_path.chmod(0o700)
+    machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114) | {"PJRT_ARENA_SPILL": "host"}
+    with members(tmp_path, machine, machine) as (first, second):
+        first.do("keep(24, 2); kept = kept[::2]; gc.collect()")
+        second.do("keep(26, 2); check()")
+        assert first.do(expression="part()['given_bytes']") >= 20 * MIB
+        first.do("few = [ramp(number, 1 / 64) for number in range(3)]; check()")
+        second.do("check()")
+        assert first.do(expression="part()['num_asked']") >= 1
+        first.end()
+        second.end()
+
+
 def test_the_driver_may_have_memory_of_a_dead_process_for_a_moment(tmp_path):
     tmp_path.chmod(0o700)
     machine = variables(memory_mib=512, gpus=1, latency_us=20, era=114)

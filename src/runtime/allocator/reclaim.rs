@@ -204,7 +204,7 @@ fn find_room_at_once(
         } else if group::is_broken() || group::others_owe(memory) {
             // What others owe is waited for later, when nothing is held.
             break;
-        } else if spilled(allocator, deadline, memory, Goal::Hole(request.size)) {
+        } else if spilled(allocator, deadline, memory, Goal::Hole(request.size), refused && !memory.on_host) {
             compacted = !allocator.compacts();
             found = retake();
         } else {
@@ -261,9 +261,9 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether arrays were spilled to make room for `goal`.
-    fn spills(&self, goal: Goal) -> bool {
-        spilled(self.allocator, self.deadline, self.memory, goal)
+    /// Whether arrays were spilled to make room for `goal`, or memory for a hole that `lacks_memory`.
+    fn spills(&self, goal: Goal, lacks_memory: bool) -> bool {
+        spilled(self.allocator, self.deadline, self.memory, goal, lacks_memory)
     }
 
     /// Whether launches want arrays that may go when they have begun.
@@ -320,14 +320,14 @@ fn reclaim<T, E>(
         // What is in use, or wanted, when an attempt begins is waited for, whether that ends before the attempt or not.
         let (before, looking, launches_want) = (memory.ends(), Instant::now(), search.launches_want());
         let mut goal = goal;
-        let in_use = if allocator.compacts() {
-            // On a GPU there may be a hole without memory behind it.
-            if refused(&shortage) && !memory.on_host && !std::mem::replace(&mut packed, true) {
-                goal = Goal::Pack;
+        // On a GPU there may be a hole without memory behind it. Moves help once: when all is packed.
+        let lacks_memory = refused(&shortage) && !memory.on_host;
+        let in_use = if allocator.compacts() && !(lacks_memory && packed) {
+            if lacks_memory {
+                (goal, packed) = (Goal::Pack, true);
             }
             let blocked = match compaction::carry_out(memory, goal) {
-                // If `take` fails, another thread was faster, a move failed, or all is packed and there is no memory
-                // all the same.
+                // If `take` fails, another thread was faster, a move failed, or there is no memory all the same.
                 Ok(compacted) => return take(compacted).map_or(Continue(()), |found| Break(Ok(found))),
                 Err(blocked) => blocked,
             };
@@ -340,7 +340,8 @@ fn reclaim<T, E>(
             // Where arrays stay where they are, they can be spilled when their use has ended.
             memory.tier.as_ref().map_or_else(InUse::default, |_| InUse::of(memory))
         };
-        if refused(&shortage) && asked.wait(memory, deadline, || search.spills(goal)) || search.spills(goal) {
+        let spills = || search.spills(goal, lacks_memory);
+        if refused(&shortage) && asked.wait(memory, deadline, spills) || spills() {
             rounds = 0..ROUNDS;
             return Continue(());
         }
@@ -356,13 +357,24 @@ fn reclaim<T, E>(
             let least = looking.elapsed().min(LONG_WHILE);
             wait_for_change(round, least, || memory.ends() != before || in_use.has_changed());
         }
-        rounds = 0..ROUNDS;
+        (rounds, packed) = (0..ROUNDS, false);
         Continue(())
     })
 }
 
-/// Whether arrays were spilled to make room for `goal`.
-fn spilled(allocator: &Allocator, deadline: &Deadline<'_>, memory: &DeviceMemory, goal: Goal) -> bool {
+/// Whether arrays were spilled to make room for `goal`, or, where there is a hole that `lacks_memory`, so many bytes of
+/// them that their memory may be enough.
+fn spilled(
+    allocator: &Allocator,
+    deadline: &Deadline<'_>,
+    memory: &DeviceMemory,
+    goal: Goal,
+    lacks_memory: bool,
+) -> bool {
+    let goal = match goal {
+        Goal::Hole(bytes) if lacks_memory => Goal::Bottom(bytes),
+        goal => goal,
+    };
     let make_room = || spill::make_room_until(deadline, allocator, memory, Some(goal));
     memory.tier.is_some() && goal != Goal::Pack && !make_room().is_zero()
 }
