@@ -15,10 +15,9 @@ SLOW = (
     # Scripts and tools, whose parts have tests of their own.
     "test_bench.py::test_backends_run_together_in_one_process",
     "test_bench.py::test_the_whole_benchmark_tiny",
-    "test_gpu_script.py::test_beside_a_played_torch",
-    "test_gpu_script.py::test_measurements_of_memory_can_fail",
-    "test_gpu_script.py::test_on_a_played_gpu",
-    "test_gpu_script.py::test_rehearsal",
+    "test_gpu_script.py::test_an_nvidia_smi_that_hangs_costs_a_few_seconds",
+    "test_gpu_script.py::test_on_a_simulated_gpu",
+    "test_gpu_script.py::test_what_fails_on_the_arena_is_tried_with_one_thing_off_each[wants_platform-platform]",
     "test_jax_suite.py::test_a_file_goes_on_after_crashes_and_stalls",
     "test_jax_suite.py::test_an_environment_without_wheels_is_refused",
     "test_jax_suite.py::test_compare_groups_regressions_by_cause",

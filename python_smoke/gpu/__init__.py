@@ -1,29 +1,28 @@
-"""`run.sh`: what a machine with a GPU is asked in one run. Does it work, how fast is it, how much memory is of use?
+"""What a machine with a GPU is asked in one run, beside JAX's own allocators: `python3 python_smoke/gpu --out FOLDER`.
 
-    run.sh        finds the library, calls `python -m gpu`
-    plan.py       the parts, in the order of their worth: who measures what, on which backend, and how long that takes
+    __main__.py   the stages: facts, the wave, what fails again with one thing off each, what takes time
+    jobs.py       who measures what, on which backend, and how long that takes
     backends.py   JAX's own allocators and the arena's strategies, as environments of a process
-    runner.py     a fresh process for each measurement, with a time limit; results are on disk after each
-    child.py      that process: one measurement, one JSON object; leash.py ends it with the runner
-    progress.py   in that process: what it has so far is on disk, and where it hangs is in its log
-    logs.py       what is kept of a log
+    process.py    a process for each job, with a time limit and a log; Places, so that the device's memory is enough
+    child.py      that process: one measurement, one JSON object; progress.py: what it has so far, and where it hangs
+    report.py     what is wrong, and tables, for people; units.py, how numbers look
+    machine.py    versions, GPUs, and what else may explain a figure
     sizes.py      how large everything is: for a GPU, for a rehearsal on a CPU, for a test
-    tables.py     Markdown for people; tables_memory.py has the parts about memory, form.py how numbers look
+    shim.c        hides attributes of the device from the arena alone
 
 What a process can be asked, by module:
 
-    driver_facts.py  what the design rests on, of the driver alone; driver_calls.py has more of it, fact.py the list,
-                     libcuda.py the calls
-    machine.py       driver, GPUs; how the engine behaves with views (capability flags)
-    inventory.py     versions, the library's sum, the tools and variables of the machine
+    driver_facts.py  what the design rests on, of the driver alone, by libcuda.py
     checks.py        programs whose results are known
     models.py        a transformer, a convolution net and an MLP in plain JAX; steps.py measures their training steps
-    room.py          fragmented memory: what still fits, how much is usable, how fast it is compacted
-    pressure.py      arrays and scratch up to the limit, and up to the device's last bytes
-    start.py         the warm-up; the first array, a trim, the end
-    beside_torch.py  PyTorch in the same process
-    transfers.py     from and to the host; how much of a copy a step hides
-    small.py         dispatch, many live arrays, many small kernels and what their graphs take
+    room.py          memory that is nearly full: what fits, what is refused and how soon, how fast it is compacted
+    threads.py       threads beside compactions
+    loops.py         loops that do not wait
+    tier.py          spilling, sleep, two processes with one limit
+    beside_torch.py  PyTorch in the same process, and CUDA graphs over memory of several kinds
+    transfers.py     from and to the host
+    small.py         clients, dispatch, live arrays
 
-A measurement that fails, or takes too long, is a row that says so, and the run goes on. `for_tests` has some that do.
+The package needs Python 3.12's standard library, JAX, NumPy and ml_dtypes, and PyTorch where that is installed: nothing
+of git, and no network. It runs from an unpacked tree, on a library that was built elsewhere.
 """

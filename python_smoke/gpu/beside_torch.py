@@ -1,4 +1,5 @@
 """PyTorch in the same process: arrays go both ways by DLPack, and a CUDA graph is captured while arrays come and go.
+And graphs of XLA's whose arguments are of one kind of memory and then of another.
 
 A capture forbids calls of the driver's to its own thread, or to all. XLA asks the driver about its streams every five
 seconds, from a thread of its own, and one that is told no closes the client's callbacks for good. So with XLA alone, of
@@ -130,3 +131,45 @@ def capture(torch: Any, mode: str, seconds: float, operations: int) -> int:
     assert abs(float(x[7]) - right) < 1e-5, f"the graph gives {float(x[7])}"
     assert turns > 0, "nothing was done beside the capture"
     return turns
+
+
+def graphs(sizes: Sizes) -> dict[str, Any]:
+    """A program with a copy of its argument among many kernels, which XLA makes a CUDA graph of: its argument is ours,
+    PyTorch's, and an array that the engine has, by turns, and what it gives is the same."""
+    import jax
+    import jax.numpy as jnp
+
+    rows = 256
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((rows, rows), np.float32) / 16)
+
+    @jax.jit
+    def step(x):
+        y = x
+        for _ in range(24):
+            y = jnp.tanh(y @ weights)
+        return x, y, x + 0
+
+    off = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    on = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
+    sources = {
+        "ours": jnp.full((rows, rows), 0.25),
+        "another of ours": jnp.full((rows, rows), 0.25),
+        "from pinned_host": jax.device_put(jax.device_put(jnp.full((rows, rows), 0.25), off), on),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            lent = torch.full((2, rows, rows), 0.25, device="cuda")
+            torch.cuda.synchronize()
+            sources |= {
+                "torch's": jax.dlpack.from_dlpack(lent[0]),
+                "another of torch's": jax.dlpack.from_dlpack(lent[1]),
+            }
+    right = None
+    for turn in range(8 * len(sources)):
+        name = list(sources)[turn * 7 % len(sources)] if turn >= 4 else "ours"
+        found = [float(result[3, 5]) for result in step(sources[name])]
+        right = right or found
+        assert found == right, f"turn {turn}, {name}: {found} is not {right}"
+    return {"kinds": list(sources), "turns": 8 * len(sources)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
@@ -70,14 +72,6 @@ def matrices() -> None:
 
 
 @check
-def random_numbers() -> None:
-    bits = jax.jit(lambda: jax.random.bits(jax.random.key(5), (4096,)))
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        right = np.asarray(jax.random.bits(jax.random.key(5), (4096,)))
-    assert np.array_equal(bits(), right)
-
-
-@check
 def sorting() -> None:
     values = random.permutation(50_000).astype(np.float32)
     assert np.array_equal(jnp.sort(values), np.sort(values))
@@ -107,16 +101,6 @@ def linear_algebra() -> None:
     same(lambda a: jnp.linalg.eigh(a)[0], SYMMETRIC, tolerance=1e-2)
     same(lambda a: jnp.linalg.svd(a, compute_uv=False), SQUARE, tolerance=1e-3)
     same(lambda a: jnp.abs(jnp.linalg.qr(a)[1]), SQUARE, tolerance=1e-3)
-
-
-@check
-def sparse_matrices() -> None:
-    from jax.experimental import sparse
-
-    dense = np.where(random.random((40, 40)) < 0.1, SQUARE[:40, :40], 0).astype(np.float32)
-    matrix = sparse.BCOO.fromdense(dense)
-    with jax.default_matmul_precision("highest"):
-        np.testing.assert_allclose(np.asarray(matrix @ SYMMETRIC[:40]), dense @ SYMMETRIC[:40], rtol=1e-3, atol=1e-2)
 
 
 @check
@@ -152,6 +136,9 @@ def callbacks() -> None:
     jax.jit(lambda x: jax.debug.callback(lambda x: seen.append(float(x)), x.sum()))(jnp.ones(8))
     jax.effects_barrier()
     assert seen == [8.0], seen
+    # One without elements, which is a copy of a constant.
+    empty = jax.experimental.io_callback(lambda: np.ones((2, 0), "f4"), jax.ShapeDtypeStruct((2, 0), jnp.float32))
+    assert empty.shape == (2, 0)
     shape = jax.ShapeDtypeStruct((1000,), jnp.float32)
     double = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 2, shape, x) + 1)
     assert np.array_equal(double(np.arange(1000, dtype="f4")), np.arange(1000, dtype="f4") * 2 + 1)
@@ -183,18 +170,6 @@ def dlpack() -> None:
 
 
 @check
-def ahead_of_time() -> None:
-    from jax import export
-
-    lowered = jax.jit(lambda x: jnp.sin(x) * 2).lower(SQUARE)
-    compiled = lowered.compile()
-    assert compiled.memory_analysis().argument_size_in_bytes == SQUARE.nbytes
-    np.testing.assert_allclose(np.asarray(compiled(SQUARE)), np.sin(SQUARE) * 2, rtol=1e-4, atol=1e-5)
-    kept = export.deserialize(export.export(jax.jit(lambda x: x * 3))(SQUARE).serialize())
-    assert np.array_equal(kept.call(SQUARE), SQUARE * 3)
-
-
-@check
 def several_threads() -> None:
     step, failures = jax.jit(lambda x: x * 2 + 1), []
 
@@ -214,16 +189,6 @@ def several_threads() -> None:
     for thread in threads:
         thread.join(120)
     assert not failures and not any(thread.is_alive() for thread in threads), failures
-
-
-@check
-def several_devices() -> None:
-    if jax.device_count() == 1:
-        return
-    mesh = jax.make_mesh((jax.device_count(),), ("d",))
-    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-    x = jax.device_put(np.arange(1024 * jax.device_count(), dtype=np.float32), spread)
-    assert float(jax.jit(lambda x: (x * 2).sum())(x)) == float(np.asarray(x).sum() * 2)
 
 
 @check
@@ -297,10 +262,15 @@ def results_lie_in_the_arena() -> None:
 ARENA |= {"statistics", "compaction_and_reports", "results_lie_in_the_arena"}
 
 
+def _named(name: str) -> Callable[[], None]:
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function) if module else CHECKS[name]
+
+
 def run(sizes: Sizes, ours: bool, names: list[str] | None = None, longest: float = LONGEST) -> dict[str, Any]:
     """Runs the checks that hold for this backend; what failed has its reason. One that hangs ends the process.
 
-    `longest`: seconds that one may take.
+    `names` are theirs, or of a function of the caller's: `module.function`. `longest`: seconds that one may take.
     """
     chosen = names or [
         name for name in CHECKS if (ours or name not in ARENA) and (device().platform == "gpu" or name not in GPU)
@@ -310,7 +280,7 @@ def run(sizes: Sizes, ours: bool, names: list[str] | None = None, longest: float
         with progress.step(name, chosen[number + 1 :], answer, longest):
             start = time.perf_counter()
             try:
-                CHECKS[name]()
+                _named(name)()
                 answer["passed"] += 1
             except Exception as error:
                 said = " ".join(str(error).split())[:300]

@@ -6,15 +6,11 @@ exception goes there too, as a text, and makes the status 1; a crash leaves no f
 
 from __future__ import annotations
 
-# Before anything that takes time, and before anything that takes the GPU.
-from gpu import leash
-
-if __name__ == "__main__":
-    leash.hold()
-
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +18,20 @@ from pathlib import Path
 from gpu import progress
 from gpu.backends import PLATFORM_VARIABLE
 from gpu.sizes import SIZES
+
+_SET_PDEATHSIG = 1
+
+
+def hold() -> None:
+    """From now on the kernel ends this process when the thread ends that started it.
+
+    Who runs the script may be killed by a signal that leaves no time to tidy up. A child that goes on then holds the
+    GPU, and most of its memory, when the next one comes.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have ended before the call.
+    if (parent := os.environ.get(progress.PARENT_VARIABLE)) and os.getppid() != int(parent):
+        os._exit(1)
 
 
 def _right_device() -> None:
@@ -65,5 +75,7 @@ def main(what: str, values: str, target: str) -> int:
 
 
 if __name__ == "__main__":
+    # Before anything that takes time, and before anything that takes the GPU.
+    hold()
     # Through the interpreter's end, as any program: a backend that crashes there has failed.
     sys.exit(main(*sys.argv[1:]))

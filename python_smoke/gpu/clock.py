@@ -34,22 +34,6 @@ def repeats(took: float, least: float) -> int:
     return max(1, math.ceil(least / max(took, 1e-9)))
 
 
-def chain(times: int) -> Callable[[Any, Any], Any]:
-    """A program of so many matrix products in a row, to keep a device busy.
-
-    They stand in the program one by one: on a GPU, XLA keeps the caller waiting while a loop with a computed end runs.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    def product(x, weights):
-        for _ in range(times):
-            x = jnp.tanh(x @ weights)
-        return x
-
-    return jax.jit(product)
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception of JAX's says that memory is exhausted, and not something else."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)

@@ -1,8 +1,8 @@
 """What the arena's design rests on, asked of the driver itself: libcuda alone, without JAX and without the arena.
 
 Each fact has a sentence of what the design expects, another of what was found, and whether they agree; `None` where
-that cannot be told. Times are of one call in Python, which adds about a microsecond. What is measured is as large as
-the device allows.
+that cannot be told. What is expected is what an H100 did (driver 580, CUDA 13.0). Times are of one call in Python,
+which adds about a microsecond. What is measured is as large as the device allows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# The facts of the second module join the list when it is imported.
-from gpu import driver_calls, progress  # noqa: F401
-from gpu.fact import FACTS, Found, fact, timed
-from gpu.form import seconds, size
+from gpu import progress
 from gpu.libcuda import (
     ATTRIBUTES,
-    NOT_READY,
     Driver,
     HostFunction,
     Missing,
@@ -30,8 +26,31 @@ from gpu.libcuda import (
     properties,
 )
 from gpu.sizes import GIB, MIB, Sizes, chunk_of
+from gpu.units import seconds, size
 
-#: Seconds that one fact may take; all of them have 90.
+#: Whether it is as expected, what was found, and the numbers.
+Found = tuple[bool | None, str, dict[str, Any]]
+FACTS: dict[str, tuple[str, Callable[[Driver], Found]]] = {}
+
+
+def fact(expected: str) -> Callable[[Callable[[Driver], Found]], Callable[[Driver], Found]]:
+    """Adds a function to the list, with what the design expects of it."""
+
+    def add(function: Callable[[Driver], Found]) -> Callable[[Driver], Found]:
+        FACTS[function.__name__] = (expected, function)
+        return function
+
+    return add
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what it returned."""
+    start = time.perf_counter()
+    value = run()
+    return time.perf_counter() - start, value
+
+
+#: Seconds that one fact may take.
 LONGEST = 25
 #: The largest chunk of a region (`src/device/cuda/backing.rs`), and the driver's unit so far.
 CHUNK, UNIT = 32 * MIB, 2 * MIB
@@ -226,19 +245,16 @@ def _exchanged(asked: Driver, region: _Region) -> None:
     asked.open(region.at, region.bytes)
 
 
-#: Ways in which the host may learn that a stream has come to the end of its work.
-WAYS = ("host function", "event query", "event of another stream", "another stream", "event", "stream", "context")
-
-
-@fact("a pool gives back what was freed once the host has synchronised with its stream or an event of it")
+@fact("a pool gives back what was freed once the host knows that the stream is done, by whatever way")
 def trimming(asked: Driver) -> Found:
+    # Older drivers wanted a call of the host that waits for the stream or for an event of it.
     bytes_ = min(GIB, _whole(asked.memory()[1] / 8, UNIT))
     asked.keep((1 << 64) - 1)
-    left = {way: _left_after(asked, way, bytes_) for way in WAYS}
-    enough = [way for way in WAYS if left[way] < bytes_]
-    not_enough = [way for way in WAYS if way not in enough]
+    left = {way: _left_after(asked, way, bytes_) for way in ("host function", "event", "context")}
+    enough = [way for way in left if left[way] < bytes_]
+    not_enough = [way for way in left if way not in enough]
     text = f"goes back after: {', '.join(enough) or 'none'}; stays after: {', '.join(not_enough) or 'none'}"
-    return {"event", "stream", "context"} <= {*enough}, text, {"bytes": bytes_, "reserved_after": left}
+    return {"event", "context"} <= {*enough}, text, {"bytes": bytes_, "reserved_after": left}
 
 
 def _left_after(asked: Driver, way: str, bytes_: int) -> int:
@@ -255,17 +271,8 @@ def _left_after(asked: Driver, way: str, bytes_: int) -> int:
     if not rung.wait(20):
         raise Refused("a function of the host was not called in 20 s")
     time.sleep(0.02)
-    if way == "event query":
-        while asked.ask("cuEventQuery", Pointer(event)) == NOT_READY:
-            pass
-    elif way == "event of another stream":
-        asked.call("cuEventSynchronize", Pointer(asked.record(other)))
-    elif way == "another stream":
-        asked.wait(other)
-    elif way == "event":
+    if way == "event":
         asked.call("cuEventSynchronize", Pointer(event))
-    elif way == "stream":
-        asked.wait(stream)
     elif way == "context":
         asked.call("cuCtxSynchronize")
     left = asked.trim()
@@ -301,7 +308,7 @@ def growth_of_a_pool(asked: Driver) -> Found:
     return holds, text, {"one": one, "seen": seen, "kept": kept, "left": left}
 
 
-@fact("mapping, pinning and trimming wait for no work of the device; cuMemFree waits for all")
+@fact("mapping, pinning and trimming wait for no work of the device; cuMemFree and cuMemFreeHost wait for all")
 def calls_beside_work(asked: Driver) -> Found:
     total = asked.memory()[1]
     bytes_, chunk = min(4 * GIB, _whole(total / 16, UNIT)), arenas_chunk(asked)
@@ -382,18 +389,3 @@ def bandwidth(asked: Driver) -> Found:
     # A copy within the device reads each byte and writes it: twice this much passes its memory.
     text += "; bytes are counted once"
     return found["over borders"] >= 0.9 * found["within one"], text, found
-
-
-@fact("the driver takes each chunk of a region for an allocation of its own")
-def range_of_an_address(asked: Driver) -> Found:
-    region = _Region(asked, 2 * UNIT, UNIT)
-    base, length = ctypes.c_uint64(), Size()
-    try:
-        asked.call(
-            "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), ctypes.c_uint64(region.place(1) + 4)
-        )
-    finally:
-        region.end()
-    start = base.value - region.at
-    text = f"an address in the second of two chunks of {size(UNIT)}: from {size(start)} on, {size(length.value)} long"
-    return (start, length.value) == (UNIT, UNIT), text, {"start": start, "bytes": length.value}

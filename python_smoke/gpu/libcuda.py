@@ -80,7 +80,7 @@ class Driver:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
         self.call("cuInit", ctypes.c_uint(0))
-        self._context = self.out(Pointer, "cuDevicePrimaryCtxRetain", ctypes.c_int(0))
+        self.context = self.out(Pointer, "cuDevicePrimaryCtxRetain", ctypes.c_int(0))
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := self.ask(name, *arguments):
@@ -103,7 +103,7 @@ class Driver:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes the context this thread's, for as long as it takes: what JAX has made current comes back."""
-        self.call("cuCtxPushCurrent_v2", Pointer(self._context))
+        self.call("cuCtxPushCurrent_v2", Pointer(self.context))
         try:
             yield
         finally:
@@ -224,10 +224,21 @@ def driver() -> Driver:
     return Driver(os.environ.get("PJRT_ARENA_CUDA_DRIVER") or "libcuda.so.1")
 
 
-def free_bytes() -> int | None:
-    """Bytes that are free on the first GPU, whoever has the others; `None` where there is no driver."""
+def _memory() -> tuple[int, int] | None:
     try:
         with driver().current():
-            return driver().memory()[0]
+            return driver().memory()
     except (OSError, Refused, Missing):
         return None
+
+
+def free_bytes() -> int | None:
+    """Bytes that are free on the first GPU, whoever has the others; `None` where there is no driver."""
+    memory = _memory()
+    return memory[0] if memory else None
+
+
+def total_bytes() -> int | None:
+    """All bytes of the first GPU."""
+    memory = _memory()
+    return memory[1] if memory else None

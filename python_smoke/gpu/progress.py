@@ -21,6 +21,8 @@ from typing import Any
 
 #: Tells a process after how many seconds it will be ended.
 SECONDS_VARIABLE = "GPU_SCRIPT_SECONDS"
+#: Tells a process who started it.
+PARENT_VARIABLE = "GPU_SCRIPT_PARENT"
 #: faulthandler's words where it writes stacks because time is up.
 TIME_IS_UP = "Timeout ("
 #: How long before its end a process says where it is, in seconds, and at most as a share of its time.

@@ -30,25 +30,23 @@ class Sizes:
     step_readings: int
     steps: int
     step_seconds: float
-    #: Bytes of memory for the parts that fill it, so that filling is quick.
+    #: Bytes of memory for what fills it, so that filling is quick; and for what compacts, and for loops.
     limit: int
-    #: Bytes of memory for the part that compacts.
     compacted: int
     #: Largest array of the part that finds out what share of memory is usable, in bytes.
     largest: int
-    #: Rows of the matrices whose products keep a device busy.
-    product: int
-    #: Arrays that are copied from and to the host, in bytes.
-    copies: tuple[int, ...]
-    #: One array that is put on the device, and how many smaller ones without a pause, in bytes.
-    large_put: int
-    many_puts: tuple[int, int]
+    #: MiB of a loop's state.
+    loop_mib: int
+    #: How many arrays are spilled, and their elements of four bytes: three times half the limit.
+    tier: tuple[int, int]
+    #: One array that is copied from and to the host, and many smaller ones without a pause, in bytes.
+    copy: int
+    many_copies: tuple[int, int]
     #: Live arrays at once, and calls of a tiny program.
     arrays: int
     calls: int
-    #: Small kernels in one step, and steps that may add nothing to the device's memory.
-    kernels: int
-    graph_steps: int
+    #: Seconds of threads beside compactions.
+    threads_seconds: float
 
 
 SIZES = {
@@ -66,14 +64,13 @@ SIZES = {
             limit=8 * GIB,
             compacted=48 * GIB,
             largest=512 * MIB,
-            product=8192,
-            copies=(64 * MIB, GIB),
-            large_put=4 * GIB,
-            many_puts=(512, 4 * MIB),
+            loop_mib=1024,
+            tier=(24, 512 * MIB // 4),
+            copy=GIB,
+            many_copies=(512, 4 * MIB),
             arrays=100_000,
             calls=4000,
-            kernels=300,
-            graph_steps=1000,
+            threads_seconds=20,
         ),
         Sizes(
             "small",
@@ -87,14 +84,13 @@ SIZES = {
             limit=256 * MIB,
             compacted=GIB,
             largest=16 * MIB,
-            product=512,
-            copies=(16 * MIB, 64 * MIB),
-            large_put=256 * MIB,
-            many_puts=(64, MIB),
+            loop_mib=32,
+            tier=(24, 16 * MIB // 4),
+            copy=64 * MIB,
+            many_copies=(64, MIB),
             arrays=20_000,
             calls=2000,
-            kernels=100,
-            graph_steps=40,
+            threads_seconds=5,
         ),
         Sizes(
             "tiny",
@@ -105,17 +101,16 @@ SIZES = {
             step_readings=3,
             steps=1,
             step_seconds=0.0,
-            limit=24 * MIB,
-            compacted=48 * MIB,
-            largest=2 * MIB,
-            product=256,
-            copies=(MIB,),
-            large_put=4 * MIB,
-            many_puts=(16, 64 * KIB),
+            limit=64 * MIB,
+            compacted=96 * MIB,
+            largest=4 * MIB,
+            loop_mib=1,
+            tier=(24, 4 * MIB // 4),
+            copy=MIB,
+            many_copies=(16, 64 * KIB),
             arrays=500,
             calls=50,
-            kernels=10,
-            graph_steps=40,
+            threads_seconds=1,
         ),
     )
 }

@@ -1,29 +1,49 @@
-"""What is paid per call and per array: dispatch, many live arrays, many small kernels."""
+"""What is paid per client, per call and per array."""
 
 from __future__ import annotations
 
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gpu.clock import out_of_memory, timed
-from gpu.inventory import host_memory
-from gpu.libcuda import free_bytes
-from gpu.sizes import MIB, Sizes
+from gpu.sizes import Sizes
 
-#: What the device's free memory may fall by while a step is repeated.
-MOST_LOST = 64 * MIB
 #: Seconds in which live arrays are made.
 ARRAYS_TIME = 15.0
 
 
+def resident() -> int:
+    """Bytes of the host that this process has."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def client(sizes: Sizes) -> dict[str, Any]:
+    """Seconds until a client is there, and its first array; its limit, and what both take of the host."""
+    before, start = resident(), time.perf_counter()
+    device = jax.devices()[0]
+    started = time.perf_counter() - start
+    jnp.zeros(1).block_until_ready()
+    first = time.perf_counter() - start - started
+    stats = device.memory_stats() or {}
+    return {
+        "kind": device.device_kind,
+        "version": " ".join(device.client.platform_version.split()),
+        "limit": stats.get("bytes_limit"),
+        "client": started,
+        "first_array": first,
+        "host_bytes": resident() - before,
+    }
+
+
 def costs(sizes: Sizes) -> dict[str, Any]:
     """`dispatch` and `live_arrays`."""
-    return {"dispatch": dispatch(sizes), "live": live_arrays(sizes)}
+    return dispatch(sizes) | live_arrays(sizes)
 
 
 def dispatch(sizes: Sizes) -> dict[str, Any]:
@@ -39,8 +59,8 @@ def dispatch(sizes: Sizes) -> dict[str, Any]:
         jax.block_until_ready(result)
 
     return {
-        "one": timed(lambda: run(add, one, sizes.calls), sizes.readings, sizes.calls),
-        "thirty_two": timed(lambda: run(add_all, many, few), sizes.readings, few),
+        "one": timed(lambda: run(add, one, sizes.calls), sizes.readings, sizes.calls)["median"],
+        "thirty_two": timed(lambda: run(add_all, many, few), sizes.readings, few)["median"],
     }
 
 
@@ -51,89 +71,17 @@ def live_arrays(sizes: Sizes) -> dict[str, Any]:
     """
     add = jax.jit(lambda x: x + 1)
     start = jax.block_until_ready(jnp.float32(0))
-    arrays = [add(start) for _ in range(min(sizes.arrays, 1000))]
-    jax.block_until_ready(arrays)
+    arrays = jax.block_until_ready([add(start) for _ in range(min(sizes.arrays, 1000))])
     gc.collect()
-    before, held = host_memory()["resident"], len(arrays)
-    end, refused = time.perf_counter() + ARRAYS_TIME, None
+    before, held, end = resident(), len(arrays), time.perf_counter() + ARRAYS_TIME
     while len(arrays) < sizes.arrays + held and time.perf_counter() < end:
         try:
-            arrays.append(add(start))
-            # The queue is no part of what a live array takes.
-            if len(arrays) % 1000 == 0:
-                arrays[-1].block_until_ready()
+            arrays += jax.block_until_ready([add(start) for _ in range(min(sizes.arrays, 1000))])
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            refused = str(error).splitlines()[0][:300]
-            # What could not be computed for want of memory is no array.
-            del arrays[held + (len(arrays) - held) // 1000 * 1000 :]
             break
-    jax.block_until_ready(arrays)
     gc.collect()
-    after, made = host_memory()["resident"], len(arrays) - held
+    made = len(arrays) - held
     assert float(arrays[-1]) == 1
-    return {
-        "arrays": made,
-        "bytes": after - before,
-        "bytes_per_array": (after - before) / made if made else None,
-        "refused": refused,
-    }
-
-
-def many_kernels(sizes: Sizes) -> dict[str, Any]:
-    """Seconds of a step of small matrix products in a chain, which XLA can record as one CUDA graph."""
-    step = _products(sizes.kernels)
-    held = [jnp.ones((128, 128), jnp.float32)]
-
-    def run():
-        for _ in range(sizes.steps):
-            held[0] = step(held[0])
-        held[0].block_until_ready()
-
-    return {"kernels": sizes.kernels, "seconds": timed(run, sizes.readings, sizes.steps, warm=3)}
-
-
-def graph_memory(sizes: Sizes) -> dict[str, Any]:
-    """Free memory of the device before and after many such steps, whose arguments and results lie elsewhere each time.
-
-    CUDA takes memory for a graph that the caller does not see; an update for new addresses must not add to it.
-    """
-    step = _products(sizes.kernels)
-    rows = 128
-    start = jax.block_until_ready(jnp.ones((rows, rows), jnp.float32))
-    random, kept, places = np.random.default_rng(0), [start], set()
-    right = None
-    before = None
-    for turn in range(sizes.graph_steps):
-        # What is kept, and for how long, is random: the places are.
-        result = step(kept[int(random.integers(len(kept)))] * 0 + 1)
-        kept.append(result)
-        if len(kept) > 12:
-            kept.pop(int(random.integers(1, len(kept))))
-        if turn % 10 == 0:
-            right = float(result[3, 5]) if right is None else right
-            assert float(result[3, 5]) == right, f"step {turn} gives {float(result[3, 5])}, the first {right}"
-            places.add(result.unsafe_buffer_pointer())
-        # The first ones make the graph.
-        if turn == sizes.graph_steps // 10:
-            jax.block_until_ready(kept)
-            before = free_bytes()
-    jax.block_until_ready(kept)
-    after = free_bytes()
-    lost = before - after if before is not None and after is not None else None
-    assert len(places) > 1, "all results lie at one place"
-    assert lost is None or lost <= MOST_LOST, f"{lost} bytes of the device are gone after {sizes.graph_steps} steps"
-    return {"steps": sizes.graph_steps, "places": len(places), "free_before": before, "free_after": after, "lost": lost}
-
-
-def _products(kernels: int) -> Any:
-    weights = jnp.asarray(np.random.default_rng(0).standard_normal((128, 128), np.float32) / 12)
-
-    @jax.jit
-    def step(x):
-        for _ in range(kernels):
-            x = jnp.tanh(x @ weights)
-        return x
-
-    return step
+    return {"arrays": made, "bytes_per_array": (resident() - before) / made if made else None}

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Record = dict[str, Any]
-#: Behind the name of a row of which the arena warned.
-MARK = " (!)"
-
-
-def named(record: Record, names: dict[str, str]) -> str:
-    """Who a row is of."""
-    backend: str = record["backend"]
-    return names.get(backend, backend) + (MARK if record.get("warned") else "")
-
 
 def seconds(value: float) -> str:
     """Three digits and a unit: 3.42 us, 66.1 ms, 1.20 s."""
@@ -33,7 +21,7 @@ def size(value: float) -> str:
 
 def rate(bytes_: float, time: float) -> str:
     """Bytes per second, in 10^9."""
-    return f"{_three(bytes_ / time / 1e9)} GB/s" if time else "at once"
+    return f"{_three(bytes_ / time / 1e9)} GB/s"
 
 
 def _three(value: float) -> str:
@@ -42,5 +30,6 @@ def _three(value: float) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table whose columns but the first are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    lines = [cells[0], ["---", *["---:"] * (len(head) - 1)], *cells[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
