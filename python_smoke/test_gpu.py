@@ -1,7 +1,7 @@
 """JAX on GPUs whose memory is ours: every strategy, defragmentation, one budget, the order of copies and programs.
 
-The GPUs are simulated (`fake_gpu`); on real ones the same is shown by `gpu/run.sh`. In each test a process that leaves
-the driver's rules, or reads, writes, moves or frees memory that something else still uses, fails.
+The GPUs are simulated (`fake_gpu`); on real ones the same is shown by `python_smoke/gpu`. In each test a process that
+leaves the driver's rules, or reads, writes, moves or frees memory that something else still uses, fails.
 """
 
 from __future__ import annotations

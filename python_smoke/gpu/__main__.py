@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -120,7 +121,7 @@ class Run:
         left = job.values.get("names")
         for turn in range(1 + RESTS):
             if turn:
-                job = jobs.replace(job, values={**job.values, "names": left}, note=job.note or "the rest")
+                job = dataclasses.replace(job, values={**job.values, "names": left}, note=job.note or "the rest")
             record = {"part": job.part, "measure": job.measure, "title": job.title, "ours": job.backend.ours, **more}
             record |= self._run(job, most)
             self.report["records"].append(record)
@@ -156,7 +157,8 @@ class Run:
             maps = subprocess.run([sys.executable, "-c", find], capture_output=True, text=True, timeout=60, check=False)
             lines = (line.split()[-1] for line in maps.stdout.splitlines() if Path(driver).name in line)
             source = Path(__file__).with_name("shim.c")
-            command = ["cc", "-shared", "-fPIC", "-o", made, source, "-Wl,--no-as-needed", next(lines, driver), "-ldl"]
+            link = ["-Wl,--no-as-needed", next(lines, driver), "-ldl"]
+            command = ["cc", "-shared", "-fPIC", "-o", str(made), str(source), *link]
             try:
                 subprocess.run(command, capture_output=True, timeout=60, check=True)
                 self._shim = {"PJRT_ARENA_CUDA_DRIVER": str(made), "FIRST_DRIVER": driver}
@@ -222,8 +224,10 @@ def main() -> int:
         job for job in jobs.jobs(chosen.platform, SIZES[chosen.size], chosen.columns) if {job.stage, job.part} & wanted
     ]
     if chosen.checks:
-        names = chosen.checks.split(",")
-        planned = [jobs.replace(j, values={**j.values, "names": names}) if j.part == "checks" else j for j in planned]
+        names = {"names": chosen.checks.split(",")}
+        planned = [
+            dataclasses.replace(job, values=job.values | names) if job.part == "checks" else job for job in planned
+        ]
     with tempfile.TemporaryDirectory() as folder:
         run = Run(chosen, Path(folder))
         # XLA chooses kernels by trying them, and others another time: then two backends would run different programs.
@@ -232,7 +236,8 @@ def main() -> int:
         facts = machine.write_facts(chosen.out / "facts.txt")
         with ThreadPoolExecutor(2) as pool:
             on_gpu = chosen.platform == "cuda"
-            pages, gpus = (pool.submit(ask) if on_gpu else None for ask in (machine.page_in, machine.gpus))
+            pages = pool.submit(machine.page_in) if on_gpu else None
+            gpus = pool.submit(machine.gpus) if on_gpu else None
             if run.begin():
                 for job in (job for job in planned if job.stage == "facts"):
                     run.one(job, run.left())

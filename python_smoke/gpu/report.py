@@ -156,9 +156,13 @@ def _fragmented(told: Record) -> dict[str, str]:
         "limit": size(told["limit"]),
         "small results kept": str(told["kept"]),
         "wanted in one piece": size(told["wanted"]),
-        "and": f"{'served' if told['served'] else 'RESOURCE_EXHAUSTED'} after {seconds(told['seconds'])}",
+        "and": ("served" if told["served"] else "RESOURCE_EXHAUSTED") + _after(told["seconds"]),
         "data": "intact",
     }
+
+
+def _after(took: float | None) -> str:
+    return "" if took is None else f" after {seconds(took)}"
 
 
 def _scratch(told: Record) -> dict[str, str]:
@@ -229,7 +233,7 @@ def _client(told: Record) -> dict[str, str]:
         "device": told["kind"],
         "limit": size(told["limit"]) if told["limit"] else "none",
         "client": seconds(told["client"]),
-        "first array": seconds(told["first_array"]),
+        "first array": seconds(told["first_array"]) if told["first_array"] else "",
         "memory of the host": size(told["host_bytes"]),
         "version": told["version"],
     }
@@ -246,11 +250,10 @@ def _costs(told: Record) -> dict[str, str]:
 
 
 def _transfers(told: Record) -> dict[str, str]:
-    return {
-        f"device_put {size(told['bytes'])}": rate(told["bytes"], told["put"]),
-        f"device_get {size(told['bytes'])}": rate(told["bytes"], told["get"]),
-        f"device_put {told['count']} x {size(told['each'])}": rate(told["count"] * told["each"], told["many"]),
-    }
+    cells = {f"{way} {size(told['bytes'])}": rate(told["bytes"], told[way[7:]]) for way in ("device_put", "device_get")}
+    if "count" in told:
+        cells[f"device_put {told['count']} x {size(told['each'])}"] = rate(told["count"] * told["each"], told["many"])
+    return cells
 
 
 CELLS: dict[str, Callable[[Record], dict[str, str]]] = {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! # What the engine makes of such memory
-//! Read in XLA at PJRT C API 0.112 and 0.114 (`xla/pjrt/`); nothing of it was seen on hardware.
+//! Read in XLA at PJRT C API 0.112 and 0.114 (`xla/pjrt/`).
 //!
 //! - *It takes a view.* `PJRT_Client_CreateViewOfDeviceBuffer` passes `memory` on as it is
 //!   (`c/pjrt_c_api_wrapper_impl.cc`). `PjRtStreamExecutorClient::CreateViewOfDeviceBuffer` (0.112,
