@@ -303,7 +303,6 @@ impl Session {
 /// Makes the driver what it was at first. All work that streams have is done before; handles from before stay unknown.
 pub fn reset() {
     let mut driver = state::lock();
-    driver.tell_parts(|parts, driver| (parts.cancel)(driver));
     for gpu in 0..driver.gpus.len() {
         driver.wait_for_gpu(gpu);
         driver.destroy_streams(gpu);

@@ -60,20 +60,27 @@ fn find(driver: &Driver, gpu: usize, (side, address): (Side, u64), bytes: u64, w
 /// Copies.
 pub fn copy(driver: &mut Driver, copy: Copy, stream: usize) -> Answer {
     let (line, gpu) = driver.line_to_use(stream)?;
-    let Copy { to: (_, to), from: (_, from), bytes, waits, .. } = copy;
+    let Copy { what, to, from, bytes, waits } = copy;
     if bytes == 0 {
         return Ok(());
     }
-    let (mut order, homes) = order(driver, gpu, copy)?;
+    let bytes = bytes as u64;
+    let destination = find(driver, gpu, to, bytes, true)?;
+    let source = find(driver, gpu, from, bytes, false)?;
+    let ((_, to), (_, from)) = (to, from);
+    if overlap(&(to..to + bytes), &(from..from + bytes)) {
+        return Err(misuse(status::INVALID_VALUE, format!("{bytes} bytes from {from:#x} to {to:#x} overlap")));
+    }
     let on_host = |home: Home| !matches!(home, Home::Gpu(_));
-    let done_at_return = match homes {
-        (Home::Pageable, home) if !on_host(home) => {
-            order.work = Work::Staged { to, from: stage(from, bytes as u64) };
-            false
+    let (work, done_at_return) = match (source.home, destination.home) {
+        (Home::Pageable, Home::Gpu(_)) => (Work::Staged { to, from: stage(from, bytes) }, false),
+        (Home::Gpu(_), Home::Gpu(_)) => (Work::Copy { to, from, bytes }, false),
+        (source, home) => {
+            let waits = waits || home == Home::Pageable || on_host(source) && on_host(home);
+            (Work::Copy { to, from, bytes }, waits)
         }
-        (Home::Gpu(_), Home::Gpu(_)) => false,
-        (source, home) => waits || home == Home::Pageable || on_host(source) && on_host(home),
     };
+    let order = Order { uses: vec![(source, false), (destination, true)], ..Order::new(what, work) };
     let point = driver.issue(line, order)?;
     if done_at_return {
         let clock = driver.streams[&line].clock.clone();
@@ -82,21 +89,6 @@ pub fn copy(driver: &mut Driver, copy: Copy, stream: usize) -> Answer {
         driver.healthy(gpu)?;
     }
     Ok(())
-}
-
-/// The operation that copies when the stream comes to it, with the homes of the source and of the destination.
-pub fn order(driver: &Driver, gpu: usize, copy: Copy) -> Answer<(Order, (Home, Home))> {
-    let Copy { what, to, from, bytes, .. } = copy;
-    let bytes = bytes as u64;
-    let destination = find(driver, gpu, to, bytes, true)?;
-    let source = find(driver, gpu, from, bytes, false)?;
-    let ((_, to), (_, from)) = (to, from);
-    if overlap(&(to..to + bytes), &(from..from + bytes)) {
-        return Err(misuse(status::INVALID_VALUE, format!("{bytes} bytes from {from:#x} to {to:#x} overlap")));
-    }
-    let homes = (source.home, destination.home);
-    let uses = vec![(source, false), (destination, true)];
-    Ok((Order { uses, ..Order::new(what, Work::Copy { to, from, bytes }) }, homes))
 }
 
 /// `cuMemsetD8Async`.
@@ -125,19 +117,7 @@ fn repeat(
     if bytes == 0 {
         return Ok(());
     }
-    let order = fill_order(driver, gpu, what, address, pattern, bytes)?;
-    driver.issue(line, order).map(|_| ())
-}
-
-/// The operation that fills `bytes`, which are more than none.
-pub fn fill_order(
-    driver: &Driver,
-    gpu: usize,
-    what: &'static str,
-    address: u64,
-    pattern: [u8; 4],
-    bytes: u64,
-) -> Answer<Order> {
     let place = find(driver, gpu, (Side::Device, address), bytes, true)?;
-    Ok(Order { uses: vec![(place, true)], ..Order::new(what, Work::Fill { to: address, pattern, bytes }) })
+    let work = Work::Fill { to: address, pattern, bytes };
+    driver.issue(line, Order { uses: vec![(place, true)], ..Order::new(what, work) }).map(|_| ())
 }

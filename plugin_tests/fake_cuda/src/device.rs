@@ -194,7 +194,6 @@ pub fn release(driver: &mut Driver, device: i32) -> Answer {
             driver.destroy_streams(gpu);
             driver.events.retain(|_, event| event.gpu != gpu);
             driver.free_all_of(gpu);
-            driver.tell_parts(|parts, driver| (parts.context_gone)(driver, gpu));
             let dead = &mut driver.gpus[gpu];
             (dead.poison, dead.null) = (None, 0);
             dead.peers.clear();

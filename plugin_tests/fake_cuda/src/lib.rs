@@ -12,11 +12,9 @@
 //!  copy      copies and fills, staging                                      pages     mmap and files in memory
 //!  stream    a thread for each stream                                       operation what a stream does, one after another
 //!  event     places in the order of streams, and times                      perform   does an operation
-//!  host_kernel   functions of the program that stand for kernels
-//!  graph/    work that is described once and launched many times
+//!  host_kernel   functions of the program that stand for kernels            capture   streams that are captured
 //!  race      who used which bytes, by the vector clocks of `clock`
 //!  state     all of it, under one lock                                      control   what tests set and ask
-//!  parts     the seam to kernels, cuBLAS, NCCL and other libraries, which another crate adds where XLA's own plugins need them
 //! ```
 //!
 //! A program that opens this library in place of the driver and uses it wrongly gets the error that CUDA documents, and
@@ -27,22 +25,20 @@
 //! What differs from a GPU:
 //! - Physical memory is as large as it is told to be and zero at first.
 //! - A kernel is a function of the program, which says what it uses.
-//! - The nodes of a graph run one after another. Nodes with conditions, for memory and for functions of the host are
-//!   not known.
-//! - There are no arrays, textures, managed memory, contexts but the primary ones, or handles for other processes.
+//! - A stream can be captured, so that somebody may spoil it, but nothing becomes a graph.
+//! - There are no modules, arrays, textures, managed memory, contexts but the primary ones, or handles for other processes.
 
+pub mod capture;
 pub mod clock;
 pub mod control;
 pub mod copy;
 pub mod device;
 pub mod event;
 pub mod ffi;
-pub mod graph;
 pub mod host_kernel;
 pub mod memory;
 pub mod operation;
 pub mod pages;
-pub mod parts;
 pub mod perform;
 pub mod pointer;
 pub mod pool;

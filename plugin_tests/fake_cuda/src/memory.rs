@@ -353,7 +353,6 @@ pub fn free(driver: &mut Driver, address: u64) -> Answer {
             let span = driver.spans.get(&address).ok_or_else(unknown)?;
             let (space, range) = (span.space, address..address + span.bytes);
             driver.retire(space, &range, "freed");
-            driver.tell_parts(|parts, driver| (parts.memory_goes)(driver, &range, "freed"));
             driver.drop_plain(address);
             driver.healthy(gpu)
         }

@@ -1,7 +1,7 @@
 //! Operations: what a call asks a stream for, and what then waits in it.
 //!
 //! ```text
-//!  a call --> Order: work, memory by pieces, what it comes after        issue()        a captured stream makes a node of it
+//!  a call --> Order: work, memory by pieces, what it comes after        issue()
 //!                                                                          |
 //!                                                                          v
 //!             Operation: the same work, its place in the stream, its clock, memory by addresses
@@ -17,7 +17,6 @@ use std::{
 use crate::{
     clock::{Clock, Point},
     memory::Place,
-    parts::Part,
 };
 
 /// A function of the program with what it is given.
@@ -53,8 +52,6 @@ pub enum Work {
         /// How many.
         bytes: u64,
     },
-    /// Does what another crate knows: a kernel, a product of matrices, a collective.
-    Part(Arc<dyn Part>),
     /// Runs a function that stands for a kernel.
     Kernel(Callback),
     /// Runs a function on the host that may not call the driver.
@@ -97,5 +94,5 @@ pub struct Operation {
     /// The addresses that it uses and the driver knows, and whether it writes there.
     pub ranges: Vec<(Range<u64>, bool)>,
     /// What has happened before it, and itself.
-    pub clock: Arc<Clock>,
+    pub clock: Clock,
 }

@@ -1,9 +1,9 @@
 //! Does an operation, on the thread of its stream.
 //!
 //! ```text
-//!  after an error       neither parts of another crate nor functions of the host run; the parts are told
+//!  after an error       no function of the host runs
 //!  memory is gone       that is an error; who took it away was noted then
-//!  with the lock        times, parts of another crate, which may let go of it
+//!  with the lock        times
 //!  without it           copies, fills, functions; `running` keeps the pages that they use
 //! ```
 
@@ -14,7 +14,6 @@ use parking_lot::MutexGuard;
 use crate::{
     clock::Clock,
     operation::{Operation, Work},
-    parts::Turn,
     state::{self, Driver},
     status,
 };
@@ -31,33 +30,24 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
         driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
     }
     if driver.gpus[gpu].poison.is_some() {
-        if let Work::Part(part) = &work {
-            part.skip(driver);
-        }
         return;
     }
     if let Some(stream) = driver.streams.get_mut(&point.line) {
         stream.running = ranges.into_iter().map(|(range, _)| range).collect();
     }
     driver.begin_work();
-    match work {
-        Work::Part(part) => part.run(driver, Turn { gpu, point, clock: &clock }),
-        other => {
-            if let Work::Host(_) = other {
-                // The program learns here that all that came before in the stream is done, and may tell any thread.
-                driver.observe(&clock);
-            }
-            let before = clock.before(point);
-            MutexGuard::unlocked(driver, || compute(other, before));
-        }
+    if let Work::Host(_) = work {
+        // The program learns here that all that came before in the stream is done, and may tell any thread.
+        driver.observe(&clock);
     }
+    MutexGuard::unlocked(driver, || compute(work, clock.before(point)));
     driver.end_work();
 }
 
 /// Does what needs no lock. `before` is what a function that stands for a kernel comes after.
 fn compute(work: Work, before: Clock) {
     match work {
-        Work::Nothing | Work::Record(_) | Work::Part(_) => {}
+        Work::Nothing | Work::Record(_) => {}
         // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their
         // pages until this returns. What the program itself owns it promised to keep. They do not overlap, or it was
         // refused.
@@ -88,18 +78,10 @@ fn pointer(address: u64) -> *mut u8 {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Copies the program's memory at a call, or a GPU's for an operation that reads it.
+/// Copies the program's memory at a call.
 pub fn stage(from: u64, bytes: u64) -> Vec<u8> {
     let mut staged = vec![0; bytes as usize];
-    // SAFETY: the caller of the copy promised that so many bytes lie there, or the operation that reads them uses the
-    // range.
+    // SAFETY: the caller of the copy promised that so many bytes lie there.
     unsafe { ptr::copy_nonoverlapping(pointer(from).cast_const(), staged.as_mut_ptr(), staged.len()) };
     staged
-}
-
-/// Writes the result of an operation.
-pub fn put(to: u64, bytes: &[u8]) {
-    // SAFETY: the operation that writes it uses the range: it is there, and `running` keeps its pages. The source is
-    // ours.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(to), bytes.len()) };
 }

@@ -11,35 +11,17 @@
 //! it went well, and each time. Two things may hide one, and none invents one: the host is one line (see
 //! [`crate::clock::HOST`]), and a query that says that all is done orders what comes next, as does a function of
 //! `cuLaunchHostFunc` when it begins.
-//!
-//! Of kernels that are interpreted this is not wholly so. They are noted when they have run, because nobody knows
-//! before what they use, and by lines of 64 bytes (`simulator/gpu`, where kernels run):
-//!
-//! ```text
-//!  calls    kernel on 1 ----- fill on 2, which waits for it ---- copy on 3, which waits for nothing ---- (the kernel has run)
-//!  noted                      fill                               copy: not ordered                       kernel, late: before
-//!                                                                with the fill                           the fill; not ordered
-//!                                                                                                        with the copy
-//! ```
-//!
-//! Their clocks are those of their launches, and two operations are ordered if either has seen the other; so what
-//! streams and events order is never found, whenever the kernel ran. But that matters in two ways. What was noted
-//! before it and then written over by an operation that comes after it is not compared with it: a race of the two is
-//! hidden. And memory that is taken away before its use is noted is told otherwise: the kernel finds nothing there, or
-//! ends and its memory is gone.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
-    clock::{Clock, DeferredClocks, HOST, Point},
+    clock::{Clock, HOST, Point},
     memory::{Piece, overlap},
 };
 
 /// Uses of all memory.
 #[derive(Debug, Default)]
 pub struct Races {
-    /// What came before collectives, as far as it is known by now.
-    pub deferred: DeferredClocks,
     /// By the number of the memory, then by the place where the part begins.
     spaces: BTreeMap<u64, BTreeMap<u64, Part>>,
 }
@@ -53,28 +35,15 @@ struct Part {
     reads: Vec<Use>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Use {
     point: Point,
     what: &'static str,
     /// What to add to a place in the memory to get the address by which it was used.
     base: u64,
-    /// What had been seen when it was put into its stream.
-    clock: Arc<Clock>,
 }
 
 impl Use {
-    /// Whether one of the two comes after the other. A kernel is noted when it runs: what was put into streams after it
-    /// may be here before.
-    fn is_ordered(&self, point: Point, clock: &Clock, deferred: &DeferredClocks) -> bool {
-        deferred.has_seen(clock, self.point) || deferred.has_seen(&self.clock, point)
-    }
-
-    /// Whether this comes after the operation `point`, although it was noted before.
-    fn is_after(&self, point: Point, clock: &Clock, deferred: &DeferredClocks) -> bool {
-        !clock.has_seen(self.point) && self.point != point && deferred.has_seen(&self.clock, point)
-    }
-
     fn name(&self) -> String {
         name(self.what, self.point)
     }
@@ -107,51 +76,36 @@ impl Races {
     pub fn access(
         &mut self,
         point: Point,
-        clock: &Arc<Clock>,
+        clock: &Clock,
         what: &'static str,
         pieces: &[Piece],
         write: bool,
     ) -> Vec<String> {
         let mut found = BTreeMap::new();
-        let deferred = &self.deferred;
         for piece in pieces {
             let parts = self.spaces.entry(piece.space).or_default();
             let (start, end) = (piece.offset, piece.offset + piece.bytes);
             cut(parts, start);
             cut(parts, end);
             fill(parts, start, end);
-            let this = Use { point, what, base: piece.address.wrapping_sub(piece.offset), clock: Arc::clone(clock) };
+            let this = Use { point, what, base: piece.address.wrapping_sub(piece.offset) };
             for (&at, part) in parts.range_mut(start..end) {
                 let range = at.wrapping_add(this.base)..part.end.wrapping_add(this.base);
-                if let Some(other) = part.write.as_ref().filter(|other| !other.is_ordered(point, clock, deferred)) {
-                    note(&mut found, other.clone(), true, range.clone());
+                if let Some(other) = part.write.filter(|other| !clock.has_seen(other.point)) {
+                    note(&mut found, other, true, range.clone());
                 }
-                // The later write stays, with what has read it since. Who comes after that write comes after this
-                // operation too; who comes after this operation alone may still race with that write, which must not be
-                // forgotten.
-                let late = part.write.as_ref().is_some_and(|other| other.is_after(point, clock, deferred));
                 if write {
-                    for other in part.reads.iter().filter(|other| !other.is_ordered(point, clock, deferred)) {
-                        note(&mut found, other.clone(), false, range.clone());
+                    for &other in part.reads.iter().filter(|other| !clock.has_seen(other.point)) {
+                        note(&mut found, other, false, range.clone());
                     }
-                    if !late {
-                        part.write = Some(this.clone());
-                        part.reads.retain(|other| other.is_after(point, clock, deferred));
-                    }
-                } else if !late {
-                    // Of a line the last read stands for those before it: this one, unless it is noted late.
-                    let alike = |other: &Use| (other.point.line, other.base) == (point.line, this.base);
-                    if !part.reads.iter().any(|other| alike(other) && other.point.number > point.number) {
-                        part.reads.retain(|other| !alike(other));
-                        part.reads.push(this.clone());
-                    }
+                    part.write = Some(this);
+                    part.reads.clear();
+                } else {
+                    part.reads.retain(|other| (other.point.line, other.base) != (point.line, this.base));
+                    part.reads.push(this);
                 }
             }
-            if write
-                && parts.range(start..end).all(|(_, part)| {
-                    part.write.as_ref().is_some_and(|last| last.point == point) && part.reads.is_empty()
-                })
-            {
+            if write {
                 // All of it is alike now.
                 parts.retain(|&at, _| !(start < at && at < end));
                 if let Some(part) = parts.get_mut(&start) {
@@ -180,10 +134,10 @@ impl Races {
         for (&at, part) in self.spaces.get(&space).into_iter().flatten() {
             let uses =
                 part.write.iter().map(|other| (other, true)).chain(part.reads.iter().map(|other| (other, false)));
-            for (other, wrote) in uses.filter(|(other, _)| !self.deferred.has_seen(host, other.point)) {
+            for (&other, wrote) in uses.filter(|(other, _)| !host.has_seen(other.point)) {
                 let range = at.wrapping_add(other.base)..part.end.wrapping_add(other.base);
                 if overlap(&range, gone) {
-                    note(&mut found, other.clone(), wrote, range.start.max(gone.start)..range.end.min(gone.end));
+                    note(&mut found, other, wrote, range.start.max(gone.start)..range.end.min(gone.end));
                 }
             }
         }
@@ -242,18 +196,18 @@ mod tests {
     fn parts_are_cut_where_uses_begin_and_end() {
         let (mut races, mut a, mut b) = (Races::default(), Clock::default(), Clock::default());
         let write = a.tick(1);
-        assert!(races.access(write, &Arc::new(a.clone()), "a", &[piece(0, 100)], true).is_empty());
+        assert!(races.access(write, &a, "a", &[piece(0, 100)], true).is_empty());
         // Another stream's read in the middle, and one that only touches the end.
         let read = b.tick(2);
-        let found = races.access(read, &Arc::new(b.clone()), "b", &[piece(40, 20)], false);
+        let found = races.access(read, &b, "b", &[piece(40, 20)], false);
         let words = "b (operation 1 of stream 0x200) reads 20 bytes at 0x1028, not ordered after a (operation 1 of \
                      stream 0x100), which writes them";
         assert_eq!(found, [words]);
         let read = b.tick(2);
-        assert!(races.access(read, &Arc::new(b.clone()), "b", &[piece(100, 4)], false).is_empty());
+        assert!(races.access(read, &b, "b", &[piece(100, 4)], false).is_empty());
         // The first stream writes again: only the middle is read by somebody else.
         let write = a.tick(1);
-        let found = races.access(write, &Arc::new(a.clone()), "a", &[piece(0, 100)], true);
+        let found = races.access(write, &a, "a", &[piece(0, 100)], true);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("20 bytes at 0x1028"), "{found:?}");
         assert_eq!(races.spaces[&7].len(), 2);
@@ -263,7 +217,7 @@ mod tests {
     fn what_goes_away_must_have_been_seen_to_end() {
         let (mut races, mut a, mut host) = (Races::default(), Clock::default(), Clock::default());
         let write = a.tick(1);
-        races.access(write, &Arc::new(a.clone()), "a", &[piece(0, 100)], true);
+        races.access(write, &a, "a", &[piece(0, 100)], true);
         assert_eq!(races.retire(&host, 7, &(0x1000..0x1001), "freed").len(), 1);
         // Other addresses of the same memory.
         assert!(races.retire(&host, 7, &(0x2000..0x3000), "freed").is_empty());

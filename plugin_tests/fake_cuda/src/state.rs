@@ -12,13 +12,12 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
-    clock::Clock,
+    capture::Capture,
+    clock::{Clock, Line},
     control::{Books, Settings},
     device::Gpu,
     event::Event,
-    graph::Graphs,
     memory::{Span, Stale},
-    parts::{self, Known, Parts},
     race::Races,
     status::{self, Answer, Failure, Status, misuse},
     stream::Stream,
@@ -52,14 +51,12 @@ pub struct State {
     pub stale: Vec<Stale>,
     /// What `cuMemCreate` gave, by handle.
     pub physical: BTreeMap<u64, Physical>,
-    /// Graphs, their nodes, and what was made of them.
-    pub graphs: Graphs,
     /// The streams, by number.
-    pub streams: BTreeMap<u64, Stream>,
+    pub streams: BTreeMap<Line, Stream>,
+    /// Those that are being captured.
+    pub captures: BTreeMap<Line, Capture>,
     /// The events, by handle.
     pub events: BTreeMap<u64, Event>,
-    /// What parts of another crate know.
-    pub parts: Known,
     /// What the host has seen.
     pub host: Clock,
     /// What a call has waited for that synchronises: to pools nothing else has ended.
@@ -74,13 +71,6 @@ impl State {
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
-    }
-
-    /// Tells the parts of another crate, if there are any.
-    pub fn tell_parts(&mut self, what: impl FnOnce(&'static Parts, &mut Self)) {
-        if let Some(parts) = parts::parts() {
-            what(parts, self);
-        }
     }
 
     /// The state after the end of all work: as at first, but numbers go on.

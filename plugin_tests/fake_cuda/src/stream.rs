@@ -139,9 +139,7 @@ impl State {
     pub fn issue(&mut self, line: Line, mut order: Order) -> Answer<Point> {
         let (gpu, blocking) = self.streams.get(&line).map_or((0, false), |stream| (stream.gpu, stream.blocking));
         self.healthy(gpu)?;
-        if self.capture_status(line) != 0 {
-            return self.capture(line, order);
-        }
+        self.refuse_capture(line)?;
         order.seen.join(&self.host);
         // The legacy default stream comes after all work of the blocking ones, and they after its.
         let null = self.gpus[gpu].null;
@@ -156,7 +154,7 @@ impl State {
         stream.clock.join(&order.seen);
         let point = stream.clock.tick(line);
         stream.issued = point.number;
-        let clock = Arc::new(stream.clock.clone());
+        let clock = stream.clock.clone();
         let mut ranges = Vec::new();
         for (place, write) in &order.uses {
             ranges.extend(place.pieces.iter().map(|piece| (piece.address..piece.address + piece.bytes, *write)));
@@ -185,8 +183,7 @@ impl State {
     /// An access of the host itself.
     pub fn host_access(&mut self, place: &Place, write: bool) {
         let point = self.host.tick(HOST);
-        let clock = Arc::new(self.host.clone());
-        let found = self.races.access(point, &clock, "the host", &place.pieces, write);
+        let found = self.races.access(point, &self.host, "the host", &place.pieces, write);
         found.into_iter().for_each(|sentence| self.violation(sentence));
     }
 

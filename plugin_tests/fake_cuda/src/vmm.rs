@@ -233,7 +233,6 @@ pub fn unmap(driver: &mut Driver, address: u64, bytes: u64) -> Answer {
     let maps = reservation(driver, &range)?;
     let starts = exactly(maps, &range)?;
     let gone: Vec<_> = starts.iter().filter_map(|start| Some((*start, maps.remove(start)?))).collect();
-    driver.tell_parts(|parts, driver| (parts.memory_goes)(driver, &range, "unmapped"));
     driver.vacate(range, true);
     for (start, map) in gone {
         driver.retire(map.handle, &(start..start + map.bytes), "unmapped");

@@ -7,21 +7,16 @@ use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::CUresult;
 
-use crate::{
-    parts::parts,
-    status::{self, Answer, Status, misuse},
-};
+use crate::status::{self, Answer, Status, misuse};
 
 mod control;
 mod devices;
-pub mod graphs;
 pub mod hip;
 pub mod memory;
 mod streams;
 
 pub use control::*;
 pub use devices::*;
-pub use graphs::*;
 pub use hip::*;
 pub use memory::*;
 pub use streams::*;
@@ -215,16 +210,7 @@ const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
 /// The function of a name: of the driver, or of the tests' own.
 pub fn symbol(name: &str) -> Option<*const c_void> {
-    let tables = [
-        devices::TABLE,
-        devices::MORE,
-        memory::TABLE,
-        streams::TABLE,
-        control::TABLE,
-        hip::MORE,
-        graphs::TABLE,
-        graphs::MORE,
-    ];
+    let tables = [devices::TABLE, devices::MORE, memory::TABLE, streams::TABLE, control::TABLE, hip::MORE];
     let found = tables.into_iter().chain(hip::TABLES).flatten().find(|(known, _)| *known == name);
-    found.map(|(_, function)| function.cast()).or_else(|| (parts()?.symbol)(name))
+    found.map(|(_, function)| function.cast())
 }

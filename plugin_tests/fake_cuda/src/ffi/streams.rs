@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use super::{Out, functions};
 use crate::{
-    event,
+    capture, event,
     status::{self, misuse},
     stream,
 };
@@ -45,4 +45,14 @@ functions! {
     call cuEventSynchronize(event: usize as sys::CUevent) |driver| event::synchronize(driver, event);
     call cuEventElapsedTime(milliseconds: Out<f32> as *mut f32, start: usize as sys::CUevent, end: usize as sys::CUevent)
         |driver| milliseconds.put(event::elapsed(driver, start, end)?);
+
+    call cuStreamBeginCapture_v2(stream: usize as sys::CUstream, mode: c_uint as sys::CUstreamCaptureMode) |driver| {
+        capture::begin(driver, stream, mode)
+    };
+    call cuStreamEndCapture(stream: usize as sys::CUstream, graph: Out<u64> as *mut sys::CUgraph) |driver| {
+        graph.checked()?.put(capture::end(driver, stream)?)
+    };
+    call cuThreadExchangeStreamCaptureMode(mode: Out<c_uint> as *mut sys::CUstreamCaptureMode) |_driver| {
+        mode.checked()?.exchange(capture::exchange_mode)
+    };
 }

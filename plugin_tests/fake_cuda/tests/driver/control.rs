@@ -87,15 +87,8 @@ const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString c
     cuMemPoolSetAttribute cuMemPoolSetAccess cuMemPoolTrimTo cuMemAllocAsync cuMemAllocFromPoolAsync \
     cuMemFreeAsync cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery \
     cuStreamGetCtx cuStreamWaitEvent cuLaunchHostFunc cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery \
-    cuEventSynchronize cuEventElapsedTime cuGraphCreate cuGraphDestroy cuGraphAddKernelNode cuGraphAddMemcpyNode \
-    cuGraphAddMemsetNode cuGraphAddEmptyNode cuGraphAddChildGraphNode cuGraphAddDependencies \
-    cuGraphChildGraphNodeGetGraph cuGraphGetNodes cuGraphGetRootNodes cuGraphNodeGetType cuGraphDebugDotPrint \
-    cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams cuGraphExecMemcpyNodeSetParams \
-    cuGraphExecMemsetNodeSetParams cuGraphExecChildGraphNodeSetParams cuGraphUpload cuGraphLaunch \
-    cuGraphExecDestroy cuDeviceGraphMemTrim cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamIsCapturing \
-    cuGraphAddKernelNode_v2 cuGraphAddNode_v2 cuGraphAddDependencies_v2 cuGraphExecNodeSetParams \
-    cuGraphExecKernelNodeSetParams_v2 cuGraphConditionalHandleCreate cuGraphKernelNodeGetAttribute \
-    cuGraphKernelNodeSetAttribute cuStreamBeginCaptureToGraph hipInit hipDriverGetVersion hipDrvGetErrorName \
+    cuEventSynchronize cuEventElapsedTime cuStreamBeginCapture_v2 cuStreamEndCapture \
+    hipInit hipDriverGetVersion hipDrvGetErrorName \
     hipDrvGetErrorString hipGetDeviceCount hipDeviceGet hipDeviceGetName hipDeviceTotalMem hipDeviceGetAttribute \
     hipDeviceCanAccessPeer hipGetDevice hipSetDevice hipMemGetInfo hipMalloc hipFree hipHostMalloc hipHostFree \
     hipMemcpyHtoDAsync hipMemcpyDtoDAsync hipMemcpyAsync hipMemcpyPeerAsync hipStreamCreateWithFlags \

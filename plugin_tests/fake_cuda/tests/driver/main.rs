@@ -3,8 +3,8 @@
 #[macro_use]
 mod common;
 
+mod capture;
 mod control;
-mod graphs;
 mod hip;
 mod memory;
 mod pool;

@@ -6,8 +6,7 @@ use cudarc::driver::sys;
 
 use super::{Out, call, functions};
 use crate::{
-    event,
-    graph::capture,
+    capture, event,
     status::{self, Status, misuse},
     stream,
 };
