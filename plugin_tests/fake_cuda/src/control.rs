@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 9] = [
+const NAMES: [(&str, &str); 8] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
@@ -21,7 +21,6 @@ const NAMES: [(&str, &str); 9] = [
     ("pools", "FAKE_CUDA_POOLS"),
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
-    ("trace", "FAKE_CUDA_TRACE"),
     ("guard", "FAKE_CUDA_GUARD"),
 ];
 
@@ -40,8 +39,6 @@ pub struct Settings {
     pub pools: bool,
     /// Whether a violation is said at once, and ends the process with a status of its own.
     pub strict: bool,
-    /// Whether each call is said with its status, and each name that is looked up and not found.
-    pub trace: bool,
     /// Whether the host may not touch a GPU's own memory while no operation runs: it is ended there.
     pub guard: bool,
     /// What was set by a call, which the environment does not change.
@@ -59,7 +56,6 @@ impl Default for Settings {
             peer: true,
             pools: true,
             strict: false,
-            trace: false,
             guard: false,
             set: Vec::new(),
             faults: Vec::new(),
@@ -130,7 +126,6 @@ impl Settings {
                     exit_by_violations();
                 }
             }
-            "trace" => self.trace = flag(name, text)?,
             "guard" => self.guard = flag(name, text)?,
             "fail" => self.faults.push(text.parse()?),
             _ => {
@@ -189,13 +184,6 @@ impl State {
             eprintln!("fake_cuda: violation: {sentence}");
         }
         self.books.violations.push(sentence);
-    }
-
-    /// Says what was called, where that is wanted.
-    pub fn trace(&self, sentence: impl FnOnce() -> String) {
-        if self.settings.trace {
-            eprintln!("fake_cuda: {}", sentence());
-        }
     }
 
     /// Takes over what the environment ordered to fail.

@@ -1,6 +1,6 @@
 //! GPUs, their primary contexts, and the stack of contexts that each thread has.
 
-use std::{cell::RefCell, collections::BTreeSet};
+use std::cell::RefCell;
 
 use cudarc::driver::sys::CUdevice_attribute;
 
@@ -29,10 +29,6 @@ pub struct Gpu {
     pub file: File,
     /// How often the primary context is retained.
     pub retained: u32,
-    /// Its flags, which change nothing here but are told again.
-    pub flags: u32,
-    /// The GPUs whose memory this one's context may use.
-    pub peers: BTreeSet<usize>,
     /// The context's legacy default stream.
     pub null: u64,
     /// What every call gets after a kernel or a copy has hit memory that is not there.
@@ -48,16 +44,7 @@ impl Gpu {
     /// The system gives no file.
     pub fn new() -> Answer<Self> {
         let file = File::new().map_err(|_| status::OUT_OF_MEMORY)?;
-        Ok(Self {
-            used: 0,
-            file,
-            retained: 0,
-            flags: 0,
-            peers: BTreeSet::new(),
-            null: 0,
-            poison: None,
-            pool: Pool::default(),
-        })
+        Ok(Self { used: 0, file, retained: 0, null: 0, poison: None, pool: Pool::default() })
     }
 }
 
@@ -196,7 +183,6 @@ pub fn release(driver: &mut Driver, device: i32) -> Answer {
             driver.free_all_of(gpu);
             let dead = &mut driver.gpus[gpu];
             (dead.poison, dead.null) = (None, 0);
-            dead.peers.clear();
             Ok(())
         }
         _ => {
@@ -254,68 +240,17 @@ fn alive(driver: &Driver, gpu: usize) -> Answer {
     Ok(())
 }
 
-/// Lets the current context use the memory of another one.
-pub fn enable_peer(driver: &mut Driver, context: usize, flags: u32) -> Answer {
-    let gpu = driver.working()?;
-    let peer = driver.context(context)?;
-    alive(driver, peer)?;
-    if flags != 0 {
-        return Err(misuse(status::INVALID_VALUE, format!("flags are {flags}, not 0")));
-    }
-    if peer == gpu {
-        return Err(misuse(status::INVALID_CONTEXT, format!("GPU {gpu} is no peer of its own")));
-    }
-    if !driver.are_peers(gpu, peer) {
-        return Err(status::PEER_ACCESS_UNSUPPORTED.into());
-    }
-    // An answer that a correct caller may get: another library in the process may have done it.
-    let new = driver.gpus[gpu].peers.insert(peer);
-    if new { Ok(()) } else { Err(status::PEER_ACCESS_ALREADY_ENABLED.into()) }
-}
-
-/// The attributes that a program may ask for, as an H200 of compute capability 9.0 answers; the others are 0.
-const ATTRIBUTES: [(CUdevice_attribute, i32); 39] = {
+/// The attributes that a program here asks for, as an H200 of compute capability 9.0 answers; the others are 0.
+const ATTRIBUTES: [(CUdevice_attribute, i32); 7] = {
     use CUdevice_attribute::*;
     [
-        (CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
-        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024),
-        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024),
-        (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64),
-        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, i32::MAX),
-        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535),
-        (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535),
-        (CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152),
-        (CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232_448),
-        (CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233_472),
-        (CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1024),
-        (CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536),
-        (CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32),
-        (CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536),
-        (CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536),
-        (CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32),
-        (CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048),
-        (CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1_980_000),
         (CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 3_201_000),
         (CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 6144),
-        (CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 62_914_560),
-        (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132),
-        (CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1),
-        (CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1),
-        (CU_DEVICE_ATTRIBUTE_ECC_ENABLED, 1),
-        (CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 0x1b),
-        (CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3),
-        (CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1),
         (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
         (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
-        (CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1),
         (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
         (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
         (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
-        (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0),
-        (CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1),
-        (CU_DEVICE_ATTRIBUTE_INTEGRATED, 0),
-        (CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 0),
-        (CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX),
     ]
 };
 

@@ -1,10 +1,5 @@
 //! Events: places in streams, for other streams and for the host to wait for.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
-
 use crate::{
     clock::{Clock, Point},
     operation::{Order, Work},
@@ -13,15 +8,11 @@ use crate::{
     stream::Waits,
 };
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const NO_TIMING: u32 = 2;
-
 /// One event.
 #[derive(Debug)]
 pub struct Event {
     /// The GPU of its context.
     pub gpu: usize,
-    timed: bool,
     record: Option<Record>,
 }
 
@@ -30,7 +21,6 @@ pub struct Event {
 struct Record {
     point: Point,
     clock: Clock,
-    time: Arc<OnceLock<Instant>>,
 }
 
 fn find(driver: &Driver, handle: usize) -> Answer<&Event> {
@@ -41,12 +31,13 @@ fn find(driver: &Driver, handle: usize) -> Answer<&Event> {
 /// `cuEventCreate`.
 pub fn create(driver: &mut Driver, flags: u32) -> Answer<usize> {
     let gpu = driver.working()?;
-    // CU_EVENT_BLOCKING_SYNC is 1; the third flag is for events of several processes.
+    // CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING, which change nothing here; the third flag is for events of
+    // several processes.
     if flags & !0b11 != 0 {
         return Err(misuse(status::INVALID_VALUE, format!("flags are {flags:#x}; 1 and 2 are known")));
     }
     let handle = driver.number() << 8;
-    driver.events.insert(handle, Event { gpu, timed: flags & NO_TIMING == 0, record: None });
+    driver.events.insert(handle, Event { gpu, record: None });
     Ok(handle as usize)
 }
 
@@ -66,11 +57,10 @@ pub fn record(driver: &mut Driver, handle: usize, stream: usize) -> Answer {
         let why = format!("the event {handle:#x} is of GPU {}, the stream {stream:#x} of GPU {gpu}", event.gpu);
         return Err(misuse(status::INVALID_HANDLE, why));
     }
-    let time = Arc::new(OnceLock::new());
-    let point = driver.issue(line, Order::new("cuEventRecord", Work::Record(Arc::clone(&time))))?;
+    let point = driver.issue(line, Order::new("cuEventRecord", Work::Nothing))?;
     let clock = driver.streams[&line].clock.clone();
     if let Some(event) = driver.events.get_mut(&(handle as u64)) {
-        event.record = Some(Record { point, clock, time });
+        event.record = Some(Record { point, clock });
     }
     Ok(())
 }
@@ -108,21 +98,4 @@ pub fn synchronize(driver: &mut Driver, handle: usize) -> Answer {
     driver.observe(&record.clock);
     driver.has_waited_for(&[record.point]);
     driver.healthy(current)
-}
-
-/// `cuEventElapsedTime`, in milliseconds.
-pub fn elapsed(driver: &Driver, start: usize, end: usize) -> Answer<f32> {
-    driver.working()?;
-    let time = |handle: usize| -> Answer<Instant> {
-        let event = find(driver, handle)?;
-        let wrong = |why: &str| misuse(status::INVALID_HANDLE, format!("the event {handle:#x} {why}"));
-        if !event.timed {
-            return Err(wrong("was created without timing"));
-        }
-        let record = event.record.as_ref().ok_or_else(|| wrong("was not recorded"))?;
-        record.time.get().copied().ok_or_else(|| status::NOT_READY.into())
-    };
-    let (start, end) = (time(start)?, time(end)?);
-    let later = end.saturating_duration_since(start).as_secs_f32();
-    Ok((later - start.saturating_duration_since(end).as_secs_f32()) * 1e3)
 }

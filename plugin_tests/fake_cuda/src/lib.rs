@@ -5,15 +5,14 @@
 //!   pjrt-arena              the simulated engine          the test itself
 //!        | cuMem..., hipMalloc...  | the same file             | fake_cuda_...: settings, violations
 //!        v                         v                           v
-//!  ffi/      every function in its frame: counts, ordered failures, checks, no panic        hip/     HIP's names and numbers
+//!  ffi/      every function in its frame: counts, ordered failures, checks, no panic     hip       HIP's names and numbers
 //!  device    GPUs, primary contexts, the stack of contexts of each thread
-//!  memory    what lies at which address: cuMemAlloc, pinned memory          pointer   what a program may ask about an address
-//!  vmm       handles, reservations, mappings                                pool      cuMemAllocAsync
-//!  copy      copies and fills, staging                                      pages     mmap and files in memory
+//!  memory    what lies at which address: cuMemAlloc, pinned memory          vmm       handles, reservations, mappings
+//!  pool      cuMemAllocAsync                                                copy      copies and fills, staging
 //!  stream    a thread for each stream                                       operation what a stream does, one after another
-//!  event     places in the order of streams, and times                      perform   does an operation
-//!  host_kernel   functions of the program that stand for kernels            capture   streams that are captured
-//!  race      who used which bytes, by the vector clocks of `clock`
+//!  event     places in the order of streams                                 perform   does an operation
+//!  capture   streams that are captured, and who spoils that                 host_kernel   functions that stand for kernels
+//!  race      who used which bytes, by the vector clocks of `clock`          pages     mmap and files in memory
 //!  state     all of it, under one lock                                      control   what tests set and ask
 //! ```
 //!
@@ -25,28 +24,28 @@
 //! What differs from a GPU:
 //! - Physical memory is as large as it is told to be and zero at first.
 //! - A kernel is a function of the program, which says what it uses.
-//! - A stream can be captured, so that somebody may spoil it, but nothing becomes a graph.
-//! - There are no modules, arrays, textures, managed memory, contexts but the primary ones, or handles for other processes.
+//! - A captured stream takes no work, and its capture gives no graph.
+//! - There are no modules, arrays, textures, managed memory, contexts but the primary ones, or handles for other
+//!   processes.
 
-pub mod capture;
-pub mod clock;
+mod capture;
+mod clock;
 pub mod control;
-pub mod copy;
-pub mod device;
-pub mod event;
-pub mod ffi;
-pub mod host_kernel;
-pub mod memory;
-pub mod operation;
-pub mod pages;
-pub mod perform;
-pub mod pointer;
-pub mod pool;
-pub mod race;
-pub mod state;
+mod copy;
+mod device;
+mod event;
+mod ffi;
+mod host_kernel;
+mod memory;
+mod operation;
+mod pages;
+mod perform;
+mod pool;
+mod race;
+mod state;
 pub mod status;
-pub mod stream;
-pub mod vmm;
+mod stream;
+mod vmm;
 
 pub use control::Session;
 pub use ffi::symbol;

@@ -134,12 +134,12 @@ impl State {
         let whole = || vec![Piece { space: span.space, offset: address - start, address, bytes }];
         match &span.kind {
             Kind::Plain { gpu } => {
-                self.reach(user, *gpu, address)?;
+                Self::reach(user, *gpu, address)?;
                 Ok(Place { home: Home::Gpu(*gpu), pieces: whole() })
             }
             Kind::Pinned => Ok(Place { home: Home::Pinned, pieces: whole() }),
             Kind::Segment { gpu, blocks } => {
-                self.pooled(user, *gpu, address)?;
+                Self::reach(user, *gpu, address)?;
                 match blocks.range(..=address).next_back() {
                     Some((&block, held)) if end - block <= held.used => {
                         Ok(Place { home: Home::Gpu(*gpu), pieces: whole() })
@@ -151,25 +151,11 @@ impl State {
         }
     }
 
-    /// Whether a GPU reaches memory of `owner` that was not mapped by hand.
-    pub fn reach(&self, user: User, owner: usize, address: u64) -> Result<(), String> {
+    /// Refuses a kernel that uses memory of another GPU which was not mapped by hand.
+    fn reach(user: User, owner: usize, address: u64) -> Result<(), String> {
         match user {
-            User::Kernel(gpu) if gpu != owner && !self.gpus[gpu].peers.contains(&owner) => {
-                Err(format!("GPU {gpu} has no access to {address:#x} on GPU {owner}: cuCtxEnablePeerAccess is missing"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether a GPU reaches the pool of `owner`. Being peers is not enough for that.
-    pub fn pooled(&self, user: User, owner: usize, address: u64) -> Result<(), String> {
-        match user {
-            User::Kernel(gpu)
-                if gpu != owner && self.gpus[owner].pool.access.get(&gpu) < Some(&pages::Protection::Write) =>
-            {
-                Err(format!(
-                    "GPU {gpu} has no access to {address:#x} in the pool of GPU {owner}: cuMemPoolSetAccess is missing"
-                ))
+            User::Kernel(gpu) if gpu != owner => {
+                Err(format!("GPU {gpu} has no access to {address:#x} on GPU {owner}: nothing has allowed it"))
             }
             _ => Ok(()),
         }

@@ -7,12 +7,7 @@
 //!             Operation: the same work, its place in the stream, its clock, memory by addresses
 //! ```
 
-use std::{
-    ffi::c_void,
-    ops::Range,
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{ffi::c_void, ops::Range};
 
 use crate::{
     clock::{Clock, Point},
@@ -56,8 +51,6 @@ pub enum Work {
     Kernel(Callback),
     /// Runs a function on the host that may not call the driver.
     Host(Callback),
-    /// Notes the time.
-    Record(Arc<OnceLock<Instant>>),
 }
 
 /// What is put into a stream.

@@ -1,13 +1,12 @@
 //! Does an operation, on the thread of its stream.
 //!
 //! ```text
-//!  after an error       no function of the host runs
 //!  memory is gone       that is an error; who took it away was noted then
-//!  with the lock        times
-//!  without it           copies, fills, functions; `running` keeps the pages that they use
+//!  after an error       nothing is done any more
+//!  without the lock     copies, fills, functions; `running` keeps the pages that they use
 //! ```
 
-use std::{ptr, time::Instant};
+use std::ptr;
 
 use parking_lot::MutexGuard;
 
@@ -22,14 +21,10 @@ use crate::{
 pub fn perform(driver: &mut Driver, operation: Operation) {
     let Operation { point, work, ranges, clock, .. } = operation;
     let Some(gpu) = driver.streams.get(&point.line).map(|stream| stream.gpu) else { return };
-    if let Work::Record(time) = &work {
-        let _ = time.set(Instant::now());
-        return;
-    }
     if !ranges.iter().all(|(range, write)| driver.is_there(range, *write)) {
         driver.gpus[gpu].poison = Some(status::ILLEGAL_ADDRESS);
     }
-    if driver.gpus[gpu].poison.is_some() {
+    if driver.gpus[gpu].poison.is_some() || matches!(work, Work::Nothing) {
         return;
     }
     if let Some(stream) = driver.streams.get_mut(&point.line) {
@@ -47,7 +42,7 @@ pub fn perform(driver: &mut Driver, operation: Operation) {
 /// Does what needs no lock. `before` is what a function that stands for a kernel comes after.
 fn compute(work: Work, before: Clock) {
     match work {
-        Work::Nothing | Work::Record(_) => {}
+        Work::Nothing => {}
         // SAFETY: both ranges were found when this was put into the stream, and are there now; `running` keeps their
         // pages until this returns. What the program itself owns it promised to keep. They do not overlap, or it was
         // refused.

@@ -18,7 +18,7 @@ use crate::{
     clock::Point,
     memory::{Home, Kind, Piece, Place, Span},
     operation::{Order, Work},
-    pages::{self, Protection},
+    pages,
     state::{Driver, State},
     status::{self, Answer, misuse},
 };
@@ -34,10 +34,6 @@ pub struct Pool {
     threshold: u64,
     reserved: Usage,
     used: Usage,
-    /// What other GPUs may do with its memory: nothing, unless `cuMemPoolSetAccess` says so.
-    pub access: BTreeMap<usize, Protection>,
-    /// `CU_MEMPOOL_ATTR_REUSE_*`, which change nothing here but are told again.
-    reuse: [Option<i32>; 3],
 }
 
 #[derive(Debug, Default)]
@@ -229,19 +225,6 @@ pub fn free_now(driver: &mut Driver, address: u64) -> Answer<Option<()>> {
     Ok(Some(()))
 }
 
-/// `cuMemPoolSetAccess`, for one device. A GPU's access to its own pool cannot be taken away.
-pub fn set_access(driver: &mut Driver, pool: usize, device: i32, allowed: Protection) -> Answer {
-    let (owner, gpu) = (driver.pool(pool)?, driver.gpu(device)?);
-    if gpu == owner && allowed != Protection::Write {
-        return Err(misuse(status::INVALID_VALUE, format!("GPU {gpu} would lose access to its own pool")));
-    }
-    if gpu != owner && !driver.are_peers(gpu, owner) {
-        return Err(misuse(status::INVALID_DEVICE, format!("GPU {gpu} cannot reach the pool of GPU {owner}")));
-    }
-    driver.gpus[owner].pool.access.insert(gpu, allowed);
-    Ok(())
-}
-
 /// `cuMemPoolTrimTo`.
 pub fn trim(driver: &mut Driver, pool: usize, keep: usize) -> Answer {
     let gpu = driver.pool(pool)?;
@@ -249,43 +232,39 @@ pub fn trim(driver: &mut Driver, pool: usize, keep: usize) -> Answer {
     Ok(())
 }
 
-/// A value of an attribute of a pool; the first three of them are of C's `int`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// `int`.
-    Int(i32),
-    /// `cuuint64_t`.
-    Long(u64),
-}
-
 fn unknown(which: u32) -> status::Failure {
-    misuse(status::INVALID_VALUE, format!("{which} is no attribute of a pool, or none that can be set"))
+    misuse(status::INVALID_VALUE, format!("{which} is no attribute of a pool here, or none that can be set so"))
 }
 
 /// `cuMemPoolGetAttribute`.
-pub fn attribute(driver: &Driver, pool: usize, which: u32) -> Answer<Value> {
-    let Pool { threshold, reserved, used, reuse, access: _ } = &driver.gpus[driver.pool(pool)?].pool;
-    Ok(match which {
-        1..=3 => Value::Int(reuse[which as usize - 1].unwrap_or(1)),
-        4 => Value::Long(*threshold),
-        5 => Value::Long(reserved.now),
-        6 => Value::Long(reserved.high),
-        7 => Value::Long(used.now),
-        8 => Value::Long(used.high),
-        _ => return Err(unknown(which)),
-    })
+pub fn attribute(driver: &Driver, pool: usize, which: u32) -> Answer<u64> {
+    let Pool { threshold, reserved, used } = &driver.gpus[driver.pool(pool)?].pool;
+    match which {
+        4 => Ok(*threshold),
+        5 => Ok(reserved.now),
+        6 => Ok(reserved.high),
+        7 => Ok(used.now),
+        8 => Ok(used.high),
+        _ => Err(unknown(which)),
+    }
 }
 
-/// `cuMemPoolSetAttribute`. A high-water mark can be set to 0 alone, and then is what is now.
-pub fn set_attribute(driver: &mut Driver, pool: usize, which: u32, value: Value) -> Answer {
+/// `cuMemPoolSetAttribute` to what `value` reads. A high-water mark can be set to 0 alone, and then is what is now.
+pub fn set_attribute(driver: &mut Driver, pool: usize, which: u32, value: impl FnOnce() -> Answer<u64>) -> Answer {
     let gpu = driver.pool(pool)?;
-    let pool = &mut driver.gpus[gpu].pool;
-    match (which, value) {
-        (1..=3, Value::Int(value)) => pool.reuse[which as usize - 1] = Some(value),
-        (4, Value::Long(bytes)) => pool.threshold = bytes,
-        (6, Value::Long(0)) => pool.reserved.high = pool.reserved.now,
-        (8, Value::Long(0)) => pool.used.high = pool.used.now,
+    let Pool { threshold, reserved, used } = &mut driver.gpus[gpu].pool;
+    let usage = match which {
+        4 => {
+            *threshold = value()?;
+            return Ok(());
+        }
+        6 => reserved,
+        8 => used,
         _ => return Err(unknown(which)),
+    };
+    if value()? != 0 {
+        return Err(unknown(which));
     }
+    usage.high = usage.now;
     Ok(())
 }

@@ -143,11 +143,7 @@ pub fn framed(name: &'static str, body: impl FnOnce(&mut Driver) -> Answer) -> S
             Some(code) => Err(Failure::from(code)),
             None => body(&mut driver),
         };
-        let (code, violation) = match answer {
-            Ok(()) => (status::SUCCESS, None),
-            Err(Failure { code, violation }) => (code, violation),
-        };
-        driver.trace(|| format!("{name} gives {code}"));
+        let Err(Failure { code, violation }) = answer else { return status::SUCCESS };
         if let Some(sentence) = violation {
             driver.violation(format!("{name}: {sentence}"));
         }

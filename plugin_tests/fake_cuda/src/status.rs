@@ -32,21 +32,15 @@ statuses! {
     NO_DEVICE = CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected";
     INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal";
     INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT, "invalid device context";
-    PEER_ACCESS_UNSUPPORTED = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, "peer access is not supported between these two devices";
     INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE, "invalid resource handle";
-    INVALID_PTX = CUDA_ERROR_INVALID_PTX, "a PTX JIT compilation failed";
-    LAUNCH_FAILED = CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure";
     ILLEGAL_STATE = CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state";
-    NOT_FOUND = CUDA_ERROR_NOT_FOUND, "named symbol not found";
     NOT_READY = CUDA_ERROR_NOT_READY, "device not ready";
     ILLEGAL_ADDRESS = CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered";
-    PEER_ACCESS_ALREADY_ENABLED = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "peer access is already enabled";
     CONTEXT_IS_DESTROYED = CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed";
     NOT_PERMITTED = CUDA_ERROR_NOT_PERMITTED, "operation not permitted";
     NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED, "operation not supported";
     STREAM_CAPTURE_UNSUPPORTED = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing";
     STREAM_CAPTURE_INVALIDATED = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture";
-    GRAPH_EXEC_UPDATE_FAILURE = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
     UNKNOWN = CUDA_ERROR_UNKNOWN, "unknown error";
 }
 

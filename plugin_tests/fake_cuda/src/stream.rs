@@ -17,7 +17,6 @@ use parking_lot::Condvar;
 
 use crate::{
     clock::{Clock, HOST, Line, Point},
-    device::context_handle,
     memory::Place,
     operation::{Callback, Operation, Order, Work},
     perform::perform,
@@ -92,14 +91,6 @@ impl State {
         let unknown = || misuse(status::INVALID_HANDLE, format!("{handle:#x} is no stream, or was destroyed before"));
         let found = handle.is_multiple_of(STEP) && self.streams.get(&line).is_some_and(|stream| !stream.dying);
         if found { Ok(line) } else { Err(unknown()) }
-    }
-
-    /// As [`Self::line`], where the default stream is that of a GPU, whichever context is current.
-    pub fn line_on(&self, handle: usize, gpu: usize) -> Answer<Line> {
-        match self.gpus.get(gpu) {
-            Some(gpu) if LEGACY.contains(&handle) => Ok(gpu.null),
-            _ => self.line(handle),
-        }
     }
 
     /// As [`Self::line`], for an operation: the stream's context must be the current one.
@@ -277,20 +268,6 @@ pub fn query(driver: &mut Driver, handle: usize) -> Answer {
     let clock = driver.streams[&line].clock.clone();
     driver.observe(&clock);
     Ok(())
-}
-
-/// `cuStreamGetCtx`.
-pub fn context(driver: &Driver, handle: usize) -> Answer<usize> {
-    driver.current()?;
-    let line = driver.line(handle)?;
-    Ok(context_handle(driver.streams[&line].gpu))
-}
-
-/// What a stream was created with.
-pub fn flags(driver: &Driver, handle: usize) -> Answer<u32> {
-    driver.current()?;
-    let line = driver.line(handle)?;
-    Ok((!driver.streams[&line].blocking).into())
 }
 
 /// `cuCtxSynchronize`.

@@ -19,8 +19,6 @@ pub struct Physical {
     pub gpu: usize,
     /// Its size.
     pub bytes: u64,
-    /// What was asked for, to be told again.
-    pub properties: Properties,
     offset: u64,
     /// Whether `cuMemRelease` was not called yet.
     held: bool,
@@ -102,18 +100,13 @@ pub fn create(driver: &mut Driver, bytes: u64, properties: Properties, flags: u6
         return Err(status::OUT_OF_MEMORY.into());
     };
     let handle = driver.number();
-    driver.physical.insert(handle, Physical { gpu, bytes, properties, offset, held: true, mappings: 0 });
+    driver.physical.insert(handle, Physical { gpu, bytes, offset, held: true, mappings: 0 });
     Ok(handle)
 }
 
 fn held(driver: &mut Driver, handle: u64) -> Answer<&mut Physical> {
     let unknown = || misuse(status::INVALID_VALUE, format!("{handle:#x} is no handle, or was released before"));
     driver.physical.get_mut(&handle).filter(|physical| physical.held).ok_or_else(unknown)
-}
-
-/// `cuMemGetAllocationPropertiesFromHandle`.
-pub fn properties(driver: &mut Driver, handle: u64) -> Answer<Properties> {
-    held(driver, handle).map(|physical| physical.properties)
 }
 
 /// `cuMemRelease`: the memory goes when no mapping is left.

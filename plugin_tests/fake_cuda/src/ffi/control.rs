@@ -56,8 +56,8 @@ pub extern "C" fn fake_cuda_reset_violations() {
 /// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0
 /// or 1), `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out
 /// of memory; 1 is the next one), `strict` (1: a violation is said on stderr, and the process ends with status 70) or
-/// `trace` (1: each call is said on stderr with its status, and each name that is looked up and not found). A value
-/// that is not allowed is said on stderr and gives CUDA_ERROR_INVALID_VALUE.
+/// `guard` (1: the host is ended where it touches a GPU's own memory while no operation runs). A value that is not
+/// allowed is said on stderr and gives CUDA_ERROR_INVALID_VALUE.
 ///
 /// # Safety
 /// Both are null or C strings.

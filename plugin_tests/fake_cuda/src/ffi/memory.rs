@@ -9,8 +9,7 @@ use crate::{
     copy::{self, Copy, Side},
     memory,
     pages::Protection,
-    pointer,
-    pool::{self, Value},
+    pool,
     status::{self, Answer, misuse},
     vmm::{self, Properties},
 };
@@ -64,12 +63,6 @@ impl AllocationProperties {
         let Self { kind, handles, location, compression, rdma, .. } = self;
         Properties { kind, handles, location: location.kind, device: location.id, compression, rdma }
     }
-
-    fn of(properties: Properties) -> Self {
-        let Properties { kind, handles, location, device, compression, rdma } = properties;
-        let location = Location { kind: location, id: device };
-        Self { kind, handles, location, windows: 0, compression, rdma, usage: 0, reserved: [0; 4] }
-    }
 }
 
 fn protection(flags: c_uint) -> Answer<Protection> {
@@ -78,13 +71,6 @@ fn protection(flags: c_uint) -> Answer<Protection> {
         1 => Ok(Protection::Read),
         3 => Ok(Protection::Write),
         _ => Err(misuse(status::INVALID_VALUE, format!("the access is {flags}; 0, 1 and 3 are known"))),
-    }
-}
-
-pub(super) fn put_value(place: Out<c_void>, value: Value) -> Answer {
-    match value {
-        Value::Int(number) => place.cast().put(number),
-        Value::Long(number) => place.cast().put(number),
     }
 }
 
@@ -116,27 +102,6 @@ functions! {
         address.checked()?.put(memory::allocate_pinned(driver, bytes as u64, flags)?)
     };
     call cuMemFreeHost(address: usize as *mut c_void) |driver| memory::free_pinned(driver, address as u64);
-    call cuPointerGetAttribute(
-        value: Out<c_void> as *mut c_void,
-        which: c_uint as sys::CUpointer_attribute,
-        address: u64
-    ) |driver| {
-        driver.working()?;
-        put_value(value, pointer::attribute(driver, which, address)?)
-    };
-    call cuPointerGetAttributes(
-        count: c_uint,
-        which: In<c_uint> as *mut sys::CUpointer_attribute,
-        values: In<usize> as *mut *mut c_void,
-        address: u64
-    ) |driver| {
-        // No context is asked for: XLA has none here, and relies on the answer.
-        let count = count as usize;
-        for (which, at) in which.list(count)?.into_iter().zip(values.list(count)?) {
-            put_value(Out::at(at), pointer::attributes(driver, which, address)?)?;
-        }
-        Ok(())
-    };
 
     call cuMemGetAllocationGranularity(
         granularity: Out<usize> as *mut usize,
@@ -159,10 +124,6 @@ functions! {
         handle.checked()?.put(vmm::create(driver, bytes as u64, properties, flags)?)
     };
     call cuMemRelease(handle: u64) |driver| vmm::release(driver, handle);
-    call cuMemGetAllocationPropertiesFromHandle(
-        properties: Out<AllocationProperties> as *mut sys::CUmemAllocationProp,
-        handle: u64
-    ) |driver| properties.put(AllocationProperties::of(vmm::properties(driver, handle)?));
     call cuMemAddressReserve(
         address: Out<u64> as *mut sys::CUdeviceptr,
         bytes: usize,
@@ -223,10 +184,6 @@ functions! {
         let (to, from) = ((Side::Host, to as u64), (Side::Device, from));
         copy::copy(driver, Copy { what: "cuMemcpyDtoH_v2", to, from, bytes, waits: true }, 0)
     };
-    call cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) |driver| {
-        let (to, from) = ((Side::Device, to), (Side::Device, from));
-        copy::copy(driver, Copy { what: "cuMemcpyDtoD_v2", to, from, bytes, waits: true }, 0)
-    };
     call cuMemsetD32Async(address: u64, value: c_uint, count: usize, stream: usize as sys::CUstream) |driver| {
         copy::fill_words(driver, address, value, count, stream)
     };
@@ -237,34 +194,16 @@ functions! {
     call cuDeviceGetDefaultMemPool(pool: Out<usize> as *mut sys::CUmemoryPool, device: c_int) |driver| {
         pool.put(driver.pool_of(device)?)
     };
-    // The current pool of a device is the default one: nothing here sets another.
-    call cuDeviceGetMemPool(pool: Out<usize> as *mut sys::CUmemoryPool, device: c_int) |driver| {
-        pool.put(driver.pool_of(device)?)
-    };
     call cuMemPoolGetAttribute(
         pool: usize as sys::CUmemoryPool,
         which: c_uint as sys::CUmemPool_attribute,
-        value: Out<c_void> as *mut c_void
-    ) |driver| put_value(value, pool::attribute(driver, pool, which)?);
+        value: Out<u64> as *mut c_void
+    ) |driver| value.put(pool::attribute(driver, pool, which)?);
     call cuMemPoolSetAttribute(
         pool: usize as sys::CUmemoryPool,
         which: c_uint as sys::CUmemPool_attribute,
-        value: In<c_void> as *mut c_void
-    ) |driver| {
-        let value = match which {
-            1..=3 => Value::Int(value.cast().get()?),
-            _ => Value::Long(value.cast().get()?),
-        };
-        pool::set_attribute(driver, pool, which, value)
-    };
-    call cuMemPoolSetAccess(
-        pool: usize as sys::CUmemoryPool, access: In<AccessDescription> as *const sys::CUmemAccessDesc, count: usize
-    ) |driver| {
-        for (device, allowed) in accesses(access, count)? {
-            pool::set_access(driver, pool, device, allowed)?;
-        }
-        Ok(())
-    };
+        value: In<u64> as *mut c_void
+    ) |driver| pool::set_attribute(driver, pool, which, || value.get());
     call cuMemPoolTrimTo(pool: usize as sys::CUmemoryPool, keep: usize) |driver| pool::trim(driver, pool, keep);
     call cuMemAllocAsync(address: Out<u64> as *mut sys::CUdeviceptr, bytes: usize, stream: usize as sys::CUstream)
         |driver| address.checked()?.put(pool::allocate(driver, bytes, stream)?);

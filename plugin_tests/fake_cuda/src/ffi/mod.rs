@@ -11,15 +11,9 @@ use crate::status::{self, Answer, Status, misuse};
 
 mod control;
 mod devices;
-pub mod hip;
-pub mod memory;
+mod hip;
+mod memory;
 mod streams;
-
-pub use control::*;
-pub use devices::*;
-pub use hip::*;
-pub use memory::*;
-pub use streams::*;
 
 /// A place of the caller's for a result. Only a caller of the driver's functions, which are unsafe, makes one: it has
 /// promised that the pointer is null or fit for writing a `T`, and for reading one where the function changes what is
@@ -29,11 +23,6 @@ pub use streams::*;
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// A place that the caller gave in a list of such.
-    pub fn at(address: usize) -> Self {
-        Self(std::ptr::with_exposed_provenance_mut(address))
-    }
-
     /// Writes the result.
     ///
     /// # Errors
@@ -92,31 +81,12 @@ impl<T> Out<T> {
     }
 }
 
-impl Out<c_void> {
-    /// The place as one for the type that another parameter says.
-    pub fn cast<T>(self) -> Out<T> {
-        Out(self.0.cast())
-    }
-}
-
-impl In<c_void> {
-    /// The argument as one of the type that another parameter says.
-    pub fn cast<T>(self) -> In<T> {
-        In(self.0.cast())
-    }
-}
-
 /// What the caller points to. As for [`Out`]: null, or fit for reading as many as another parameter says.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// What lies at an address that the caller gave in a list of such.
-    pub fn at(address: usize) -> Self {
-        Self(std::ptr::with_exposed_provenance(address))
-    }
-
     /// Reads one.
     ///
     /// # Errors
@@ -164,7 +134,6 @@ impl In<c_char> {
 /// Declares functions of the driver in their frame, with the parameters that cudarc declares; `as` says what cudarc
 /// calls a parameter that is of another type here. Does not compile where the rest differs. Makes a table of them by
 /// name.
-#[macro_export]
 macro_rules! functions {
     (@theirs $ours:ty) => { $ours };
     (@theirs $ours:ty as $theirs:ty) => { $theirs };
@@ -182,7 +151,7 @@ macro_rules! functions {
         )*
 
         const _: () = {
-            $(let _: unsafe fn($($crate::functions!(@theirs $ours $(as $theirs)?)),*) -> cudarc::driver::sys::CUresult =
+            $(let _: unsafe fn($(functions!(@theirs $ours $(as $theirs)?)),*) -> cudarc::driver::sys::CUresult =
                 cudarc::driver::sys::$name;)*
         };
 
@@ -190,27 +159,13 @@ macro_rules! functions {
         pub(super) const TABLE: &[(&str, *const ())] = &[$((stringify!($name), $name as *const ())),*];
     };
 }
-pub use functions;
-
-/// Declares functions of C that are no driver's, in whatever frame they have.
-#[macro_export]
-macro_rules! c_functions {
-    ($($name:ident($($parameter:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`.")]
-        ///
-        /// # Safety
-        /// As NVIDIA or AMD documents: each pointer is null or fit for what the function reads or writes there.
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        pub unsafe extern "C" fn $name($($parameter: $type),*) -> $answer $body
-    )*};
-}
+use functions;
 
 const _: () = assert!(size_of::<Status>() == size_of::<CUresult>());
 
 /// The function of a name: of the driver, or of the tests' own.
 pub fn symbol(name: &str) -> Option<*const c_void> {
-    let tables = [devices::TABLE, devices::MORE, memory::TABLE, streams::TABLE, control::TABLE, hip::MORE];
-    let found = tables.into_iter().chain(hip::TABLES).flatten().find(|(known, _)| *known == name);
+    let tables = [devices::TABLE, memory::TABLE, streams::TABLE, control::TABLE, hip::TABLE];
+    let found = tables.into_iter().flatten().find(|(known, _)| *known == name);
     found.map(|(_, function)| function.cast())
 }

@@ -15,17 +15,9 @@ functions! {
     call cuStreamCreate(stream: Out<usize> as *mut sys::CUstream, flags: c_uint) |driver| {
         stream.checked()?.put(stream::create(driver, flags)?)
     };
-    call cuStreamCreateWithPriority(
-        stream: Out<usize> as *mut sys::CUstream,
-        flags: c_uint,
-        _priority: std::ffi::c_int
-    ) |driver| stream.checked()?.put(stream::create(driver, flags)?);
     call cuStreamDestroy_v2(stream: usize as sys::CUstream) |driver| stream::destroy(driver, stream);
     call cuStreamSynchronize(stream: usize as sys::CUstream) |driver| stream::synchronize(driver, stream);
     call cuStreamQuery(stream: usize as sys::CUstream) |driver| stream::query(driver, stream);
-    call cuStreamGetCtx(stream: usize as sys::CUstream, context: Out<usize> as *mut sys::CUcontext) |driver| {
-        context.put(stream::context(driver, stream)?)
-    };
     call cuStreamWaitEvent(stream: usize as sys::CUstream, event: usize as sys::CUevent, flags: c_uint) |driver| {
         event::wait(driver, stream, event, flags)
     };
@@ -43,8 +35,6 @@ functions! {
     };
     call cuEventQuery(event: usize as sys::CUevent) |driver| event::query(driver, event);
     call cuEventSynchronize(event: usize as sys::CUevent) |driver| event::synchronize(driver, event);
-    call cuEventElapsedTime(milliseconds: Out<f32> as *mut f32, start: usize as sys::CUevent, end: usize as sys::CUevent)
-        |driver| milliseconds.put(event::elapsed(driver, start, end)?);
 
     call cuStreamBeginCapture_v2(stream: usize as sys::CUstream, mode: c_uint as sys::CUstreamCaptureMode) |driver| {
         capture::begin(driver, stream, mode)

@@ -31,7 +31,7 @@ fn settings_out_of_range_say_what_is_allowed() {
         ("memory", "99999999999GiB", "64MiB"),
         ("latency_us", "-1", "0 to 10000000"),
         ("peer", "yes", "0 or 1"),
-        ("trace", "2", "0 or 1"),
+        ("guard", "2", "0 or 1"),
         ("fail", "cuMemAlloc:1", "symbol:n:code"),
         ("fail", "cuMemAlloc_v2:0", "n from 1"),
         ("fail", "cuMemAlloc_v2:1:2:3", "symbol:n:code"),
@@ -45,19 +45,8 @@ fn settings_out_of_range_say_what_is_allowed() {
 }
 
 #[test]
-fn names_are_found_by_the_drivers_own_function() {
+fn names_versions_and_errors_are_told() {
     let _session = start(&[]);
-    let find = |name: &CStr| {
-        let (mut function, mut how) = (ptr::null::<c_void>(), 7u32);
-        let code = cu!(cuGetProcAddress_v2(
-            name.as_ptr() => *const c_char, &raw mut function => *mut *const c_void, 12000 => c_int, 0 => u64,
-            &raw mut how => *mut u32,
-        ));
-        (code, how, function)
-    };
-    assert_eq!(find(c"cuMemAlloc"), (status::SUCCESS, 0, fake_cuda::symbol("cuMemAlloc_v2").expect("known")));
-    assert_eq!(find(c"cuMemMap"), (status::SUCCESS, 0, fake_cuda::symbol("cuMemMap").expect("known")));
-    assert_eq!(find(c"cuArrayCreate"), (status::NOT_FOUND, 1, ptr::null()));
     let mut name = [0u8; 8];
     ok(cu!(cuDeviceGetName(name.as_mut_ptr() => *mut u8, 5 => c_int, 0 => c_int)));
     assert_eq!(&name, b"Fake\0\0\0\0");
@@ -74,27 +63,24 @@ fn names_are_found_by_the_drivers_own_function() {
 }
 
 /// What a program may look for by name.
-const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGetCount cuDeviceGet cuDeviceGetName \
-    cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceCanAccessPeer cuDevicePrimaryCtxRetain \
+const NAMES: &str = "cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuDeviceGetCount cuDeviceGet \
+    cuDeviceGetName cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceCanAccessPeer cuDevicePrimaryCtxRetain \
     cuDevicePrimaryCtxRelease_v2 cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSetCurrent cuCtxGetCurrent \
-    cuCtxSynchronize cuCtxGetDevice cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags_v2 cuDeviceGetPCIBusId \
-    cuCtxGetStreamPriorityRange cuCtxEnablePeerAccess cuGetProcAddress_v2 cuMemGetInfo_v2 cuMemAlloc_v2 \
-    cuMemFree_v2 cuMemHostAlloc cuMemFreeHost cuPointerGetAttribute cuPointerGetAttributes \
-    cuMemGetAllocationGranularity cuMemCreate cuMemRelease cuMemGetAllocationPropertiesFromHandle \
-    cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnmap cuMemSetAccess cuMemcpyAsync cuMemcpyPeerAsync \
-    cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemcpyDtoD_v2 \
-    cuMemsetD32Async cuMemsetD8Async cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuMemPoolGetAttribute \
-    cuMemPoolSetAttribute cuMemPoolSetAccess cuMemPoolTrimTo cuMemAllocAsync cuMemAllocFromPoolAsync \
-    cuMemFreeAsync cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery \
-    cuStreamGetCtx cuStreamWaitEvent cuLaunchHostFunc cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery \
-    cuEventSynchronize cuEventElapsedTime cuStreamBeginCapture_v2 cuStreamEndCapture \
-    hipInit hipDriverGetVersion hipDrvGetErrorName \
-    hipDrvGetErrorString hipGetDeviceCount hipDeviceGet hipDeviceGetName hipDeviceTotalMem hipDeviceGetAttribute \
-    hipDeviceCanAccessPeer hipGetDevice hipSetDevice hipMemGetInfo hipMalloc hipFree hipHostMalloc hipHostFree \
-    hipMemcpyHtoDAsync hipMemcpyDtoDAsync hipMemcpyAsync hipMemcpyPeerAsync hipStreamCreateWithFlags \
-    hipStreamDestroy hipStreamSynchronize hipStreamWaitEvent hipEventCreateWithFlags hipEventDestroy \
-    hipEventRecord hipEventSynchronize hipGetLastError hipThreadExchangeStreamCaptureMode fake_cuda_kernel fake_cuda_violations \
-    fake_cuda_reset_violations fake_cuda_configure fake_cuda_counts fake_cuda_host_access fake_cuda_reset";
+    cuCtxSynchronize cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost \
+    cuMemGetAllocationGranularity cuMemCreate cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnmap \
+    cuMemSetAccess cuMemcpyAsync cuMemcpyPeerAsync cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 \
+    cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD32Async cuMemsetD8Async cuDeviceGetDefaultMemPool \
+    cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo cuMemAllocAsync cuMemAllocFromPoolAsync \
+    cuMemFreeAsync cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent \
+    cuLaunchHostFunc cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize \
+    cuStreamBeginCapture_v2 cuStreamEndCapture cuThreadExchangeStreamCaptureMode hipInit hipDriverGetVersion \
+    hipDrvGetErrorName hipDrvGetErrorString hipGetDeviceCount hipDeviceGet hipDeviceGetName hipDeviceTotalMem \
+    hipDeviceGetAttribute hipDeviceCanAccessPeer hipGetDevice hipSetDevice hipMemGetInfo hipMalloc hipFree \
+    hipHostMalloc hipHostFree hipMemcpyHtoDAsync hipMemcpyDtoDAsync hipMemcpyAsync hipMemcpyPeerAsync \
+    hipThreadExchangeStreamCaptureMode hipStreamCreateWithFlags hipStreamDestroy hipStreamSynchronize \
+    hipStreamWaitEvent hipEventCreateWithFlags hipEventDestroy hipEventRecord hipEventSynchronize hipGetLastError \
+    fake_cuda_kernel fake_cuda_violations fake_cuda_reset_violations fake_cuda_configure fake_cuda_counts \
+    fake_cuda_host_access fake_cuda_reset";
 
 #[test]
 fn the_library_exports_all_that_the_table_has() {
@@ -199,17 +185,6 @@ fn a_process_of_its_own() {
             ok(init(0));
             assert_eq!(release(99), status::INVALID_VALUE);
         }
-        "lookup" => {
-            // SAFETY: as above.
-            let find: extern "C" fn(*const c_char, *mut *const c_void, c_int, u64, *mut u32) -> u32 =
-                unsafe { std::mem::transmute(library.find(c"cuGetProcAddress_v2")) };
-            ok(init(0));
-            let mut function = ptr::null();
-            assert_eq!(
-                find(c"cuArrayCreate".as_ptr(), &raw mut function, 12000, 0, ptr::null_mut()),
-                status::NOT_FOUND
-            );
-        }
         "failure" => {
             ok(init(0));
             assert_eq!([release(99), release(98)], [700, status::INVALID_VALUE]);
@@ -241,17 +216,6 @@ fn the_environment_sets_what_a_process_gets_and_how_it_ends() {
     let (code, words) = run("misuse", &[strict]);
     assert_eq!(code, Some(70), "{words}");
     assert!(words.contains("violation: cuMemRelease"), "{words}");
-    let (code, words) = run("lookup", &[strict, ("FAKE_CUDA_TRACE", "1")]);
-    assert_eq!(code, Some(0), "{words}");
-    let told: Vec<_> = words.lines().filter(|line| line.starts_with("fake_cuda: ")).collect();
-    let expected = [
-        "fake_cuda: cuInit gives 0",
-        "fake_cuda: cuArrayCreate is looked up and not known",
-        "fake_cuda: cuGetProcAddress_v2 gives 500",
-    ];
-    assert_eq!(told, expected);
-    let (code, words) = run("lookup", &[]);
-    assert_eq!((code, words.contains("fake_cuda: ")), (Some(0), false), "{words}");
     let (code, words) = run("misuse", &[]);
     assert_eq!((code, words.contains("violation")), (Some(0), false), "{words}");
     let (code, words) = run("failure", &[("FAKE_CUDA_FAIL", "cuMemRelease:1:700")]);

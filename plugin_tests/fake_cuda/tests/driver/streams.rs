@@ -129,35 +129,6 @@ fn a_destroyed_stream_does_what_it_has() {
 }
 
 #[test]
-fn time_passes_between_events() {
-    let _session = start(&[("latency_us", "2000")]);
-    let (stream, events) = (
-        stream(),
-        [0; 3].map(|_| {
-            let mut event = 0;
-            ok(cu!(cuEventCreate(&raw mut event => *mut usize, 0 => c_uint)));
-            event
-        }),
-    );
-    let open = gate(stream, &[], &[]);
-    events[..2].iter().for_each(|&event| ok(cu!(cuEventRecord(event => usize, stream => usize))));
-    let elapsed = |start: usize, end: usize| {
-        let mut time = 0f32;
-        let code = cu!(cuEventElapsedTime(&raw mut time => *mut f32, start => usize, end => usize));
-        (code, time)
-    };
-    assert_eq!(elapsed(events[0], events[1]).0, status::NOT_READY);
-    no_violations();
-    drop(open);
-    synchronize(stream);
-    let (code, time) = elapsed(events[0], events[1]);
-    ok(code);
-    assert!(time >= 2.0, "{time}");
-    assert_eq!(elapsed(events[0], events[2]).0, status::INVALID_HANDLE);
-    found(&["was not recorded"]);
-}
-
-#[test]
 fn functions_of_the_host_may_not_call_the_driver() {
     let _session = start(&[]);
     let stream = stream();
