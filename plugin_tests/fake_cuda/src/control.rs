@@ -13,16 +13,20 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
     ("peer", "FAKE_CUDA_PEER"),
     ("pools", "FAKE_CUDA_POOLS"),
+    ("segment", "FAKE_CUDA_SEGMENT"),
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
     ("guard", "FAKE_CUDA_GUARD"),
 ];
+
+/// What segments of the pools are multiples of.
+const UNIT: u64 = 2 << 20;
 
 /// How the driver behaves.
 #[derive(Clone, Debug)]
@@ -37,6 +41,8 @@ pub struct Settings {
     pub peer: bool,
     /// Whether the GPUs have memory pools.
     pub pools: bool,
+    /// The unit in which the pools take memory of their GPUs. An H100's takes 32 MiB for one byte.
+    pub segment: u64,
     /// Whether a violation is said at once, and ends the process with a status of its own.
     pub strict: bool,
     /// Whether the host may not touch a GPU's own memory while no operation runs: it is ended there.
@@ -55,6 +61,7 @@ impl Default for Settings {
             latency: Duration::ZERO,
             peer: true,
             pools: true,
+            segment: UNIT,
             strict: false,
             guard: false,
             set: Vec::new(),
@@ -99,11 +106,11 @@ fn flag(name: &str, text: &str) -> Result<bool, String> {
 }
 
 /// A number of bytes, with `KiB`, `MiB` or `GiB` or without.
-fn bytes(text: &str) -> Result<u64, String> {
+fn bytes(name: &str, text: &str) -> Result<u64, String> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("", 0)];
     let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
     let value = found.and_then(|(digits, shift)| digits.parse::<u64>().ok()?.checked_mul(1 << shift));
-    value.ok_or_else(|| format!("memory is {text:?}, not a number of bytes such as 1073741824, 64MiB or 2GiB"))
+    value.ok_or_else(|| format!("{name} is {text:?}, not a number of bytes such as 1073741824, 64MiB or 2GiB"))
 }
 
 impl Settings {
@@ -113,13 +120,17 @@ impl Settings {
                 Ok(gpus @ 0..=64) => self.gpus = gpus,
                 _ => return Err(format!("gpus is {text:?}, not a number from 0 to 64")),
             },
-            "memory" => self.memory = bytes(text)?,
+            "memory" => self.memory = bytes(name, text)?,
             "latency_us" => match text.parse() {
                 Ok(micros @ 0..=10_000_000) => self.latency = Duration::from_micros(micros),
                 _ => return Err(format!("latency_us is {text:?}, not a number from 0 to 10000000")),
             },
             "peer" => self.peer = flag(name, text)?,
             "pools" => self.pools = flag(name, text)?,
+            "segment" => match bytes(name, text)? {
+                segment if segment > 0 && segment.is_multiple_of(UNIT) => self.segment = segment,
+                _ => return Err(format!("segment is {text:?}, not a multiple of 2MiB from 2MiB on")),
+            },
             "strict" => {
                 self.strict = flag(name, text)?;
                 if self.strict {

@@ -1,7 +1,7 @@
 //! The default memory pool of each GPU: allocations and frees in the order of streams.
 //!
 //! ```text
-//!  segment, a multiple of 2 MiB   | block: used | freed on stream 1 | block: used |  freed on stream 2  |
+//!  segment, 2 MiB or more         | block: used | freed on stream 1 | block: used |  freed on stream 2  |
 //!                                                  `- for stream 1 at once; for others once they come after the free
 //! ```
 //!
@@ -10,7 +10,7 @@
 //! host in the stream, or a stream that came after it, says nothing to a pool: NVIDIA promises no more for
 //! `cuMemPoolTrimTo` ("completion ... observed on the host, e.g. by a synchronize", and it was measured for
 //! pytorch/executorch pull request 22312). The driver may know earlier, by luck; this one depends on the order of calls
-//! alone. Its segments are larger.
+//! alone. An H100's segments are larger, which `FAKE_CUDA_SEGMENT` sets.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,6 @@ use crate::{
     status::{self, Answer, misuse},
 };
 
-/// What segments are multiples of.
-const SEGMENT: u64 = 2 << 20;
 /// What blocks are multiples of.
 const BLOCK: u64 = 512;
 
@@ -128,7 +126,7 @@ impl State {
     }
 
     fn add_segment(&mut self, gpu: usize, bytes: u64) -> Answer<Hole> {
-        let size = bytes.checked_next_multiple_of(SEGMENT).ok_or(status::OUT_OF_MEMORY)?;
+        let size = bytes.checked_next_multiple_of(self.settings.segment).ok_or(status::OUT_OF_MEMORY)?;
         if size > self.left(gpu) {
             self.release_down_to(gpu, 0);
         }

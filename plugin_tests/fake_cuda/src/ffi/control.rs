@@ -53,11 +53,19 @@ pub extern "C" fn fake_cuda_reset_violations() {
     control::reset_violations();
 }
 
-/// Sets `gpus` (before `cuInit`), `memory` (bytes, or `64MiB`), `latency_us` (of each operation of a stream), `peer` (0
-/// or 1), `pools` (0 or 1), `fail` (`symbol:n` or `symbol:n:code`: the `n`th call from now on gives that code, or out
-/// of memory; 1 is the next one), `strict` (1: a violation is said on stderr, and the process ends with status 70) or
-/// `guard` (1: the host is ended where it touches a GPU's own memory while no operation runs). A value that is not
-/// allowed is said on stderr and gives CUDA_ERROR_INVALID_VALUE.
+/// Sets what the environment sets as `FAKE_CUDA_` with the name in capitals. A value that is not allowed is said on
+/// stderr and gives CUDA_ERROR_INVALID_VALUE.
+///
+/// | | |
+/// |---|---|
+/// | `gpus` | how many, set before `cuInit` |
+/// | `memory` | of each, in bytes, or `64MiB` |
+/// | `latency_us` | of each operation of a stream |
+/// | `peer`, `pools` | 0 or 1: whether the GPUs reach each other, whether they have pools |
+/// | `segment` | the unit in which a pool takes memory, as for `memory` |
+/// | `fail` | `symbol:n` or `symbol:n:code`: the `n`th call from now on, 1 is the next one, gives that code, or out of memory |
+/// | `strict` | 1: a violation is said on stderr, and the process ends with status 70 |
+/// | `guard` | 1: the host is ended where it touches a GPU's own memory while no operation runs |
 ///
 /// # Safety
 /// Both are null or C strings.

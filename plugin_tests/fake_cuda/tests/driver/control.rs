@@ -30,6 +30,8 @@ fn settings_out_of_range_say_what_is_allowed() {
         ("memory", "2 GB", "\"2 GB\""),
         ("memory", "99999999999GiB", "64MiB"),
         ("latency_us", "-1", "0 to 10000000"),
+        ("segment", "0", "2MiB"),
+        ("segment", "3MiB", "multiple of 2MiB"),
         ("peer", "yes", "0 or 1"),
         ("guard", "2", "0 or 1"),
         ("fail", "cuMemAlloc:1", "symbol:n:code"),

@@ -51,6 +51,19 @@ fn memory_above_the_threshold_goes_back_when_the_host_waits() {
 }
 
 #[test]
+fn the_pool_takes_memory_in_the_unit_that_is_set() {
+    let _session = start(&[("memory", "64MiB"), ("segment", "32MiB")]);
+    let stream = stream();
+    let byte = allocate_async(1, stream).expect("room");
+    assert_eq!((attribute(RESERVED), memory().0), (32 * MIB, 32 * MIB));
+    allocate_async(31 * MIB, stream).expect("room in what it has");
+    assert_eq!(allocate_async(33 * MIB, stream), Err(status::OUT_OF_MEMORY));
+    ok(free_async(byte, stream));
+    assert_eq!(attribute(RESERVED), 32 * MIB);
+    no_violations();
+}
+
+#[test]
 fn a_trim_gives_back_what_a_call_has_waited_for() {
     let _session = start(&[]);
     ok(set(THRESHOLD, u64::MAX));
