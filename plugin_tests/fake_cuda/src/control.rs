@@ -13,13 +13,14 @@ use crate::{
 };
 
 /// What can be set, each with the variable of the environment that `cuInit` reads.
-const NAMES: [(&str, &str); 9] = [
+const NAMES: [(&str, &str); 10] = [
     ("gpus", "FAKE_CUDA_GPUS"),
     ("memory", "FAKE_CUDA_MEMORY"),
     ("latency_us", "FAKE_CUDA_LATENCY_US"),
     ("peer", "FAKE_CUDA_PEER"),
     ("pools", "FAKE_CUDA_POOLS"),
     ("segment", "FAKE_CUDA_SEGMENT"),
+    ("rdma", "FAKE_CUDA_RDMA"),
     ("fail", "FAKE_CUDA_FAIL"),
     ("strict", "FAKE_CUDA_STRICT"),
     ("guard", "FAKE_CUDA_GUARD"),
@@ -43,6 +44,8 @@ pub struct Settings {
     pub pools: bool,
     /// The unit in which the pools take memory of their GPUs. An H100's takes 32 MiB for one byte.
     pub segment: u64,
+    /// Whether memory can be made that network cards may use.
+    pub rdma: bool,
     /// Whether a violation is said at once, and ends the process with a status of its own.
     pub strict: bool,
     /// Whether the host may not touch a GPU's own memory while no operation runs: it is ended there.
@@ -62,6 +65,7 @@ impl Default for Settings {
             peer: true,
             pools: true,
             segment: UNIT,
+            rdma: false,
             strict: false,
             guard: false,
             set: Vec::new(),
@@ -131,6 +135,7 @@ impl Settings {
                 segment if segment > 0 && segment.is_multiple_of(UNIT) => self.segment = segment,
                 _ => return Err(format!("segment is {text:?}, not a multiple of 2MiB from 2MiB on")),
             },
+            "rdma" => self.rdma = flag(name, text)?,
             "strict" => {
                 self.strict = flag(name, text)?;
                 if self.strict {

@@ -240,31 +240,24 @@ fn alive(driver: &Driver, gpu: usize) -> Answer {
     Ok(())
 }
 
-/// The attributes that a program here asks for, as an H200 of compute capability 9.0 answers; the others are 0.
-const ATTRIBUTES: [(CUdevice_attribute, i32); 7] = {
+/// More attributes than any driver knows.
+const NO_ATTRIBUTE: u32 = 1000;
+
+/// `cuDeviceGetAttribute`: what a program here asks for, as an H200 of compute capability 9.0 answers; the others are 0.
+pub fn attribute(driver: &Driver, which: u32) -> Answer<i32> {
     use CUdevice_attribute::*;
-    [
+    if which == 0 || which >= NO_ATTRIBUTE {
+        return Err(misuse(status::INVALID_VALUE, format!("{which} is no attribute of a device")));
+    }
+    let known = [
         (CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 3_201_000),
         (CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 6144),
         (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
         (CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
-        (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
+        (CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED, 1),
         (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
-        (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
-    ]
-};
-
-/// More attributes than any driver knows.
-const NO_ATTRIBUTE: u32 = 1000;
-
-/// `cuDeviceGetAttribute`.
-pub fn attribute(driver: &Driver, which: u32) -> Answer<i32> {
-    if which == 0 || which >= NO_ATTRIBUTE {
-        return Err(misuse(status::INVALID_VALUE, format!("{which} is no attribute of a device")));
-    }
-    let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as u32;
-    if which == pools && !driver.settings.pools {
-        return Ok(0);
-    }
-    Ok(ATTRIBUTES.iter().find(|(known, _)| *known as u32 == which).map_or(0, |&(_, value)| value))
+        (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, driver.settings.rdma.into()),
+        (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, driver.settings.pools.into()),
+    ];
+    Ok(known.iter().find(|(known, _)| *known as u32 == which).map_or(0, |&(_, value)| value))
 }

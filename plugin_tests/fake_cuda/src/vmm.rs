@@ -82,7 +82,8 @@ pub fn location(driver: &Driver, properties: &Properties) -> Answer<usize> {
     if (properties.kind, properties.location) != (1, 1) {
         return Err(misuse(status::INVALID_VALUE, format!("{properties:?}: only pinned memory of a device is known")));
     }
-    if properties.handles & !1 != 0 || properties.rdma != 0 || properties.compression != 0 {
+    let no_rdma = properties.rdma != 0 && !driver.settings.rdma;
+    if properties.handles & !1 != 0 || no_rdma || properties.compression != 0 {
         // What a GPU lacks a correct caller may try.
         return Err(status::NOT_SUPPORTED.into());
     }

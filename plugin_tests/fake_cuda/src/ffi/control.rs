@@ -61,7 +61,7 @@ pub extern "C" fn fake_cuda_reset_violations() {
 /// | `gpus` | how many, set before `cuInit` |
 /// | `memory` | of each, in bytes, or `64MiB` |
 /// | `latency_us` | of each operation of a stream |
-/// | `peer`, `pools` | 0 or 1: whether the GPUs reach each other, whether they have pools |
+/// | `peer`, `pools`, `rdma` | 0 or 1: whether the GPUs reach each other, have pools, have memory for network cards |
 /// | `segment` | the unit in which a pool takes memory, as for `memory` |
 /// | `fail` | `symbol:n` or `symbol:n:code`: the `n`th call from now on, 1 is the next one, gives that code, or out of memory |
 /// | `strict` | 1: a violation is said on stderr, and the process ends with status 70 |

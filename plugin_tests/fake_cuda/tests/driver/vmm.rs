@@ -125,14 +125,6 @@ fn sizes_places_and_properties_are_checked() {
         &raw mut granularity => *mut usize, &raw const asked => *const Properties, 1 => u32
     )));
     assert_eq!(granularity as u64, CHUNK);
-    // A network card's memory is what a correct caller may try and not get.
-    let mut refused = properties(0);
-    refused.1[1] = 1 << 8;
-    let (mut handle, bytes) = (0u64, CHUNK as usize);
-    let code = cu!(cuMemCreate(
-        &raw mut handle => *mut u64, bytes => usize, &raw const refused => *const Properties, 0 => u64
-    ));
-    assert_eq!(code, status::NOT_SUPPORTED);
     let (region, handle) = (reserve(CHUNK), create(CHUNK, 1).expect("room"));
     ok(map(region, CHUNK, handle));
     no_violations();
@@ -158,4 +150,24 @@ fn a_place_is_reserved_where_it_is_wanted_if_it_is_free() {
     assert_eq!(second, first);
     let third = at(first);
     assert!(third != first && third.is_multiple_of(CHUNK));
+}
+
+#[test]
+fn memory_for_network_cards_is_made_where_the_gpu_says_so() {
+    for (rdma, made) in [("0", status::NOT_SUPPORTED), ("1", status::SUCCESS)] {
+        let _session = start(&[("rdma", rdma)]);
+        let mut value: i32 = -1;
+        // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
+        ok(cu!(cuDeviceGetAttribute(&raw mut value => *mut i32, 110 => u32, 0 => i32)));
+        assert_eq!(value.to_string(), rdma);
+        let mut wanted = properties(0);
+        wanted.1[1] = 1 << 8;
+        let (mut handle, bytes) = (0u64, CHUNK as usize);
+        let code = cu!(cuMemCreate(
+            &raw mut handle => *mut u64, bytes => usize, &raw const wanted => *const Properties, 0 => u64
+        ));
+        assert_eq!(code, made);
+        // What a GPU lacks a correct caller may try.
+        no_violations();
+    }
 }
