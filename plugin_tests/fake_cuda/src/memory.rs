@@ -358,20 +358,23 @@ pub fn allocate_pinned(driver: &mut Driver, bytes: u64, flags: u32) -> Answer<u6
     Ok(start)
 }
 
-/// `cuMemFreeHost`. It does not wait: NVIDIA's may, but does not promise it.
+/// `cuMemFreeHost`: waits for all work of the GPU, as an H100's driver was seen to do. NVIDIA does not promise that, so
+/// what is in use is a violation, and the host has not seen the end of anything.
 pub fn free_pinned(driver: &mut Driver, address: u64) -> Answer {
-    driver.working()?;
-    match driver.spans.get(&address) {
-        Some(Span { bytes, space, kind: Kind::Pinned }) => {
-            let (range, space) = (address..address + bytes, *space);
-            driver.retire(space, &range, "freed");
-            driver.spans.remove(&address);
-            driver.races.forget(space);
-            driver.vacate(range, false);
-            Ok(())
-        }
+    let gpu = driver.working()?;
+    let find = |driver: &Driver| match driver.spans.get(&address) {
+        Some(Span { bytes, space, kind: Kind::Pinned }) => Ok((address..address + bytes, *space)),
         _ => Err(misuse(status::INVALID_VALUE, format!("{address:#x} is no pinned memory, or was freed before"))),
-    }
+    };
+    let (range, space) = find(driver)?;
+    driver.retire(space, &range, "freed");
+    driver.wait_for(&driver.tails(gpu));
+    // While this thread waited, another one may have freed it.
+    find(driver)?;
+    driver.spans.remove(&address);
+    driver.races.forget(space);
+    driver.vacate(range, false);
+    driver.healthy(gpu)
 }
 
 /// `cuMemGetInfo`: what is left of the current GPU's memory, and all of it.

@@ -126,6 +126,12 @@ impl State {
         Point { line, number: self.streams.get(&line).map_or(0, |stream| stream.issued) }
     }
 
+    /// The last operations of all streams of a GPU so far.
+    pub fn tails(&self, gpu: usize) -> Vec<Point> {
+        let of_gpu = self.streams.iter().filter(|(_, stream)| stream.gpu == gpu);
+        of_gpu.map(|(&line, stream)| Point { line, number: stream.issued }).collect()
+    }
+
     /// Puts an operation into a stream.
     pub fn issue(&mut self, line: Line, mut order: Order) -> Answer<Point> {
         let (gpu, blocking) = self.streams.get(&line).map_or((0, false), |stream| (stream.gpu, stream.blocking));
@@ -210,9 +216,7 @@ impl Waits for Driver {
         let of = |stream: &&Stream| stream.gpu == gpu;
         let mut seen = Clock::default();
         self.streams.values().filter(of).for_each(|stream| seen.join(&stream.clock));
-        let lines: Vec<_> =
-            self.streams.iter().filter(|(_, stream)| stream.gpu == gpu).map(|(&line, _)| line).collect();
-        let tails: Vec<_> = lines.into_iter().map(|line| self.tail(line)).collect();
+        let tails = self.tails(gpu);
         self.wait_for(&tails);
         self.observe(&seen);
         self.has_waited_for(&tails);

@@ -52,6 +52,19 @@ fn freeing_waits_for_all_work_of_the_gpu() {
 }
 
 #[test]
+fn freeing_pinned_memory_waits_as_well_but_shows_no_end() {
+    let _session = start(&[("latency_us", "2000")]);
+    let (one, other, used, host) = (stream(), stream(), allocate(64), pinned(64));
+    fill(used, 3, 64, one);
+    ok(cu!(cuMemFreeHost(host => u64)));
+    assert_eq!(peek(used), 3);
+    no_violations();
+    fill(used, 4, 64, other);
+    found(&["not ordered after cuMemsetD8Async"]);
+    synchronize(other);
+}
+
+#[test]
 fn copies_over_the_end_or_over_each_other_are_refused() {
     let _session = start(&[]);
     let (stream, block) = (stream(), allocate(4096));
