@@ -55,6 +55,8 @@ def variables(memory_mib: int, gpus: int, latency_us: int, era: int) -> dict[str
         "FAKE_CUDA_GPUS": str(gpus),
         "FAKE_CUDA_LATENCY_US": str(latency_us),
         "FAKE_CUDA_MEMORY": str(memory_mib << 20),
+        "FAKE_CUDA_RDMA": "1",
+        "FAKE_CUDA_SEGMENT": "32MiB",
         "FAKE_CUDA_STRICT": "1",
         "FAKE_ENGINE_CPU": str(engines.under_test()),
         "FAKE_ENGINE_ERA": str(era),

@@ -197,6 +197,7 @@ before = free_mib()
 print(json.dumps(list(zip(*[after(mib) for mib in (16, 24, 32, 40)]))))
 """,
         PJRT_ARENA_STRATEGY="growing",
+        FAKE_CUDA_SEGMENT="2MiB",  # so that what is held is what was taken
     )
     assert scratch[0] >= 32 and list(scratch) == sorted(set(scratch)), scratch
     assert all(now <= most + 8 for now, most in zip(held, scratch, strict=True)), (held, scratch)

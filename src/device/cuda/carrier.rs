@@ -21,6 +21,7 @@ use crate::{
             backing::CudaBacking,
             chunks::Chunks,
             context::Route,
+            costs::costs,
             device::CudaDevice,
             driver::DriverError,
             exchange::{Exchange, Parts},
@@ -156,7 +157,7 @@ impl CudaBacking {
 
 impl Mover for CudaBacking {
     fn costs(&self) -> Costs {
-        self.costs
+        costs(self.device.bandwidth())
     }
 
     unsafe fn relocate(&self, from: Address, to: Address, bytes: Bytes) -> Result<()> {
@@ -167,7 +168,7 @@ impl Mover for CudaBacking {
         if let Some(chunks) = target.chunks() {
             if let Some(from) = source.chunks() {
                 let exchange = Exchange::new(from, chunks);
-                if let Some(parts) = exchange.parts(shift, &self.costs) {
+                if let Some(parts) = exchange.parts(shift) {
                     return self.exchange(exchange, parts, chunks, &regions);
                 }
             }

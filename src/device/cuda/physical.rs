@@ -103,14 +103,15 @@ impl PhysicalMemory {
         }
     }
 
-    /// Calls the driver with our properties; with fewer where it refuses them for another reason than a lack of memory.
+    /// Calls the driver with our properties; with fewer where it refuses them, whatever reason it gives: drivers have
+    /// answered with 1, 800, 801 and 999. A lack of memory, and a context that is over, are not about properties.
     fn insisting<T>(&self, call: impl Fn(&CUmemAllocationProp) -> Result<T, DriverError>) -> Result<T, DriverError> {
         loop {
             let failure = match call(&self.properties()) {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };
-            if !is_refusal(&failure) || !self.ask_for_less(&failure) {
+            if failure.is_out_of_memory() || failure.is_over() || !self.ask_for_less(&failure) {
                 return Err(failure);
             }
         }
@@ -125,7 +126,7 @@ impl PhysicalMemory {
         } else {
             return false;
         };
-        log::info!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
+        log::warn!("memory of GPU {} is made without {dropped}: {failure}", self.ordinal);
         true
     }
 

@@ -18,8 +18,8 @@ use crate::{
     units::{Address, Bytes},
 };
 
-/// What an arena may pin in advance: no other process can have it then, and pinning a GiB takes about a third of a
-/// second (8 GiB in 2.7 s by `cuMemHostAlloc` on a host of eight H100, ai-dynamo/dynamo issue 13710).
+/// What an arena may pin in advance: no other process can have it then, and pinning a GiB takes 0.3 to 0.6 s (8 GiB in
+/// 2.7 s by `cuMemHostAlloc` on a host of eight H100, ai-dynamo/dynamo issue 13710; 0.6 s on one with a single H100).
 const IN_ADVANCE: Bytes = Bytes::gib(1);
 
 /// Pinned memory of the host as a device for an arena; every GPU of the process may use it. Clones are the same one.

@@ -8,10 +8,11 @@
 //! It belongs to the device, not to a context: every use of `cudaMallocAsync` in the process counts too. At each
 //! synchronisation the driver releases what is reserved beyond the *release threshold* and not used.
 //!
-//! What was freed in a stream is released only once a call of the host has synchronised with that (CUDA's reference of
-//! `cuMemPoolTrimTo`; measured for pytorch/executorch pull request 22312). XLA learns of ends by functions of the host
-//! in a stream, and the streams are its own, so that may not have been done when the memory is needed: we do it for all
-//! of the device's.
+//! What was freed in a stream is released only once the host knows of that, by older drivers only once a call of the
+//! host has synchronised with it (CUDA's reference of `cuMemPoolTrimTo`; measured for pytorch/executorch pull request
+//! 22312; driver 580 takes a function of the host in the stream for that, too). XLA learns of ends by such functions,
+//! and the streams are its own, so that may not have been done when the memory is needed: we do it for all of the
+//! device's.
 
 use std::{ffi::c_void, sync::Arc};
 

@@ -85,7 +85,7 @@ fn regions_are_allocations_and_arrays_arrive_and_move() {
     let rig = Amd::new(&[("latency_us", "1000")]);
     let backing = rig.backing();
     // Nothing is mapped by hand: no chunks to exchange or to give back.
-    assert_eq!((backing.granularity(), backing.costs().remap), (Bytes::new(256), None));
+    assert_eq!(backing.granularity(), Bytes::new(256));
     let before = rig.gpu.memory_info().expect("numbers");
     assert_eq!(before.total, Bytes::gib(1));
     let region = backing.reserve(Bytes::mib(40)).expect("room");

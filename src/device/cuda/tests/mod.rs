@@ -24,7 +24,7 @@ use crate::{
         cuda::{CudaBacking, CudaDevice, Driver, Vendor},
     },
     error::Result,
-    memory::{Backing, Region, compaction::Costs},
+    memory::{Backing, Region},
     units::{Address, Bytes},
 };
 
@@ -83,13 +83,8 @@ impl Rig {
         chunked(&self.gpu)
     }
 
-    fn kinds(&self) -> [CudaBacking; 3] {
-        let never = Costs { remap: None, ..self.chunked().costs() };
-        [
-            always(self.chunked()),
-            self.chunked().with_costs(never),
-            CudaBacking::with_driver_allocations(self.gpu.clone()),
-        ]
+    fn kinds(&self) -> [CudaBacking; 2] {
+        [self.chunked(), CudaBacking::with_driver_allocations(self.gpu.clone())]
     }
 
     fn free(&self) -> Bytes {
@@ -135,14 +130,6 @@ fn at_each_call(settings: &[(&str, &str)], symbols: &[&str], body: impl Fn(&Rig,
 
 fn chunked(gpu: &Arc<CudaDevice>) -> CudaBacking {
     CudaBacking::with_chunks(gpu.clone(), CHUNK).expect("a device that maps")
-}
-
-/// A device on which an exchange costs next to nothing.
-fn always(backing: CudaBacking) -> CudaBacking {
-    let mut costs = backing.costs();
-    let remap = costs.remap.as_mut().expect("chunks");
-    (remap.per_exchange, remap.per_mib) = (0, 0);
-    backing.with_costs(costs)
 }
 
 /// Bytes that tell their places apart.

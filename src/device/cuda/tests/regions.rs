@@ -70,7 +70,7 @@ fn a_region_that_cannot_be_made_leaves_nothing() {
     }
     drop(rig);
     let symbols = ["cuMemAlloc_v2", "cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"];
-    for kind in 0..3 {
+    for kind in 0..2 {
         at_each_call(&[], &symbols, |rig, fail| {
             let (free, backing) = (rig.free(), &rig.kinds()[kind]);
             fail();
@@ -116,6 +116,42 @@ fn memory_is_asked_for_with_less_where_it_cannot_be_opened() {
     // A lack of memory says nothing about what the driver can.
     let rig = Rig::new(&[("fail", "cuMemCreate:1")]);
     assert_eq!(rig.chunked().granularity(), Bytes::mib(2));
+}
+
+#[test]
+fn memory_is_made_with_less_whatever_code_the_driver_refuses_with() {
+    // This driver offers export and RDMA; it refuses a chunk after the first has proved both. What `cuMemCreate`
+    // answers with differs from driver to driver.
+    for code in [1, 304, 800, 801, 999] {
+        let rig = Rig::new(&[("rdma", "1")]);
+        let backing = rig.chunked();
+        let asked = || control::count("cuMemCreate");
+        // Refused once, it is made without RDMA, and refused then, without export. From there on there is nothing left
+        // to do without.
+        for (refusals, is_made) in [(1, true), (2, false)] {
+            for nth in 1..=refusals {
+                control::configure("fail", &format!("cuMemCreate:{nth}:{code}")).expect("a call to fail");
+            }
+            let before = asked();
+            let made = backing.reserve(CHUNK);
+            assert_eq!((asked() - before, made.is_ok()), (2, is_made), "{code}: {made:?}");
+            if let Ok(region) = made {
+                backing.release(region).expect("a release");
+            }
+        }
+        // What is left serves.
+        let (region, content) = filled(&backing, CHUNK.get(), 1);
+        assert!(read(&rig.gpu, region.address, CHUNK.get()) == content);
+        backing.release(region).expect("a release");
+    }
+    // A context that is over has no properties to do without.
+    let rig = Rig::new(&[("rdma", "1")]);
+    let backing = rig.chunked();
+    control::configure("fail", "cuMemCreate:1:700").expect("a call to fail");
+    let before = control::count("cuMemCreate");
+    let why = backing.reserve(CHUNK).expect_err("a context that is over");
+    assert!(why.message.contains("cuMemCreate gave 700"), "{why}");
+    assert_eq!(control::count("cuMemCreate") - before, 1);
 }
 
 #[test]
