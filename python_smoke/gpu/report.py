@@ -157,7 +157,7 @@ def _fragmented(told: Record) -> dict[str, str]:
         "small results kept": str(told["kept"]),
         "wanted in one piece": size(told["wanted"]),
         "and": ("served" if told["served"] else "RESOURCE_EXHAUSTED") + _after(told["seconds"]),
-        "data": "intact",
+        "data": "intact" if told.get("intact") else "not compared",
     }
 
 
