@@ -1,7 +1,8 @@
-"""What sleep gives back, and what it costs: `python -m bench.sleeping --folder FOLDER`.
+"""What sleep gives back, and what it costs: `python -m bench.sleeping`.
 
-Arrays of so many MiB, spilled to files of the folder and brought back: resident memory before them, with them and
-asleep; seconds of `memory.sleep()` and `memory.wake()`, and of a copy of as much memory, as NumPy makes it.
+Arrays of so many MiB, spilled to memory of the host or to files of a folder, and brought back: resident memory before
+them, with them and asleep; seconds of `memory.sleep()` and `memory.wake()`, and of a copy of as much memory, as NumPy
+makes it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ def timed(act: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sleeping", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where the arrays go")
+    parser.add_argument("--folder", type=Path, help="where the arrays go; without one, memory of the host")
     parser.add_argument("--mib", type=int, default=2048)
     chosen = parser.parse_args()
     clean_environment()
-    settings = {"ENGINE": engine_path(), "SPILL": chosen.folder.resolve(), "LIMIT": f"{2 * chosen.mib}MiB"}
+    settings = {
+        "ENGINE": engine_path(),
+        "SPILL": chosen.folder.resolve() if chosen.folder else "host",
+        "LIMIT": f"{2 * chosen.mib}MiB",
+    }
     os.environ["JAX_PLATFORMS"] = "arena,cpu"
     os.environ |= {f"PJRT_ARENA_{name}": str(value) for name, value in settings.items()}
     import jax

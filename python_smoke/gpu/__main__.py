@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engine", type=Path, metavar="PATH", help="another engine for the arena than the installed one"
     )
-    parser.add_argument("--size", choices=SIZES, help="full on a GPU, small on a CPU, tiny for tests")
+    parser.add_argument("--size", choices=SIZES, help="full on a GPU, tiny on a CPU")
     parser.add_argument("--only", metavar="NAME,...", help=f"stages or parts: {', '.join((*jobs.STAGES, *jobs.PARTS))}")
     parser.add_argument("--backends", metavar="NAME,...", help="all but jax_vmm and jax_platform by default")
     parser.add_argument("--checks", metavar="NAME,...", help="of checks, only these; module.function is one of yours")
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--backends={unknown[0]}: none of {', '.join(known)}")
     chosen.columns = [known[name] for name in known if name in names]
-    chosen.size = chosen.size or ("small" if chosen.platform == "cpu" else "full")
+    chosen.size = chosen.size or ("tiny" if chosen.platform == "cpu" else "full")
     library = Path(os.environ.get("PJRT_ARENA_LIBRARY_PATH") or ROOT / "target/release/libpjrt_arena.so").resolve()
     if not library.is_file():
         parser.error(f"{library} is not a file: cargo build --release, or PJRT_ARENA_LIBRARY_PATH=FILE")

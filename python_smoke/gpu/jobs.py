@@ -22,20 +22,15 @@ PARTS = {
     "checks": "Programs whose results are known",
     "fragmented": "Fragmented memory, as in jax-ml/jax#9064",
     "scratch": "Arrays and scratch of one limit",
-    "torch": "PyTorch in the same process",
-    "graphs": "CUDA graphs over memory of several kinds",
     "threads": "Threads in memory that is nearly full, beside compactions",
-    "sharing": "Two processes, one limit",
     "machine": "Clients",
     "steps": "Training steps",
     "usable": "Usable share of memory",
     "refusals": "From a request that cannot be served to its error",
     "compaction": "Compaction",
     "loops": "Loops that do not wait",
-    "spilling": "More arrays than memory",
-    "sleep": "Sleep",
     "nearly_all": "97 % of the device",
-    "dispatch": "Dispatch, and what a live array takes on the host",
+    "dispatch": "Dispatch",
     "transfers": "From and to the host",
 }
 #: Tells a process the limit that its backend was given, in bytes.
@@ -120,13 +115,8 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend]) -> list[Job]:
             yield Job("wave", "checks", "gpu.checks.run", backend, 45, values, small)
         for backend in those(bfc, tpu):
             yield Job("wave", "fragmented", "gpu.room.fragmented", backend, 15, limit=small)
-        for backend in those(preallocate, tpu):
+        for backend in those(tpu):
             yield Job("wave", "scratch", "gpu.room.scratch", backend, 8, limit=small)
-        if on_gpu:
-            for backend in those(bfc, tpu, growing):
-                yield Job("wave", "torch", "gpu.beside_torch.both", backend, 12, limit=small)
-            for backend in those(bfc, tpu, by_name.get("arena_platform")):
-                yield Job("wave", "graphs", "gpu.beside_torch.graphs", backend, 12, limit=small)
         kinds: tuple[tuple[Backend | None, dict[str, str], str], ...] = (
             (tpu, {}, ""),
             (growing, compacts, "compact=on"),
@@ -137,13 +127,10 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend]) -> list[Job]:
             for backend in those(each):
                 limit = small // (4 if note == "spill=host" else 2)
                 yield Job("wave", "threads", "gpu.threads.run", backend, 25, {}, limit, variables, note=note)
-        for variables, note in (({}, ""), (spills, "spill=host")):
-            for backend in those(growing):
-                yield Job("wave", "sharing", "gpu.tier.sharing", backend, 16, {}, small, variables, note=note)
         for backend in [*those(bfc), *ours[:1]] if on_gpu else columns[:2]:
             yield Job("quiet", "machine", "gpu.small.client", backend, 4)
         for backend in [*those(bfc, cuda_async), *those(preallocate, tpu)] if on_gpu else columns[:2]:
-            yield Job("quiet", "steps", "gpu.steps.train", backend, 25, {"donate": ["transformer", "convolution"]})
+            yield Job("quiet", "steps", "gpu.steps.train", backend, 25, {"donate": ["transformer"]})
         for backend in those(preallocate, tpu):
             yield Job("quiet", "usable", "gpu.room.usable", backend, 10, {"seeds": 3}, small)
             yield Job("quiet", "refusals", "gpu.room.refusals", backend, 6, {}, small)
@@ -157,20 +144,15 @@ def jobs(platform: str, sizes: Sizes, columns: list[Backend]) -> list[Job]:
         for backend in those(bfc, cuda_async, preallocate, growing):
             variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if backend is cuda_async else {}
             yield Job("quiet", "loops", "gpu.loops.run", backend, 7, {}, large, variables)
-        for backend in those(tpu):
-            yield Job("quiet", "spilling", "gpu.tier.spilling", backend, 11, {}, small // 2, spills)
-            yield Job("quiet", "sleep", "gpu.tier.sleeping", backend, 6, {}, small, spills)
-        for backend in those(bfc):
-            yield Job("quiet", "spilling", "gpu.tier.by_hand", backend, 28, {}, small, note="by hand")
         if on_gpu:
             for backend in those(preallocate, tpu):
                 yield Job(
                     "quiet", "nearly_all", "gpu.room.nearly_all", backend, 12, variables={"PJRT_ARENA_LIMIT": "97%"}
                 )
         for backend in dict.fromkeys(those(*columns[:1], preallocate, tpu)):
-            yield Job("quiet", "dispatch", "gpu.small.costs", backend, 12)
+            yield Job("quiet", "dispatch", "gpu.small.dispatch", backend, 12)
         for backend in dict.fromkeys(those(*columns[:1], preallocate, tpu)):
-            yield Job("quiet", "transfers", "gpu.transfers.run", backend, 20)
+            yield Job("quiet", "transfers", "gpu.small.transfers", backend, 20)
         for backend in those(bfc):
             yield Job("quiet", "usable", "gpu.room.usable", backend, 37, {"seeds": 3}, small)
             # It waits ten seconds before it says no.

@@ -20,10 +20,7 @@ Size = ctypes.c_size_t
 
 #: CUdevice_attribute
 ATTRIBUTES = {"mapping": 102, "posix": 103, "rdma": 110, "pools": 115}
-#: CUmemPool_attribute
-RELEASE_THRESHOLD, RESERVED = 4, 5
-NON_BLOCKING, DISABLE_TIMING, PORTABLE = 1, 2, 1
-NOT_READY = 600
+NON_BLOCKING, PORTABLE = 1, 1
 
 
 class Refused(Exception):
@@ -63,10 +60,6 @@ class _Access(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
-#: What a stream calls on the host.
-HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 def properties(posix: bool = True, rdma: bool = False) -> Properties:
     """Memory that is pinned on the first device."""
     made = Properties(type=1, handles=int(posix), location=Location(1, 0))
@@ -83,16 +76,12 @@ class Driver:
         self.context = self.out(Pointer, "cuDevicePrimaryCtxRetain", ctypes.c_int(0))
 
     def call(self, name: str, *arguments: Any) -> None:
-        if code := self.ask(name, *arguments):
-            raise Refused(f"{name} answers {code}")
-
-    def ask(self, name: str, *arguments: Any) -> int:
-        """The function's status."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
             raise Missing(f"the library has no {name}") from None
-        return function(*arguments)
+        if code := function(*arguments):
+            raise Refused(f"{name} answers {code}")
 
     def out(self, kind: Any, name: str, *arguments: Any) -> Any:
         """What the function writes through its first argument."""
@@ -118,10 +107,9 @@ class Driver:
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
-    def granularity(self, recommended: bool) -> int:
-        return self.out(
-            Size, "cuMemGetAllocationGranularity", ctypes.byref(properties()), ctypes.c_int(int(recommended))
-        )
+    def granularity(self) -> int:
+        """The unit that the driver recommends for chunks."""
+        return self.out(Size, "cuMemGetAllocationGranularity", ctypes.byref(properties()), ctypes.c_int(1))
 
     # Memory in chunks, as regions of the arena are made of it.
 
@@ -174,49 +162,6 @@ class Driver:
     def end(self, stream: int) -> None:
         self.call("cuStreamDestroy_v2", Pointer(stream))
 
-    def record(self, stream: int) -> int:
-        """An event behind all that the stream has to do."""
-        event = self.out(Pointer, "cuEventCreate", ctypes.c_uint(DISABLE_TIMING))
-        self.call("cuEventRecord", Pointer(event), Pointer(stream))
-        return event
-
-    def fill(self, at: int, value: int, bytes_: int, stream: int) -> None:
-        self.call("cuMemsetD32Async", Address(at), ctypes.c_uint(value), Size(bytes_ // 4), Pointer(stream))
-
-    def read(self, at: int, count: int) -> list[int]:
-        """Numbers of 32 bits, once all work is done."""
-        host = (ctypes.c_uint32 * count)()
-        self.call("cuMemcpyDtoH_v2", host, Address(at), Size(4 * count))
-        return list(host)
-
-    # The device's pool, which the engine takes scratch from.
-
-    @functools.cached_property
-    def pool(self) -> int:
-        return self.out(Pointer, "cuDeviceGetDefaultMemPool", ctypes.c_int(0))
-
-    def reserved(self) -> int:
-        """Bytes that the pool has of the device."""
-        value = Address()
-        self.call("cuMemPoolGetAttribute", Pointer(self.pool), ctypes.c_int(RESERVED), ctypes.byref(value))
-        return value.value
-
-    def keep(self, bytes_: int) -> None:
-        """How much it keeps at a synchronisation."""
-        value = Address(bytes_)
-        self.call("cuMemPoolSetAttribute", Pointer(self.pool), ctypes.c_int(RELEASE_THRESHOLD), ctypes.byref(value))
-
-    def take(self, bytes_: int, stream: int) -> int:
-        return self.out(Address, "cuMemAllocFromPoolAsync", Size(bytes_), Pointer(self.pool), Pointer(stream))
-
-    def give(self, at: int, stream: int) -> None:
-        self.call("cuMemFreeAsync", Address(at), Pointer(stream))
-
-    def trim(self) -> int:
-        """Gives back what nobody uses; what the pool has then."""
-        self.call("cuMemPoolTrimTo", Pointer(self.pool), Size(0))
-        return self.reserved()
-
 
 @functools.cache
 def driver() -> Driver:
@@ -224,7 +169,8 @@ def driver() -> Driver:
     return Driver(os.environ.get("PJRT_ARENA_CUDA_DRIVER") or "libcuda.so.1")
 
 
-def _memory() -> tuple[int, int] | None:
+def memory() -> tuple[int, int] | None:
+    """Bytes that are free on the first GPU, whoever has the others, and all; `None` where there is no driver."""
     try:
         with driver().current():
             return driver().memory()
@@ -233,12 +179,6 @@ def _memory() -> tuple[int, int] | None:
 
 
 def free_bytes() -> int | None:
-    """Bytes that are free on the first GPU, whoever has the others; `None` where there is no driver."""
-    memory = _memory()
-    return memory[0] if memory else None
-
-
-def total_bytes() -> int | None:
-    """All bytes of the first GPU."""
-    memory = _memory()
-    return memory[1] if memory else None
+    """The first of `memory`."""
+    found = memory()
+    return found[0] if found else None

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gpu.libcuda import free_bytes, total_bytes
+from gpu.libcuda import memory
 from gpu.sizes import MIB, Sizes
 
 #: A starting state, a step, how often.
@@ -66,25 +66,23 @@ def _loops(bytes_: int) -> Iterator[tuple[str, Callable[[], Loop]]]:
 
 def run(sizes: Sizes) -> dict[str, Any]:
     """Nothing is donated, and results are dropped."""
-    answer, device, total = {}, jax.devices()[0], total_bytes()
+    answer, device = {}, jax.devices()[0]
     for name, make in _loops(sizes.loop_mib * MIB):
         state, step, times = make()
         state = jax.block_until_ready(step(jax.block_until_ready(state), 0))
-        least, start = free_bytes(), time.perf_counter()
+        taken, start = 0, time.perf_counter()
         for turn in range(1, times):
             state = step(state, turn)
-            if turn % 5 == 0 and least is not None:
-                least = min(least, free_bytes() or 0)
+            if turn % 5 == 0 and (seen := memory()):
+                taken = max(taken, seen[1] - seen[0])
         free_caller = time.perf_counter() - start
         jax.block_until_ready(state)
-        took = time.perf_counter() - start
-        stats = device.memory_stats() or {}
         answer[name] = {
-            "seconds": took,
+            "seconds": time.perf_counter() - start,
             "caller_free": free_caller,
             # Of this loop and those before it.
-            "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
-            "device_bytes": total - least if total and least else None,
+            "peak_bytes_in_use": (device.memory_stats() or {}).get("peak_bytes_in_use"),
+            "device_bytes": taken or None,
         }
         del state, step, make
         gc.collect()

@@ -1,4 +1,4 @@
-"""Three models in plain JAX, with Adam: (step, state, batch) of each; `step(state, batch)` is the new state.
+"""Two models in plain JAX, with Adam: (step, state, batch) of each; `step(state, batch)` is the new state.
 
 A state holds parameters and moments in float32, and the loss; matrices are multiplied in bfloat16 where that is usual.
 """
@@ -88,49 +88,6 @@ def transformer(sizes: Sizes) -> tuple[Callable[[Any, Any], Any], Any, Any]:
     return _adam(loss), _state(parameters), tokens
 
 
-def convolution(sizes: Sizes) -> tuple[Callable[[Any, Any], Any], Any, Any]:
-    """Stages of two residual blocks, bfloat16, each half as wide as the one before and with twice its channels."""
-    images, side, channels, stages = sizes.convolution
-    random = np.random.default_rng(1)
-    widths = [channels << stage for stage in range(stages)]
-    parameters = {
-        "first": _weights(random, 3, 3, 3, channels),
-        "stages": [
-            {
-                "in": _weights(random, 1, 1, before, width),
-                "blocks": [[_weights(random, 3, 3, width, width) for _ in range(2)] for _ in range(2)],
-            }
-            for before, width in zip([channels, *widths], widths, strict=False)
-        ],
-        "last": _weights(random, widths[-1], 1000),
-    }
-    batch = (
-        jnp.asarray(random.standard_normal((images, side, side, 3), np.float32)),
-        jnp.asarray(random.integers(1000, size=images, dtype=np.int32)),
-    )
-
-    def conv(x, kernel, stride=1):
-        names = ("NHWC", "HWIO", "NHWC")
-        x, kernel = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=names)
-
-    def norm(x):
-        x = x.astype(jnp.float32)
-        mean, variance = x.mean((1, 2), keepdims=True), x.var((1, 2), keepdims=True)
-        return (x - mean) * jax.lax.rsqrt(variance + 1e-5)
-
-    def loss(parameters, batch):
-        x, labels = batch
-        x = conv(x, parameters["first"])
-        for number, stage in enumerate(parameters["stages"]):
-            x = conv(x, stage["in"], 2 if number else 1)
-            for first, second in stage["blocks"]:
-                x = x + conv(jax.nn.relu(norm(conv(jax.nn.relu(norm(x)), first))), second)
-        return _cross_entropy(x.astype(jnp.float32).mean((1, 2)) @ parameters["last"], labels)
-
-    return _adam(loss), _state(parameters), batch
-
-
 def mlp(sizes: Sizes) -> tuple[Callable[[Any, Any], Any], Any, Any]:
     """784, three hidden layers, 10; float32."""
     width, rows = sizes.mlp
@@ -153,4 +110,4 @@ def mlp(sizes: Sizes) -> tuple[Callable[[Any, Any], Any], Any, Any]:
     return _adam(loss), _state(parameters), batch
 
 
-MODELS = {"transformer": transformer, "convolution": convolution, "mlp": mlp}
+MODELS = {"transformer": transformer, "mlp": mlp}

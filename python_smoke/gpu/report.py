@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,16 @@ from gpu.jobs import PARTS
 from gpu.units import rate, seconds, size, table
 
 Record = dict[str, Any]
+#: How numbers are written, by what their names end with, or have within.
+UNITS: tuple[tuple[re.Pattern[str], Callable[[float], str]], ...] = (
+    (re.compile(r"share$"), lambda value: f"{100 * value:.1f} %"),
+    (re.compile(r"per_array$"), lambda value: f"{value:,.0f} B"),
+    (re.compile(r"per_second$"), lambda value: rate(value, 1)),
+    (re.compile(r"seconds|(client|first|first_array|one|thirty_two|put|get|many|passes|caller_free)$"), seconds),
+    (re.compile(r"(bytes|limit|wanted|in_use|before|after|gained|given_back|out|back|each)$"), size),
+)
+#: Longer words are left to the JSON file.
+SHORT = 60
 VERBS = {"failed": "failed", "timeout": "took too long", "skipped": "was left out"}
 
 
@@ -54,7 +65,9 @@ def verdict(report: dict[str, Any]) -> list[str]:
         passes = [note for note, state in tried.items() if state == "ok"]
         lines.append(f"  - it passes with: {', '.join(passes) or 'nothing that was tried'}")
         lines += [f"  - {note}: {state}" for note, state in tried.items() if state not in ("ok", states(record)[name])]
-    lines += [f"{PARTS[each['part']]}, {each['title']}: {each['error']}" for each in failures(records)]
+    lines += [
+        f"{PARTS.get(each['part'], each['part'])}, {each['title']}: {each['error']}" for each in failures(records)
+    ]
     return lines or ["All that was asked of the arena went well."]
 
 
@@ -78,12 +91,12 @@ def markdown(report: dict[str, Any]) -> str:
             ]
         ),
     ]
-    for part, title in PARTS.items():
+    for part in dict.fromkeys([*PARTS, *(record["part"] for record in records)]):
         chosen = [record for record in records if record["part"] == part and not record.get("again")]
         rows = [record for record in chosen if "result" in record]
         if not chosen:
             continue
-        text.append(f"## {title}")
+        text.append(f"## {PARTS.get(part, part)}")
         try:
             text += [TABLES.get(part, columns)(rows)] if rows else []
         except (
@@ -101,10 +114,29 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def columns(records: list[Record]) -> str:
-    """A row for each record, with what `CELLS` makes of its result."""
-    made = [(record["title"], CELLS[record["measure"]](record["result"])) for record in records]
-    heads = list(dict.fromkeys(head for _, cells in made for head in cells))
-    return table(["", *heads], [[title, *(cells.get(head, "") for head in heads)] for title, cells in made])
+    """A row for each record, a column for each part of its result."""
+    heads = list(dict.fromkeys(head for record in records for head in record["result"]))
+    rows = [[record["title"], *(_cell(head, record["result"].get(head)) for head in heads)] for record in records]
+    chosen = [0, *(at for at in range(1, len(heads) + 1) if any(row[at] for row in rows))]
+    names = ["", *(head.replace("_", " ") for head in heads)]
+    return table([names[at] for at in chosen], [[row[at] for at in chosen] for row in rows])
+
+
+def _cell(name: str, value: Any) -> str:
+    """Numbers with the unit that the name has; of a list of them, the first and the last."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = {each: [one[each] for one in value] for each in value[0]}
+    if isinstance(value, dict):
+        inner = {each: _cell(f"{name}_{each}", told) for each, told in value.items()}
+        return ", ".join(f"{each.replace('_', ' ')} {cell}" for each, cell in inner.items() if cell)
+    if isinstance(value, list):
+        ends = [value[0], value[-1]] if len(value) > 1 else value
+        return ", then ".join(_cell(name, end) for end in ends)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return next((unit for words, unit in UNITS if words.search(name)), "{:,}".format)(value)
+    return value if isinstance(value, str) and len(value) < SHORT else ""
 
 
 def driver(records: list[Record]) -> str:
@@ -112,6 +144,14 @@ def driver(records: list[Record]) -> str:
     facts = [fact for record in records for fact in record["result"]["facts"]]
     rows = [[fact["name"].replace("_", " "), fact["expected"], fact["found"], agreed[fact["holds"]]] for fact in facts]
     return table(["", "expected", "found", "as expected"], rows)
+
+
+def checks(records: list[Record]) -> str:
+    rows = []
+    for title, told in ((record["title"], record["result"]) for record in records):
+        failed = "; ".join(f"{each['name']}: {each['error']}" for each in told["failed"])
+        rows.append([title, f"{told['passed']} of {told['of']}", "; ".join(told.get("left_out", ())), failed])
+    return table(["", "passed", "left out", "failed"], rows)
 
 
 def steps(records: list[Record]) -> str:
@@ -136,147 +176,7 @@ def steps(records: list[Record]) -> str:
     return table(["", *models], rows)
 
 
-def _usable(told: Record) -> dict[str, str]:
-    shares = [100 * each["share"] for each in told["rounds"]]
-    return {
-        "limit": size(told["limit"]),
-        "in use when an array is refused": f"{100 * told['share']:.1f} %",
-        "over the rounds": f"{min(shares):.1f} to {max(shares):.1f} %",
-        "refused after": seconds(max(each["seconds"] for each in told["rounds"])),
-    }
-
-
-def _checks(told: Record) -> dict[str, str]:
-    failed = "; ".join(f"{each['name']}: {each['error']}" for each in told["failed"])
-    return {"passed": f"{told['passed']} of {told['of']}", "failed": failed}
-
-
-def _fragmented(told: Record) -> dict[str, str]:
-    return {
-        "limit": size(told["limit"]),
-        "small results kept": str(told["kept"]),
-        "wanted in one piece": size(told["wanted"]),
-        "and": ("served" if told["served"] else "RESOURCE_EXHAUSTED") + _after(told["seconds"]),
-        "data": "intact" if told.get("intact") else "not compared",
-    }
-
-
-def _after(took: float | None) -> str:
-    return "" if took is None else f" after {seconds(took)}"
-
-
-def _scratch(told: Record) -> dict[str, str]:
-    return {
-        "limit": size(told["limit"]),
-        "arrays among holes": f"{told['arrays']} of {size(told['array_bytes'])}",
-        "scratch of a program": f"{size(told['scratch_bytes'])}, {'refused' if told['refused'] else 'served'}",
-        "program": ", then ".join(map(seconds, told["seconds"])),
-    }
-
-
-def _torch(told: Record) -> dict[str, str]:
-    short = told.get("forbidden_to_all", {})
-    return {
-        "torch": told["torch"],
-        "torch's arrays": "copied" if told["copied_from_torch"] else "in place",
-        "arrays beside a capture of a second": f"{told['arrays_beside_capture']} turns",
-        "beside one that forbids calls to all threads": short.get("error") or f"{short.get('turns')} turns",
-    }
-
-
-def _compaction(told: Record) -> dict[str, str]:
-    return {
-        "limit": size(told["limit"]),
-        "moved": f"{size(told['bytes'])} in {told['buffers']}",
-        "time": seconds(told["seconds"]),
-        "rate": rate(told["bytes"], told["seconds"]),
-        "largest hole": f"{size(told['largest_free_before'])} to {size(told['largest_free_after'])}",
-        "memory made for it": "not known" if told["made_bytes"] is None else size(told["made_bytes"]),
-    }
-
-
-def _loops(told: Record) -> dict[str, str]:
-    def cell(each: Record) -> str:
-        used = f", {size(each['device_bytes'])} of the device" if each["device_bytes"] else ""
-        return f"{seconds(each['seconds'])} ({seconds(each['caller_free'])}){used}"
-
-    return {name: cell(each) for name, each in told.items()}
-
-
-def _spilling(told: Record) -> dict[str, str]:
-    passes = [seconds(each) for each in told["passes"]]
-    copied = f"{size(told['out'])} out, {size(told['back'])} back" if "out" in told else ""
-    return {"arrays": size(told["bytes"]), "first pass": passes[0], "last pass": passes[-1], "copied": copied}
-
-
-def _sleep(told: Record) -> dict[str, str]:
-    gained = "not known" if told["gained"] is None else size(told["gained"])
-    return {
-        "arrays": size(told["bytes"]),
-        **{name: seconds(took) for name, took in told["seconds"].items()},
-        "free by it": gained,
-    }
-
-
-def _nearly_all(told: Record) -> dict[str, str]:
-    free = "not known" if told["free_bytes"] is None else size(told["free_bytes"])
-    return {
-        "limit": size(told["limit"]),
-        "in use": size(told["in_use"]),
-        "step": seconds(told["seconds"]),
-        "free": free,
-    }
-
-
-def _client(told: Record) -> dict[str, str]:
-    return {
-        "device": told["kind"],
-        "limit": size(told["limit"]) if told["limit"] else "none",
-        "client": seconds(told["client"]),
-        "first array": seconds(told["first_array"]) if told["first_array"] else "",
-        "memory of the host": size(told["host_bytes"]),
-        "version": told["version"],
-    }
-
-
-def _costs(told: Record) -> dict[str, str]:
-    each = told["bytes_per_array"]
-    return {
-        "tiny jitted add": seconds(told["one"]),
-        "add of 32 arrays": seconds(told["thirty_two"]),
-        "host memory for a live array": "not known" if each is None else f"{each:.0f} B",
-        "arrays": f"{told['arrays']:,}",
-    }
-
-
-def _transfers(told: Record) -> dict[str, str]:
-    cells = {f"{way} {size(told['bytes'])}": rate(told["bytes"], told[way[7:]]) for way in ("device_put", "device_get")}
-    if "count" in told:
-        cells[f"device_put {told['count']} x {size(told['each'])}"] = rate(told["count"] * told["each"], told["many"])
-    return cells
-
-
-CELLS: dict[str, Callable[[Record], dict[str, str]]] = {
-    "gpu.checks.run": _checks,
-    "gpu.room.fragmented": _fragmented,
-    "gpu.room.scratch": _scratch,
-    "gpu.room.usable": _usable,
-    "gpu.room.refusals": lambda told: {name: seconds(each["seconds"]) for name, each in told.items()},
-    "gpu.room.compaction": _compaction,
-    "gpu.room.nearly_all": _nearly_all,
-    "gpu.beside_torch.both": _torch,
-    "gpu.beside_torch.graphs": lambda told: {"arguments": ", ".join(told["kinds"]), "turns": str(told["turns"])},
-    "gpu.threads.run": lambda told: {name.replace("_", " "): f"{number:,}" for name, number in told.items()},
-    "gpu.tier.sharing": lambda told: {name: seconds(took) for name, took in told["seconds"].items()},
-    "gpu.tier.spilling": _spilling,
-    "gpu.tier.by_hand": _spilling,
-    "gpu.tier.sleeping": _sleep,
-    "gpu.small.client": _client,
-    "gpu.small.costs": _costs,
-    "gpu.loops.run": _loops,
-    "gpu.transfers.run": _transfers,
-}
-TABLES: dict[str, Callable[[list[Record]], str]] = {"driver": driver, "steps": steps}
+TABLES: dict[str, Callable[[list[Record]], str]] = {"driver": driver, "checks": checks, "steps": steps}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How large everything is, in three sizes."""
+"""How large everything is: on a GPU, and for a rehearsal or a test."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class Sizes:
     name: str
     #: layers, width, heads, sequence length, sequences, words
     transformer: tuple[int, int, int, int, int, int]
-    #: images, their side, channels of the first stage, stages
-    convolution: tuple[int, int, int, int]
     #: width of the hidden layers, rows of a batch
     mlp: tuple[int, int]
     #: Readings of a time.
@@ -37,13 +35,9 @@ class Sizes:
     largest: int
     #: MiB of a loop's state.
     loop_mib: int
-    #: How many arrays are spilled, and their elements of four bytes: three times half the limit.
-    tier: tuple[int, int]
-    #: One array that is copied from and to the host, and many smaller ones without a pause, in bytes.
+    #: One array that is copied from and to the host, in bytes.
     copy: int
-    many_copies: tuple[int, int]
-    #: Live arrays at once, and calls of a tiny program.
-    arrays: int
+    #: Calls of a tiny program.
     calls: int
     #: Seconds of threads beside compactions.
     threads_seconds: float
@@ -55,7 +49,6 @@ SIZES = {
         Sizes(
             "full",
             transformer=(12, 1024, 16, 1024, 4, 16384),
-            convolution=(128, 64, 64, 4),
             mlp=(4096, 1024),
             readings=7,
             step_readings=15,
@@ -65,37 +58,13 @@ SIZES = {
             compacted=48 * GIB,
             largest=512 * MIB,
             loop_mib=1024,
-            tier=(24, 512 * MIB // 4),
             copy=GIB,
-            many_copies=(512, 4 * MIB),
-            arrays=100_000,
             calls=4000,
             threads_seconds=20,
         ),
         Sizes(
-            "small",
-            transformer=(2, 192, 4, 128, 8, 256),
-            convolution=(8, 32, 32, 4),
-            mlp=(512, 128),
-            readings=5,
-            step_readings=7,
-            steps=3,
-            step_seconds=0.0,
-            limit=256 * MIB,
-            compacted=GIB,
-            largest=16 * MIB,
-            loop_mib=32,
-            tier=(24, 16 * MIB // 4),
-            copy=64 * MIB,
-            many_copies=(64, MIB),
-            arrays=20_000,
-            calls=2000,
-            threads_seconds=5,
-        ),
-        Sizes(
             "tiny",
             transformer=(1, 32, 2, 16, 2, 64),
-            convolution=(2, 8, 4, 1),
             mlp=(32, 16),
             readings=3,
             step_readings=3,
@@ -105,10 +74,7 @@ SIZES = {
             compacted=96 * MIB,
             largest=4 * MIB,
             loop_mib=1,
-            tier=(24, 4 * MIB // 4),
             copy=MIB,
-            many_copies=(16, 64 * KIB),
-            arrays=500,
             calls=50,
             threads_seconds=1,
         ),

@@ -1,20 +1,17 @@
-"""What is paid per client, per call and per array."""
+"""What is paid per client, per call and per copy."""
 
 from __future__ import annotations
 
-import gc
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from gpu.clock import out_of_memory, timed
+from gpu.clock import timed
 from gpu.sizes import Sizes
-
-#: Seconds in which live arrays are made.
-ARRAYS_TIME = 15.0
 
 
 def resident() -> int:
@@ -41,11 +38,6 @@ def client(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def costs(sizes: Sizes) -> dict[str, Any]:
-    """`dispatch` and `live_arrays`."""
-    return dispatch(sizes) | live_arrays(sizes)
-
-
 def dispatch(sizes: Sizes) -> dict[str, Any]:
     """Seconds of a call of a tiny jitted program, one argument and thirty-two; nobody waits between calls."""
     add, add_all = jax.jit(lambda x: x + 1), jax.jit(lambda tree: [x + 1 for x in tree])
@@ -64,24 +56,12 @@ def dispatch(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def live_arrays(sizes: Sizes) -> dict[str, Any]:
-    """Resident memory of this process for each live array of 4 bytes.
-
-    An allocator that takes a unit of the driver's for each has no memory for so many, or no time: it has fewer.
-    """
-    add = jax.jit(lambda x: x + 1)
-    start = jax.block_until_ready(jnp.float32(0))
-    arrays = jax.block_until_ready([add(start) for _ in range(min(sizes.arrays, 1000))])
-    gc.collect()
-    before, held, end = resident(), len(arrays), time.perf_counter() + ARRAYS_TIME
-    while len(arrays) < sizes.arrays + held and time.perf_counter() < end:
-        try:
-            arrays += jax.block_until_ready([add(start) for _ in range(min(sizes.arrays, 1000))])
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            break
-    gc.collect()
-    made = len(arrays) - held
-    assert float(arrays[-1]) == 1
-    return {"arrays": made, "bytes_per_array": (resident() - before) / made if made else None}
+def transfers(sizes: Sizes) -> dict[str, Any]:
+    """Seconds of `device_put` and `device_get` of one array."""
+    host = np.ones(sizes.copy // 4, np.float32)
+    put = timed(lambda: jax.device_put(host).block_until_ready(), sizes.readings)
+    # Each result is new: of an array that was read once, JAX keeps the copy.
+    double, on_device = jax.jit(lambda x: x * 2), jax.device_put(host)
+    results = iter(jax.block_until_ready([double(on_device) for _ in range(sizes.readings + 2)]))
+    get = timed(lambda: np.testing.assert_equal(float(np.asarray(next(results))[-1]), 2.0), sizes.readings)
+    return {"bytes": host.nbytes, "put": put["median"], "get": get["median"]}

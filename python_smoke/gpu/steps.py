@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-import traceback
 from typing import Any
 
 import jax
@@ -23,52 +22,40 @@ WARM = 4
 def train(sizes: Sizes, donate: list[str], names: list[str] | None = None) -> dict[str, Any]:
     """Seconds of a training step of each model; those in `donate` give their state to the step, the others do not.
 
-    A model that fails costs no other its figures: it has an `error` in their place. If all fail, so does this. One that
-    takes too long ends the process, and the next process goes on with the others: `names` are theirs.
+    One that takes too long ends the process, and the next process goes on with the others: `names` are theirs.
     """
     chosen = names or list(MODELS)
     answers: dict[str, Any] = {}
     for number, name in enumerate(chosen):
         with progress.step(name, chosen[number + 1 :], answers, LONGEST):
-            try:
-                answers[name] = _one(name, sizes, name in donate)
-            except Exception as error:
-                traceback.print_exc()
-                said = next(iter(str(error).splitlines()), "")
-                answers[name] = {"error": f"{type(error).__name__}: {said}"[:300]}
-            gc.collect()
-    if all("error" in answer for answer in answers.values()):
-        raise RuntimeError("; ".join(dict.fromkeys(answer["error"] for answer in answers.values())))
+            answers[name] = _one(name, sizes, name in donate)
+        gc.collect()
     return answers
 
 
 def _one(name: str, sizes: Sizes, donate: bool) -> dict[str, Any]:
     step, state, batch = MODELS[name](sizes)
     step = jax.jit(step, donate_argnums=0 if donate else ())
-    held = [state]
+    held, losses = [state], []
     del state
 
-    def run(steps: int) -> float:
+    def run(steps: int) -> None:
         for _ in range(steps):
             held.append(step(held.pop(0), batch))
         # The loss is the last thing that is known of a step.
-        return float(held[0][-1])
+        losses.append(float(held[0][-1]))
 
-    losses = []
     for _ in range(WARM):
         start = time.perf_counter()
-        losses.append(run(sizes.steps))
+        run(sizes.steps)
         took = time.perf_counter() - start
     # A reading of a few milliseconds tells more of the clock and of the host than of the steps.
     steps = sizes.steps * repeats(took, sizes.step_seconds)
-    seconds = timed(lambda: run(steps), sizes.step_readings, calls=steps, warm=1)
-    stats = jax.devices()[0].memory_stats() or {}
-    held.clear()
     return {
-        "seconds": seconds,
+        "seconds": timed(lambda: run(steps), sizes.step_readings, calls=steps, warm=1),
         "steps": steps,
         "first_loss": losses[0],
-        "last_loss": losses[-1],
+        "last_loss": losses[WARM - 1],
         "donated": donate,
-        "peak_bytes": stats.get("peak_bytes_in_use"),
+        "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     }
