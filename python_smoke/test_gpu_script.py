@@ -148,6 +148,13 @@ def test_what_goes_wrong_is_named_and_costs_nobody_else_anything(plant, tmp_path
     assert report.states(record)[check] == record["error"]
 
 
+def test_a_step_that_fails_costs_the_others_nothing(tmp_path):
+    """Where the measurement itself raises, what it had is kept, and the next process goes on behind it."""
+    record, _ = job_of(tmp_path, "planted.fails_in_the_middle", {})
+    assert record["status"] == "failed" and record["error"] == "ValueError: no figure", record
+    assert record["result"] == {"first": 1, "ended_at": "second"} and record["left"] == ["third"]
+
+
 def job_of(folder: Path, measure: str, values: dict, seconds: float = 60) -> tuple[dict, str]:
     tpu = backends("cpu")["arena_tpu"]
     job = jobs.Job("wave", "checks", measure, tpu, seconds, values)

@@ -61,6 +61,8 @@ def main(what: str, values: str, target: str) -> int:
     try:
         sizes = SIZES[given.pop("size")]
         answer = getattr(importlib.import_module(module), function)(sizes, **given)
+        # From here on no step is at fault.
+        progress.partial(Path(target)).unlink(missing_ok=True)
         if "jax" in sys.modules:
             _right_device()
     except progress.Skip as why:

@@ -106,7 +106,7 @@ def _record(status: int | None, took: float, text: str, target: Path) -> dict[st
     record: dict[str, Any] = {}
     where = ""
     so_far = progress.partial(target)
-    if not answer and so_far.is_file():
+    if (not answer or "error" in answer) and so_far.is_file():
         told = json.loads(so_far.read_text())
         where = f" in `{told['at']}`"
         record = {"result": told["answer"] | {"ended_at": told["at"]}, "left": told["left"]}

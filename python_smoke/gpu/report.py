@@ -171,7 +171,7 @@ def steps(records: list[Record]) -> str:
                 (other for each in records if not each["ours"] and (other := median(each, model))), default=None
             )
             ratio = f", {took / least:.3f}x" if took and least else ""
-            cells.append(f"{seconds(took)}{ratio}" if took else str(record["result"].get(model, {}).get("error", "")))
+            cells.append(f"{seconds(took)}{ratio}" if took else "")
         rows.append(cells)
     return table(["", *models], rows)
 

@@ -51,3 +51,15 @@ def warns() -> None:
 
 def fails_everywhere() -> None:
     raise ValueError("JAX's own allocators fail as well")
+
+
+def fails_in_the_middle(sizes: object) -> dict[str, int]:
+    """A measurement of three steps, not a check."""
+    from gpu import progress
+
+    answer = {}
+    with progress.step("first", ["second", "third"], answer, 10):
+        answer["first"] = 1
+    with progress.step("second", ["third"], answer, 10):
+        raise ValueError("no figure")
+    return answer
