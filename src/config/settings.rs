@@ -172,7 +172,7 @@ settings! {
         names: &[Opt("compact"), Var("PJRT_ARENA_COMPACT")],
         default: "off",
         allowed: "on, off, always",
-        doc: "Whether buffers are moved to make room before memory counts as exhausted. Without a word: on for tpu and \
+        doc: "Whether buffers are moved to make room before memory counts as exhausted. Default: on for tpu and \
               for a growing device that is shared, off for the others. platform has nothing to move in. always, for \
               tests: before each allocation too, at any price.",
         read: |given, context| {
@@ -343,7 +343,7 @@ settings! {
         names: &[Opt("pinned_limit"), Var("PJRT_ARENA_PINNED_LIMIT"), Var("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB")],
         default: "64GiB or less",
         allowed: "bytes per GPU, at least 1MiB (16GiB)",
-        doc: "Memory of the host that is pinned for arrays in pinned_host. Without a word: 64GiB for each GPU, as XLA has it, but \
+        doc: "Memory of the host that is pinned for arrays in pinned_host. Default: 64GiB for each GPU, as XLA has it, but \
               half of the machine's memory at most for all of them.",
         read: parsed(PinnedLimit::parse, |_| PinnedLimit::OfTheMachine),
     }
@@ -376,7 +376,7 @@ settings! {
         names: &[Opt("scratch"), Var("PJRT_ARENA_SCRATCH")],
         default: "warm",
         allowed: "warm, system",
-        doc: "Where a CPU engine takes programs' scratch from: memory that stays warm, or malloc. Without a word: system for \
+        doc: "Where a CPU engine takes programs' scratch from: memory that stays warm, or malloc. Default: system for \
               platform, warm for the others.",
         read: parsed(Scratch::parse, Scratch::default_for),
     }
@@ -387,7 +387,7 @@ settings! {
         default: "on",
         allowed: "on, off",
         doc: "Whether a CPU device uses NumPy arrays of 64 KiB and more, 64-byte aligned and dense, where they lie, as JAX's \
-              CPU backend does; such arrays are not in memory_stats(). Without a word: off for tpu, on for the others.",
+              CPU backend does; such arrays are not in memory_stats(). Default: off for tpu, on for the others.",
         read: parsed(ZeroCopy::parse, ZeroCopy::default_for),
     }
 

@@ -54,7 +54,7 @@ pub struct Block {
     pub bytes: u64,
     /// What was asked for; 0 when it is free.
     pub used: u64,
-    /// The frees that it comes from: who takes it must come after them.
+    /// The frees that it comes from: a user of it must come after them.
     freed: Vec<Point>,
 }
 

@@ -5,8 +5,8 @@
 //!  | head: 64 bytes: id, size | what the engine sees, aligned to 64 bytes ... |
 //! ```
 //!
-//! Pages stay when an allocation is freed, and the lowest hole that fits best is used again. Who needed much once does
-//! not keep it for ever: each [`EPOCH`] of frees, the pages above all that was used in it go back to the system. A pool
+//! Pages stay when an allocation is freed, and the lowest hole that fits best is used again. What was needed once does
+//! not stay for ever: each [`EPOCH`] of frees, the pages above all that was used in it go back to the system. A pool
 //! that nobody uses has no epochs; somebody with a clock looks after it ([`Pool::memory`]).
 
 use std::{
@@ -198,7 +198,7 @@ impl Pool {
         }
     }
 
-    /// The arena, and what gives its pages back: for who gives back what it does not use.
+    /// The arena, and what gives its pages back: to trim it.
     pub(super) fn memory(&self) -> (&Arena, &Discard) {
         (&self.arena, &self.discard)
     }

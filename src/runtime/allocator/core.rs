@@ -107,7 +107,7 @@ impl Allocator {
         self.in_flight.deadline(&self.callbacks_under_way, self.session.orders_executions)
     }
 
-    /// The right of [`Self::turn`], if nobody has it: for who takes memory that a launch may wait for.
+    /// The right of [`Self::turn`], if nobody has it: to take memory that a launch may wait for.
     pub fn turn_at_once(&self) -> Option<MutexGuard<'_, ()>> {
         self.turn.try_lock()
     }

@@ -30,7 +30,7 @@ const HOLDERS: usize = 5;
 /// The least time between two reports: a program that tries again and again does not write all the time.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
 
-/// What is known of an error of exhausted memory, for who is told of it beside the caller (`api/control/on_oom.rs`).
+/// What is known of an error of exhausted memory, for listeners beside the caller (`api/control/on_oom.rs`).
 #[derive(Clone, Debug)]
 pub struct Exhausted {
     /// The device, as the library names it.

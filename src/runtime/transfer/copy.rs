@@ -114,7 +114,7 @@ fn copy_defined(client: &Client, buffer: &Buffer, space: MemorySpace<'_>) -> Out
     // SAFETY: source and block hold the array; the source neither changes, moves nor is freed while it is read; nothing
     // else uses the new block.
     let copied = upload.fill(&[], |carrier, to| unsafe { carrier.copy(from, to, bytes) }).map(Some);
-    // The engine tells whoever lent the memory that it is his again.
+    // The engine tells whoever lent the memory that it may be reused.
     order::given(reading.address() as *const u8);
     copied
 }
