@@ -8,7 +8,7 @@ use crate::{
             storage::Storage,
             usage::{Life, State},
         },
-        device_memory::Allocation,
+        device_memory::{Allocation, dropped::OrderedBy},
     },
     units::Address,
 };
@@ -112,8 +112,9 @@ impl State<Body> {
 
     /// Takes the block of a buffer that is recycling while executions on its device, and nothing else, still use it;
     /// and the engine's buffer, if there still is one. That is dropped without a lock.
-    pub fn take_while_executing(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
-        if !self.recycling || !self.is_used_by_executions_alone() {
+    pub fn take_while_executing(&mut self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
+        let by_itself = ordered == OrderedBy::Device || self.view.is_some() && self.is_sure();
+        if !self.recycling || !self.is_used_by_executions_alone() || !by_itself {
             return None;
         }
         let taken = self.take_out()?;
@@ -127,7 +128,7 @@ impl State<Body> {
         if self.move_barrier() != Some(MoveBarrier::InUse) || self.is_copied() || self.view.is_none() {
             return false;
         }
-        let Some(allocation) = self.allocation() else { return false };
+        let Storage::Arena(allocation) = &self.storage else { return false };
         allocation.retire();
         self.end(Life::Deleted);
         self.recycling = true;

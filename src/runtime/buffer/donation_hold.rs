@@ -26,7 +26,7 @@ impl<'a> DonationHold<'a> {
     /// # Errors
     /// As [`Buffer::begin_use`]; FAILED_PRECONDITION while a program from a host callback reads it.
     pub fn new(buffer: &'a Buffer) -> Result<Self> {
-        let handle = buffer.begin_donation(User::Transfer)?.ok_or_else(borrowed)?;
+        let (handle, _) = buffer.begin_donation(User::Transfer)?.ok_or_else(borrowed)?;
         Ok(Self { buffer, handle, ended: false })
     }
 

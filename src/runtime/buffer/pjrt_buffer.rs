@@ -256,14 +256,23 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::begin_use`].
     pub fn begin_use_for(&self, user: User) -> Result<*mut sys::PJRT_Buffer> {
+        self.begin_use_and_tell(user).map(|(handle, _)| handle)
+    }
+
+    /// As [`Buffer::begin_use_for`]; tells, too, whether the bytes are [sure](State::is_sure).
+    ///
+    /// # Errors
+    /// As [`Buffer::begin_use`].
+    pub fn begin_use_and_tell(&self, user: User) -> Result<(*mut sys::PJRT_Buffer, bool)> {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
         state.begin_use(user);
+        let sure = state.is_sure();
         if state.storage.is_spilled() {
             drop(state);
             self.check_readable().inspect_err(|_| self.end_use_for(user))?;
         }
-        Ok(handle)
+        Ok((handle, sure))
     }
 
     /// Whether the bytes can be read in the tier, where they stay because they are in use.
@@ -288,17 +297,17 @@ impl Buffer {
         self.open_handle(state)
     }
 
-    /// As [`Buffer::begin_use_for`], for a call that may consume the buffer: until [`Buffer::end_donation`] nothing
+    /// As [`Buffer::begin_use_and_tell`], for a call that may consume the buffer: until [`Buffer::end_donation`] nothing
     /// but the engine begins to read the bytes, and other readings have ended. `None` if a program on another client
     /// reads them.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
-    pub fn begin_donation(&self, user: User) -> Result<Option<*mut sys::PJRT_Buffer>> {
+    pub fn begin_donation(&self, user: User) -> Result<Option<(*mut sys::PJRT_Buffer, bool)>> {
         let Some(mut state) = self.usage().lock_for_donation() else { return Ok(None) };
         let handle = self.live_handle(&state).inspect_err(|_| state.end_donation())?;
         state.begin_use(user);
-        Ok(Some(handle))
+        Ok(Some((handle, state.is_sure())))
     }
 
     /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another
@@ -404,17 +413,14 @@ impl CachedOutput {
     }
 }
 
+/// Results up to this many bytes are cached.
+pub const LARGEST_CACHED: usize = 64 << 10;
+
 /// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
     /// Keeps `output` for the next execution of the program, as its `destination`, or drops it if there are enough,
     /// if there is no next execution, or if a thread waits for memory.
     fn put(&self, destination: usize, output: CachedOutput);
-
-    /// Notes a buffer whose last use has yet to end, and whose block the next execution may have before that.
-    fn offer(&self, destination: usize, buffer: Arc<Buffer>);
-
-    /// Whether the next execution may have the block of `destination` while others still use it.
-    fn reuses_early(&self, destination: usize) -> bool;
 }
 
 /// Where a buffer's block and handle go when its owner destroys it.

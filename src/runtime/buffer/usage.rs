@@ -9,6 +9,7 @@
 //!   referring              the engine is being told of the first of them or of the last: other outsiders wait
 //!   address known          an outsider holds the address for ever: likewise
 //!   not defined            it is not known whether the bytes are good: likewise
+//!   may fail               a program that may fail has yet to write the bytes, or reads them: see below
 //!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
 //!   pending_donations > 0  so many launches under way are donated the bytes, and may write to them at once: no copy
 //!                          begins
@@ -17,6 +18,11 @@
 //!
 //!   deleted or donated, no user, no reference: the bytes are free
 //! ```
+//!
+//! A program fails once it was launched only by a custom call of its own, or by an argument that holds an error. An
+//! array is *sure* if no such program has used it, and the program that writes it is none or has ended well. A program
+//! that is donated what nobody wants any more ([`crate::runtime::device_memory::dropped`]) gets sure arrays only: the
+//! engine would pass on the error of another one.
 //!
 //! A compaction holds no lock while it moves bytes: `moving` keeps other threads out. It waits for nothing, so a
 //! thread that waits for it, a host callback included, waits as long as the copies take and no longer (engine
@@ -74,11 +80,21 @@ pub enum Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
     /// It is under way, and uses the bytes until its operation is reaped.
-    Pending,
+    Pending {
+        /// Whether it may fail yet.
+        may_fail: bool,
+    },
     /// It is done and succeeded.
     Defined,
     /// It is done and failed.
     Failed,
+}
+
+impl Definition {
+    /// Whether the execution is under way.
+    pub fn is_pending(self) -> bool {
+        matches!(self, Self::Pending { .. })
+    }
 }
 
 /// What is known about the bytes, and `body`, which says where they are.
@@ -93,6 +109,8 @@ pub struct State<T> {
     referring: bool,
     address_known: bool,
     defined: bool,
+    may_fail: bool,
+    used_by_unsure: bool,
     moving: bool,
     body: T,
 }
@@ -132,12 +150,16 @@ impl<T> State<T> {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined, self.body) = (Life::Live, false, body);
+        (self.may_fail, self.used_by_unsure) = (true, false);
     }
 
     /// The bytes are those of an execution's result.
     pub fn define_by(&mut self, writing: Definition) {
         match writing {
-            Definition::Pending => self.begin_use(User::Execution),
+            Definition::Pending { may_fail } => {
+                self.may_fail = may_fail;
+                self.begin_use(User::Execution);
+            }
             Definition::Defined => self.mark_defined(),
             Definition::Failed => {}
         }
@@ -275,6 +297,16 @@ impl<T> State<T> {
         self.defined = true;
     }
 
+    /// A program that may fail uses the bytes, or has failed to write them.
+    pub fn mark_unsure(&mut self) {
+        (self.used_by_unsure, self.may_fail) = (true, true);
+    }
+
+    /// Whether no program that was launched so far with the bytes fails.
+    pub fn is_sure(&self) -> bool {
+        !self.used_by_unsure && (self.defined || !self.may_fail)
+    }
+
     /// Whether the bytes are written and good.
     pub fn is_defined(&self) -> bool {
         self.defined
@@ -324,6 +356,8 @@ impl<T> Usage<T> {
             referring: false,
             address_known: false,
             defined: false,
+            may_fail: true,
+            used_by_unsure: false,
             moving: false,
             body,
         };

@@ -25,7 +25,7 @@ use crate::{
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        device_memory::{group_part::GroupPart, moves::Moves, shared_pool::SharedPool, spill_record::SpillRecord},
+        device_memory::{dropped::DroppedArrays, group_part::GroupPart, moves::Moves, shared_pool::SharedPool, spill_record::SpillRecord},
         shape::Shape,
     },
     units::{Address, Bytes},
@@ -98,6 +98,8 @@ pub struct DeviceMemory {
     pub(super) padding: AtomicU64,
     /// Bytes in use that hold what arrays of another memory hold as well, which were spilled here before.
     pub copies: AtomicU64,
+    /// Arrays that their owners dropped while programs use them.
+    pub dropped: DroppedArrays,
     /// The moves of its arrays that are under way.
     pub moves: Moves,
     /// Executions of programs.
@@ -122,6 +124,7 @@ impl DeviceMemory {
             residents: Residents::default(),
             padding,
             copies: AtomicU64::new(0),
+            dropped: DroppedArrays::default(),
             moves: Moves::default(),
             runs,
             keeps_time,

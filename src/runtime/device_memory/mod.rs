@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  memory.rs       the arena, its blocks as their owners have them, who lies in which, and the carrier that moves them
+//!  dropped.rs      arrays without an owner that programs use: places of later results
 //!  scratch.rs      what is reserved for a program's scratch
 //!  moves.rs        whether arrays are moved, and for how long
 //!  spill_record.rs what is known of the arrays that are spilled
@@ -10,6 +11,7 @@
 //!  origins.rs      where the contents of blocks come from, in words
 //! ```
 
+pub mod dropped;
 pub mod group_part;
 pub mod memory;
 pub mod moves;

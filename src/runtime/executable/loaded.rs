@@ -341,10 +341,9 @@ impl Loaded {
         let keeps =
             client.settings.strategy.value != Strategy::Platform && client.allocator.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
-        let in_order = client.session.orders_executions;
         let caches: Vec<_> = devices
             .iter()
-            .map(|_| OutputCache::new(count, in_order, Arc::clone(&client.allocator.in_flight)))
+            .map(|_| OutputCache::new(count, Arc::clone(&client.allocator.in_flight)))
             .collect();
         if count > 0 {
             for cache in &caches {

@@ -142,20 +142,21 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
     }
     // What the engine put into memory of its own is counted when it is wrapped.
     device.pinned = None;
+    let may_fail = launch.may_fail;
     let (writing, behind) = match &event {
-        Some(event) if !event.is_ready() => (Definition::Pending, None),
+        Some(event) if !event.is_ready() => (Definition::Pending { may_fail }, None),
         Some(event) if event.wait().is_err() => match device.queue(client) {
             // The device may still execute what was launched of it, and the executions before.
-            Some(queue) => (Definition::Pending, Some(queue)),
+            Some(queue) => (Definition::Pending { may_fail: true }, Some(queue)),
             None => (Definition::Failed, None),
         },
         _ => (Definition::Defined, None),
     };
     // Asked before the outputs are wrapped.
-    let ready = if writing == Definition::Pending && behind.is_none() { large_result(loaded, &outputs) } else { None };
+    let ready = if writing.is_pending() && behind.is_none() { large_result(loaded, &outputs) } else { None };
     let results = results(loaded, device, outputs, &mut candidates, writing);
     match &event {
-        Some(event) if writing == Definition::Pending => {
+        Some(event) if writing.is_pending() => {
             leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
             let user = User::Execution;
             let mut resources = Resources { user, consumed, leftovers, context: context(call), ..Resources::default() };

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use crate::{
     engine::EngineBuffer,
-    runtime::{buffer::Buffer, device_memory::Allocation},
+    runtime::{
+        buffer::Buffer,
+        device_memory::{Allocation, dropped::DroppedArray},
+    },
 };
 
 /// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block.
@@ -29,17 +32,17 @@ impl Destination {
     }
 }
 
-/// A block, and the buffer that had it before, if executions still use it: that buffer takes the block back if there
-/// is no next execution.
+/// A block, and the array that had it before, if executions still use it: that array takes the block back if there is
+/// no next execution.
 pub struct DestinationBlock {
     allocation: Option<Allocation>,
-    previous: Option<Arc<Buffer>>,
+    previous: Option<Arc<dyn DroppedArray>>,
 }
 
 impl DestinationBlock {
     /// A block that `previous` had, if executions of that one still use it.
     #[inline]
-    pub fn new(allocation: Allocation, previous: Option<Arc<Buffer>>) -> Self {
+    pub fn new(allocation: Allocation, previous: Option<Arc<dyn DroppedArray>>) -> Self {
         Self { allocation: Some(allocation), previous }
     }
 

@@ -15,13 +15,17 @@ use crate::{
     runtime::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
-            allocate::{LARGE_ARRAY, allocate, make_room_for_all, open_hole, reserve_scratch},
+            allocate::{LARGE_ARRAY, allocate, footprint, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
             reclaim::WaitPolicy,
         },
         buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
-        device_memory::{Allocation, DeviceMemory, ScratchReservation, origins::ORIGINS},
+        device_memory::{
+            Allocation, DeviceMemory, ScratchReservation,
+            dropped::{OrderedBy, Reused},
+            origins::ORIGINS,
+        },
         executable::loaded::{Loaded, Program},
         execute::{
             argument::{Argument, DonationCursor},
@@ -67,6 +71,8 @@ pub struct DeviceLaunch<'a> {
     pub copies: Vec<DonationCopy>,
     /// The arguments, where arrays are spilled; until they are acquired.
     pub wanted: Option<Wanted<'a>>,
+    /// Whether the program runs on another client of the engine.
+    pub is_apart: bool,
     /// Whether the past knows of this launch, so that another try does not note it again.
     noted: bool,
     /// Room for results that the engine will put into `pinned_host` memory of its own; until they exist.
@@ -91,6 +97,7 @@ impl<'a> DeviceLaunch<'a> {
             copies: Vec::new(),
             arguments: SmallVec::new(),
             wanted: None,
+            is_apart: false,
             noted: false,
             pinned: None,
         }
@@ -319,6 +326,9 @@ impl<'a> DeviceLaunch<'a> {
     ) -> Result<(), Unplaced> {
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
+        let ordered = if client.session.orders_executions { OrderedBy::Device } else { OrderedBy::Buffer };
+        // What runs on another client of the engine is not behind what runs on this one.
+        let is_apart = self.is_apart;
         let mut planned = false;
         for (number, &result) in plan.destinations.iter().enumerate() {
             let provenance = Provenance { origin: self.origin(&loaded.program, result), run: self.run };
@@ -336,25 +346,32 @@ impl<'a> DeviceLaunch<'a> {
             };
             let wait = if self.destinations.is_empty() { wait } else { later };
             let full = |shortage| Unplaced::NoRoom(Arc::clone(space.arena()), shortage);
-            let recycling =
-                loaded.caches.get(self.device_index).and_then(|cache| cache.take_recycling(number, provenance));
-            if space.arena().tier.is_some() && recycling.is_none() && !std::mem::replace(&mut planned, true) {
+            let size = (shape.size, footprint(&client.allocator, shape));
+            let dropped = (!is_apart).then(|| space.arena().dropped.take(size, provenance, ordered)).flatten();
+            if space.arena().tier.is_some() && dropped.is_none() && !std::mem::replace(&mut planned, true) {
                 let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
                 let rest = own.map(|&result| &*loaded.program.results[result]);
                 make_room_for_all(&client.allocator, space.arena(), rest, wait)?;
             }
-            let block = match recycling {
-                Some((allocation, previous)) => DestinationBlock::new(allocation, Some(previous)),
-                None => DestinationBlock::new(
-                    allocate(&client.allocator, space.arena(), shape, provenance, wait).map_err(full)?,
-                    None,
-                ),
+            let (view, block) = match dropped {
+                Some(Reused { view, allocation, previous }) => {
+                    (view, DestinationBlock::new(allocation, Some(previous)))
+                }
+                None => {
+                    let allocation = allocate(&client.allocator, space.arena(), shape, provenance, wait);
+                    (None, DestinationBlock::new(allocation.map_err(full)?, None))
+                }
             };
-            let address = block.allocation().map_or(0, Allocation::address);
-            // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and outlives
-            // the view: it is freed after the operation. Where executions use it still, the engine does this one
-            // after them.
-            let view = unsafe { EngineBuffer::view(client.session, space.memory(), address, shape.array())? };
+            let view = match view {
+                Some(view) => view,
+                None => {
+                    let address = block.allocation().map_or(0, Allocation::address);
+                    // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and
+                    // outlives the view: it is freed after the operation. Where executions use it still, the engine
+                    // does this one after them.
+                    unsafe { EngineBuffer::view(client.session, space.memory(), address, shape.array())? }
+                }
+            };
             self.destinations.push(Destination { view, block, reused: None });
         }
         Ok(())

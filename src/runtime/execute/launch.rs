@@ -54,6 +54,8 @@ pub struct Launch<'a> {
     pub devices: SmallVec<[DeviceLaunch<'a>; 1]>,
     /// The execution on a nested client, if there is one. It ends after the devices' arguments and destinations.
     pub nested: Option<Box<NestedRun<'a>>>,
+    /// Whether its programs may fail yet, once the engine has accepted them.
+    pub may_fail: bool,
     /// Whether its programs have ended, though it failed.
     pub is_over: bool,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
@@ -67,7 +69,7 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
-        Self { call, devices: SmallVec::new(), nested: None, is_over: false, width, stack: stacks::current() }
+        Self { call, devices: SmallVec::new(), nested: None, may_fail: true, is_over: false, width, stack: stacks::current() }
     }
 
     /// Prepares scratch, destinations and donation copies.
@@ -79,7 +81,9 @@ impl<'a> Launch<'a> {
         let call = self.call;
         for index in 0..call.args.num_devices {
             let (device_index, device) = call.device(index);
-            self.devices.push(DeviceLaunch::new(device_index, device, self.stack));
+            let mut launch = DeviceLaunch::new(device_index, device, self.stack);
+            launch.is_apart = self.is_waited_for();
+            self.devices.push(launch);
         }
         match self.prepare_devices(WaitPolicy::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
@@ -123,6 +127,13 @@ impl<'a> Launch<'a> {
                 return Err(unplaced.explain(client));
             }
         }
+    }
+
+    /// Whether the call returns when the program is over: it calls back into the host, or runs on another client of the
+    /// engine, or both.
+    #[inline]
+    fn is_waited_for(&self) -> bool {
+        self.call.loaded.program.plan.host_callbacks || self.nested.is_some()
     }
 
     /// Whether arrays are spilled.
@@ -172,6 +183,12 @@ impl<'a> Launch<'a> {
             launch.copies.push(copy);
         }
         let loaded = self.call.loaded;
+        let mut arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
+        self.may_fail = !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.is_sure);
+        if self.may_fail && !self.is_waited_for() {
+            let arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
+            arguments.for_each(|argument| argument.buffer().state().mark_unsure());
+        }
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {
                 nested.view_all_on_nested(index, device.handle(), &mut launch.copies, &mut launch.destinations)?;
@@ -219,7 +236,7 @@ impl<'a> Launch<'a> {
             argument_lists.push(handles[index * self.width..].as_ptr());
             raw_events.push(ptr::null_mut());
         }
-        let waits = loaded.program.plan.host_callbacks || self.nested.is_some();
+        let waits = self.is_waited_for();
         let _callback_run = waits.then(|| CallbackRun::begin(&loaded.client));
         let (executable, execute_device) = match &self.nested {
             Some(nested) => (nested.executable, nested.execute_device),

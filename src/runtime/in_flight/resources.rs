@@ -54,6 +54,9 @@ impl Resources {
             }
         }
         for result in self.results.drain(..) {
+            if !succeeded {
+                result.state().mark_unsure();
+            }
             if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
                 recycle(recycled);
             }

@@ -6,11 +6,14 @@ use crate::{
     engine::{EngineBuffer, EngineError, Live, Outcome},
     runtime::{
         buffer::{
-            pjrt_buffer::{Buffer, CachedOutput, Recycled},
-            storage::Storage,
+            pjrt_buffer::{Buffer, CachedOutput, LARGEST_CACHED, Recycled},
+            storage::{Access, Storage},
             usage::{Life, User},
         },
-        device_memory::Allocation,
+        device_memory::{
+            Allocation,
+            dropped::{DroppedArray, OrderedBy},
+        },
     },
     sys,
 };
@@ -57,9 +60,11 @@ impl Buffer {
             allocation.unpin();
         }
         // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
-        if !referenced && self.cache_slot.is_some() && self.session.is_open() {
+        if !referenced && self.access == Access::Full && self.session.is_open() {
             // In this order: a buffer that is taken for reuse and not kept would leave its view behind.
-            if let Some((view, allocation)) = state.take_for_reuse() {
+            if self.cache_slot.is_some()
+                && let Some((view, allocation)) = state.take_for_reuse()
+            {
                 drop(state);
                 CachedOutput { view, allocation, buffer: self, retired: false }.keep();
                 return None;
@@ -93,13 +98,19 @@ impl Buffer {
         drop(view);
     }
 
-    /// Offers the block of a buffer that is recycling to the next execution, where the engine orders executions.
-    pub fn offer(self: Arc<Self>) {
-        if let Some(cache_slot) = self.cache_slot()
-            && cache_slot.cache.reuses_early(cache_slot.destination)
-        {
-            let (cache, destination) = (Arc::clone(&cache_slot.cache), cache_slot.destination);
-            cache.offer(destination, self);
+    /// Offers the block of a buffer that its owner dropped while it is in use to results that are launched later.
+    fn offer(self: Arc<Self>) {
+        // A small result is cached once it is free: that costs less.
+        if self.shape.size <= LARGEST_CACHED && !self.session.orders_executions {
+            return;
+        }
+        let place = {
+            let state = self.state();
+            state.allocation().map(|block| (Arc::clone(block.memory()), block.size(), block.provenance().origin))
+        };
+        if let Some((memory, block, origin)) = place {
+            let bytes = self.shape.size;
+            memory.dropped.offer(self, (bytes, block), origin);
         }
     }
 
@@ -121,14 +132,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes back the block that `OutputCache::take_recycling` gave away, because executions still use it.
-    pub fn take_back(&self, allocation: Allocation) {
-        allocation.retire();
-        self.put_back(allocation);
-    }
-
     /// Puts back a block that was taken out, or frees it if nothing uses it any more.
-    pub fn put_back(&self, allocation: Allocation) {
+    fn put_back(&self, allocation: Allocation) {
         let freed = {
             let mut state = self.state();
             state.storage = Storage::Arena(allocation);
@@ -157,5 +162,20 @@ impl Buffer {
         // The arena has a lock of its own: freed after the buffer's is released.
         drop(freed);
         None
+    }
+}
+
+impl DroppedArray for Buffer {
+    fn is_in_use(&self) -> bool {
+        self.state().recycling
+    }
+
+    fn take(&self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
+        self.state().take_while_executing(ordered)
+    }
+
+    fn take_back(&self, allocation: Allocation) {
+        allocation.retire();
+        self.put_back(allocation);
     }
 }

@@ -1,0 +1,133 @@
+//! Arrays that their owners dropped while programs use them: places of results that are launched later.
+//!
+//! ```text
+//!  launch f(x) ---> the owner drops x ---> x is here ---> launch g: a result of x's size takes x's block
+//!                   f has yet to read it                  the engine runs g behind f
+//! ```
+//!
+//! What is dropped while a program in the queue uses it takes memory until then. A result of the same size may have the
+//! block before that, if the engine orders the two programs. A caller that runs ahead then needs the memory of two
+//! sets of arrays, however far ahead it runs, and touches no new pages.
+//!
+//! A CPU's engine orders them where `g` is donated `x`'s own buffer: it waits for what `x` waits for, as in
+//! `p = step(p)` with donation. So an error of a program that `x` waits for would be `g`'s. An array is taken only
+//! where none can fail: see [`crate::runtime::buffer::usage`]. XLA's CPU client compares sizes and nothing else (engine
+//! behaviour T43), so the array's type and dimensions may be other ones.
+//!
+//! XLA:GPU puts the executions of a device into one stream, so `g` gets a new view of the block. Copies and transfers
+//! are in other streams: what they use is not taken.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::{
+    engine::EngineBuffer,
+    memory::{OriginId, Provenance},
+    runtime::device_memory::Allocation,
+    units::Bytes,
+};
+
+/// So many entries are kept before those are looked for that are of no use any more.
+const FEW: usize = 64;
+
+/// What orders a program behind those that use an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderedBy {
+    /// The array's own buffer, which the program is donated.
+    Buffer,
+    /// The device, which does one execution after another.
+    Device,
+}
+
+/// An array that its owner has dropped.
+pub trait DroppedArray: Send + Sync {
+    /// Whether programs still use it.
+    fn is_in_use(&self) -> bool;
+
+    /// Takes the block, and the engine's buffer, if a program that is `ordered` behind those that use it may write
+    /// there. The array must [take it back](Self::take_back) if there is no such program after all.
+    fn take(&self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)>;
+
+    /// Takes back a block that [`Self::take`] gave away.
+    fn take_back(&self, allocation: Allocation);
+}
+
+/// A block for a result, in which another array was that programs still use.
+pub struct Reused {
+    /// The array's own buffer, where the program is ordered by it.
+    pub view: Option<EngineBuffer>,
+    /// The block.
+    pub allocation: Allocation,
+    /// The array, which takes the block back if the program does not come.
+    pub previous: Arc<dyn DroppedArray>,
+}
+
+/// Those of one memory. See the module's documentation.
+#[derive(Default)]
+pub struct DroppedArrays(Mutex<Lists>);
+
+#[derive(Default)]
+struct Lists {
+    /// By the bytes of the array and of its block; the one that was dropped first at the front.
+    by_size: FxHashMap<(usize, Bytes), VecDeque<(OriginId, Arc<dyn DroppedArray>)>>,
+    count: usize,
+    /// How many there may be before all are looked at.
+    most: usize,
+}
+
+impl DroppedArrays {
+    /// Notes an array of `bytes` bytes in a block of `block` bytes, made by `origin`.
+    pub fn offer(&self, array: Arc<dyn DroppedArray>, (bytes, block): (usize, Bytes), origin: OriginId) {
+        let mut lists = self.0.lock();
+        let mut gone = VecDeque::new();
+        if lists.count >= lists.most.max(FEW) {
+            for list in lists.by_size.values_mut() {
+                let (kept, ended) = list.drain(..).partition(|(_, array)| array.is_in_use());
+                *list = kept;
+                gone.extend::<VecDeque<_>>(ended);
+            }
+            lists.by_size.retain(|_, list| !list.is_empty());
+            lists.count -= gone.len();
+            lists.most = 2 * lists.count;
+        }
+        lists.by_size.entry((bytes, block)).or_default().push_back((origin, array));
+        lists.count += 1;
+        drop(lists);
+        // Without the lock: these may be the last references.
+        drop(gone);
+    }
+
+    /// The block of an array of `bytes` bytes in a block of `block` bytes, for the execution in `provenance` to write:
+    /// of one that the same result of the same program was, so that a GPU's programs find theirs at addresses that
+    /// they know, or else of the one that was dropped first, whose programs end first.
+    pub fn take(
+        &self,
+        (bytes, block): (usize, Bytes),
+        provenance: Provenance,
+        ordered: OrderedBy,
+    ) -> Option<Reused> {
+        loop {
+            let previous = {
+                let mut lists = self.0.lock();
+                let list = lists.by_size.get_mut(&(bytes, block))?;
+                let same = list.iter().position(|&(origin, _)| origin == provenance.origin);
+                let (_, array) = list.remove(same.unwrap_or(0))?;
+                lists.count -= 1;
+                array
+            };
+            // No lock is held while the engine destroys handles.
+            let Some((view, mut allocation)) = previous.take(ordered) else { continue };
+            let view = view.filter(|_| ordered == OrderedBy::Buffer);
+            match allocation.renew(provenance) {
+                Ok(_) => return Some(Reused { view, allocation, previous }),
+                Err(error) => {
+                    log::error!("{error}");
+                    previous.take_back(allocation);
+                    return None;
+                }
+            }
+        }
+    }
+}
