@@ -20,7 +20,7 @@ use crate::{
             spill,
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
-        in_flight::{Round, THROTTLE},
+        in_flight::Round,
         shape::{Shape, element_bytes},
     },
     units::Bytes,
@@ -30,9 +30,8 @@ use crate::{
 /// memory.
 pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
 
-/// So many arrays of its size may be retired before an allocation waits for the first of them: the device has work
-/// for longer than a program takes to start.
-const RUN_AHEAD: u64 = 4;
+/// So many programs for each device keep it busy while an allocation waits for the memory of those before them.
+const KEEPS_BUSY: usize = 2;
 
 /// Blocks are multiples of this (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
@@ -117,20 +116,25 @@ pub fn allocate_or_explain(
         .map_err(|shortage| oom::exhausted(allocator, memory, shortage))
 }
 
-/// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and, where the
-/// caller runs far ahead of the device, waits for the device. Arrays that were destroyed already, but that programs
-/// in the queue have yet to write or read, take memory until then; XLA's own CPU client allocates a result only when
-/// its program begins.
+/// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and waits for that
+/// of arrays that were destroyed, but that programs in the queue have yet to write or read, as long as the device has
+/// enough to do. XLA's own CPU client allocates a result only when its program begins. A large result of a program seldom
+/// comes here, because it takes the place of such an array ([`crate::runtime::device_memory::dropped`]).
 #[cold]
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
-    allocator.in_flight.drain_ready();
-    let ahead = || memory.pending().get() >= RUN_AHEAD * size.get();
+    let in_flight = &allocator.in_flight;
+    in_flight.drain_ready();
+    let enough = KEEPS_BUSY * allocator.memories.len();
+    let ahead = || memory.pending() >= size && in_flight.is_under_way(enough);
     if ahead() {
         // Blocks in the caches are pending too, but no program uses them.
         allocator.clear_caches();
     }
     if ahead() && !allocator.runs_callbacks() {
-        allocator.in_flight.throttle(THROTTLE, || !ahead());
+        let deadline = allocator.deadline();
+        in_flight.wait_until(&deadline, |round| {
+            if !ahead() || !round.wait() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
     }
 }
 

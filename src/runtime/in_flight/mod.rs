@@ -64,10 +64,6 @@ pub use resources::{Consumed, Resources};
 /// How long [`InFlight::drain_ready`] waits: touching a MiB of new memory takes as long.
 const READY_WAIT: Duration = Duration::from_micros(300);
 
-/// How long a caller that runs ahead of the device is held back: a program that computes a few MiB takes as long.
-/// Behind a longer program the wait costs nothing, because the device is busy anyway.
-pub const THROTTLE: Duration = Duration::from_millis(2);
-
 /// One execution or transfer on one device.
 struct Operation {
     engine: &'static Engine,
@@ -283,6 +279,11 @@ impl InFlight {
     pub fn under_way(&self) -> Vec<Arc<dyn UnderWay>> {
         let operations: Vec<Arc<Operation>> = self.queue.under_way();
         operations.into_iter().map(|operation| operation as _).collect()
+    }
+
+    /// Whether more than so many programs and transfers are under way.
+    pub fn is_under_way(&self, most: usize) -> bool {
+        self.queue.is_longer(most)
     }
 
     /// Whether a program or a transfer is under way.

@@ -132,6 +132,12 @@ impl<T: Ends> Queue<T> {
         self.look().0
     }
 
+    /// Whether more than so many are under way.
+    pub(super) fn is_longer(&self, most: usize) -> bool {
+        let operations = self.operations.lock();
+        operations.iter().filter(|operation| !operation.end().has_come()).nth(most).is_some()
+    }
+
     /// Whether an operation is under way, and whether one is done, but not yet reaped.
     fn look(&self) -> (bool, bool) {
         let operations = self.operations.lock();
