@@ -4,40 +4,38 @@
 //!  use |   ______
 //!      |  |      |                 highest use since the last trim: as much is resident
 //!      |  |      |
-//!      |  |      |_____ _______    at most half of it for the whole delay:
+//!      |  |      |_____ _______    at least 64 MiB less for the whole delay:
 //!      |__|            |           what lies above is trimmed
 //!      +------------------------------> windows
 //! ```
 //!
 //! Trimming a GiB costs about 0.1 s in the background, touching it again 0.13 to 0.29 s in the user's program. So a
-//! needless trim must be rare: when half of what was trimmed, or more, is used again within `REUSE_WINDOW` first
-//! delays, the delay doubles, from 10 s to an hour. A loop of large and small phases then pays a few times, and no
-//! more. A program that needs the memory later than that pays once in five minutes at most, a thousandth of the time
-//! for each GiB.
+//! needless trim must be rare: when half of what was trimmed, or more, is used again within five minutes, the delay
+//! doubles, from a second to an hour. A loop of large and small phases then pays a few times, and no more. A program
+//! that needs the memory later than that pays once in five minutes at most, a thousandth of the time for each GiB.
 
 use std::time::Duration;
 
 use crate::units::Bytes;
 
 /// A device is watched from this much use on.
-pub const WORTH_WATCHING: Bytes = Bytes::mib(256);
+pub const WORTH_WATCHING: Bytes = Bytes::mib(64);
 
 /// How long use must stay low before the first trim.
-pub const DELAY: Duration = Duration::from_secs(10);
+pub const DELAY: Duration = Duration::from_secs(1);
 
 /// Less than this is not worth a trim.
 const LEAST: Bytes = Bytes::mib(64);
 
-/// A trim was needless where the memory is used again within so many times the first delay: 5 minutes.
-const REUSE_WINDOW: u32 = 30;
+/// A trim was needless where the memory is used again so soon.
+const REUSE_WINDOW: Duration = Duration::from_secs(300);
 
-/// The longest delay as a multiple of the first: an hour.
-const LONGEST: u32 = 360;
+/// The longest delay.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What one memory's use was so far. See the module's documentation.
 #[derive(Debug)]
 pub struct Idle {
-    first: Duration,
     delay: Duration,
     /// Where the last window ended.
     now: Duration,
@@ -47,7 +45,7 @@ pub struct Idle {
     last: Option<LastTrim>,
 }
 
-/// Windows, up to the last one, that used half of what was touched or less.
+/// Windows, up to the last one, that used less than what was touched.
 #[derive(Clone, Copy, Debug)]
 struct Quiet {
     since: Duration,
@@ -65,7 +63,7 @@ struct LastTrim {
 impl Idle {
     /// The rule for memory of which nothing was used yet, with this delay at first: [`DELAY`] but for tests.
     pub fn new(delay: Duration) -> Self {
-        Self { first: delay, delay, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, last: None }
+        Self { delay, now: Duration::ZERO, touched: Bytes::ZERO, quiet: None, last: None }
     }
 
     /// Ends a window at `now`, counted from the first one's start, in which use went up to `peak`. Where it is time to
@@ -75,7 +73,7 @@ impl Idle {
         let began = std::mem::replace(&mut self.now, now);
         self.look_back(now, peak);
         self.touched = self.touched.max(peak);
-        if peak.get() > self.touched.get() / 2 {
+        if self.touched.saturating_sub(peak) < LEAST {
             self.quiet = None;
             return None;
         }
@@ -104,11 +102,11 @@ impl Idle {
     /// Doubles the delay if the last trim was needless.
     fn look_back(&mut self, now: Duration, peak: Bytes) {
         let Some(last) = self.last else { return };
-        if now.saturating_sub(last.at) > self.first * REUSE_WINDOW {
+        if now.saturating_sub(last.at) > REUSE_WINDOW {
             self.last = None;
         } else if peak.saturating_sub(last.kept).get() >= last.bytes.get() / 2 {
             self.last = None;
-            self.delay = (self.delay * 2).min(self.first * LONGEST);
+            self.delay = (self.delay * 2).min(LONGEST);
         }
     }
 }
@@ -117,7 +115,7 @@ impl Idle {
 mod tests {
     use super::*;
 
-    const TICK: Duration = Duration::from_secs(5);
+    const TICK: Duration = Duration::from_millis(500);
     const GIB: Bytes = Bytes::gib(1);
 
     /// A memory that a program uses as it is told to: what is resident, and what touching it cost.
@@ -140,9 +138,9 @@ mod tests {
             }
         }
 
-        /// Uses `peak` for so many seconds.
-        fn uses(&mut self, peak: Bytes, seconds: u64) {
-            for _ in 0..seconds / TICK.as_secs() {
+        /// Uses `peak` for so many tenths of a second.
+        fn uses(&mut self, peak: Bytes, tenths: u64) {
+            for _ in 0..tenths / 5 {
                 self.now += TICK;
                 self.touched_again += peak.saturating_sub(self.resident);
                 self.resident = self.resident.max(peak);
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_memory_is_trimmed_after_ten_seconds_once() {
+    fn idle_memory_is_trimmed_after_a_second_once() {
         let mut play = Play::new();
         play.uses(GIB, 60);
         play.uses(Bytes::mib(100), 5);
@@ -174,8 +172,8 @@ mod tests {
     fn steady_use_and_small_memory_are_left_alone() {
         let mut play = Play::new();
         play.uses(GIB, 600);
-        // More than half is in use.
-        play.uses(Bytes::mib(520), 600);
+        // Nearly all is in use.
+        play.uses(Bytes::mib(961), 600);
         assert_eq!((play.returns, play.resident), (0, GIB));
         // Each window uses much, if only for a moment.
         (0..100).for_each(|_| (play.uses(GIB, 5), play.uses(Bytes::ZERO, 5)).1);
@@ -188,22 +186,22 @@ mod tests {
 
     #[test]
     fn a_loop_of_large_and_small_phases_pays_a_few_times_only() {
-        for phase in [10, 20, 60, 140] {
+        for phase in [10, 20, 60, 1400] {
             let mut play = Play::new();
             for _ in 0..1000 {
                 play.uses(GIB, phase);
                 play.uses(Bytes::mib(10), phase);
             }
-            assert!(play.returns <= 5, "{phase} s: {} returns", play.returns);
+            assert!(play.returns <= 9, "{phase}: {} returns", play.returns);
             // A program that stops for good is trimmed all the same.
-            play.uses(Bytes::mib(10), 3600);
-            assert_eq!(play.resident, Bytes::mib(10), "{phase} s");
+            play.uses(Bytes::mib(10), 36_000);
+            assert_eq!(play.resident, Bytes::mib(10), "{phase}");
         }
         // Where phases are longer than what counts as a mistake, touching again costs next to nothing of their time.
         let mut play = Play::new();
         for _ in 0..10 {
-            play.uses(GIB, 400);
-            play.uses(Bytes::ZERO, 400);
+            play.uses(GIB, 4000);
+            play.uses(Bytes::ZERO, 4000);
         }
         assert!(play.touched_again <= Bytes::gib(10) && play.returns == 10);
     }
@@ -212,11 +210,11 @@ mod tests {
     fn the_patience_doubles_with_each_mistake_up_to_an_hour() {
         let mut play = Play::new();
         let mut delay = DELAY;
-        for _ in 0..12 {
+        for _ in 0..14 {
             play.uses(GIB, 5);
             assert_eq!(play.idle.delay(), delay);
             let before = play.returns;
-            play.uses(Bytes::ZERO, delay.as_secs() - 5);
+            play.uses(Bytes::ZERO, 10 * delay.as_secs() - 5);
             assert_eq!(play.returns, before, "{delay:?}");
             play.uses(Bytes::ZERO, 5);
             assert_eq!((play.returns, play.resident), (before + 1, Bytes::ZERO), "{delay:?}");
@@ -242,20 +240,15 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_was_touched_is_little_and_64_mib_are_worth_it() {
-        let given = |touched: u64, used: Bytes| {
+    fn so_much_less_than_was_touched_is_worth_it() {
+        let given = |touched: u64, used: u64| {
             let mut play = Play::new();
             play.uses(Bytes::mib(touched), 60);
-            play.uses(used, 60);
+            play.uses(Bytes::mib(used), 60);
             play.returns
         };
-        assert_eq!(given(1024, Bytes::mib(512)), 1);
-        assert_eq!(given(1024, Bytes::mib(512) + Bytes::new(1)), 0);
-        assert_eq!(given(64, Bytes::ZERO), 1, "64 MiB are trimmed");
-        assert_eq!(given(128, Bytes::mib(64)), 1);
-        assert_eq!(given(128, Bytes::mib(64) - Bytes::new(1)), 1);
-        assert_eq!(given(127, Bytes::mib(63)), 1, "64 of 127 MiB");
-        assert_eq!(given(126, Bytes::mib(63)), 0, "63 of 126 MiB");
+        assert_eq!([given(1024, 960), given(1024, 961)], [1, 0]);
+        assert_eq!([given(64, 0), given(63, 0)], [1, 0]);
     }
 
     #[test]
@@ -269,7 +262,7 @@ mod tests {
         // Nor is it one that more is used much later.
         let mut play = Play::new();
         play.uses(GIB, 5);
-        play.uses(Bytes::ZERO, 10 + 300);
+        play.uses(Bytes::ZERO, 10 + 3000);
         play.uses(GIB, 5);
         assert_eq!(play.idle.delay(), DELAY);
     }
@@ -285,16 +278,16 @@ mod tests {
         };
         assert_eq!(delay(Bytes::mib(511), 0), DELAY);
         assert_eq!(delay(Bytes::mib(512), 0), 2 * DELAY);
-        assert_eq!(delay(Bytes::mib(512), 290), 2 * DELAY);
-        assert_eq!(delay(Bytes::mib(512), 300), DELAY);
+        assert_eq!(delay(Bytes::mib(512), 2990), 2 * DELAY);
+        assert_eq!(delay(Bytes::mib(512), 3000), DELAY);
         // Nothing was released: `growing` had released its regions before, or the user had trimmed.
         let mut idle = Idle::new(DELAY);
-        let second = |second| Duration::from_secs(second);
-        assert_eq!(idle.end_window(second(5), GIB), None);
-        assert_eq!(idle.end_window(second(10), Bytes::ZERO), None);
-        assert_eq!(idle.end_window(second(15), Bytes::ZERO), Some(Bytes::ZERO));
+        let at = |ticks| ticks * TICK;
+        assert_eq!(idle.end_window(at(1), GIB), None);
+        assert_eq!(idle.end_window(at(2), Bytes::ZERO), None);
+        assert_eq!(idle.end_window(at(3), Bytes::ZERO), Some(Bytes::ZERO));
         idle.record_release(Bytes::mib(1), Bytes::ZERO);
-        assert_eq!(idle.end_window(second(20), GIB), None);
+        assert_eq!(idle.end_window(at(4), GIB), None);
         assert_eq!(idle.delay(), DELAY);
     }
 }

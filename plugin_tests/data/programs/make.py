@@ -119,6 +119,7 @@ ADD = f"%s = stablehlo.add %a, %b : {F}"
 texts = {
     "add_one": add_one(F),
     "add_one_1m": add_one("tensor<262144xf32>"),
+    "add_one_4m": add_one("tensor<1048576xf32>"),
     "add_one_bf16": add_one("tensor<1024xbf16>"),
     "add_one_c64": add_one("tensor<64xcomplex<f32>>", "(1.0,2.0)"),
     "add_one_s4": add_one("tensor<16xi4>", "1"),

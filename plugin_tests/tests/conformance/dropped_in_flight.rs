@@ -150,6 +150,86 @@ fn c14_a_result_that_failed_after_it_was_dropped_spoils_no_later_run() {
     settles_at(&client, ARRAY);
 }
 
+/// A device that does nothing until the gate is opened, where the engine does one program after another.
+fn hold_up(client: &Client) -> (Gate, Event) {
+    let (program, gate) = (gated(client), Gate::closed());
+    let x = client.put(&ramp(0.0), &DIMS).unwrap();
+    let over = run_and_drop(&program, client, &gate, &x);
+    (gate, over)
+}
+
+#[test]
+fn c30_arena_a_loop_that_runs_ahead_takes_the_memory_of_two_steps() {
+    for strategy in ["preallocate", "growing", "platform", "tpu"] {
+        // A MiB for all that is small.
+        let client = limited(strategy, 4 * MIB);
+        let add_one = client.compile(&Program::add_one_1m()).unwrap();
+        let start: Vec<f32> = (0..1 << 18).map(|value| value as f32).collect();
+        let (gate, over) = hold_up(&client);
+        let mut state = client.put(&start, &[1 << 18]).unwrap();
+        // XLA's CPU client waits from the 32nd launch on.
+        for _ in 0..25 {
+            state = add_one.run1(&[&state]).unwrap();
+        }
+        gate.open();
+        over.wait().unwrap();
+        assert_eq!(state.read::<f32>().unwrap(), plus(&start, 25.0), "{strategy}");
+        drop(state);
+        settles_at(&client, 0);
+    }
+}
+
+#[test]
+fn c30_arena_the_place_of_a_dropped_array_has_another_type() {
+    // Four MiB of floats and then of bytes: the engine compares sizes.
+    let client = limited("preallocate", 10 * MIB);
+    let add_one = client.compile(&Program::add_one_4m()).unwrap();
+    let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
+    let (gate, over) = hold_up(&client);
+    let bytes = Buffer::uninitialized(&client, ElementType::U8, &[4 * MIB]).unwrap();
+    drop(bytes);
+    let mut state = client.put(&start, &[1 << 20]).unwrap();
+    for _ in 0..10 {
+        state = add_one.run1(&[&state]).unwrap();
+    }
+    gate.open();
+    over.wait().unwrap();
+    assert_eq!(state.read::<f32>().unwrap(), plus(&start, 10.0));
+}
+
+#[test]
+fn c14_arena_what_fails_after_it_was_dropped_is_no_place_of_a_later_result() {
+    let client = limited("preallocate", 64 * MIB);
+    gate::prepare();
+    let (fails, add_one) =
+        (client.compile(&Program::gate_large()).unwrap(), client.compile(&Program::add_one_4m()).unwrap());
+    let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
+    let x = client.put(&start, &[1 << 20]).unwrap();
+    for _ in 0..3 {
+        let dropped = Signal::<()>::default();
+        let waiting = dropped.clone();
+        let gate = Gate::running(move |_| {
+            waiting.wait();
+            Err("broken on purpose".into())
+        });
+        // Its result, and what it reads, are dropped while it is under way.
+        let read = add_one.run1(&[&x]).unwrap();
+        let over = run_and_drop(&fails, &client, &gate, &read);
+        drop(read);
+        let mut later = vec![add_one.run1(&[&x]).unwrap()];
+        for _ in 0..3 {
+            later.push(add_one.run1(&[&later[later.len() - 1]]).unwrap());
+        }
+        dropped.set(());
+        over.wait().unwrap_err().expect(Code::INTERNAL, &["broken on purpose"]);
+        for (steps, array) in later.iter().enumerate() {
+            assert_eq!(array.read::<f32>().unwrap(), plus(&start, 1.0 + steps as f32));
+        }
+    }
+    drop(x);
+    settles_at(&client, 0);
+}
+
 /// Takes every hole, the largest first.
 fn fill(client: &Client) -> Vec<Buffer> {
     let mut held = Vec::new();

@@ -24,10 +24,10 @@ fn c35_arena_a_thread_watches_large_use_and_ends_with_its_client() {
         assert_eq!(keepers(), 0, "a small program has no thread");
         for strategy in ["preallocate", "growing", "tpu", "platform"] {
             let client = limited(strategy, 1024 * MIB);
-            let part = vec![1f32; 32 << 20];
-            let one = client.put(&part, &[32 << 20]).unwrap();
+            let part = vec![1f32; 8 << 20];
+            let one = client.put(&part, &[8 << 20]).unwrap();
             assert_eq!(keepers(), 0, "{strategy}");
-            let other = client.put(&part, &[32 << 20]).unwrap();
+            let other = client.put(&part, &[8 << 20]).unwrap();
             // What goes back at once needs nobody to watch it.
             let expected = usize::from(strategy != "platform");
             eventually("the thread has a name", || keepers() == expected);

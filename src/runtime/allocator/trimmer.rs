@@ -1,9 +1,9 @@
 //! Idle memory goes back to the system, though no call comes: one thread per client that sleeps.
 //!
 //! ```text
-//!  allocate: the client's use reaches 256 MiB ---> the thread starts
+//!  allocate: the client's use reaches 64 MiB  ---> the thread starts
 //!                                                    |
-//!  every 5 s:  the peak of use since the last time -> the rule (memory/idle.rs) -> keep so much
+//!  each 0.5 s: the peak of use since the last time -> the rule (memory/idle.rs) -> keep so much
 //!                                                    |
 //!              16 MiB of holes at a time, each under the arena's lock; a pause; the next, unless use rises meanwhile
 //! ```
@@ -54,7 +54,7 @@ pub struct TrimInterval {
 
 impl Default for TrimInterval {
     fn default() -> Self {
-        Self { tick: Duration::from_secs(5), delay: idle::DELAY }
+        Self { tick: Duration::from_millis(500), delay: idle::DELAY }
     }
 }
 
@@ -282,8 +282,8 @@ mod tests {
         memory.regions().into_iter().map(of).sum()
     }
 
-    fn trim_at(round: &mut Round, second: u64) {
-        round.trim(Duration::from_secs(second), &|| false);
+    fn trim_at(round: &mut Round, tenth: u64) {
+        round.trim(Duration::from_millis(100 * tenth), &|| false);
     }
 
     #[test]

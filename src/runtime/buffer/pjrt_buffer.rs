@@ -259,7 +259,7 @@ impl Buffer {
         self.begin_use_and_tell(user).map(|(handle, _)| handle)
     }
 
-    /// As [`Buffer::begin_use_for`]; tells, too, whether the bytes are [sure](State::is_sure).
+    /// As [`Buffer::begin_use_for`]; tells, too, whether the bytes are [good](State::is_good).
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
@@ -267,12 +267,12 @@ impl Buffer {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
         state.begin_use(user);
-        let sure = state.is_sure();
+        let good = state.is_good();
         if state.storage.is_spilled() {
             drop(state);
             self.check_readable().inspect_err(|_| self.end_use_for(user))?;
         }
-        Ok((handle, sure))
+        Ok((handle, good))
     }
 
     /// Whether the bytes can be read in the tier, where they stay because they are in use.
@@ -307,7 +307,7 @@ impl Buffer {
         let Some(mut state) = self.usage().lock_for_donation() else { return Ok(None) };
         let handle = self.live_handle(&state).inspect_err(|_| state.end_donation())?;
         state.begin_use(user);
-        Ok(Some((handle, state.is_sure())))
+        Ok(Some((handle, state.is_good())))
     }
 
     /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another

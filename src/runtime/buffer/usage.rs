@@ -20,7 +20,7 @@
 //! ```
 //!
 //! A program fails once it was launched only by a custom call of its own, or by an argument that holds an error. An
-//! array is *sure* if no such program has used it, and the program that writes it is none or has ended well. A program
+//! array is *sure* if no such program reads it, and the program that writes it is none or has ended well. A program
 //! that is donated what nobody wants any more ([`crate::runtime::device_memory::dropped`]) gets sure arrays only: the
 //! engine would pass on the error of another one.
 //!
@@ -110,7 +110,7 @@ pub struct State<T> {
     address_known: bool,
     defined: bool,
     may_fail: bool,
-    used_by_unsure: bool,
+    read_by_unsure: bool,
     moving: bool,
     body: T,
 }
@@ -150,7 +150,7 @@ impl<T> State<T> {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined, self.body) = (Life::Live, false, body);
-        (self.may_fail, self.used_by_unsure) = (true, false);
+        (self.may_fail, self.read_by_unsure) = (true, false);
     }
 
     /// The bytes are those of an execution's result.
@@ -297,14 +297,24 @@ impl<T> State<T> {
         self.defined = true;
     }
 
-    /// A program that may fail uses the bytes, or has failed to write them.
-    pub fn mark_unsure(&mut self) {
-        (self.used_by_unsure, self.may_fail) = (true, true);
+    /// A program that may fail reads the bytes.
+    pub fn mark_read_by_unsure(&mut self) {
+        self.read_by_unsure = true;
     }
 
-    /// Whether no program that was launched so far with the bytes fails.
+    /// The program that was to write the bytes has failed.
+    pub fn mark_failed(&mut self) {
+        self.may_fail = true;
+    }
+
+    /// Whether the bytes are good, or will be: a program that reads them does not fail because of them.
+    pub fn is_good(&self) -> bool {
+        self.defined || !self.may_fail
+    }
+
+    /// Whether no program fails that uses the bytes.
     pub fn is_sure(&self) -> bool {
-        !self.used_by_unsure && (self.defined || !self.may_fail)
+        self.is_good() && !self.read_by_unsure
     }
 
     /// Whether the bytes are written and good.
@@ -357,7 +367,7 @@ impl<T> Usage<T> {
             address_known: false,
             defined: false,
             may_fail: true,
-            used_by_unsure: false,
+            read_by_unsure: false,
             moving: false,
             body,
         };

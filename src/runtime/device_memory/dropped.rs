@@ -11,7 +11,7 @@
 //!
 //! A CPU's engine orders them where `g` is donated `x`'s own buffer: it waits for what `x` waits for, as in
 //! `p = step(p)` with donation. So an error of a program that `x` waits for would be `g`'s. An array is taken only
-//! where none can fail: see [`crate::runtime::buffer::usage`]. XLA's CPU client compares sizes and nothing else (engine
+//! where none can fail: see [`crate::runtime::buffer::usage`]. The engine compares sizes and nothing else (engine
 //! behaviour T43), so the array's type and dimensions may be other ones.
 //!
 //! XLA:GPU puts the executions of a device into one stream, so `g` gets a new view of the block. Copies and transfers

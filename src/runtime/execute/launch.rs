@@ -184,10 +184,10 @@ impl<'a> Launch<'a> {
         }
         let loaded = self.call.loaded;
         let mut arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
-        self.may_fail = !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.is_sure);
+        self.may_fail = !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.is_good);
         if self.may_fail && !self.is_waited_for() {
             let arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
-            arguments.for_each(|argument| argument.buffer().state().mark_unsure());
+            arguments.for_each(|argument| argument.buffer().state().mark_read_by_unsure());
         }
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {

@@ -55,7 +55,7 @@ impl Resources {
         }
         for result in self.results.drain(..) {
             if !succeeded {
-                result.state().mark_unsure();
+                result.state().mark_failed();
             }
             if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
                 recycle(recycled);
