@@ -168,6 +168,45 @@ fn bytes_are_freed_once_whoever_lets_go_last() {
 }
 
 #[test]
+fn a_dropped_block_is_a_later_launchs_or_is_freed_once() {
+    const GONE: usize = 2;
+    crate::every_interleaving(None, || {
+        let world = World::new();
+        {
+            let mut state = world.usage.lock();
+            state.begin_use(User::Execution);
+            state.begin_use(User::Execution);
+            assert!(state.end(Life::Deleted));
+        }
+        // As `Buffer::end_operation_use` does at the end of each program.
+        let programs = [(); 2].map(|()| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let mut state = world.usage.lock();
+                state.end_use(User::Execution);
+                let frees = state.is_free() && **state != GONE;
+                if frees {
+                    **state = GONE;
+                }
+                frees
+            })
+        });
+        // As `take_while_executing` does for a launch.
+        let taken = {
+            let mut state = world.usage.lock();
+            let takes = !state.is_unused() && state.is_used_by_executions_alone() && state.is_sure() && **state != GONE;
+            if takes {
+                **state = GONE;
+            }
+            takes
+        };
+        assert!(!world.relocate(), "nobody moves it");
+        let freed = programs.map(|program| program.join().expect("no panic"));
+        assert_eq!(usize::from(taken) + freed.into_iter().filter(|&freed| freed).count(), 1);
+    });
+}
+
+#[test]
 fn two_movers_never_have_the_same_bytes() {
     crate::every_interleaving(None, || {
         let world = World::new();
