@@ -102,8 +102,9 @@ class DeviceSummary(Renamed):
     #: Taken from the machine: in use + pending + slack + reserved + free.
     pool_bytes: int
     peak_pool_bytes: int
-    #: Arrays that were dropped, but that a program still uses.
+    #: Arrays that were dropped, but that a program still uses; and the most in use and pending together.
     pending_bytes: int
+    peak_used_bytes: int
     #: What blocks take beyond the size that was asked for.
     slack_bytes: int
     #: Free in the pool, and the largest piece of it.
@@ -194,6 +195,9 @@ class DeviceSummary(Renamed):
         ):
             if title == "in use" or total or peak:
                 rows.append((title, (now, peak, total, max(total - now, 0)), ""))
+        if _is_more(self.peak_used_bytes, self.peak_bytes_in_use):
+            used = self.bytes_in_use + self.pending_bytes
+            rows.append(("used", (used, self.peak_used_bytes), "in use, or dropped while a program uses it"))
         rows.append(("pool", (self.pool_bytes, self.peak_pool_bytes), ""))
         rows.append(("free", (self.free_bytes,), ""))
         if self.free_bytes:
@@ -253,6 +257,8 @@ class TrackedDevice(Renamed):
     bytes_in_use_before: int
     bytes_in_use_after: int
     peak_bytes_in_use: int
+    #: The most in between with what was dropped, but that a program still used.
+    peak_used_bytes: int
     #: Who held the memory at the peak, the largest first; empty where that is not known.
     holders: tuple[Holder, ...]
     #: Why it is not known; None where it is.
@@ -290,7 +296,7 @@ class Track(Renamed):
         """Bytes in use when the block began, over all devices.
 
         Raises:
-          ArenaError: there is no device, here and in the next two.
+          ArenaError: there is no device, here and in the next three.
         """
         return sum(device.bytes_in_use_before for device in self._seen())
 
@@ -303,6 +309,11 @@ class Track(Renamed):
     def peak_bytes_in_use(self) -> int:
         """The sum of the devices' peaks in bytes; they need not have been at one time."""
         return sum(device.peak_bytes_in_use for device in self._seen())
+
+    @property
+    def peak_used_bytes(self) -> int:
+        """The same with what was dropped while programs used it."""
+        return sum(device.peak_used_bytes for device in self._seen())
 
     def _seen(self) -> tuple[TrackedDevice, ...]:
         # Without a device nothing was measured, and 0 would say that nothing was used.
@@ -347,7 +358,7 @@ def _device(told: Mapping[str, Any], foreign_bytes: int) -> DeviceSummary:
     in_use, pinned, reserved, spilled = told["in_use"], told["pinned"], told["reserved"], told["spilled"]
     return DeviceSummary(
         **{name: told[name] for name in ("device", "strategy", "fragmentation")},
-        **{f"{name}_bytes": told[f"{name}_bytes"] for name in ("pending", "slack", "free", "engine")},
+        **{f"{name}_bytes": told[f"{name}_bytes"] for name in ("pending", "peak_used", "slack", "free", "engine")},
         foreign_bytes=foreign_bytes,
         bytes_limit=told["limit_bytes"],
         bytes_in_use=in_use["current"],
@@ -389,6 +400,7 @@ def end(track: Track, told: Iterable[Mapping[str, Any]], late: Iterable[DeviceSt
             bytes_in_use_before=device["start_bytes"],
             bytes_in_use_after=device["end_bytes"],
             peak_bytes_in_use=device["peak_bytes"],
+            peak_used_bytes=device["peak_used_bytes"],
             holders=read_holders(device["peak_holders"] or ()),
             holders_unknown=device["peak_holders_unknown"],
         )
@@ -401,6 +413,7 @@ def end(track: Track, told: Iterable[Mapping[str, Any]], late: Iterable[DeviceSt
             bytes_in_use_after=device.bytes_in_use,
             # Since the client's start, which is within the block.
             peak_bytes_in_use=device.peak_bytes_in_use,
+            peak_used_bytes=device.peak_used_bytes,
             holders=(),
             holders_unknown="JAX started in the block; who held the peak is known where it has started before",
         )
@@ -450,9 +463,16 @@ def _percent(share: float) -> str:
     return f"{min(round(100 * share), 99) if share < 1 else 100} %"
 
 
+def _is_more(used: int, in_use: int) -> bool:
+    """Whether what programs still used is worth a word beside what was in use: a MiB, and a twentieth of it."""
+    return used - in_use >= max(1 << 20, in_use // 20)
+
+
 def _course(seen: Track | TrackedDevice) -> str:
     before, peak, after = map(size, (seen.bytes_in_use_before, seen.peak_bytes_in_use, seen.bytes_in_use_after))
-    return f"{before} in use at the start, {peak} at the peak, {after} at the end"
+    used = seen.peak_used_bytes
+    dropped = f" ({size(used)} with what was dropped while programs used it)" if _is_more(used, seen.peak_bytes_in_use) else ""
+    return f"{before} in use at the start, {peak} at the peak{dropped}, {after} at the end"
 
 
 def _shares(holders: Sequence[Holder], top: int) -> list[tuple[str, int, str, int, float | None]]:

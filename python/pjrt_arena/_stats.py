@@ -101,8 +101,9 @@ class DeviceStats:
     #: Arrays, as they were asked for; and the most since the start or `pjrt_arena.memory.reset_peak`, as each peak.
     bytes_in_use: int = 0
     peak_bytes_in_use: int = 0
-    #: Arrays that were dropped, but that a program still uses.
+    #: Arrays that were dropped, but that a program still uses; and the most of both together.
     pending_bytes: int = 0
+    peak_used_bytes: int = 0
     #: What blocks take beyond the size that was asked for.
     slack_bytes: int = 0
     #: Kept for programs' scratch; 0 but for the strategy ``tpu``.

@@ -211,6 +211,7 @@ fn of_arena(arena: &DeviceMemory, engine_bytes: i64) -> Value {
         "free_bytes": stats.free_bytes.get(),
         "pool_bytes": stats.pool_bytes.get(),
         "peak_in_use_bytes": stats.peak_bytes_in_use.get(),
+        "peak_used_bytes": stats.peak_used_bytes.get(),
         "peak_pool_bytes": stats.peak_pool_bytes.get(),
         "reserved_bytes": stats.reserved_bytes.get(),
         "peak_reserved_bytes": stats.peak_reserved_bytes.get(),

@@ -64,7 +64,7 @@ impl Entry for sys::PJRT_Device_MemoryStats_Args {
         out.pool_bytes_is_set = true;
         out.peak_pool_bytes = signed(stats.peak_pool_bytes);
         out.peak_pool_bytes_is_set = true;
-        out.peak_allocated_bytes = signed(stats.peak_bytes_in_use);
+        out.peak_allocated_bytes = signed(stats.peak_used_bytes);
         out.peak_allocated_bytes_is_set = true;
         Ok(())
     }

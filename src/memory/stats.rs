@@ -22,6 +22,8 @@ pub struct Stats {
     /// The highest `bytes_in_use`, with the scratch of a program that began then ([`super::Arena::note_launch`]), since
     /// the start or the last [`super::Arena::clear_peaks`].
     pub peak_bytes_in_use: Bytes,
+    /// The highest `bytes_in_use + pending_bytes` since then, with such scratch: what no other array could have.
+    pub peak_used_bytes: Bytes,
     /// The highest `pool_bytes` since then.
     pub peak_pool_bytes: Bytes,
     /// Allocations that succeeded since then.

@@ -105,6 +105,7 @@ fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
             "clean_bytes": tier.record.clean.bytes().get(),
             "back_bytes": tier.record.back.bytes().get(),
         })),
+        "peak_used_bytes": stats.peak_used_bytes.get(),
         "pending_bytes": stats.pending_bytes.get(),
         "slack_bytes": stats.slack_bytes.get(),
         "free_bytes": stats.free_bytes.get(),

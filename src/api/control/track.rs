@@ -123,6 +123,7 @@ fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
         "start_bytes": scoped.start.get(),
         "end_bytes": scoped.end.get(),
         "peak_bytes": scoped.peak.get(),
+        "peak_used_bytes": scoped.peak_used.get(),
         "peak_holders": holders,
         "peak_holders_unknown": scoped.after_peak.is_none().then_some(
             "the history does not go back to the peak; PJRT_ARENA_HISTORY makes it longer"

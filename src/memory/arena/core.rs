@@ -346,6 +346,8 @@ impl Arena {
         }
         let state = &mut *state;
         state.counters.peak_in_use = state.counters.in_use;
+        state.note_used();
+        state.counters.peak_used = state.counters.used();
         state.counters.peak_pool = state.placement.pool();
         state.counters.allocations_before += std::mem::take(&mut state.counters.num_allocs);
         state.counters.peak_pinned = state.counters.pinned;

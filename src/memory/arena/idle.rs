@@ -40,14 +40,15 @@ struct Part {
 impl Arena {
     /// What live and retired blocks asked for, summed. O(1).
     pub fn used(&self) -> Bytes {
-        let counters = &self.state.lock().counters;
-        counters.in_use + counters.pending
+        self.state.lock().counters.used()
     }
 
     /// The highest [`Self::used`] since the last call, which this one makes start over. O(1).
     pub fn end_window(&self) -> Bytes {
-        let counters = &mut self.state.lock().counters;
-        std::mem::replace(&mut counters.window_peak, counters.in_use + counters.pending)
+        let mut state = self.state.lock();
+        state.note_used();
+        let used = state.counters.used();
+        std::mem::replace(&mut state.counters.window_peak, used)
     }
 
     /// Plans what to discard where use is expected to stay within `keep`. O(spans) with the lock, and sorting without.
@@ -56,7 +57,7 @@ impl Arena {
             let state = self.state.lock();
             let holes: Vec<(NodeId, AddressRange)> =
                 state.placement.space().map(|space| space.holes().collect()).unwrap_or_default();
-            (holes, state.counters.in_use + state.counters.pending)
+            (holes, state.counters.used())
         };
         holes.sort_unstable_by_key(|(_, hole)| (hole.bytes, hole.address));
         let mut stays = keep.saturating_sub(used);
@@ -76,7 +77,8 @@ impl Arena {
     /// returns its answer; `None` at the end, and when use has risen above what was to stay. O(1).
     pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(AddressRange) -> Bytes) -> Option<Bytes> {
         let Part { hole, region } = surplus.next_piece()?;
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.note_used();
         if state.counters.window_peak > surplus.keep {
             surplus.parts.clear();
             return None;
@@ -90,11 +92,11 @@ impl Arena {
     pub fn trim_to(&self, keep: Bytes) -> Bytes {
         let surplus = {
             let mut state = self.state.lock();
+            state.note_used();
             if state.counters.window_peak > keep {
                 return Bytes::ZERO;
             }
-            let used = state.counters.in_use + state.counters.pending;
-            let surplus = state.placement.trim_to(keep.saturating_sub(used));
+            let surplus = state.placement.trim_to(keep.saturating_sub(state.counters.used()));
             state.note_surplus(&surplus);
             surplus
         };

@@ -36,6 +36,8 @@ pub struct Scoped {
     pub end: Bytes,
     /// The most in use between, with the scratch of the program that began then.
     pub peak: Bytes,
+    /// The most that live and retired blocks asked for between, with such scratch.
+    pub peak_used: Bytes,
     /// That program's scratch.
     pub scratch: Bytes,
     /// All blocks at its end.
@@ -126,10 +128,12 @@ impl Arena {
     /// Begins to watch for the most in use. O(1).
     pub fn open_scope(&self) -> ScopeId {
         let state = &mut *self.state.lock();
-        let (start, scopes) = (state.counters.in_use, &mut state.scopes);
+        state.note_used();
+        let (start, peak_used) = (state.counters.in_use, state.counters.used());
+        let (scopes, after_peak) = (&mut state.scopes, state.history.sequence());
         let id = ScopeId(scopes.next);
         scopes.next += 1;
-        scopes.open.push(Scope { id, start, peak: start, scratch: Bytes::ZERO, after_peak: state.history.sequence() });
+        scopes.open.push(Scope { id, start, peak: start, peak_used, scratch: Bytes::ZERO, after_peak });
         scopes.set_mark();
         id
     }
@@ -138,12 +142,14 @@ impl Arena {
     pub fn end_scope(&self, id: ScopeId) -> Option<Scoped> {
         let state = &mut *self.state.lock();
         let at = state.scopes.open.iter().position(|scope| scope.id == id)?;
-        let Scope { start, peak, scratch, after_peak, .. } = state.scopes.open.swap_remove(at);
+        state.note_used();
+        let Scope { start, peak, peak_used, scratch, after_peak, .. } = state.scopes.open.swap_remove(at);
         state.scopes.set_mark();
         Some(Scoped {
             start,
             end: state.counters.in_use,
             peak,
+            peak_used,
             scratch,
             blocks: state.blocks().collect(),
             after_peak: state.history.since(after_peak),

@@ -11,6 +11,8 @@ pub(super) struct Scope {
     pub(super) id: ScopeId,
     pub(super) start: Bytes,
     pub(super) peak: Bytes,
+    /// The most used, up to the last look.
+    pub(super) peak_used: Bytes,
     /// What of the peak is a program's scratch.
     pub(super) scratch: Bytes,
     /// The number of the first event after the one that made the peak.
@@ -45,6 +47,12 @@ impl Scopes {
             (scope.peak, scope.scratch, scope.after_peak) = (in_use, scratch, after);
         }
         self.set_mark();
+    }
+
+    pub(super) fn note_used(&mut self, used: Bytes) {
+        for scope in &mut self.open {
+            scope.peak_used = scope.peak_used.max(used);
+        }
     }
 
     pub(super) fn set_mark(&mut self) {

@@ -94,7 +94,11 @@ pub(super) struct Counters {
     pub(super) slack: Bytes,
     pub(super) pending_blocks: u32,
     pub(super) peak_in_use: Bytes,
-    /// The highest sum of `in_use` and `pending` since `Arena::end_window`.
+    /// The most used, `in_use` and `pending`, since [`State::note_used`] looked last.
+    pub(super) most_used: Bytes,
+    /// The same since `Arena::clear_peaks`, up to that look.
+    pub(super) peak_used: Bytes,
+    /// The same since `Arena::end_window`.
     pub(super) window_peak: Bytes,
     pub(super) peak_pool: Bytes,
     pub(super) num_allocs: u64,
@@ -116,6 +120,12 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    /// What live and retired blocks asked for.
+    #[inline(always)]
+    pub(super) fn used(&self) -> Bytes {
+        self.in_use + self.pending
+    }
+
     pub(super) fn unpin(&mut self, requested: Bytes) {
         self.pinned -= requested;
         self.pinned_blocks -= 1;
@@ -170,7 +180,7 @@ impl State {
         counters.num_allocs += 1;
         counters.allocated_total += size;
         counters.peak_in_use = counters.peak_in_use.max(counters.in_use);
-        counters.window_peak = counters.window_peak.max(counters.in_use + counters.pending);
+        counters.most_used = counters.most_used.max(counters.used());
         counters.peak_pool = counters.peak_pool.max(self.placement.pool());
         counters.largest_alloc = counters.largest_alloc.max(size);
         if self.history.is_on() {
@@ -225,6 +235,7 @@ impl State {
             free_bytes: self.placement.free(),
             pool_bytes: self.placement.pool(),
             peak_bytes_in_use: counters.peak_in_use,
+            peak_used_bytes: counters.peak_used.max(counters.most_used),
             peak_pool_bytes: counters.peak_pool,
             num_allocs: counters.num_allocs,
             largest_alloc_size: counters.largest_alloc,
@@ -292,10 +303,22 @@ impl State {
         Ok(())
     }
 
+    /// Has those who want a peak of what was used take it up, and looks for the next from now on.
+    pub(super) fn note_used(&mut self) {
+        let counters = &mut self.counters;
+        let most = std::mem::replace(&mut counters.most_used, counters.used());
+        counters.peak_used = counters.peak_used.max(most);
+        counters.window_peak = counters.window_peak.max(most);
+        self.scopes.note_used(most);
+    }
+
     /// Counts what is in use with the scratch of a program that is about to run.
     pub(super) fn note_launch(&mut self, scratch: Bytes) {
         let needed = self.counters.in_use + scratch;
         self.counters.peak_in_use = self.counters.peak_in_use.max(needed);
+        let used = self.counters.used() + scratch;
+        self.counters.peak_used = self.counters.peak_used.max(used);
+        self.scopes.note_used(used);
         if self.scopes.exceeded(needed) {
             self.scopes.raise(needed, scratch, self.history.sequence());
         }

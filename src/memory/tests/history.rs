@@ -219,6 +219,29 @@ fn scopes_overlap_and_each_knows_its_own_peak() {
 }
 
 #[test]
+fn what_was_dropped_and_is_still_used_counts_in_a_peak_of_its_own() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));
+    let seen = |id| {
+        let scoped = arena.end_scope(id).expect("it is open");
+        (scoped.peak.get() >> 20, scoped.peak_used.get() >> 20)
+    };
+    let outer = arena.open_scope();
+    let dropped = take(&arena, Bytes::mib(8));
+    assert_eq!(arena.retire(dropped.id), Ok(()));
+    let inner = arena.open_scope();
+    let next = take(&arena, Bytes::mib(4));
+    // The rule of idle memory and the statistics look in between, and take nothing from the scopes.
+    assert_eq!((arena.end_window(), arena.stats().peak_used_bytes), (Bytes::mib(12), Bytes::mib(12)));
+    assert_eq!(arena.free(dropped.id), Ok(()));
+    let after = arena.open_scope();
+    assert_eq!([seen(inner), seen(after), seen(outer)], [(4, 12), (4, 4), (8, 12)]);
+    assert_eq!((arena.end_window(), arena.stats().peak_bytes_in_use), (Bytes::mib(12), Bytes::mib(8)));
+    arena.clear_peaks();
+    assert_eq!((arena.end_window(), arena.stats().peak_used_bytes), (Bytes::mib(4), Bytes::mib(4)));
+    assert_eq!(arena.free(next.id), Ok(()));
+}
+
+#[test]
 fn a_scope_says_when_the_history_is_too_short_for_its_peak() {
     for capacity in [0, 3] {
         let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(80));

@@ -64,6 +64,7 @@ struct Model {
     blocks: Vec<(Block, BlockState)>,
     stale: Vec<BlockId>,
     peak: Bytes,
+    peak_used: Bytes,
     largest: Bytes,
     allocations: u64,
 }
@@ -76,6 +77,7 @@ impl Model {
     fn add(&mut self, block: Block) {
         self.blocks.push((block, BlockState::Live));
         self.peak = self.peak.max(self.sum(BlockState::Live));
+        self.peak_used = self.peak_used.max(self.blocks.iter().map(|(block, _)| block.size).sum());
         self.largest = self.largest.max(block.size);
         self.allocations += 1;
     }
@@ -85,7 +87,7 @@ impl Model {
         assert_eq!(stats.bytes_in_use, self.sum(BlockState::Live));
         assert_eq!(stats.pending_bytes, self.sum(BlockState::Retired));
         assert_eq!((stats.live_blocks + stats.pending_blocks) as usize, self.blocks.len());
-        assert_eq!(stats.peak_bytes_in_use, self.peak);
+        assert_eq!((stats.peak_bytes_in_use, stats.peak_used_bytes), (self.peak, self.peak_used));
         assert_eq!((stats.num_allocs, stats.largest_alloc_size), (self.allocations, self.largest));
 
         let mut regions = arena.regions();
@@ -178,6 +180,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
             Step::ClearPeaks => {
                 arena.clear_peaks();
                 (model.peak, model.largest, model.allocations) = (model.sum(BlockState::Live), Bytes::ZERO, 0);
+                model.peak_used = model.peak + model.sum(BlockState::Retired);
             }
             // A fault in between would change what was predicted.
             Step::AllocateLargest if !faults => {
