@@ -25,7 +25,7 @@ pub const WORTH_WATCHING: Bytes = Bytes::mib(64);
 pub const DELAY: Duration = Duration::from_secs(1);
 
 /// Less than this is not worth a trim.
-const LEAST: Bytes = Bytes::mib(64);
+pub const WORTH_TRIMMING: Bytes = Bytes::mib(64);
 
 /// A trim was needless where the memory is used again so soon.
 const REUSE_WINDOW: Duration = Duration::from_secs(300);
@@ -73,14 +73,14 @@ impl Idle {
         let began = std::mem::replace(&mut self.now, now);
         self.look_back(now, peak);
         self.touched = self.touched.max(peak);
-        if self.touched.saturating_sub(peak) < LEAST {
+        if self.touched.saturating_sub(peak) < WORTH_TRIMMING {
             self.quiet = None;
             return None;
         }
         let quiet = self.quiet.get_or_insert(Quiet { since: began, peak });
         quiet.peak = quiet.peak.max(peak);
         let Quiet { since, peak: keep } = *quiet;
-        if now.saturating_sub(since) < self.delay || self.touched.saturating_sub(keep) < LEAST {
+        if now.saturating_sub(since) < self.delay || self.touched.saturating_sub(keep) < WORTH_TRIMMING {
             return None;
         }
         (self.touched, self.quiet) = (keep, None);
@@ -89,7 +89,7 @@ impl Idle {
 
     /// Records that `bytes` were released, and that `kept` stayed. Memory that was not resident cannot be missed.
     pub fn record_release(&mut self, bytes: Bytes, kept: Bytes) {
-        if bytes >= LEAST {
+        if bytes >= WORTH_TRIMMING {
             self.last = Some(LastTrim { at: self.now, kept, bytes });
         }
     }

@@ -133,6 +133,11 @@ pub fn discard_holes() -> Bytes {
     POOL.get().map_or(Bytes::ZERO, Pool::discard_holes)
 }
 
+/// Gives pages that nothing uses back to the system, `bytes` of them, those at the upper end first. Returns their sum.
+pub fn trim(bytes: Bytes) -> Bytes {
+    POOL.get().map_or(Bytes::ZERO, |pool| pool.trim(bytes))
+}
+
 /// Calls `watcher` whenever the pool touches new memory `beyond` so many bytes: in the engine's allocation, so it must
 /// be short and call nothing of the engine. Only the first one counts.
 pub fn watch(beyond: Bytes, watcher: fn()) {

@@ -177,7 +177,7 @@ impl Pool {
     /// The numbers of this instant.
     pub(super) fn usage(&self) -> Usage {
         Usage {
-            in_use: self.arena.stats().bytes_in_use,
+            in_use: self.arena.used(),
             warm: Bytes::new((self.touched.load(Ordering::Relaxed) - self.start) as u64),
             allocations: self.allocations.load(Ordering::Relaxed),
         }
@@ -217,6 +217,12 @@ impl Pool {
     /// Gives the pages of all holes back to the system, and returns their sum.
     pub(super) fn discard_holes(&self) -> Bytes {
         self.discard_from(self.start)
+    }
+
+    /// Gives so many bytes of the pages that lie highest back, where nothing uses them, and returns their sum.
+    pub(super) fn trim(&self, bytes: Bytes) -> Bytes {
+        let end = self.touched.load(Ordering::Relaxed);
+        self.discard_from(end.saturating_sub(bytes.get() as usize).max(self.start))
     }
 
     /// Gives back what lies above all that was used since the last epoch.

@@ -282,7 +282,7 @@ impl Arena {
         for (id, whole) in holes {
             let mut from = whole.address;
             loop {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
                 // It may have been taken since, or a part of it.
                 let Some(hole) = state.placement.space().and_then(|space| space.hole(id)) else { break };
                 let (start, end) = (hole.address.max(from), hole.address + hole.bytes);
@@ -292,7 +292,9 @@ impl Arena {
                 // Pieces end where pages do, so that none is cut in two.
                 let piece = Bytes::new(start.get() + 1).checked_round_up(PIECE).unwrap_or(Bytes::MAX);
                 let bytes = (end - start).min(piece - Bytes::new(start.get()));
-                discarded += discard(AddressRange { address: start, bytes });
+                let went = discard(AddressRange { address: start, bytes });
+                state.cool(went);
+                discarded += went;
                 from = start + bytes;
             }
         }

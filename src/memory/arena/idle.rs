@@ -51,6 +51,24 @@ impl Arena {
         std::mem::replace(&mut state.counters.window_peak, used)
     }
 
+    /// [`Self::used`], and how much of what blocks ever took is resident: at most that much, where holes are not many.
+    /// O(1).
+    pub fn warm(&self) -> (Bytes, Bytes) {
+        let counters = &self.state.lock().counters;
+        (counters.used(), counters.warm.max(counters.most_used))
+    }
+
+    /// By how much [`Self::used`] would be more than what is resident with another block of this size. O(1).
+    pub fn rises_by(&self, size: Bytes) -> Bytes {
+        let counters = &self.state.lock().counters;
+        (counters.used() + size).saturating_sub(counters.warm.max(counters.most_used))
+    }
+
+    /// Counts that so many bytes of holes are not resident, as the system says. O(1).
+    pub fn cooled(&self, bytes: Bytes) {
+        self.state.lock().cool(bytes);
+    }
+
     /// Plans what to discard where use is expected to stay within `keep`. O(spans) with the lock, and sorting without.
     pub fn surplus(&self, keep: Bytes) -> Surplus {
         let (mut holes, used) = {
@@ -84,7 +102,9 @@ impl Arena {
             return None;
         }
         let now = state.placement.space().and_then(|space| space.hole(hole));
-        Some(now.and_then(|now| overlap(now, region)).map_or(Bytes::ZERO, discard))
+        let bytes = now.and_then(|now| overlap(now, region)).map_or(Bytes::ZERO, discard);
+        state.cool(bytes);
+        Some(bytes)
     }
 
     /// Releases empty regions, the largest first, until those that stay are at most `keep` less what is used; none when
@@ -96,8 +116,10 @@ impl Arena {
             if state.counters.window_peak > keep {
                 return Bytes::ZERO;
             }
-            let surplus = state.placement.trim_to(keep.saturating_sub(state.counters.used()));
+            let used = state.counters.used();
+            let surplus = state.placement.trim_to(keep.saturating_sub(used));
             state.note_surplus(&surplus);
+            state.cool(surplus.iter().map(|region| region.bytes).sum());
             surplus
         };
         let released = surplus.iter().map(|region| region.bytes).sum();

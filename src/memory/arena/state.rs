@@ -100,6 +100,8 @@ pub(super) struct Counters {
     pub(super) peak_used: Bytes,
     /// The same since `Arena::end_window`.
     pub(super) window_peak: Bytes,
+    /// The same, less what was trimmed since: as much is resident, or less.
+    pub(super) warm: Bytes,
     pub(super) peak_pool: Bytes,
     pub(super) num_allocs: u64,
     pub(super) largest_alloc: Bytes,
@@ -306,10 +308,18 @@ impl State {
     /// Has those who want a peak of what was used take it up, and looks for the next from now on.
     pub(super) fn note_used(&mut self) {
         let counters = &mut self.counters;
-        let most = std::mem::replace(&mut counters.most_used, counters.used());
+        let used = counters.used();
+        let most = std::mem::replace(&mut counters.most_used, used);
         counters.peak_used = counters.peak_used.max(most);
         counters.window_peak = counters.window_peak.max(most);
+        counters.warm = counters.warm.max(most);
         self.scopes.note_used(most);
+    }
+
+    /// Counts that so many bytes of holes are not resident any more.
+    pub(super) fn cool(&mut self, bytes: Bytes) {
+        self.note_used();
+        self.counters.warm = self.counters.warm.saturating_sub(bytes).max(self.counters.used());
     }
 
     /// Counts what is in use with the scratch of a program that is about to run.

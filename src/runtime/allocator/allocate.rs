@@ -17,7 +17,7 @@ use crate::{
             core::Allocator,
             oom,
             reclaim::{self, NoRoom, WaitPolicy},
-            spill,
+            spill, warm,
         },
         device_memory::{Allocation, DeviceMemory, ScratchReservation},
         in_flight::Round,
@@ -68,8 +68,11 @@ pub fn allocate(
         spill::make_room(allocator, memory, None);
     }
     // A GPU's memory has no first touch, and its callers run ahead: they must not wait for it.
-    if memory.on_host && size >= LARGE_ARRAY && memory.pending() >= size {
-        keep_warm(allocator, memory, size);
+    if memory.on_host && size >= LARGE_ARRAY {
+        if memory.pending() >= size {
+            keep_warm(allocator, memory, size);
+        }
+        warm::before_an_array(allocator, memory, size);
     }
     let request = Request { size, provenance };
     let block = match reclaim::take(memory, request) {

@@ -16,7 +16,10 @@ use crate::{
     error::Result,
     memory::{Strategy, idle::WORTH_WATCHING},
     runtime::{
-        allocator::trimmer::{TrimInterval, Trimmer},
+        allocator::{
+            trimmer::{TrimInterval, Trimmer},
+            warm::Needed,
+        },
         device_memory::DeviceMemory,
         in_flight::{
             InFlight,
@@ -50,6 +53,8 @@ pub struct Allocator {
     pub callbacks_under_way: AtomicI64,
     /// Trims memory that is not used any more.
     pub trimmer: Trimmer,
+    /// The most that arrays and scratch needed at once.
+    pub needed: Needed,
     /// What was decided when the client was created.
     pub settings: Arc<Settings>,
     /// Called when an allocation fails and the settings name a file for a report.
@@ -85,6 +90,7 @@ impl Allocator {
             counts_tiles: settings.counts_tiles(),
             callbacks_under_way: AtomicI64::new(0),
             trimmer: Trimmer::default(),
+            needed: Needed::default(),
             settings,
             on_exhausted,
             turn: Mutex::default(),

@@ -13,6 +13,7 @@
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
 //!  oom.rs          the error of an allocation that found no room
 //!  trimmer.rs      the thread that trims idle memory
+//!  warm.rs         what stays warm goes back before it would add to a peak
 //! ```
 
 pub mod admission;
@@ -28,5 +29,6 @@ pub mod shared;
 pub mod sleep;
 pub mod spill;
 pub mod trimmer;
+pub mod warm;
 
 pub use core::Allocator;

@@ -16,7 +16,6 @@ use std::{
 use crate::{
     error::{Code, Error, Result},
     fork,
-    memory::AddressRange,
     runtime::{
         allocator::{allocate::allocate_at_once, core::Allocator, spill},
         device_memory::{DeviceMemory, SharedPool},
@@ -58,14 +57,8 @@ fn give_back_of(memory: &DeviceMemory) -> GivenBack {
     let regions = memory.regions().len();
     let whole = fork::step(|| memory.trim());
     let regions = regions.saturating_sub(memory.regions().len());
-    let discard = |hole: AddressRange| {
-        // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
-        // meanwhile.
-        unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
-            log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
-            Bytes::ZERO
-        })
-    };
+    // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
+    let discard = |hole| unsafe { memory.discard(hole) };
     let pages = fork::step(|| memory.discard_holes(discard));
     let scratch = fork::step(|| memory.shared.as_ref().map_or(Bytes::ZERO, SharedPool::trim_unused));
     GivenBack { bytes: whole + pages + scratch, regions }

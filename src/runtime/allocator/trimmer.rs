@@ -150,14 +150,8 @@ impl Round {
         }
         for (memory, idle) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };
-            let discard = |hole: AddressRange| {
-                // SAFETY: the hole lies in a region of this carrier's device, and the arena allocates nothing in it
-                // meanwhile.
-                unsafe { memory.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
-                    log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
-                    Bytes::ZERO
-                })
-            };
+            // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
+            let discard = |hole| unsafe { memory.discard(hole) };
             trim_arena(&memory, idle, now, &discard, enough);
         }
         let Some((arena, discard)) = scratch::memory() else { return };

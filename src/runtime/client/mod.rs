@@ -38,6 +38,7 @@ use crate::{
             group::give,
             pinned_host::{PinnedHost, admit_pinned},
             prefetch::prefetch,
+            warm,
         },
         buffer::{Buffer, Place},
         client::{aliases::Aliases, giver::Giver, prefetcher::Prefetcher},
@@ -402,7 +403,13 @@ pub fn with_any(act: impl FnOnce(&Client)) {
 /// Has this client trim the engine's scratch once that is large: called when a client has been created, and with
 /// another client when one has ended.
 pub fn watch_scratch(client: &Client) {
-    scratch::watch(WORTH_WATCHING, || with_any(|client| client.allocator.wake_trimmer()));
+    scratch::watch(WORTH_WATCHING, || {
+        let clients = CLIENTS.read();
+        clients.iter().for_each(|client| warm::scratch_grows(&client.allocator));
+        if let Some(client) = clients.first() {
+            client.allocator.wake_trimmer();
+        }
+    });
     if scratch::usage().is_some_and(|usage| usage.warm >= WORTH_WATCHING) {
         client.allocator.wake_trimmer();
     }

@@ -102,12 +102,7 @@ impl DroppedArrays {
     /// The block of an array of `bytes` bytes in a block of `block` bytes, for the execution in `provenance` to write:
     /// of one that the same result of the same program was, so that a GPU's programs find theirs at addresses that
     /// they know, or else of the one that was dropped first, whose programs end first.
-    pub fn take(
-        &self,
-        (bytes, block): (usize, Bytes),
-        provenance: Provenance,
-        ordered: OrderedBy,
-    ) -> Option<Reused> {
+    pub fn take(&self, (bytes, block): (usize, Bytes), provenance: Provenance, ordered: OrderedBy) -> Option<Reused> {
         loop {
             let previous = {
                 let mut lists = self.0.lock();

@@ -20,12 +20,16 @@ use crate::{
     device::Carrier,
     error::{Error, Result},
     memory::{
-        Arena, Block, BlockId, BlockInfo, Execution, MoveBarrier, OriginId, PinReason, Provenance, Timestamp,
+        AddressRange, Arena, Block, BlockId, BlockInfo, Execution, MoveBarrier, OriginId, PinReason, Provenance,
+        Timestamp,
         next_use::{NextUse, UseKey},
     },
     report::timeline::{TIMELINE, What},
     runtime::{
-        device_memory::{dropped::DroppedArrays, group_part::GroupPart, moves::Moves, shared_pool::SharedPool, spill_record::SpillRecord},
+        device_memory::{
+            dropped::DroppedArrays, group_part::GroupPart, moves::Moves, shared_pool::SharedPool,
+            spill_record::SpillRecord,
+        },
         shape::Shape,
     },
     units::{Address, Bytes},
@@ -128,6 +132,18 @@ impl DeviceMemory {
             moves: Moves::default(),
             runs,
             keeps_time,
+        })
+    }
+
+    /// Gives the pages of a hole back to the device, and returns how much that was: nothing where the device refuses.
+    ///
+    /// # Safety
+    /// The hole must lie in a region of this memory, and the arena must allocate nothing in it meanwhile.
+    pub unsafe fn discard(&self, hole: AddressRange) -> Bytes {
+        // SAFETY: as this function asks; the carrier is that of the arena's device.
+        unsafe { self.carrier.discard(hole.address, hole.bytes) }.unwrap_or_else(|error| {
+            log::warn!("a hole of {} could not be given back: {error}", hole.bytes);
+            Bytes::ZERO
         })
     }
 

@@ -341,10 +341,8 @@ impl Loaded {
         let keeps =
             client.settings.strategy.value != Strategy::Platform && client.allocator.compaction != Compact::Always;
         let count = if keeps { program.plan.destinations.len() } else { 0 };
-        let caches: Vec<_> = devices
-            .iter()
-            .map(|_| OutputCache::new(count, Arc::clone(&client.allocator.in_flight)))
-            .collect();
+        let caches: Vec<_> =
+            devices.iter().map(|_| OutputCache::new(count, Arc::clone(&client.allocator.in_flight))).collect();
         if count > 0 {
             for cache in &caches {
                 let cache: Weak<OutputCache> = Arc::downgrade(cache);

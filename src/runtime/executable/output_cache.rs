@@ -84,7 +84,8 @@ impl Recycle for OutputCache {
         if let Some(mut place) = self.places.open(destination, || self.in_flight.has_waiters()) {
             let others = place.len();
             let bytes = output.allocation.size().get();
-            let enough = bytes > LARGEST_CACHED as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
+            let enough =
+                bytes > LARGEST_CACHED as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
             if !enough {
                 if others > 0 && !output.retired {
                     output.allocation.retire();

@@ -69,7 +69,15 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn new(call: Call<'a>) -> Self {
         let width = call.args.num_args + call.loaded.program.plan.destinations.len();
-        Self { call, devices: SmallVec::new(), nested: None, may_fail: true, is_over: false, width, stack: stacks::current() }
+        Self {
+            call,
+            devices: SmallVec::new(),
+            nested: None,
+            may_fail: true,
+            is_over: false,
+            width,
+            stack: stacks::current(),
+        }
     }
 
     /// Prepares scratch, destinations and donation copies.
