@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def measure(name: str, mib: int, steps: int | None) -> dict[str, float]:
     return {"seconds": took, "peak": peak, "after": resident("VmRSS")}
 
 
-def run(name: str, backend: str, mib: int, steps: int | None) -> dict[str, float]:
+def run(name: str, backend: str, mib: int, steps: int | None, others: Sequence[str]) -> dict[str, float]:
     """The same in a fresh process, on JAX's CPU backend or on a strategy of the arena.
 
     Raises:
@@ -62,6 +63,8 @@ def run(name: str, backend: str, mib: int, steps: int | None) -> dict[str, float
     if backend != "cpu":
         settings = {"JAX_PLATFORMS": "arena,cpu", "PJRT_ARENA_ENGINE": str(engine_path())}
         settings["PJRT_ARENA_STRATEGY"] = backend
+        for setting, _, value in (each.partition("=") for each in others):
+            settings[f"PJRT_ARENA_{setting.upper()}"] = value
     command = [sys.executable, "-m", "bench.whole", "--run", name, "--mib", str(mib)]
     command += [] if steps is None else ["--steps", str(steps)]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
@@ -95,6 +98,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=64, help="of the largest array (64)")
     parser.add_argument("--steps", type=int, help="of each loop; some tens by default")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="limit=2GiB, compact=on, ...")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -109,16 +113,18 @@ def main() -> int:
     for option, given, known in (("only", names, [IDLE, *LOOPS]), ("strategies", backends[1:], STRATEGIES)):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"--{option}={unknown[0]}: none of {', '.join(known)}")
+    if wrong := [each for each in chosen.set if not each.partition("=")[2]]:
+        parser.error(f"--set={wrong[0]}: no SETTING=VALUE, such as limit=2GiB")
     if min(chosen.mib, chosen.rounds) < 1 or (chosen.steps is not None and chosen.steps < 1):
         parser.error("--mib, --rounds and --steps must be 1 or more")
     runs: dict[str, dict[str, list[Any]]] = {name: {backend: [] for backend in backends} for name in names}
     for turn in range(chosen.rounds):
         for number, name in enumerate(names):
             for backend in backends[:: -1 if (turn + number) % 2 else 1]:
-                runs[name][backend].append(run(name, backend, chosen.mib, chosen.steps))
+                runs[name][backend].append(run(name, backend, chosen.mib, chosen.steps, chosen.set))
     print(table(runs))
     if chosen.json:
-        chosen.json.write_text(json.dumps({"mib": chosen.mib, "steps": chosen.steps, "runs": runs}, indent=1) + "\n")
+        chosen.json.write_text(json.dumps({"mib": chosen.mib, "steps": chosen.steps, "set": chosen.set, "runs": runs}, indent=1) + "\n")
     return 0
 
 

@@ -25,7 +25,8 @@ const LEAST: Bytes = Bytes::kib(64);
 /// The parts of holes to discard, in pieces, those of the largest hole first.
 #[derive(Debug)]
 pub struct Surplus {
-    keep: Bytes,
+    /// Where more was used in this window, it is not surplus any more.
+    most: Bytes,
     /// What is left of it; the largest last.
     parts: Vec<Part>,
 }
@@ -88,7 +89,7 @@ impl Arena {
                 parts.push(Part { hole, region });
             }
         }
-        Surplus { keep, parts }
+        Surplus { most: keep, parts }
     }
 
     /// Calls `discard` with the next piece of `surplus` while the arena is locked, as far as it still is a hole, and
@@ -97,7 +98,7 @@ impl Arena {
         let Part { hole, region } = surplus.next_piece()?;
         let mut state = self.state.lock();
         state.note_used();
-        if state.counters.window_peak > surplus.keep {
+        if state.counters.window_peak > surplus.most {
             surplus.parts.clear();
             return None;
         }
@@ -129,6 +130,11 @@ impl Arena {
 }
 
 impl Surplus {
+    /// The same, however much was used in this window.
+    pub fn at_once(self) -> Self {
+        Self { most: Bytes::MAX, ..self }
+    }
+
     /// Takes the next piece out, from low addresses to high. Pieces end where pages do, so that none is cut in two.
     fn next_piece(&mut self) -> Option<Part> {
         let part = self.parts.last_mut()?;
