@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import run_jax
+from harness import run_jax, run_python
 
 pytestmark = pytest.mark.arena
 
@@ -63,6 +63,41 @@ def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
     assert "scratch" not in trimmed
     assert results == [results[0]] * 10 == [again] * 10
     assert results[0] == pytest.approx(right, rel=1e-4)
+
+
+# 256 MiB are scratch; or four arrays of 64 MiB.
+TURNS = """
+import json, sys
+import jax, jax.numpy as jnp
+
+@jax.jit
+def program(x):
+    return (jax.lax.optimization_barrier(jnp.outer(x, x)) * 2).sum()
+
+def scratch():
+    program(jnp.ones(8192)).block_until_ready()
+
+def arrays():
+    jax.block_until_ready([jnp.full(16 << 20, number, "float32") for number in range(4)])
+
+def peak():
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) >> 10
+
+peaks = []
+for name in sys.argv[1:]:
+    globals()[name]()
+    peaks.append(peak())
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "tpu"])
+@pytest.mark.parametrize("order", [("scratch", "arrays"), ("arrays", "scratch")])
+def test_scratch_and_arrays_that_take_turns_lie_in_the_same_memory(strategy, order):
+    """Each is 256 MiB, and never is there more at once."""
+    said = run_python("-c", TURNS, *order, *order, PJRT_ARENA_STRATEGY=strategy).stdout
+    first, *_, last = json.loads(said.splitlines()[-1])
+    assert last - first < 96, said
 
 
 def told(variables: dict[str, str]) -> list:

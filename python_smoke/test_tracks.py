@@ -22,8 +22,8 @@ class Fake:
     def track_end(self, track):
         assert track == 7
         holders = [{"origin": "jit_f output 0 f32[]", "bytes": 3 << 20, "blocks": 1, "oldest_seconds": None}]
-        device = {"start_bytes": 1 << 20, "end_bytes": 2 << 20, "peak_bytes": 3 << 20, "peak_used_bytes": 3 << 20, "peak_holders_unknown": None}
-        known = device | {"device": "cpu:0", "peak_holders": holders}
+        device = {"start_bytes": 1 << 20, "end_bytes": 2 << 20, "peak_bytes": 3 << 20, "peak_used_bytes": 3 << 20}
+        known = device | {"device": "cpu:0", "peak_holders": holders, "peak_holders_unknown": None}
         return [known, device | {"device": "cpu:1", "peak_holders": None, "peak_holders_unknown": "no history"}]
 
 

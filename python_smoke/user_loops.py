@@ -1,6 +1,7 @@
 """Loops as users write them: nobody waits in them, nothing is donated unless it says so, results are dropped.
 
-Each makes a state, and has a step and a number of steps; `bytes_` is the size of its largest array, about.
+Each makes a state, and has a step and a number of steps; `bytes_` is the size of its largest array, or of the four
+largest together.
 """
 
 from __future__ import annotations
@@ -26,6 +27,19 @@ def loop(make: Callable[[int], Loop]) -> Callable[[int], Loop]:
 def eager(bytes_: int) -> Loop:
     """`x = (x * 2 + 1) / 3 - x`: four programs, three arrays that nobody keeps."""
     return jnp.ones(bytes_ // 4), lambda x, _: (x * 2 + 1) / 3 - x, 30
+
+
+@loop
+def ahead(bytes_: int) -> Loop:
+    """Steps that take longer than their launch: the caller runs ahead as far as it may."""
+
+    def step(x: Any, w: Any) -> Any:
+        for _ in range(4):
+            w = jnp.tanh(w @ w)
+        return x + w[0, 0], w
+
+    jitted = jax.jit(step)
+    return (jnp.ones(bytes_ // 4), jnp.ones((512, 512))), lambda state, _: jitted(*state), 100
 
 
 @loop
@@ -57,28 +71,30 @@ def solver(bytes_: int) -> Loop:
     return jnp.ones(bytes_ // 4), lambda x, _: step(x), 30
 
 
-def _training(bytes_: int, donate: bool) -> Loop:
-    width = max(64, int((bytes_ / 24) ** 0.5) // 64 * 64)
+def _training(bytes_: int, donate: bool = False, print_each: int = 0) -> Loop:
+    width = max(64, int((bytes_ / 16) ** 0.5) // 64 * 64)
     key = jax.random.key(0)
     weights = [jax.random.normal(jax.random.fold_in(key, i), (width, width)) / width**0.5 for i in range(6)]
     batch, losses = jax.random.normal(key, (min(64, width), width)), []
 
-    def loss(weights):
+    def loss(weights: Any) -> Any:
         x = batch
         for each in weights:
             x = jnp.tanh(x @ each)
         return (x * x).mean()
 
-    def step(weights, moments):
+    def step(weights: Any, moments: Any) -> Any:
         value, slopes = jax.value_and_grad(loss)(weights)
         moments = [0.9 * m + g for m, g in zip(moments, slopes, strict=True)]
         return [w - 0.1 * m for w, m in zip(weights, moments, strict=True)], moments, value
 
     jitted = jax.jit(step, donate_argnums=(0, 1) if donate else ())
 
-    def run(state, _):
+    def run(state: Any, turn: int) -> Any:
         *state, value = jitted(*state)
         losses.append(value)
+        if print_each and turn % print_each == 0:
+            float(value)
         return state
 
     return [weights, [jnp.zeros_like(each) for each in weights]], run, 40
@@ -87,10 +103,23 @@ def _training(bytes_: int, donate: bool) -> Loop:
 @loop
 def training(bytes_: int) -> Loop:
     """A perceptron of six layers, with momentum; the losses are kept."""
-    return _training(bytes_, False)
+    return _training(bytes_)
+
+
+@loop
+def training_printed(bytes_: int) -> Loop:
+    """The same, and every tenth loss is waited for."""
+    return _training(bytes_, print_each=10)
 
 
 @loop
 def training_donated(bytes_: int) -> Loop:
-    """The same, with `donate_argnums`."""
-    return _training(bytes_, True)
+    """The same as `training`, with `donate_argnums`."""
+    return _training(bytes_, donate=True)
+
+
+@loop
+def random_state(bytes_: int) -> Loop:
+    """Three arrays of random numbers; then nothing happens."""
+    key = jax.random.key(0)
+    return [jax.random.normal(jax.random.fold_in(key, i), bytes_ // 4) for i in range(3)], lambda state, _: state, 1

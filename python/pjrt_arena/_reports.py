@@ -470,8 +470,9 @@ def _is_more(used: int, in_use: int) -> bool:
 
 def _course(seen: Track | TrackedDevice) -> str:
     before, peak, after = map(size, (seen.bytes_in_use_before, seen.peak_bytes_in_use, seen.bytes_in_use_after))
-    used = seen.peak_used_bytes
-    dropped = f" ({size(used)} with what was dropped while programs used it)" if _is_more(used, seen.peak_bytes_in_use) else ""
+    used, dropped = seen.peak_used_bytes, ""
+    if _is_more(used, seen.peak_bytes_in_use):
+        dropped = f" ({size(used)} with what was dropped while programs used it)"
     return f"{before} in use at the start, {peak} at the peak{dropped}, {after} at the end"
 
 

@@ -98,7 +98,9 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=64, help="of the largest array (64)")
     parser.add_argument("--steps", type=int, help="of each loop; some tens by default")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="limit=2GiB, compact=on, ...")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SETTING=VALUE", help="of the arena: limit=2GiB, compact=on, ..."
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -124,7 +126,8 @@ def main() -> int:
                 runs[name][backend].append(run(name, backend, chosen.mib, chosen.steps, chosen.set))
     print(table(runs))
     if chosen.json:
-        chosen.json.write_text(json.dumps({"mib": chosen.mib, "steps": chosen.steps, "set": chosen.set, "runs": runs}, indent=1) + "\n")
+        given = {"mib": chosen.mib, "steps": chosen.steps, "set": chosen.set}
+        chosen.json.write_text(json.dumps(given | {"runs": runs}, indent=1) + "\n")
     return 0
 
 

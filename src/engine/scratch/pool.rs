@@ -442,6 +442,23 @@ mod tests {
     }
 
     #[test]
+    fn the_pages_that_lie_highest_are_trimmed() {
+        let (pool, discarded) = pool(64);
+        let mut given = || discarded.lock().unwrap().drain(..).map(|region| region.bytes.get()).sum::<u64>() >> 20;
+        // SAFETY: each allocation is freed once.
+        let free = |allocation| unsafe { pool.find(allocation) }.unwrap().free();
+        let (low, high) = (pool.allocate(16 * MIB).unwrap(), pool.allocate(32 * MIB).unwrap());
+        assert_eq!((pool.trim(Bytes::mib(64)), given()), (Bytes::ZERO, 0), "all is in use");
+        free(high);
+        let warm = pool.usage().warm;
+        assert_eq!((pool.trim(Bytes::mib(8)), given()), (Bytes::mib(8), 8));
+        assert_eq!(warm - pool.usage().warm, Bytes::mib(8));
+        assert!(pool.trim(Bytes::mib(64)) >= Bytes::mib(23));
+        assert!((Bytes::mib(16)..=Bytes::mib(17)).contains(&pool.usage().warm), "{}", pool.usage().warm);
+        free(low);
+    }
+
+    #[test]
     fn threads_share_it() {
         let (pool, _) = pool(64);
         std::thread::scope(|scope| {

@@ -349,6 +349,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_warm_is_known_and_can_go_at_once() {
+        let memory = device(Strategy::Preallocate, Bytes::mib(512));
+        let (first, second) = (filled(&memory, 64, 1), filled(&memory, 128, 2));
+        memory.free(first.id).unwrap();
+        assert_eq!(memory.warm(), (Bytes::mib(128), Bytes::mib(192)));
+        assert_eq!(memory.rises_by(Bytes::mib(64)), Bytes::ZERO);
+        assert_eq!(memory.rises_by(Bytes::mib(100)), Bytes::mib(36));
+        // In the window in which more was used.
+        let mut surplus = memory.surplus(Bytes::mib(160)).at_once();
+        // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
+        while memory.discard_next(&mut surplus, |hole| unsafe { memory.discard(hole) }).is_some() {}
+        assert_eq!(memory.warm(), (Bytes::mib(128), Bytes::mib(160)));
+        assert!(resident(&memory) <= Bytes::mib(161));
+        memory.cooled(Bytes::mib(64));
+        assert_eq!(memory.warm().1, Bytes::mib(128), "what is used is warm");
+        assert!(holds(&second, 2));
+    }
+
+    #[test]
     fn the_thread_gives_back_and_ends() {
         let memory = device(Strategy::Preallocate, Bytes::mib(256));
         let (trimmer, tick) = (Trimmer::default(), Duration::from_millis(20));

@@ -100,3 +100,18 @@ fn of_arrays(allocator: &Allocator) -> (Bytes, Bytes) {
     let add = |(used, warm): (Bytes, Bytes), (u, w): (Bytes, Bytes)| (used + u, warm + w);
     on_host(allocator).map(|memory| memory.warm()).fold(Default::default(), add)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_needed_at_once_is_too_much() {
+        let needed = Needed::default();
+        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(200));
+        assert_eq!(needed.excess(Bytes::mib(250), Bytes::mib(300)), Bytes::mib(50));
+        // What was needed once may stay.
+        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(50));
+        assert_eq!(needed.excess(Bytes::mib(400), Bytes::mib(300)), Bytes::ZERO);
+    }
+}

@@ -68,10 +68,13 @@ pub struct Reused {
 #[derive(Default)]
 pub struct DroppedArrays(Mutex<Lists>);
 
+/// An array, and what made it.
+type Dropped = (OriginId, Arc<dyn DroppedArray>);
+
 #[derive(Default)]
 struct Lists {
     /// By the bytes of the array and of its block; the one that was dropped first at the front.
-    by_size: FxHashMap<(usize, Bytes), VecDeque<(OriginId, Arc<dyn DroppedArray>)>>,
+    by_size: FxHashMap<(usize, Bytes), VecDeque<Dropped>>,
     count: usize,
     /// How many there may be before all are looked at.
     most: usize,
