@@ -14,7 +14,10 @@
 //! doubles, from a second to an hour. A loop of large and small phases then pays a few times, and no more. A program
 //! that needs the memory later than that pays once in five minutes at most, a thousandth of the time for each GiB.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use crate::units::Bytes;
 
@@ -108,6 +111,18 @@ impl Idle {
             self.last = None;
             self.delay = (self.delay * 2).min(LONGEST);
         }
+    }
+}
+
+/// The most that the arrays and the scratch of a client needed at once, as far as it was looked at.
+#[derive(Debug, Default)]
+pub struct Needed(AtomicU64);
+
+impl Needed {
+    /// By how much `resident` is more than was ever needed, where `now` is. Any thread may ask.
+    pub fn excess(&self, now: Bytes, resident: Bytes) -> Bytes {
+        let most = self.0.fetch_max(now.get(), Ordering::Relaxed).max(now.get());
+        resident.saturating_sub(Bytes::new(most))
     }
 }
 
@@ -289,5 +304,15 @@ mod tests {
         idle.record_release(Bytes::mib(1), Bytes::ZERO);
         assert_eq!(idle.end_window(at(4), GIB), None);
         assert_eq!(idle.delay(), DELAY);
+    }
+
+    #[test]
+    fn what_was_never_needed_at_once_is_too_much() {
+        let needed = Needed::default();
+        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(200));
+        assert_eq!(needed.excess(Bytes::mib(250), Bytes::mib(300)), Bytes::mib(50));
+        // What was needed once may stay.
+        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(50));
+        assert_eq!(needed.excess(Bytes::mib(400), Bytes::mib(300)), Bytes::ZERO);
     }
 }

@@ -237,7 +237,8 @@ impl Pool {
 
     fn discard_from(&self, from: usize) -> Bytes {
         let touched = self.touched.swap(self.start, Ordering::Relaxed);
-        let mut reached = from;
+        // The hole of the last pieces. Where something lives at the upper end, its pages go back another time.
+        let (mut run, mut warm) = (0..0, touched);
         let discarded = self.arena.discard_holes(|hole| {
             let first = (hole.address.get() as usize).max(from);
             let end = (hole.address + hole.bytes).get() as usize;
@@ -245,14 +246,16 @@ impl Pool {
             if first >= last {
                 return Bytes::ZERO;
             }
-            reached = last;
+            run = if first == run.end { run.start } else { first }..last;
+            if last == touched {
+                warm = run.start;
+            }
             (self.discard)(AddressRange {
                 address: Address::new(first as u64),
                 bytes: Bytes::new((last - first) as u64),
             })
         });
-        // Where something lives at the upper end, its pages are to be given back another time.
-        self.touched.fetch_max(if reached < touched { touched } else { from }, Ordering::Relaxed);
+        self.touched.fetch_max(warm, Ordering::Relaxed);
         discarded
     }
 }

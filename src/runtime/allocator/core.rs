@@ -14,12 +14,12 @@ use crate::{
     config::{Compact, Settings, Spill},
     engine::{Session, views::ViewKind},
     error::Result,
-    memory::{Strategy, idle::WORTH_WATCHING},
+    memory::{
+        Strategy,
+        idle::{Needed, WORTH_WATCHING},
+    },
     runtime::{
-        allocator::{
-            trimmer::{TrimInterval, Trimmer},
-            warm::Needed,
-        },
+        allocator::trimmer::{TrimInterval, Trimmer},
         device_memory::DeviceMemory,
         in_flight::{
             InFlight,

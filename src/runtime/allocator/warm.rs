@@ -13,8 +13,6 @@
 //!
 //! GPUs have no such memory: their scratch lies in a pool of the engine's.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::{
     engine::scratch,
     fork,
@@ -22,18 +20,6 @@ use crate::{
     runtime::{allocator::core::Allocator, device_memory::DeviceMemory},
     units::Bytes,
 };
-
-/// The most that the arrays and the scratch of a client needed at once, as far as it was looked at.
-#[derive(Debug, Default)]
-pub struct Needed(AtomicU64);
-
-impl Needed {
-    /// How much less than `resident` was ever needed, where `now` is.
-    fn excess(&self, now: Bytes, resident: Bytes) -> Bytes {
-        let most = self.0.fetch_max(now.get(), Ordering::Relaxed).max(now.get());
-        resident.saturating_sub(Bytes::new(most))
-    }
-}
 
 /// Before an array of `size` bytes is placed in `memory`: where its pages may be new ones, has the engine's scratch give
 /// pages back that were never needed beside such arrays.
@@ -99,19 +85,4 @@ fn on_host(allocator: &Allocator) -> impl Iterator<Item = &DeviceMemory> {
 fn of_arrays(allocator: &Allocator) -> (Bytes, Bytes) {
     let add = |(used, warm): (Bytes, Bytes), (u, w): (Bytes, Bytes)| (used + u, warm + w);
     on_host(allocator).map(|memory| memory.warm()).fold(Default::default(), add)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_never_needed_at_once_is_too_much() {
-        let needed = Needed::default();
-        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(200));
-        assert_eq!(needed.excess(Bytes::mib(250), Bytes::mib(300)), Bytes::mib(50));
-        // What was needed once may stay.
-        assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(50));
-        assert_eq!(needed.excess(Bytes::mib(400), Bytes::mib(300)), Bytes::ZERO);
-    }
 }

@@ -25,7 +25,6 @@ use rustc_hash::FxHashMap;
 use crate::{
     engine::EngineBuffer,
     memory::{OriginId, Provenance},
-    runtime::device_memory::Allocation,
     units::Bytes,
 };
 
@@ -41,51 +40,56 @@ pub enum OrderedBy {
     Device,
 }
 
-/// An array that its owner has dropped.
-pub trait DroppedArray: Send + Sync {
+/// An array that its owner has dropped, in a block of the type `B`.
+pub trait DroppedArray<B>: Send + Sync {
     /// Whether programs still use it.
     fn is_in_use(&self) -> bool;
 
-    /// Takes the block, and the engine's buffer, if a program that is `ordered` behind those that use it may write
-    /// there. The array must [take it back](Self::take_back) if there is no such program after all.
-    fn take(&self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)>;
+    /// Takes the block for the execution in `provenance`, and the engine's buffer, if a program that is `ordered` behind
+    /// those that use it may write there. The array must [take it back](Self::take_back) if there is no such program
+    /// after all.
+    fn take(&self, provenance: Provenance, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, B)>;
 
     /// Takes back a block that [`Self::take`] gave away.
-    fn take_back(&self, allocation: Allocation);
+    fn take_back(&self, block: B);
 }
 
 /// A block for a result, in which another array was that programs still use.
-pub struct Reused {
+pub struct Reused<B> {
     /// The array's own buffer, where the program is ordered by it.
     pub view: Option<EngineBuffer>,
     /// The block.
-    pub allocation: Allocation,
+    pub block: B,
     /// The array, which takes the block back if the program does not come.
-    pub previous: Arc<dyn DroppedArray>,
+    pub previous: Arc<dyn DroppedArray<B>>,
 }
 
 /// Those of one memory. See the module's documentation.
-#[derive(Default)]
-pub struct DroppedArrays(Mutex<Lists>);
+pub struct DroppedArrays<B>(Mutex<Lists<B>>);
 
 /// An array, and what made it.
-type Dropped = (OriginId, Arc<dyn DroppedArray>);
+type Dropped<B> = (OriginId, Arc<dyn DroppedArray<B>>);
 
-#[derive(Default)]
-struct Lists {
+struct Lists<B> {
     /// By the bytes of the array and of its block; the one that was dropped first at the front.
-    by_size: FxHashMap<(usize, Bytes), VecDeque<Dropped>>,
+    by_size: FxHashMap<(usize, Bytes), VecDeque<Dropped<B>>>,
     count: usize,
     /// How many there may be before all are looked at.
     most: usize,
 }
 
-impl DroppedArrays {
+impl<B> Default for DroppedArrays<B> {
+    fn default() -> Self {
+        Self(Mutex::new(Lists { by_size: FxHashMap::default(), count: 0, most: FEW }))
+    }
+}
+
+impl<B> DroppedArrays<B> {
     /// Notes an array of `bytes` bytes in a block of `block` bytes, made by `origin`.
-    pub fn offer(&self, array: Arc<dyn DroppedArray>, (bytes, block): (usize, Bytes), origin: OriginId) {
+    pub fn offer(&self, array: Arc<dyn DroppedArray<B>>, (bytes, block): (usize, Bytes), origin: OriginId) {
         let mut lists = self.0.lock();
         let mut gone = VecDeque::new();
-        if lists.count >= lists.most.max(FEW) {
+        if lists.count >= lists.most {
             for list in lists.by_size.values_mut() {
                 let (kept, ended) = list.drain(..).partition(|(_, array)| array.is_in_use());
                 *list = kept;
@@ -93,7 +97,7 @@ impl DroppedArrays {
             }
             lists.by_size.retain(|_, list| !list.is_empty());
             lists.count -= gone.len();
-            lists.most = 2 * lists.count;
+            lists.most = (2 * lists.count).max(FEW);
         }
         lists.by_size.entry((bytes, block)).or_default().push_back((origin, array));
         lists.count += 1;
@@ -105,7 +109,12 @@ impl DroppedArrays {
     /// The block of an array of `bytes` bytes in a block of `block` bytes, for the execution in `provenance` to write:
     /// of one that the same result of the same program was, so that a GPU's programs find theirs at addresses that
     /// they know, or else of the one that was dropped first, whose programs end first.
-    pub fn take(&self, (bytes, block): (usize, Bytes), provenance: Provenance, ordered: OrderedBy) -> Option<Reused> {
+    pub fn take(
+        &self,
+        (bytes, block): (usize, Bytes),
+        provenance: Provenance,
+        ordered: OrderedBy,
+    ) -> Option<Reused<B>> {
         loop {
             let previous = {
                 let mut lists = self.0.lock();
@@ -116,15 +125,8 @@ impl DroppedArrays {
                 array
             };
             // No lock is held while the engine destroys handles.
-            let Some((view, mut allocation)) = previous.take(ordered) else { continue };
-            let view = view.filter(|_| ordered == OrderedBy::Buffer);
-            match allocation.renew(provenance) {
-                Ok(_) => return Some(Reused { view, allocation, previous }),
-                Err(error) => {
-                    log::error!("{error}");
-                    previous.take_back(allocation);
-                    return None;
-                }
+            if let Some((view, block)) = previous.take(provenance, ordered) {
+                return Some(Reused { view: view.filter(|_| ordered == OrderedBy::Buffer), block, previous });
             }
         }
     }

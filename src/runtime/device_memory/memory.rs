@@ -103,7 +103,7 @@ pub struct DeviceMemory {
     /// Bytes in use that hold what arrays of another memory hold as well, which were spilled here before.
     pub copies: AtomicU64,
     /// Arrays that their owners dropped while programs use them.
-    pub dropped: DroppedArrays,
+    pub dropped: DroppedArrays<Allocation>,
     /// The moves of its arrays that are under way.
     pub moves: Moves,
     /// Executions of programs.

@@ -36,13 +36,13 @@ impl Destination {
 /// no next execution.
 pub struct DestinationBlock {
     allocation: Option<Allocation>,
-    previous: Option<Arc<dyn DroppedArray>>,
+    previous: Option<Arc<dyn DroppedArray<Allocation>>>,
 }
 
 impl DestinationBlock {
     /// A block that `previous` had, if executions of that one still use it.
     #[inline]
-    pub fn new(allocation: Allocation, previous: Option<Arc<dyn DroppedArray>>) -> Self {
+    pub fn new(allocation: Allocation, previous: Option<Arc<dyn DroppedArray<Allocation>>>) -> Self {
         Self { allocation: Some(allocation), previous }
     }
 

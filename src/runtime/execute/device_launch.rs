@@ -354,9 +354,7 @@ impl<'a> DeviceLaunch<'a> {
                 make_room_for_all(&client.allocator, space.arena(), rest, wait)?;
             }
             let (view, block) = match dropped {
-                Some(Reused { view, allocation, previous }) => {
-                    (view, DestinationBlock::new(allocation, Some(previous)))
-                }
+                Some(Reused { view, block, previous }) => (view, DestinationBlock::new(block, Some(previous))),
                 None => {
                     let allocation = allocate(&client.allocator, space.arena(), shape, provenance, wait);
                     (None, DestinationBlock::new(allocation.map_err(full)?, None))

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     engine::{EngineBuffer, EngineError, Live, Outcome},
+    memory::Provenance,
     runtime::{
         buffer::{
             pjrt_buffer::{Buffer, CachedOutput, LARGEST_CACHED, Recycled},
@@ -165,13 +166,21 @@ impl Buffer {
     }
 }
 
-impl DroppedArray for Buffer {
+impl DroppedArray<Allocation> for Buffer {
     fn is_in_use(&self) -> bool {
         self.state().recycling
     }
 
-    fn take(&self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
-        self.state().take_while_executing(ordered)
+    fn take(&self, provenance: Provenance, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
+        let (view, mut allocation) = self.state().take_while_executing(ordered)?;
+        match allocation.renew(provenance) {
+            Ok(_) => Some((view, allocation)),
+            Err(error) => {
+                log::error!("{error}");
+                self.take_back(allocation);
+                None
+            }
+        }
     }
 
     fn take_back(&self, allocation: Allocation) {
