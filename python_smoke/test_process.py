@@ -123,7 +123,7 @@ first = jax.devices()[0]
 long = jax.jit(lambda a: jax.lax.fori_loop(0, 1 << 30, lambda _, b: jnp.sin(b), a).sum())
 x = jax.device_put(host_array(offset=16, count=3 << 20), first)
 long = long.lower(x).compile()
-fill = jax.jit(lambda: jnp.full((13 << 18,), 7, jnp.float32)).lower().compile()
+fill = jax.jit(lambda: jnp.full((11 << 18,), 7, jnp.float32)).lower().compile()
 upload = lambda: jax.device_put(host_array(offset=16, count=3 << 20), first)
 small = jax.device_put(np.float32(1), first)
 busy = long(x)

@@ -9,6 +9,7 @@
     chart.py      SVG
     guard.py      compares two JSON files and names what got slower
     __main__.py   the command line
+    whole.py      whole processes instead: loops in which nobody waits, their memory and time
 
 How a round goes. For each program the backends take turns, in another order each round, so that a slow minute of the
 machine hits all of them, and a ratio is always one of neighbours:

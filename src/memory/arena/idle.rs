@@ -92,6 +92,21 @@ impl Arena {
         Surplus { most: keep, parts }
     }
 
+    /// Calls `discard` with what is kept for programs' scratch, where nothing writes there, and returns the sum of its
+    /// answers. The arena is locked for a piece at a time. O(pieces).
+    pub fn discard_kept(&self, mut discard: impl FnMut(AddressRange) -> Bytes) -> Bytes {
+        let (mut discarded, mut offset) = (Bytes::ZERO, Bytes::ZERO);
+        loop {
+            let mut state = self.state.lock();
+            let Some(kept) = state.scratch_region().filter(|kept| kept.bytes > offset) else { return discarded };
+            let piece = AddressRange { address: kept.address + offset, bytes: PIECE.min(kept.bytes - offset) };
+            let bytes = discard(piece);
+            state.cool(bytes);
+            offset += piece.bytes;
+            discarded += bytes;
+        }
+    }
+
     /// Calls `discard` with the next piece of `surplus` while the arena is locked, as far as it still is a hole, and
     /// returns its answer; `None` at the end, and when use has risen above what was to stay. O(1).
     pub fn discard_next(&self, surplus: &mut Surplus, discard: impl FnOnce(AddressRange) -> Bytes) -> Option<Bytes> {

@@ -134,10 +134,7 @@ fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
         allocator.clear_caches();
     }
     if ahead() && !allocator.runs_callbacks() {
-        let deadline = allocator.deadline();
-        in_flight.wait_until(&deadline, |round| {
-            if !ahead() || !round.wait() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
+        in_flight.wait_while(&allocator.deadline(), ahead);
     }
 }
 

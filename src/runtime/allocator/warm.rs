@@ -16,10 +16,12 @@
 use crate::{
     engine::scratch,
     fork,
-    memory::idle::WORTH_TRIMMING,
     runtime::{allocator::core::Allocator, device_memory::DeviceMemory},
     units::Bytes,
 };
+
+/// Less than this is not worth a call of the system. glibc's malloc unmaps what it frees from so much on.
+const LEAST: Bytes = Bytes::mib(32);
 
 /// Before an array of `size` bytes is placed in `memory`: where its pages may be new ones, has the engine's scratch give
 /// pages back that were never needed beside such arrays.
@@ -35,12 +37,12 @@ pub fn before_an_array(allocator: &Allocator, memory: &DeviceMemory, size: Bytes
 fn arrays_grow(allocator: &Allocator, size: Bytes, grows: Bytes) {
     let Some(scratch) = scratch::usage() else { return };
     let idle = scratch.warm.saturating_sub(scratch.in_use);
-    if idle < WORTH_TRIMMING {
+    if idle < LEAST {
         return;
     }
     let (used, warm) = of_arrays(allocator);
     let excess = allocator.needed.excess(used + size + scratch.in_use, warm + grows + scratch.warm).min(idle);
-    if excess >= WORTH_TRIMMING {
+    if excess >= LEAST {
         let given = fork::step(|| scratch::trim(excess));
         log::debug!("{given} of idle scratch went back to the system, because arrays take new memory");
     }
@@ -50,18 +52,19 @@ fn arrays_grow(allocator: &Allocator, size: Bytes, grows: Bytes) {
 /// beside such scratch. It runs in the engine's allocation, so it calls nothing of the engine.
 pub fn scratch_grows(allocator: &Allocator) {
     let (used, warm) = of_arrays(allocator);
-    let Some(scratch) = scratch::usage().filter(|_| warm.saturating_sub(used) >= WORTH_TRIMMING) else { return };
+    let Some(scratch) = scratch::usage().filter(|_| warm.saturating_sub(used) >= LEAST) else { return };
     let mut excess = allocator.needed.excess(used + scratch.in_use, warm + scratch.warm);
     for memory in on_host(allocator) {
         let (used, warm) = memory.warm();
         let part = excess.min(warm.saturating_sub(used));
-        if part < WORTH_TRIMMING {
+        if part < LEAST {
             continue;
         }
-        let mut surplus = memory.surplus(warm.saturating_sub(part)).at_once();
-        let mut given = Bytes::ZERO;
-        // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
+        // SAFETY: the arena calls it with holes of its own, or with what it keeps for scratch, and allocates nothing there
+        // meanwhile. The scratch itself lies in the pool.
         let discard = |hole| unsafe { memory.discard(hole) };
+        let mut given = fork::passing(|| memory.discard_kept(discard));
+        let mut surplus = memory.surplus(warm.saturating_sub(part)).at_once();
         while given < part
             && let Some(bytes) = fork::passing(|| memory.discard_next(&mut surplus, discard))
         {

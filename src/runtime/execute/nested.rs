@@ -27,7 +27,11 @@
 //! beforehand. So what the thread of such a handler runs gets a nested client too, and while that is under way, so
 //! does what threads of callbacks run: it may be what its own callback runs.
 
-use std::{mem::ManuallyDrop, ptr, time::Duration};
+use std::{
+    mem::ManuallyDrop,
+    ptr,
+    time::{Duration, Instant},
+};
 
 use rustc_hash::FxHashMap;
 
@@ -51,6 +55,7 @@ use crate::{
             destination::Destination,
             donation_copy::DonationCopy,
         },
+        in_flight::deadline::Deadline,
         nested::NestedLease,
         shape::Shape,
     },
@@ -105,8 +110,8 @@ impl<'a> NestedRun<'a> {
             }
         }
         if !donated_buffers.is_empty() {
-            let unused = || donated_buffers.iter().all(|buffer| buffer.is_unused());
-            client.allocator.in_flight.throttle(READERS_BOUND, unused);
+            let used = || donated_buffers.iter().any(|buffer| !buffer.is_unused());
+            client.allocator.in_flight.wait_while(&Deadline::at(Instant::now() + READERS_BOUND), used);
         }
         // SAFETY: the executable is the caller's, who destroys it after the call.
         let loaded = unsafe { Live::new(client.session.engine, args.executable) };

@@ -250,11 +250,10 @@ impl InFlight {
         self.reap_all();
     }
 
-    /// Waits until `enough`, at most as long as `bound`, while programs end one after another.
-    pub fn throttle(&self, bound: Duration, enough: impl Fn() -> bool) {
-        let deadline = Deadline::at(Instant::now() + bound);
-        self.wait_until(&deadline, |round| {
-            if enough() || !round.wait() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    /// Waits while `wanting`, until `deadline` at most, as programs end one after another.
+    pub fn wait_while(&self, deadline: &Deadline, wanting: impl Fn() -> bool) {
+        self.wait_until(deadline, |round| {
+            if wanting() && round.wait() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
     }
 
