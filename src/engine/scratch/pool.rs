@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn the_pages_that_lie_highest_are_trimmed() {
         let (pool, discarded) = pool(64);
-        let mut given = || discarded.lock().unwrap().drain(..).map(|region| region.bytes.get()).sum::<u64>() >> 20;
+        let given = || discarded.lock().unwrap().drain(..).map(|region| region.bytes.get()).sum::<u64>() >> 20;
         // SAFETY: each allocation is freed once.
         let free = |allocation| unsafe { pool.find(allocation) }.unwrap().free();
         let (low, high) = (pool.allocate(16 * MIB).unwrap(), pool.allocate(32 * MIB).unwrap());
