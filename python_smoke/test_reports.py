@@ -267,6 +267,7 @@ USED = {
         "back_bytes": 4 << 40,
     },
     "pending_bytes": 1 << 20,
+    "peak_used_bytes": 5 << 30,
     "slack_bytes": 504,
     "free_bytes": 511 << 20,
     "largest_hole_bytes": 384 << 20,
