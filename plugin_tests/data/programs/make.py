@@ -120,6 +120,7 @@ texts = {
     "add_one": add_one(F),
     "add_one_1m": add_one("tensor<262144xf32>"),
     "add_one_4m": add_one("tensor<1048576xf32>"),
+    "add_one_u8_4m": add_one("tensor<4194304xui8>", "1"),
     "add_one_bf16": add_one("tensor<1024xbf16>"),
     "add_one_c64": add_one("tensor<64xcomplex<f32>>", "(1.0,2.0)"),
     "add_one_s4": add_one("tensor<16xi4>", "1"),

@@ -32,6 +32,17 @@ fn run_and_drop(program: &Loaded, client: &Client, gate: &Gate, x: &Buffer) -> E
     run.complete.remove(0)
 }
 
+/// A gate whose program fails, once the signal is given.
+fn fails_once_told() -> (Signal<()>, Gate) {
+    let told = Signal::<()>::default();
+    let waiting = told.clone();
+    let gate = Gate::running(move |_| {
+        waiting.wait();
+        Err("broken on purpose".into())
+    });
+    (told, gate)
+}
+
 #[test]
 fn c30_arena_dropped_results_count_as_if_each_run_had_a_block_of_its_own() {
     for strategy in ["preallocate", "growing", "platform", "tpu"] {
@@ -132,12 +143,7 @@ fn c14_a_result_that_failed_after_it_was_dropped_spoils_no_later_run() {
     let program = gated(&client);
     let x = client.put(&ramp(0.0), &DIMS).unwrap();
     for _ in 0..3 {
-        let dropped = Signal::<()>::default();
-        let waiting = dropped.clone();
-        let gate = Gate::running(move |_| {
-            waiting.wait();
-            Err("broken on purpose".into())
-        });
+        let (dropped, gate) = fails_once_told();
         let over = run_and_drop(&program, &client, &gate, &x);
         dropped.set(());
         over.wait().unwrap_err().expect(Code::INTERNAL, &["broken on purpose"]);
@@ -181,12 +187,14 @@ fn c30_arena_a_loop_that_runs_ahead_takes_the_memory_of_two_steps() {
 
 #[test]
 fn c30_arena_the_place_of_a_dropped_array_has_another_type() {
-    // Four MiB of floats and then of bytes: the engine compares sizes.
-    let client = limited("preallocate", 10 * MIB);
+    // There is room for three of 4 MiB: bytes, the sum of bytes, and floats. The engine compares sizes.
+    let client = limited("preallocate", 14 * MIB);
     let add_one = client.compile(&Program::add_one_4m()).unwrap();
+    let add_one_to_bytes = client.compile(&Program::add_one_u8_4m()).unwrap();
     let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
+    let bytes = client.put(&vec![7u8; 4 << 20], &[4 << 20]).unwrap();
     let (gate, over) = hold_up(&client);
-    let bytes = Buffer::uninitialized(&client, ElementType::U8, &[4 * MIB]).unwrap();
+    let eights = add_one_to_bytes.run1(&[&bytes]).unwrap();
     drop(bytes);
     let mut state = client.put(&start, &[1 << 20]).unwrap();
     for _ in 0..10 {
@@ -195,6 +203,7 @@ fn c30_arena_the_place_of_a_dropped_array_has_another_type() {
     gate.open();
     over.wait().unwrap();
     assert_eq!(state.read::<f32>().unwrap(), plus(&start, 10.0));
+    assert!(eights.read::<u8>().unwrap().iter().all(|&byte| byte == 8));
 }
 
 #[test]
@@ -206,21 +215,18 @@ fn c14_arena_what_fails_after_it_was_dropped_is_no_place_of_a_later_result() {
     let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
     let x = client.put(&start, &[1 << 20]).unwrap();
     for _ in 0..3 {
-        let dropped = Signal::<()>::default();
-        let waiting = dropped.clone();
-        let gate = Gate::running(move |_| {
-            waiting.wait();
-            Err("broken on purpose".into())
-        });
+        let (dropped, gate) = fails_once_told();
         // Its result, and what it reads, are dropped while it is under way.
         let read = add_one.run1(&[&x]).unwrap();
         let over = run_and_drop(&fails, &client, &gate, &read);
         drop(read);
         let mut later = vec![add_one.run1(&[&x]).unwrap()];
-        for _ in 0..3 {
+        // As many as are launched before a launch waits for those before it.
+        later.push(add_one.run1(&[&later[0]]).unwrap());
+        dropped.set(());
+        for _ in 0..2 {
             later.push(add_one.run1(&[&later[later.len() - 1]]).unwrap());
         }
-        dropped.set(());
         over.wait().unwrap_err().expect(Code::INTERNAL, &["broken on purpose"]);
         for (steps, array) in later.iter().enumerate() {
             assert_eq!(array.read::<f32>().unwrap(), plus(&start, 1.0 + steps as f32));

@@ -121,8 +121,8 @@ pub fn allocate_or_explain(
 
 /// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and waits for that
 /// of arrays that were destroyed, but that programs in the queue have yet to write or read, as long as the device has
-/// enough to do. XLA's own CPU client allocates a result only when its program begins. A large result of a program seldom
-/// comes here, because it takes the place of such an array ([`crate::runtime::device_memory::dropped`]).
+/// enough to do. XLA's own CPU client allocates a result only when its program begins. A large result of a program
+/// seldom comes here, because it takes the place of such an array ([`crate::runtime::device_memory::dropped`]).
 #[cold]
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     let in_flight = &allocator.in_flight;

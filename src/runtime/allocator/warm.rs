@@ -23,8 +23,8 @@ use crate::{
 /// Less than this is not worth a call of the system. glibc's malloc unmaps what it frees from so much on.
 const LEAST: Bytes = Bytes::mib(32);
 
-/// Before an array of `size` bytes is placed in `memory`: where its pages may be new ones, has the engine's scratch give
-/// pages back that were never needed beside such arrays.
+/// Before an array of `size` bytes is placed in `memory`: where its pages may be new ones, has the engine's scratch
+/// give pages back that were never needed beside such arrays.
 #[inline]
 pub fn before_an_array(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     let grows = memory.rises_by(size);
@@ -60,8 +60,8 @@ pub fn scratch_grows(allocator: &Allocator) {
         if part < LEAST {
             continue;
         }
-        // SAFETY: the arena calls it with holes of its own, or with what it keeps for scratch, and allocates nothing there
-        // meanwhile. The scratch itself lies in the pool.
+        // SAFETY: the arena calls it with holes of its own, or with what it keeps for scratch, and allocates nothing
+        // there meanwhile. The scratch itself lies in the pool.
         let discard = |hole| unsafe { memory.discard(hole) };
         let mut given = fork::passing(|| memory.discard_kept(discard));
         let mut surplus = memory.surplus(warm.saturating_sub(part)).at_once();

@@ -297,9 +297,9 @@ impl Buffer {
         self.open_handle(state)
     }
 
-    /// As [`Buffer::begin_use_and_tell`], for a call that may consume the buffer: until [`Buffer::end_donation`] nothing
-    /// but the engine begins to read the bytes, and other readings have ended. `None` if a program on another client
-    /// reads them.
+    /// As [`Buffer::begin_use_and_tell`], for a call that may consume the buffer: until [`Buffer::end_donation`]
+    /// nothing but the engine begins to read the bytes, and other readings have ended. `None` if a program on another
+    /// client reads them.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].

@@ -45,9 +45,9 @@ pub trait DroppedArray<B>: Send + Sync {
     /// Whether programs still use it.
     fn is_in_use(&self) -> bool;
 
-    /// Takes the block for the execution in `provenance`, and the engine's buffer, if a program that is `ordered` behind
-    /// those that use it may write there. The array must [take it back](Self::take_back) if there is no such program
-    /// after all.
+    /// Takes the block for the execution in `provenance`, and the engine's buffer, if a program that is `ordered`
+    /// behind those that use it may write there. The array must [take it back](Self::take_back) if there is no such
+    /// program after all.
     fn take(&self, provenance: Provenance, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, B)>;
 
     /// Takes back a block that [`Self::take`] gave away.
