@@ -65,13 +65,14 @@ bindings: setup ## pjrt_c_api/bindings.rs made anew, after a change of the heade
 
 # The library is built first: the tests of plugin_tests and python_smoke load it as a file. Cargo runs one program of
 # tests after the other, and many of them keep one processor busy, so two of it run at once. What the first one says
-# comes when both have ended.
+# comes when both have ended, and then once more which tests failed, and with which words.
 test-rust: target/debug/libpjrt_arena.so ## Rust tests, among them the plugin through its C API
 	@$(CARGO) test --workspace --locked --no-run
-	@export $(ENGINE); said="$(CARGO_TARGET_DIR)/test-rust.txt"; status=0; \
-	$(CARGO) test --workspace --exclude plugin_tests --locked >"$$said" 2>&1 & first=$$!; \
-	$(CARGO) test --package plugin_tests --locked || status=$$?; \
-	wait $$first || status=$$?; cat "$$said"; exit $$status
+	@export $(ENGINE); said="$(CARGO_TARGET_DIR)/test-rust"; rm -f "$$said".*; \
+	{ $(CARGO) test --workspace --exclude plugin_tests --locked || touch "$$said.failed"; } >"$$said.rest" 2>&1 & \
+	{ $(CARGO) test --package plugin_tests --locked || touch "$$said.failed"; } 2>&1 | tee "$$said.plugin"; \
+	wait; cat "$$said.rest"; \
+	[ ! -e "$$said.failed" ] || { grep -h -A6 -E "^test .*FAILED|panicked at|^error" "$$said".rest "$$said".plugin; exit 1; }
 
 test-unit: target/debug/libpjrt_arena.so ## of the Rust tests the unit tests of src, conformance, faults and the order of the layers
 	$(ENGINE) $(CARGO) test --workspace --locked --lib --test conformance --test faults --test layers

@@ -220,11 +220,10 @@ fn c14_arena_what_fails_after_it_was_dropped_is_no_place_of_a_later_result() {
         let read = add_one.run1(&[&x]).unwrap();
         let over = run_and_drop(&fails, &client, &gate, &read);
         drop(read);
+        // The next launch waits for those before it.
         let mut later = vec![add_one.run1(&[&x]).unwrap()];
-        // As many as are launched before a launch waits for those before it.
-        later.push(add_one.run1(&[&later[0]]).unwrap());
         dropped.set(());
-        for _ in 0..2 {
+        for _ in 0..3 {
             later.push(add_one.run1(&[&later[later.len() - 1]]).unwrap());
         }
         over.wait().unwrap_err().expect(Code::INTERNAL, &["broken on purpose"]);
@@ -234,6 +233,54 @@ fn c14_arena_what_fails_after_it_was_dropped_is_no_place_of_a_later_result() {
     }
     drop(x);
     settles_at(&client, 0);
+}
+
+/// `x = step(x)`, whose step may fail, 20 times; the first one is at `gate`. There is room for two arrays.
+fn run_ahead_of(gate: &Gate, client: &Client) -> Buffer {
+    let step = client.compile(&Program::gate_large()).unwrap();
+    let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
+    let mut state = client.put(&start, &[1 << 20]).unwrap();
+    let open = Gate::running(|_| Ok(()));
+    let passes = ticket(client, &open);
+    state = step.run(&[&state, &ticket(client, gate)]).unwrap().remove(0);
+    gate.wait_reached();
+    for _ in 1..20 {
+        state = step.run(&[&state, &passes]).unwrap().remove(0);
+    }
+    state
+}
+
+#[test]
+fn c30_arena_a_loop_whose_steps_may_fail_takes_the_memory_of_two_steps() {
+    gate::prepare();
+    for strategy in ["preallocate", "platform"] {
+        let client = limited(strategy, 9 * MIB);
+        let gate = Gate::closed();
+        let state = run_ahead_of(&gate, &client);
+        gate.open();
+        let start: Vec<f32> = (0..1 << 20).map(|value| value as f32).collect();
+        assert_eq!(state.read::<f32>().unwrap(), plus(&start, 20.0), "{strategy}");
+        drop(state);
+        settles_at(&client, 0);
+    }
+}
+
+#[test]
+fn c14_arena_a_loop_that_fails_in_a_place_of_its_own_tells_its_error() {
+    gate::prepare();
+    let client = limited("preallocate", 9 * MIB);
+    let add_one = client.compile(&Program::add_one_4m()).unwrap();
+    for _ in 0..3 {
+        let (told, gate) = fails_once_told();
+        let state = run_ahead_of(&gate, &client);
+        told.set(());
+        state.read::<f32>().unwrap_err().expect(Code::INTERNAL, &["broken on purpose"]);
+        drop(state);
+        settles_at(&client, 0);
+        // Nothing of it is left in the memory.
+        let ones = client.put(&vec![1f32; 1 << 20], &[1 << 20]).unwrap();
+        assert!(add_one.run1(&[&ones]).unwrap().read::<f32>().unwrap().iter().all(|&two| two == 2.0));
+    }
 }
 
 /// Takes every hole, the largest first.

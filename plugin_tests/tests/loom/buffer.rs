@@ -3,7 +3,7 @@
 //! The bytes are two cells, of which one is the buffer's place at a time; the checker reports any access that races
 //! with the mover's.
 
-use crate::usage::{Life, Reader, Usage, User};
+use crate::usage::{Life, Reader, Trust, Usage, User};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const CONTENTS: u32 = 42;
@@ -194,7 +194,7 @@ fn a_dropped_block_is_a_later_launchs_or_is_freed_once() {
         // As `take_while_executing` does for a launch.
         let taken = {
             let mut state = world.usage.lock();
-            let takes = !state.is_unused() && state.is_used_by_executions_alone() && state.is_sure() && **state != GONE;
+            let takes = !state.is_unused() && state.is_used_by_executions_alone() && state.trust() == Trust::Any && **state != GONE;
             if takes {
                 **state = GONE;
             }

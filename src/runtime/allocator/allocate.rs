@@ -31,7 +31,7 @@ use crate::{
 pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
 
 /// So many programs for each device keep it busy while an allocation waits for the memory of those before them.
-const KEEPS_BUSY: usize = 2;
+const KEEPS_BUSY: usize = 1;
 
 /// Blocks are multiples of this (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);

@@ -6,9 +6,9 @@ use crate::{
     runtime::{
         buffer::{
             storage::Storage,
-            usage::{Life, State},
+            usage::{Life, State, Trust},
         },
-        device_memory::{Allocation, dropped::OrderedBy},
+        device_memory::Allocation,
     },
     units::Address,
 };
@@ -110,11 +110,15 @@ impl State<Body> {
         Some((view, self.take_block()?))
     }
 
+    /// Whom the engine's buffer may be donated to, of a buffer that is recycling.
+    pub fn trust_of_recycling(&self) -> Trust {
+        if self.recycling && self.view.is_some() { self.trust() } else { Trust::Nobody }
+    }
+
     /// Takes the block of a buffer that is recycling while executions on its device, and nothing else, still use it;
     /// and the engine's buffer, if there still is one. That is dropped without a lock.
-    pub fn take_while_executing(&mut self, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
-        let by_itself = ordered == OrderedBy::Device || self.view.is_some() && self.is_sure();
-        if !self.recycling || !self.is_used_by_executions_alone() || !by_itself {
+    pub fn take_while_executing(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
+        if !self.recycling || !self.is_used_by_executions_alone() {
             return None;
         }
         let taken = self.take_out()?;

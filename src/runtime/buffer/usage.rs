@@ -9,7 +9,8 @@
 //!   referring              the engine is being told of the first of them or of the last: other outsiders wait
 //!   address known          an outsider holds the address for ever: likewise
 //!   not defined            it is not known whether the bytes are good: likewise
-//!   may fail               a program that may fail has yet to write the bytes, or reads them: see below
+//!   may fail               a program that may fail has yet to write the bytes
+//!   unsure reader          a program that may fail reads them: see below
 //!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
 //!   pending_donations > 0  so many launches under way are donated the bytes, and may write to them at once: no copy
 //!                          begins
@@ -19,10 +20,11 @@
 //!   deleted or donated, no user, no reference: the bytes are free
 //! ```
 //!
-//! A program fails once it was launched only by a custom call of its own, or by an argument that holds an error. An
-//! array is *sure* if no such program reads it, and the program that writes it is none or has ended well. A program
-//! that is donated what nobody wants any more ([`crate::runtime::device_memory::dropped`]) gets sure arrays only: the
-//! engine would pass on the error of another one.
+//! A program fails once it was launched only by a custom call of its own, or by an argument that holds an error: such
+//! a program is unsure. An array is sure if no unsure program reads it, and the one that writes it is none or has ended
+//! well. A program that is donated what nobody wants any more ([`crate::runtime::device_memory::dropped`]) gets what is
+//! sure, or what one unsure program alone reads whose result it reads itself, as in `x = step(x)`: else the engine would
+//! pass on an error that has nothing to do with it.
 //!
 //! A compaction holds no lock while it moves bytes: `moving` keeps other threads out. It waits for nothing, so a
 //! thread that waits for it, a host callback included, waits as long as the copies take and no longer (engine
@@ -39,7 +41,7 @@ use std::{
 };
 
 use crate::{
-    memory::MoveBarrier,
+    memory::{Execution, MoveBarrier},
     sync::{Condvar, Mutex, MutexGuard},
 };
 
@@ -97,6 +99,25 @@ impl Definition {
     }
 }
 
+/// Which unsure programs read some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnsureReaders {
+    None,
+    One(Execution),
+    Several,
+}
+
+/// Whether a program may be donated bytes that nobody wants any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Any may: no program that uses them fails.
+    Any,
+    /// One may that fails anyway if this one does.
+    Behind(Execution),
+    /// None may.
+    Nobody,
+}
+
 /// What is known about the bytes, and `body`, which says where they are.
 pub struct State<T> {
     life: Life,
@@ -110,7 +131,7 @@ pub struct State<T> {
     address_known: bool,
     defined: bool,
     may_fail: bool,
-    read_by_unsure: bool,
+    unsure_readers: UnsureReaders,
     moving: bool,
     body: T,
 }
@@ -150,7 +171,7 @@ impl<T> State<T> {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined, self.body) = (Life::Live, false, body);
-        (self.may_fail, self.read_by_unsure) = (true, false);
+        (self.may_fail, self.unsure_readers) = (true, UnsureReaders::None);
     }
 
     /// The bytes are those of an execution's result.
@@ -297,9 +318,13 @@ impl<T> State<T> {
         self.defined = true;
     }
 
-    /// A program that may fail reads the bytes.
-    pub fn mark_read_by_unsure(&mut self) {
-        self.read_by_unsure = true;
+    /// An unsure program reads the bytes.
+    pub fn mark_read_by_unsure(&mut self, run: Execution) {
+        self.unsure_readers = match self.unsure_readers {
+            UnsureReaders::None => UnsureReaders::One(run),
+            one if one == UnsureReaders::One(run) => one,
+            _ => UnsureReaders::Several,
+        };
     }
 
     /// The program that was to write the bytes has failed.
@@ -312,9 +337,14 @@ impl<T> State<T> {
         self.defined || !self.may_fail
     }
 
-    /// Whether no program fails that uses the bytes.
-    pub fn is_sure(&self) -> bool {
-        self.is_good() && !self.read_by_unsure
+    /// Which programs may be donated the bytes once nobody wants them any more.
+    pub fn trust(&self) -> Trust {
+        match self.unsure_readers {
+            UnsureReaders::None if self.is_good() => Trust::Any,
+            // It fails as well if the program fails that writes them.
+            UnsureReaders::One(run) => Trust::Behind(run),
+            _ => Trust::Nobody,
+        }
     }
 
     /// Whether the bytes are written and good.
@@ -367,7 +397,7 @@ impl<T> Usage<T> {
             address_known: false,
             defined: false,
             may_fail: true,
-            read_by_unsure: false,
+            unsure_readers: UnsureReaders::None,
             moving: false,
             body,
         };

@@ -195,6 +195,18 @@ impl<'a> Call<'a> {
         Ok(argument.ok_or_else(|| Error::invalid_argument(format!("{NAME}: buffer is NULL")))?)
     }
 
+    /// The numbers of the executions of which a device's arguments are results, in ascending order.
+    #[cold]
+    pub fn makers(&self, index: usize) -> Vec<u32> {
+        let made_by = |buffer: &BufferRef<'_>| buffer.state().allocation().map(|block| block.provenance().run.step);
+        // What no program made has the number 0.
+        let steps = self.arguments(index).iter().flatten().filter_map(made_by).filter(|&step| step != 0);
+        let mut makers: Vec<u32> = steps.collect();
+        makers.sort_unstable();
+        makers.dedup();
+        makers
+    }
+
     /// Whether an argument of a device comes once among its arguments.
     pub fn comes_once(&self, index: usize, number: usize) -> bool {
         let arguments = self.arguments(index);

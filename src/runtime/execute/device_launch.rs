@@ -1,6 +1,6 @@
 //! One device's part of an execution: scratch, destinations and copies, before the arguments are acquired.
 
-use std::sync::Arc;
+use std::{cell::OnceCell, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -123,7 +123,8 @@ impl<'a> DeviceLaunch<'a> {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, or the engine's; what was made so far is freed with this.
-    pub fn prepare(&mut self, loaded: &Loaded, wait: [WaitPolicy; 2]) -> Result<(), Unplaced> {
+    pub fn prepare(&mut self, call: &Call<'a>, index: usize, wait: [WaitPolicy; 2]) -> Result<(), Unplaced> {
+        let loaded = call.loaded;
         let program = &*loaded.program;
         if !program.unplaced_pinned.is_zero()
             && let Some(pinned) = self.device.and_then(|device| device.pinned.as_ref())
@@ -152,11 +153,11 @@ impl<'a> DeviceLaunch<'a> {
                     .map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?,
             );
         }
-        self.place_destinations(loaded, device, memory, wait)?;
+        self.place_destinations(call, index, (device, memory), wait)?;
         let demand = (&*program.name, program.scratch);
         self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
             Err(refused) if refused.code != Code::Cancelled && self.may_block_admission(loaded, device, memory) => {
-                self.admit_first(loaded, device, memory, refused)?
+                self.admit_first(call, index, (device, memory), refused)?
             }
             admitted => admitted?,
         };
@@ -170,12 +171,12 @@ impl<'a> DeviceLaunch<'a> {
     #[inline]
     fn place_destinations(
         &mut self,
-        loaded: &Loaded,
-        device: &Device,
-        memory: &Arc<DeviceMemory>,
+        call: &Call<'a>,
+        index: usize,
+        (device, memory): (&Device, &Arc<DeviceMemory>),
         wait: [WaitPolicy; 2],
     ) -> Result<(), Unplaced> {
-        let outcome = self.try_place_destinations(loaded, device, wait);
+        let outcome = self.try_place_destinations(call, index, device, wait);
         let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
         if shortage.gave_up || shortage.interrupted.is_some() {
             return Err(Unplaced::NoRoom(full, shortage));
@@ -183,14 +184,14 @@ impl<'a> DeviceLaunch<'a> {
         // One by one they found no room. A hole for all of them may open once those made so far, which hold nothing
         // yet, are freed.
         self.destinations.clear();
-        let program = &*loaded.program;
+        let (loaded, program) = (call.loaded, &*call.loaded.program);
         let pinned = !Arc::ptr_eq(&full, memory);
         let in_that_memory = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) == pinned);
         let shapes = in_that_memory.map(|&result| &*program.results[result]);
         if !open_hole(&loaded.client.allocator, &full, shapes) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
-        self.try_place_destinations(loaded, device, wait)
+        self.try_place_destinations(call, index, device, wait)
     }
 
     /// Frees what was prepared.
@@ -219,16 +220,17 @@ impl<'a> DeviceLaunch<'a> {
     #[cold]
     fn admit_first(
         &mut self,
-        loaded: &Loaded,
-        device: &Device,
-        memory: &'a Arc<DeviceMemory>,
+        call: &Call<'a>,
+        index: usize,
+        (device, memory): (&'a Device, &'a Arc<DeviceMemory>),
         refused: Error,
     ) -> Outcome<Option<Entered<'a>>> {
+        let loaded = call.loaded;
         self.destinations.clear();
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.place_destinations(loaded, device, memory, [WaitPolicy::LaunchWaits; 2]) {
+        match self.place_destinations(call, index, (device, memory), [WaitPolicy::LaunchWaits; 2]) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),
@@ -320,13 +322,19 @@ impl<'a> DeviceLaunch<'a> {
     /// As [`Self::prepare`].
     fn try_place_destinations(
         &mut self,
-        loaded: &Loaded,
+        call: &Call<'a>,
+        index: usize,
         device: &Device,
         [wait, later]: [WaitPolicy; 2],
     ) -> Result<(), Unplaced> {
+        let loaded = call.loaded;
         let plan = &loaded.program.plan;
         let client = &*loaded.client;
-        let ordered = if client.session.orders_executions { OrderedBy::Device } else { OrderedBy::Buffer };
+        let makers = OnceCell::new();
+        let reads_result_of =
+            |run: Execution| makers.get_or_init(|| call.makers(index)).binary_search(&run.step).is_ok();
+        let ordered =
+            if client.session.orders_executions { OrderedBy::Device } else { OrderedBy::Buffer(&reads_result_of) };
         // What runs on another client of the engine is not behind what runs on this one.
         let is_apart = self.is_apart;
         let mut planned = false;

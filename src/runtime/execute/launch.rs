@@ -166,7 +166,7 @@ impl<'a> Launch<'a> {
             if spills {
                 launch.bring_back(&self.call, index, holding)?;
             }
-            launch.prepare(self.call.loaded, [first, holding])?;
+            launch.prepare(&self.call, index, [first, holding])?;
             first = holding;
             donation_copy::prepare(&self.call, index, launch.device, (launch.run, holding), &mut launch.copies)?;
             if let Some(scratch) = &launch.scratch {
@@ -194,8 +194,11 @@ impl<'a> Launch<'a> {
         let mut arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
         self.may_fail = !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.is_good);
         if self.may_fail && !self.is_waited_for() {
-            let arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
-            arguments.for_each(|argument| argument.buffer().state().mark_read_by_unsure());
+            for launch in &self.devices {
+                for argument in &launch.arguments {
+                    argument.buffer().state().mark_read_by_unsure(launch.run);
+                }
+            }
         }
         for (index, launch) in self.devices.iter_mut().enumerate() {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {

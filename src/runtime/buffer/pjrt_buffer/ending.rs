@@ -9,11 +9,11 @@ use crate::{
         buffer::{
             pjrt_buffer::{Buffer, CachedOutput, LARGEST_CACHED, Recycled},
             storage::{Access, Storage},
-            usage::{Life, User},
+            usage::{Life, Trust, User},
         },
         device_memory::{
             Allocation,
-            dropped::{DroppedArray, OrderedBy},
+            dropped::{DroppedArray, OrderedBy, Refused},
         },
     },
     sys,
@@ -171,14 +171,28 @@ impl DroppedArray<Allocation> for Buffer {
         self.state().recycling
     }
 
-    fn take(&self, provenance: Provenance, ordered: OrderedBy) -> Option<(Option<EngineBuffer>, Allocation)> {
-        let (view, mut allocation) = self.state().take_while_executing(ordered)?;
+    fn take(
+        &self,
+        provenance: Provenance,
+        ordered: OrderedBy<'_>,
+    ) -> Result<(Option<EngineBuffer>, Allocation), Refused> {
+        if let OrderedBy::Buffer(reads_result_of) = ordered {
+            // No use begins any more. The lock is released while others are taken.
+            let trust = self.state().trust_of_recycling();
+            match trust {
+                Trust::Any => {}
+                Trust::Behind(run) if reads_result_of(run) => {}
+                Trust::Behind(_) => return Err(Refused::ThisProgram),
+                Trust::Nobody => return Err(Refused::Always),
+            }
+        }
+        let (view, mut allocation) = self.state().take_while_executing().ok_or(Refused::Always)?;
         match allocation.renew(provenance) {
-            Ok(_) => Some((view, allocation)),
+            Ok(_) => Ok((view, allocation)),
             Err(error) => {
                 log::error!("{error}");
                 self.take_back(allocation);
-                None
+                Err(Refused::Always)
             }
         }
     }
