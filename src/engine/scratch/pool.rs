@@ -46,8 +46,11 @@ pub struct Usage {
     pub allocations: u64,
 }
 
-/// How long an allocation waits for one to be freed before it takes new memory: touching a MiB of it takes as long.
+/// How long an allocation waits for others to be freed before it takes a MiB of new memory: touching it takes as long.
 const MOMENT: Duration = Duration::from_micros(300);
+
+/// How long it waits at most, however much it takes.
+const LONGEST: Duration = Duration::from_millis(20);
 
 /// What lies in front of an allocation.
 #[repr(C, align(64))]
@@ -113,25 +116,29 @@ impl Pool {
     ///
     /// The engine says that a program is done before it frees the program's scratch, some microseconds later, or more
     /// where threads are short of processors. So the next program's scratch would lie beside it, in memory that is
-    /// touched for the first time. Where that is about to happen, a free is waited for, at most [`MOMENT`].
+    /// touched for the first time. Where that is about to happen, frees are waited for, no longer than touching takes.
     pub(super) fn allocate(&self, size: usize) -> Option<*mut c_void> {
         let whole = size.checked_add(HEAD)?;
-        let frees = self.frees.load(Ordering::Relaxed);
+        let mut frees = self.frees.load(Ordering::Relaxed);
         let mut block = self.arena.allocate(Bytes::new(whole as u64)).ok()?;
         let others = self.held.fetch_add(1, Ordering::Relaxed);
         let end = |block: Block| block.address.get() as usize + whole;
-        if others != 0 && end(block) > self.touched.load(Ordering::Relaxed) {
-            self.release(block.id);
-            let deadline = Instant::now() + MOMENT;
-            while self.frees.load(Ordering::Relaxed) == frees && Instant::now() < deadline {
-                thread::yield_now();
+        let new = |block: Block| end(block).saturating_sub(self.touched.load(Ordering::Relaxed));
+        if others != 0 && new(block) > 0 {
+            let mib = u32::try_from(new(block) >> 20).unwrap_or(u32::MAX).max(1);
+            let deadline = Instant::now() + MOMENT.saturating_mul(mib).min(LONGEST);
+            while new(block) > 0 && Instant::now() < deadline {
+                self.release(block.id);
+                while self.frees.load(Ordering::Relaxed) == frees && Instant::now() < deadline {
+                    thread::yield_now();
+                }
+                frees = self.frees.load(Ordering::Relaxed);
+                let Ok(again) = self.arena.allocate(Bytes::new(whole as u64)) else {
+                    self.held.fetch_sub(1, Ordering::Relaxed);
+                    return None;
+                };
+                block = again;
             }
-            let again = self.arena.allocate(Bytes::new(whole as u64)).ok();
-            let Some(again) = again else {
-                self.held.fetch_sub(1, Ordering::Relaxed);
-                return None;
-            };
-            block = again;
         }
         self.allocations.fetch_add(1, Ordering::Relaxed);
         self.used.fetch_max(end(block), Ordering::Relaxed);
