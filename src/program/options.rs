@@ -214,19 +214,21 @@ pub fn without_xnnpack(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
         }
         Ok(on)
     })?;
-    if !defaults {
-        return Ok(edited);
-    }
-    let mut value = Vec::new();
-    put_integer(&mut value, OVERRIDE_BOOL, 0);
-    let mut entry = Vec::new();
-    put_bytes(&mut entry, OVERRIDE_NAME, b"xla_cpu_use_xnnpack");
+    Ok(if defaults { Cow::Owned(with_default(options, "xla_cpu_use_xnnpack", false)) } else { edited })
+}
+
+/// The options with a debug option set by its name. What the caller overrides by that name holds. Linear in the
+/// options.
+pub fn with_default(options: &[u8], name: &str, on: bool) -> Vec<u8> {
+    let (mut value, mut entry) = (Vec::new(), Vec::new());
+    put_integer(&mut value, OVERRIDE_BOOL, on.into());
+    put_bytes(&mut entry, OVERRIDE_NAME, name.as_bytes());
     put_bytes(&mut entry, OVERRIDE_VALUE, &value);
     // Of two entries with one name the last counts: the caller's.
     let mut out = Vec::with_capacity(options.len() + entry.len() + 8);
     put_bytes(&mut out, OVERRIDES, &entry);
     out.extend(options);
-    Ok(Cow::Owned(out))
+    out
 }
 
 /// The options with one replica and one partition where they give no number: XLA reads an absent one as 0, and ends the

@@ -106,6 +106,13 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         Err(reject) if not_rewritten.is_none() => return Err(reject.to_string()),
         Err(_) => options,
     };
+    // Without that analysis XLA:CPU updates a copy of an argument in scratch, and copies it to the destination then.
+    let options = match process::kind() {
+        Some(EngineKind::Cpu) if not_rewritten.is_none() => {
+            Cow::Owned(options::with_default(&options, "xla_cpu_copy_insertion_use_region_analysis", true))
+        }
+        _ => options,
+    };
     let plan = Plan {
         arguments: Some(parameters),
         donations: Donations::Only(donations),
