@@ -194,7 +194,10 @@ fn a_dropped_block_is_a_later_launchs_or_is_freed_once() {
         // As `take_while_executing` does for a launch.
         let taken = {
             let mut state = world.usage.lock();
-            let takes = !state.is_unused() && state.is_used_by_executions_alone() && state.trust() == Trust::Any && **state != GONE;
+            let takes = !state.is_unused()
+                && state.is_used_by_executions_alone()
+                && state.trust() == Trust::Any
+                && **state != GONE;
             if takes {
                 **state = GONE;
             }

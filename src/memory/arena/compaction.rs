@@ -322,7 +322,8 @@ impl State {
                 let kept = self.scratch.span().map_or(Run { size: 0, ..bottom }, |span| space.run(span));
                 let (offset, size) = (kept.offset + kept.size, bottom.size.checked_sub(kept.size)?);
                 let window = Run { offset, size, ..bottom };
-                plan::clear(layout, window, costs)
+                // What is kept elsewhere may go back to the bottom.
+                plan::clear(layout, window, costs).or_else(|| plan::clear(layout, bottom, costs))
             }
         }
     }

@@ -4,7 +4,10 @@ use std::fmt;
 
 use crate::{
     error::{Code, Error},
-    memory::space::node::NodeId,
+    memory::space::{
+        index::Space,
+        node::{End, NodeId, RegionId},
+    },
     units::{Bytes, short},
 };
 
@@ -27,6 +30,37 @@ impl Floor {
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
     }
+}
+
+/// No block is moved for scratch up to this size, and up to this part of the pool: it lies at the high end while a block
+/// is at the low end.
+const LITTLE: Bytes = Bytes::mib(1);
+const LITTLE_PART: u64 = 1024;
+
+/// Keeps the lowest `bytes` of `region`, or so many from where `floor` is, in place of it; `None`, and nothing changes,
+/// where a block is in the way.
+pub(super) fn keep(space: &mut Space, region: RegionId, floor: Option<NodeId>, bytes: Bytes) -> Option<NodeId> {
+    let pool = space.region(region)?;
+    if let Some(raised) = space.raise_floor(region, floor, bytes) {
+        return Some(raised);
+    }
+    let elsewhere = floor.filter(|&floor| space.address(floor) != pool.address);
+    if let Some(elsewhere) = elsewhere
+        && let Some(bottom) = space.raise_floor(region, None, bytes)
+    {
+        space.free(elsewhere);
+        return Some(bottom);
+    }
+    let is_little = bytes <= LITTLE.min(Bytes::new(pool.bytes.get() / LITTLE_PART));
+    if is_little { keep_in_hole(space, floor, bytes, End::High) } else { None }
+}
+
+/// Keeps `bytes` in a hole, in place of `floor`; `None`, and nothing changes, where no hole has so much.
+pub(super) fn keep_in_hole(space: &mut Space, floor: Option<NodeId>, bytes: Bytes, end: End) -> Option<NodeId> {
+    let span = space.allocate(bytes, end)?;
+    // The region stays: the new span lies in it.
+    floor.into_iter().for_each(|floor| _ = space.free(floor));
+    Some(span)
 }
 
 /// There is no room for a program's scratch. All numbers are of the instant of the failure.

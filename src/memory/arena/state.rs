@@ -6,7 +6,7 @@ use crate::{
     memory::{
         arena::{
             block::{Block, BlockInfo, BlockState},
-            floor::{Floor, NoScratch},
+            floor::{self, Floor, NoScratch},
             lock::Interrupted,
             scopes::Scopes,
             watched::Watched,
@@ -266,17 +266,12 @@ impl State {
     }
 
     pub(super) fn begin_scratch(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.keep_scratch(bytes, |space, region, floor| space.raise_floor(region, floor, bytes))
+        self.keep_scratch(bytes, |space, region, floor| floor::keep(space, region, floor, bytes))
     }
 
     /// As [`Self::begin_scratch`], in any hole.
     pub(super) fn begin_scratch_anywhere(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.keep_scratch(bytes, |space, _, floor| {
-            let span = space.allocate(bytes, End::Low)?;
-            // The region stays: the new span lies in it.
-            floor.into_iter().for_each(|floor| _ = space.free(floor));
-            Some(span)
-        })
+        self.keep_scratch(bytes, |space, _, floor| floor::keep_in_hole(space, floor, bytes, End::Low))
     }
 
     /// Keeps `bytes` for a program, in the span that `keep` makes in the place of the one that is kept.

@@ -335,6 +335,29 @@ fn scratch_lies_elsewhere_while_a_block_at_the_low_end_is_pinned() {
     assert_eq!(arena.scratch().map(|kept| kept.address), Some(whole.address));
 }
 
+#[test]
+fn nothing_is_moved_for_little_scratch() {
+    let (arena, _device) = arena(Kind::Tpu, Bytes::mib(16));
+    let kib = Bytes::kib;
+    let pool = arena.regions()[0];
+    let kept = || arena.scratch().map(|kept| (kept.address, kept.bytes));
+    let low = take(&arena, Bytes::mib(2));
+    assert!(arena.begin_scratch(kib(17)).is_err(), "more than a thousandth of the pool");
+    assert_eq!(arena.begin_scratch(kib(16)), Ok(()));
+    assert_eq!(kept(), Some((pool.address + kib(16368), kib(16))), "at the high end");
+    // For more the low end is cleared, and the high one is free again.
+    assert!(arena.begin_scratch(Bytes::mib(1)).is_err());
+    let mut compaction = arena.plan(Goal::Bottom(Bytes::mib(1)), &Costs::COPY, &all).expect("it may move");
+    carry_out(&mut compaction);
+    assert_eq!(compaction.begin_scratch(Bytes::mib(1)), Ok(()));
+    assert_eq!(kept(), Some((pool.address, Bytes::mib(1))));
+    free_all(&arena, [&low]);
+    [kib(16), Bytes::mib(1)].iter().for_each(|&bytes| arena.end_scratch(bytes));
+    // Where the low end is free, little scratch lies there, too.
+    free_all(&arena, [&take(&arena, Bytes::mib(16))]);
+    assert_eq!((arena.begin_scratch(Bytes::new(256)), kept()), (Ok(()), Some((pool.address, Bytes::new(256)))));
+}
+
 /// Blocks in slots become ordinary ones where nothing else makes room, and take less then.
 #[test]
 fn small_blocks_leave_their_slots_for_a_hole_and_the_history_knows() {

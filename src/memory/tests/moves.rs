@@ -159,8 +159,11 @@ impl Model {
         let parts =
             [stats.bytes_in_use, stats.pending_bytes, stats.slack_bytes, stats.reserved_bytes, stats.free_bytes];
         assert_eq!(parts.into_iter().sum::<Bytes>(), stats.pool_bytes, "{stats:?}");
-        if let (Some(scratch), Some(lowest)) = (self.arena.scratch(), listed.first()) {
-            assert!(scratch.address + scratch.bytes <= lowest.block.address, "{scratch:?} under {lowest:?}");
+        if let Some(scratch) = self.arena.scratch() {
+            let below = listed.iter().filter(|info| info.block.address < scratch.address).count();
+            let next = listed.get(below).is_none_or(|info| scratch.address + scratch.bytes <= info.block.address);
+            let ends_before = |info: &BlockInfo| info.block.address + info.held <= scratch.address;
+            assert!(next && listed[..below].iter().all(ends_before), "{scratch:?} in {listed:?}");
         }
     }
 
