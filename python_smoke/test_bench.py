@@ -359,19 +359,20 @@ def test_two_builds_run_together_in_one_process(tmp_path):
 
 #: Megabytes that a loop may take beyond a twentieth: what the system gives a process differs so much from run to run.
 SCATTER_MB = 10
-WHOLE = ("-m", "bench.whole", "--only", "idle,eager,sgd", "--strategies", "preallocate", "--rounds", "1")
+WHOLE = ("-m", "bench.whole", "--only", "idle,eager,solver", "--strategies", "preallocate,tpu", "--rounds", "1")
 
 
 def test_a_loop_that_does_not_wait_takes_no_more_memory_than_on_jaxs_cpu_backend(tmp_path):
     """But for the second XLA, which a process that does nothing shows."""
     path = tmp_path / "whole.json"
     said = run_python(*WHOLE, "--json", str(path)).stdout
-    assert [line.split(" | ")[0] for line in said.splitlines()[2:]] == ["| idle", "| eager", "| sgd"]
+    assert [line.split(" | ")[0] for line in said.splitlines()[2:]] == ["| idle", "| eager", "| solver"]
     runs = json.loads(path.read_text())["runs"]
     peaks = {name: {backend: one[0]["peak"] for backend, one in runs[name].items()} for name in runs}
-    second = peaks["idle"]["preallocate"] - peaks["idle"]["cpu"]
-    for name in ("eager", "sgd"):
-        assert peaks[name]["preallocate"] - second <= 1.05 * peaks[name]["cpu"] + SCATTER_MB, (name, peaks)
+    for strategy in ("preallocate", "tpu"):
+        second = peaks["idle"][strategy] - peaks["idle"]["cpu"]
+        for name in ("eager", "solver"):
+            assert peaks[name][strategy] - second <= 1.05 * peaks[name]["cpu"] + SCATTER_MB, (name, strategy, peaks)
 
 
 @pytest.mark.parametrize(

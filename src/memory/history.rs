@@ -51,7 +51,7 @@ pub enum EventKind {
     OutOfMemory = 8,
     /// A compaction ended: `bytes` moved in `block` buffers, `step` nanoseconds long, `other` the largest hole after.
     Compaction = 9,
-    /// `bytes` at the low end are kept for programs' scratch from here on; `other` before.
+    /// `bytes` are kept for programs' scratch from here on; `other` before.
     Scratch = 10,
     /// An array of `bytes` was spilled: `other` bytes were copied, in `step` nanoseconds. Its block's end follows.
     Spill = 11,
