@@ -7,9 +7,7 @@ stay right.
 from __future__ import annotations
 
 import json
-import os
 
-import engines
 import pytest
 from harness import run_jax, run_python
 
@@ -56,40 +54,6 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
     assert trimmed["scratch"] >= of_program
     assert results == [results[0]] * 10 == [again] * 10
     assert results[0] == pytest.approx(right, rel=1e-4)
-
-
-OLDEST = engines.ENGINES[-1]
-UPDATES = """
-import json
-import jax, jax.numpy as jnp, numpy as np
-
-def row(cache, at):
-    return cache.at[at].set(jnp.tanh(cache[at - 1] + 1))
-
-def part(cache, at):
-    return jax.lax.dynamic_update_slice(cache * 2, jnp.ones((3, 256)), (at, 0))
-
-def looped(cache, at):
-    return jax.lax.fori_loop(0, 4, lambda turn, c: c.at[at + turn].add(c[turn]), cache)
-
-cache = jnp.arange(4096 * 256, dtype=jnp.float32).reshape(4096, 256) % 1000
-told = []
-for update in (row, part, looped):
-    compiled = jax.jit(update).lower(cache, 7).compile()
-    on_cpu = jax.jit(update, backend="cpu")
-    same = np.array_equal(compiled(cache, 7), on_cpu(np.asarray(cache), 7))
-    told.append([compiled.memory_analysis().temp_size_in_bytes, bool(same)])
-print(json.dumps([told, bool(np.array_equal(cache, np.arange(4096 * 256).reshape(4096, 256) % 1000))]))
-"""
-
-
-@pytest.mark.skipif(OLDEST.library in os.environ.get(engines.VARIABLE, ""), reason="that engine copies, docs/engines.md")
-def test_an_update_of_an_argument_needs_no_scratch():
-    told, unchanged = json.loads(run_jax(UPDATES).stdout)
-    assert unchanged
-    assert all(same for _, same in told)
-    # The array has 4 MiB.
-    assert all(scratch < 1 << 20 for scratch, _ in told), told
 
 
 @pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])

@@ -32,8 +32,8 @@ impl Floor {
     }
 }
 
-/// No block is moved for scratch up to this size, and up to this part of the pool: it lies at the high end while a block
-/// is at the low end.
+/// No block is moved for scratch up to this size, and up to this part of the pool: it lies at the high end while a
+/// block is at the low end.
 const LITTLE: Bytes = Bytes::mib(1);
 const LITTLE_PART: u64 = 1024;
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! While a block at the low end cannot move, because an outsider holds its address, scratch lies in another hole: a TPU
-//! has no such blocks, and programs must not fail for as long as a NumPy view lives. Up to a MiB of it (or a
-//! thousandth of the pool) lies at the high end while there is any block at the low one: nothing is moved for so little.
+//! has no such blocks, and programs must not fail for as long as a NumPy view lives. Up to a MiB of it (or a thousandth
+//! of the pool) lies at the high end while there is any block at the low one: nothing is moved for so little.
 //!
 //! A device runs one program after another, so programs that wait for each other share one scratch. When the last
 //! one is done the floor stays up, because the next step wants it again; an allocation that finds no room lowers it to

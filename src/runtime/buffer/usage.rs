@@ -23,8 +23,8 @@
 //! A program fails once it was launched only by a custom call of its own, or by an argument that holds an error: such
 //! a program is unsure. An array is sure if no unsure program reads it, and the one that writes it is none or has ended
 //! well. A program that is donated what nobody wants any more ([`crate::runtime::device_memory::dropped`]) gets what is
-//! sure, or what one unsure program alone reads whose result it reads itself, as in `x = step(x)`: else the engine would
-//! pass on an error that has nothing to do with it.
+//! sure; or what one unsure program alone reads, if it reads a result of that one itself, as in `x = step(x)`. Else the
+//! engine would pass on an error that has nothing to do with it.
 //!
 //! A compaction holds no lock while it moves bytes: `moving` keeps other threads out. It waits for nothing, so a
 //! thread that waits for it, a host callback included, waits as long as the copies take and no longer (engine
@@ -99,14 +99,6 @@ impl Definition {
     }
 }
 
-/// Which unsure programs read some bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UnsureReaders {
-    None,
-    One(Execution),
-    Several,
-}
-
 /// Whether a program may be donated bytes that nobody wants any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
@@ -131,7 +123,8 @@ pub struct State<T> {
     address_known: bool,
     defined: bool,
     may_fail: bool,
-    unsure_readers: UnsureReaders,
+    /// Whom those who read the bytes leave.
+    readers: Trust,
     moving: bool,
     body: T,
 }
@@ -171,7 +164,7 @@ impl<T> State<T> {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined, self.body) = (Life::Live, false, body);
-        (self.may_fail, self.unsure_readers) = (true, UnsureReaders::None);
+        (self.may_fail, self.readers) = (true, Trust::Any);
     }
 
     /// The bytes are those of an execution's result.
@@ -320,11 +313,8 @@ impl<T> State<T> {
 
     /// An unsure program reads the bytes.
     pub fn mark_read_by_unsure(&mut self, run: Execution) {
-        self.unsure_readers = match self.unsure_readers {
-            UnsureReaders::None => UnsureReaders::One(run),
-            one if one == UnsureReaders::One(run) => one,
-            _ => UnsureReaders::Several,
-        };
+        let first = self.readers == Trust::Any || self.readers == Trust::Behind(run);
+        self.readers = if first { Trust::Behind(run) } else { Trust::Nobody };
     }
 
     /// The program that was to write the bytes has failed.
@@ -337,14 +327,10 @@ impl<T> State<T> {
         self.defined || !self.may_fail
     }
 
-    /// Which programs may be donated the bytes once nobody wants them any more.
+    /// Which programs may be donated the bytes once nobody wants them any more. What an unsure program reads fails with
+    /// it, whoever writes it.
     pub fn trust(&self) -> Trust {
-        match self.unsure_readers {
-            UnsureReaders::None if self.is_good() => Trust::Any,
-            // It fails as well if the program fails that writes them.
-            UnsureReaders::One(run) => Trust::Behind(run),
-            _ => Trust::Nobody,
-        }
+        if self.readers == Trust::Any && !self.is_good() { Trust::Nobody } else { self.readers }
     }
 
     /// Whether the bytes are written and good.
@@ -397,7 +383,7 @@ impl<T> Usage<T> {
             address_known: false,
             defined: false,
             may_fail: true,
-            unsure_readers: UnsureReaders::None,
+            readers: Trust::Any,
             moving: false,
             body,
         };

@@ -27,11 +27,6 @@ use crate::{
 /// prints an error for each, with every program.
 const HIGHEST_FUSION_TYPE_AT_81: u64 = 4;
 
-/// Where a result has a destination and is an argument with an update, XLA:CPU updates a copy of the argument in scratch
-/// and copies that to the destination, unless it is told to look more closely at which copies are needed. The engine of
-/// this version copies destinations then, and is not told.
-const LAST_WITHOUT_REGION_ANALYSIS: i32 = 81;
-
 /// A program and its options, ready for the engine, and the plan for running it.
 struct Prepared<'a> {
     code: Cow<'a, [u8]>,
@@ -110,11 +105,6 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         Ok(extended) => Cow::Owned(extended.into_owned()),
         Err(reject) if not_rewritten.is_none() => return Err(reject.to_string()),
         Err(_) => options,
-    };
-    let options = if not_rewritten.is_none() && client.session.engine.minor() > LAST_WITHOUT_REGION_ANALYSIS {
-        apply(options, options::with_region_analysis)
-    } else {
-        options
     };
     let plan = Plan {
         arguments: Some(parameters),
