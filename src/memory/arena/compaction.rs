@@ -323,7 +323,8 @@ impl State {
                 let (offset, size) = (kept.offset + kept.size, bottom.size.checked_sub(kept.size)?);
                 let window = Run { offset, size, ..bottom };
                 // What is kept elsewhere may go back to the bottom.
-                plan::clear(layout, window, costs).or_else(|| plan::clear(layout, bottom, costs))
+                let cleared = plan::clear(layout, window, costs);
+                cleared.or_else(|| if kept.offset > 0 { plan::clear(layout, bottom, costs) } else { None })
             }
         }
     }

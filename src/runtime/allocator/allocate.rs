@@ -30,9 +30,6 @@ use crate::{
 /// memory.
 pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
 
-/// So many programs for each device keep it busy while an allocation waits for the memory of those before them.
-const KEEPS_BUSY: usize = 1;
-
 /// Blocks are multiples of this (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
 
@@ -127,7 +124,8 @@ pub fn allocate_or_explain(
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     let in_flight = &allocator.in_flight;
     in_flight.drain_ready();
-    let enough = KEEPS_BUSY * allocator.memories.len();
+    // One for each device keeps it busy.
+    let enough = allocator.memories.len();
     let ahead = || memory.pending() >= size && in_flight.is_under_way(enough);
     if ahead() {
         // Blocks in the caches are pending too, but no program uses them.

@@ -123,7 +123,7 @@ pub struct State<T> {
     address_known: bool,
     defined: bool,
     may_fail: bool,
-    /// Whom those who read the bytes leave.
+    /// Which programs may be donated the bytes, as far as their readers go.
     readers: Trust,
     moving: bool,
     body: T,

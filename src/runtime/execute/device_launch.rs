@@ -153,11 +153,11 @@ impl<'a> DeviceLaunch<'a> {
                     .map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?,
             );
         }
-        self.place_destinations(call, index, (device, memory), wait)?;
+        self.place_destinations(call, index, device, memory, wait)?;
         let demand = (&*program.name, program.scratch);
         self.admission = match admit(&loaded.client.allocator, memory, &device.engine_bytes, demand) {
             Err(refused) if refused.code != Code::Cancelled && self.may_block_admission(loaded, device, memory) => {
-                self.admit_first(call, index, (device, memory), refused)?
+                self.admit_first(call, index, device, memory, refused)?
             }
             admitted => admitted?,
         };
@@ -173,7 +173,8 @@ impl<'a> DeviceLaunch<'a> {
         &mut self,
         call: &Call<'a>,
         index: usize,
-        (device, memory): (&Device, &Arc<DeviceMemory>),
+        device: &Device,
+        memory: &Arc<DeviceMemory>,
         wait: [WaitPolicy; 2],
     ) -> Result<(), Unplaced> {
         let outcome = self.try_place_destinations(call, index, device, wait);
@@ -222,7 +223,8 @@ impl<'a> DeviceLaunch<'a> {
         &mut self,
         call: &Call<'a>,
         index: usize,
-        (device, memory): (&'a Device, &'a Arc<DeviceMemory>),
+        device: &'a Device,
+        memory: &'a Arc<DeviceMemory>,
         refused: Error,
     ) -> Outcome<Option<Entered<'a>>> {
         let loaded = call.loaded;
@@ -230,7 +232,7 @@ impl<'a> DeviceLaunch<'a> {
         let demand = (&*loaded.program.name, loaded.program.scratch);
         let admission = admit(&loaded.client.allocator, memory, &device.engine_bytes, demand);
         let Ok(admission) = admission else { return Err(refused.into()) };
-        match self.place_destinations(call, index, (device, memory), [WaitPolicy::LaunchWaits; 2]) {
+        match self.place_destinations(call, index, device, memory, [WaitPolicy::LaunchWaits; 2]) {
             Ok(()) => Ok(admission),
             Err(Unplaced::NoRoom(..)) => Err(refused.into()),
             Err(Unplaced::Failed(failure)) => Err(failure),

@@ -176,17 +176,23 @@ impl DroppedArray<Allocation> for Buffer {
         provenance: Provenance,
         ordered: OrderedBy<'_>,
     ) -> Result<(Option<EngineBuffer>, Allocation), Refused> {
+        let mut state = self.state();
         if let OrderedBy::Buffer(reads_result_of) = ordered {
-            // No use begins any more. The lock is released while others are taken.
-            let trust = self.state().trust_of_recycling();
-            match trust {
+            match state.trust_of_recycling() {
                 Trust::Any => {}
-                Trust::Behind(run) if reads_result_of(run) => {}
-                Trust::Behind(_) => return Err(Refused::ThisProgram),
+                Trust::Behind(run) => {
+                    // It asks other buffers. No use of this one begins meanwhile.
+                    drop(state);
+                    if !reads_result_of(run) {
+                        return Err(Refused::ThisProgram);
+                    }
+                    state = self.state();
+                }
                 Trust::Nobody => return Err(Refused::Always),
             }
         }
-        let (view, mut allocation) = self.state().take_while_executing().ok_or(Refused::Always)?;
+        let (view, mut allocation) = state.take_while_executing().ok_or(Refused::Always)?;
+        drop(state);
         match allocation.renew(provenance) {
             Ok(_) => Ok((view, allocation)),
             Err(error) => {
