@@ -21,10 +21,11 @@ import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
+from user_loops import LOOPS
 
 from gpu import beside_torch, progress
 from gpu.clock import out_of_memory
-from gpu.sizes import MIB, Sizes
+from gpu.sizes import KIB, MIB, Sizes
 
 #: Seconds that one check may take. The first on a GPU loads libraries of some hundred megabytes.
 LONGEST = 60
@@ -129,6 +130,49 @@ def training() -> None:
             state = step(state, batch)
             losses.append(float(state[-1]))
         assert losses[-1] < losses[0], (name, losses[0], losses[-1])
+
+
+@check
+def dropped_arrays() -> None:
+    """Loops in which nobody waits, and whose results are dropped, end as those do whose every result is kept."""
+    for name, make in LOOPS.items():
+        state, step, times = make(64 * KIB)
+        times = min(times, 12)
+        dropped, kept = state, [jax.tree.map(jnp.copy, state)]
+        for turn in range(times):
+            kept.append(jax.block_until_ready(step(kept[-1], turn)))
+        del state
+        for turn in range(times):
+            dropped = step(dropped, turn)
+        for ours, theirs in zip(jax.tree.leaves(dropped), jax.tree.leaves(kept[-1]), strict=True):
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), err_msg=name)
+
+
+@check
+def steps_that_fail() -> None:
+    """A loop whose tenth step fails tells that step's error; what was there before and what comes after is right."""
+
+    def host(x: np.ndarray) -> np.ndarray:
+        if x[0] == 9:
+            raise ValueError("the tenth step")
+        return x + 1
+
+    shape = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    step = jax.jit(lambda x: jax.pure_callback(host, shape, x) * 1)
+    kept, x = jnp.full(4096, 7.0), jnp.zeros(4096)
+    try:
+        for _ in range(20):
+            x = step(x)
+        jax.block_until_ready(x)
+    except Exception as error:
+        assert "the tenth step" in str(error), error
+    else:
+        raise AssertionError("no error of twenty steps, of which the tenth fails")
+    assert float(kept.sum()) == 7 * 4096
+    x = jnp.full(4096, 10.0)
+    for _ in range(20):
+        x = step(x)
+    assert np.array_equal(x, np.full(4096, 30, np.float32))
 
 
 @check
