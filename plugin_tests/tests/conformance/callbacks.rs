@@ -118,7 +118,9 @@ fn t08_arena_a_callback_runs_a_program_of_several_devices_on_one_of_them() {
     let client = Arc::new(Client::create(2, &[]).unwrap());
     let devices = client.addressable_devices();
     let program = Arc::new(client.compile(&Program::add_one().replicated(2)).unwrap());
-    // Where the results of each device lie. They are waited for and destroyed, so each run writes over the one before.
+    // Where the results of each device lie. They are waited for and destroyed, so a run writes over a result or an
+    // argument of those before: of the last, or of the last but one, which the engine may let go of only now.
+    let few = 3;
     let places: Arc<[Mutex<BTreeSet<usize>>; 2]> = Arc::default();
     let run_alone = {
         let (client, places) = (Arc::clone(&client), Arc::clone(&places));
@@ -136,17 +138,16 @@ fn t08_arena_a_callback_runs_a_program_of_several_devices_on_one_of_them() {
     let gate = {
         let run_alone = run_alone.clone();
         Gate::running(move |_| {
-            [0, 1, 1, 0, 1, 0, 0, 1].iter().zip(1i16..).for_each(|(&index, start)| run_alone(index, start.into()));
+            [0usize, 1, 1, 0, 1, 0, 0, 1].repeat(4).iter().zip(1i16..).for_each(|(&index, start)| run_alone(index, start.into()));
             Ok(())
         })
     };
     let x = client.put(&ramp(0.0), &DIMS).unwrap();
     let outer = calling_back.run(&[&x, &ticket(&client, &gate)]).unwrap();
     assert_eq!(outer[0].read::<f32>().unwrap(), ramp(0.0));
-    let seen = places.each_ref().map(|places| places.lock().unwrap().clone());
-    assert!(seen.iter().all(|places| places.len() == 1), "{seen:?}");
-    assert_ne!(seen[0], seen[1]);
     // Outside of a callback each device's results come back as destinations just so.
     [1, 0].iter().for_each(|&index| run_alone(index, 9.0));
-    assert_eq!(places.each_ref().map(|places| places.lock().unwrap().clone()), seen);
+    let seen = places.each_ref().map(|places| places.lock().unwrap().clone());
+    assert!(seen.iter().all(|places| places.len() <= few), "{seen:?}");
+    assert!(seen[0].is_disjoint(&seen[1]), "{seen:?}");
 }
