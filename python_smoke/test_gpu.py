@@ -134,6 +134,26 @@ def test_defragmentation_makes_room_that_other_strategies_do_not_have():
     assert answer[0] and answer[1] != 0
 
 
+@pytest.mark.parametrize("settings", [{"PJRT_ARENA_STRATEGY": "tpu"}, {"PJRT_ARENA_SPILL": "always"}])
+def test_an_address_that_the_cuda_array_interface_told_stays(settings):
+    """jaxlib refers to the array only while it makes the answer; CuPy and Numba use it as long as the array lives."""
+    stayed, intact = told(
+        FRAGMENT
+        + """
+addresses = lambda: [array.__cuda_array_interface__["data"][0] for array in kept[1::12]]
+before = addresses()
+x = jnp.ones((stats()["bytes_limit"] // 4 // 4,), jnp.float32)
+assert float(x.sum()) == x.size
+memory.compact()
+stayed = addresses() == before
+"""
+        + INTACT
+        + "print(json.dumps([stayed, intact]))",
+        **settings,
+    )
+    assert stayed and intact
+
+
 def test_arrays_and_scratch_share_one_limit():
     """Arrays give memory to programs' scratch and take it back; a program that does not fit consumes nothing."""
     answer = told(

@@ -1,4 +1,4 @@
-//! Addresses given to outsiders: external references, which are released again, and unsafe pointers, which never are.
+//! Addresses given to outsiders: external references, which are released again, and pointers, which never are.
 //!
 //! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a
 //! time: XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
@@ -109,6 +109,18 @@ fn address(hold: &Hold<'_>) -> Outcome<usize> {
     Ok(hold.address()?)
 }
 
+/// Notes that an outsider knows the address for good, and may write there.
+fn expose_address(buffer: &Buffer) {
+    let mut state = buffer.state();
+    let first = state.expose_address();
+    let copy = state.storage.forget_copy();
+    if let Some(allocation) = state.allocation().filter(|_| first) {
+        allocation.pin(MoveBarrier::AddressKnown);
+    }
+    drop(state);
+    drop(copy);
+}
+
 /// The engine is told of an outsider that comes or goes; others wait until this is dropped.
 struct Referring<'a>(&'a Buffer);
 
@@ -174,14 +186,7 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
         let buffer = call.buffer()?;
         let hold = hold_to_pin(buffer)?;
         call.out().buffer_pointer = address(&hold)?;
-        let mut state = buffer.state();
-        let first = state.expose_address();
-        let copy = state.storage.forget_copy();
-        if let Some(allocation) = state.allocation().filter(|_| first) {
-            allocation.pin(MoveBarrier::AddressKnown);
-        }
-        drop(state);
-        drop(copy);
+        expose_address(buffer.get());
         Ok(())
     }
 }
@@ -189,8 +194,12 @@ impl Entry for sys::PJRT_Buffer_UnsafePointer_Args {
 impl Entry for sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
-        // Not pinned: a caller that wants the address to stay holds a reference already.
         call.out().device_memory_ptr = ptr::with_exposed_provenance_mut(address(&buffer.get().hold_live()?)?);
+        // Who wants the address to stay holds a reference. But the CUDA array interface lets go of its own at once, and its
+        // caller goes on with the address for as long as the array lives.
+        if buffer.session.view_kind == ViewKind::Device {
+            expose_address(buffer.get());
+        }
         Ok(())
     }
 }
