@@ -56,44 +56,6 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
     assert results[0] == pytest.approx(right, rel=1e-4)
 
 
-UPDATES = """
-import json
-import jax, jax.numpy as jnp, numpy as np
-
-def row(cache, at):
-    return cache.at[at].set(jnp.tanh(cache[at - 1] + 1))
-
-def part(cache, at):
-    return jax.lax.dynamic_update_slice(cache * 2, jnp.ones((3, 256)), (at, 0))
-
-def looped(cache, at):
-    return jax.lax.fori_loop(0, 4, lambda turn, c: c.at[at + turn].add(c[turn]), cache)
-
-def branched(cache, at):
-    return jax.lax.cond(at > 2, lambda c: c.at[at].set(0.0), lambda c: c, cache)
-
-cache = jnp.arange(4096 * 256, dtype=jnp.float32).reshape(4096, 256) % 1000
-told = []
-for update in (row, part, looped, branched):
-    compiled = jax.jit(update).lower(cache, 7).compile()
-    on_cpu = jax.jit(update, backend="cpu")
-    same = np.array_equal(compiled(cache, 7), on_cpu(np.asarray(cache), 7))
-    shown = compiled.as_text().partition("ENTRY")[2].count(" parameter(")
-    told.append([compiled.memory_analysis().temp_size_in_bytes, bool(same), shown])
-print(json.dumps([told, bool(np.array_equal(cache, np.arange(4096 * 256).reshape(4096, 256) % 1000))]))
-"""
-
-
-def test_an_update_of_an_argument_needs_no_scratch():
-    told, unchanged = json.loads(run_jax(UPDATES).stdout)
-    assert unchanged
-    assert all(same for _, same, _ in told)
-    # The array has 4 MiB.
-    assert all(scratch < 1 << 20 for scratch, _, _ in told), told
-    # XLA orders the copy behind the destination, which the user is not shown.
-    assert [shown for _, _, shown in told] == [2] * 4
-
-
 @pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])
 def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
     _, before, after, results, right, trimmed, again = told(variables)

@@ -110,7 +110,7 @@ const UPDATE_PAIR_PARAMETER: u32 = 1;
 /// The program with only its first `visible` parameters. Linear in its size.
 ///
 /// # Errors
-/// [`Reject`] where the bytes are not such a program, or an instruction has an operand that would go.
+/// [`Reject`] where the bytes are not such a program, or an instruction uses a parameter that would go.
 pub fn hide_parameters(program: &[u8], format: Format, visible: usize) -> Result<Vec<u8>, Reject> {
     match format {
         Format::Hlo => Entry::find(program, visible)?.edit_module(program),
@@ -209,7 +209,7 @@ impl Entry {
                 instruction::OPCODE => is_parameter = field.bytes()? == b"parameter",
                 instruction::PARAMETER_NUMBER => number = field.integer()?,
                 instruction::ID => id = field.integer()?,
-                instruction::OPERAND_IDS => field.integers(&mut uses)?,
+                instruction::OPERAND_IDS | instruction::CONTROL_PREDECESSOR_IDS => field.integers(&mut uses)?,
                 _ => {}
             }
         }
@@ -265,33 +265,10 @@ impl Entry {
             let field = field?;
             match field.number {
                 computation::INSTRUCTIONS if self.hidden.contains(&singular(field.bytes()?, instruction::ID)?) => {}
-                computation::INSTRUCTIONS => put_bytes(&mut out, field.number, &self.edit_instruction(field.bytes()?)?),
                 computation::PROGRAM_SHAPE => {
                     put_bytes(&mut out, field.number, &self.edit_shape(field.bytes()?)?);
                 }
                 _ => out.extend(field.raw),
-            }
-        }
-        Ok(out)
-    }
-
-    /// An instruction that comes after no parameter that goes: XLA orders what reads an argument behind the destination
-    /// that the argument is copied to.
-    fn edit_instruction(&self, instruction: &[u8]) -> Result<Vec<u8>, Reject> {
-        let mut out = Vec::with_capacity(instruction.len());
-        for field in fields(instruction) {
-            let field = field?;
-            let mut before = Vec::new();
-            if field.number == instruction::CONTROL_PREDECESSOR_IDS {
-                field.integers(&mut before)?;
-            }
-            if !before.iter().any(|id| self.hidden.contains(id)) {
-                out.extend(field.raw);
-                continue;
-            }
-            before.retain(|id| !self.hidden.contains(id));
-            if !before.is_empty() {
-                put_packed(&mut out, field.number, &before);
             }
         }
         Ok(out)

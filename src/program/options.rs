@@ -6,7 +6,6 @@
 //!     2  parameter_is_tupled_arguments
 //!     3  executable_build_options
 //!          3  debug_options
-//!               337  xla_cpu_copy_insertion_use_region_analysis
 //!               359  xla_cpu_use_xnnpack
 //!               422  xla_cpu_experimental_ynn_fusion_type
 //!          4  num_replicas    5  num_partitions
@@ -38,7 +37,6 @@ const DEVICE_MEMORY_SIZE: u32 = 15;
 const PROPAGATION_TO_PARAMETERS: u32 = 18;
 const SHARDY: u32 = 19;
 
-const REGION_ANALYSIS: u32 = 337;
 const USE_XNNPACK: u32 = 359;
 const YNN_FUSION_TYPES: u32 = 422;
 
@@ -229,25 +227,6 @@ pub fn without_xnnpack(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
     put_bytes(&mut out, OVERRIDES, &entry);
     out.extend(options);
     Ok(Cow::Owned(out))
-}
-
-/// The options with the finer analysis of copies switched on in their debug options; as they are, where there are none.
-/// What the caller overrides by name holds. Linear in the options.
-///
-/// # Errors
-/// As [`drop_fusion_types_above`].
-pub fn with_region_analysis(options: &[u8]) -> Result<Cow<'_, [u8]>, Reject> {
-    let mut done = false;
-    edit_debug_options(options, |field, out| {
-        if !done {
-            put_integer(out, REGION_ANALYSIS, 1);
-            done = true;
-        }
-        if field.number != REGION_ANALYSIS {
-            out.extend(field.raw);
-        }
-        Ok(true)
-    })
 }
 
 /// The options with one replica and one partition where they give no number: XLA reads an absent one as 0, and ends the
@@ -460,19 +439,5 @@ mod tests {
         assert_eq!(without_xnnpack(&[]).unwrap(), by_name(0));
         assert_eq!(without_xnnpack(&by_name(1)).unwrap(), [by_name(0), by_name(1)].concat());
         assert!(without_xnnpack(&with(bytes(USE_XNNPACK, &[1]))).is_err());
-    }
-
-    #[test]
-    fn region_analysis_is_switched_on_and_nothing_else() {
-        let with = |debug: &[Vec<u8>]| options(&[integer(7, 7), bytes(DEBUG_OPTIONS, &debug.concat())]);
-        let (other, last) = (integer(31, 5), bytes(1000, b"kept"));
-        let on = with(&[integer(REGION_ANALYSIS, 1), other.clone(), last.clone()]);
-        for off in [None, Some(integer(REGION_ANALYSIS, 0))] {
-            let given = with(&[Some(other.clone()), off, Some(last.clone())].map(Option::unwrap_or_default));
-            assert_eq!(with_region_analysis(&given).unwrap(), on);
-        }
-        for given in [options(&[]), options(&[integer(7, 7)]), with(&[])] {
-            assert!(matches!(with_region_analysis(&given).unwrap(), Cow::Borrowed(_)), "an engine takes its defaults");
-        }
     }
 }

@@ -106,13 +106,6 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         Err(reject) if not_rewritten.is_none() => return Err(reject.to_string()),
         Err(_) => options,
     };
-    // An argument that is updated to a result with a destination would be copied to scratch, updated there, and copied to
-    // the destination.
-    let options = if not_rewritten.is_none() && process::kind() == Some(EngineKind::Cpu) {
-        apply(options, options::with_region_analysis)
-    } else {
-        options
-    };
     let plan = Plan {
         arguments: Some(parameters),
         donations: Donations::Only(donations),
