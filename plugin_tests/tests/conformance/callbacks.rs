@@ -138,7 +138,11 @@ fn t08_arena_a_callback_runs_a_program_of_several_devices_on_one_of_them() {
     let gate = {
         let run_alone = run_alone.clone();
         Gate::running(move |_| {
-            [0usize, 1, 1, 0, 1, 0, 0, 1].repeat(4).iter().zip(1i16..).for_each(|(&index, start)| run_alone(index, start.into()));
+            [0usize, 1, 1, 0, 1, 0, 0, 1]
+                .repeat(4)
+                .iter()
+                .zip(1i16..)
+                .for_each(|(&index, start)| run_alone(index, start.into()));
             Ok(())
         })
     };
