@@ -56,6 +56,53 @@ def test_scratch_is_taken_from_memory_that_stays(strategy):
     assert results[0] == pytest.approx(right, rel=1e-4)
 
 
+UPDATES = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+
+def row(cache, at):
+    return cache.at[at].set(jnp.tanh(cache[at - 1] + 1))
+
+def two_rows(cache, at):
+    return cache.at[at].set(cache[0] * 2).at[at + 1].add(cache[at]), cache[at]
+
+def part(cache, at):
+    return jax.lax.dynamic_update_slice(cache, jnp.ones((3, 256)), (at, 0)), cache.sum(axis=0)
+
+def rows(cache, at):
+    return cache.at[jnp.arange(3) * 5 + at].multiply(cache[:3])
+
+def looped(cache, at):
+    return jax.lax.fori_loop(0, 4, lambda turn, c: c.at[at + turn].add(c[turn]), cache)
+
+def nested(cache, at):
+    inner = lambda i, c: jax.lax.fori_loop(0, i, lambda j, c: c.at[i, j].add(c[j, i] * c[i + 1, j] + at), c)
+    return jax.lax.fori_loop(0, 8, inner, cache)
+
+cache = jnp.arange(4096 * 256, dtype=jnp.float32).reshape(4096, 256) % 1000
+told = {}
+for update in (row, two_rows, part, rows, looped, nested):
+    compiled = jax.jit(update).lower(cache, 7).compile()
+    ours, on_cpu = compiled(cache, 7), jax.jit(update, backend="cpu")(np.asarray(cache), 7)
+    same = all(map(np.array_equal, jax.tree.leaves(ours), jax.tree.leaves(on_cpu)))
+    shown = compiled.as_text().partition("ENTRY")[2]
+    told[update.__name__] = {
+        "same": same, "scratch": compiled.memory_analysis().temp_size_in_bytes, "parameters": shown.count(" parameter(")
+    }
+print(json.dumps([told, bool(np.array_equal(cache, np.arange(4096 * 256).reshape(4096, 256) % 1000))]))
+"""
+
+
+def test_an_update_of_an_argument_needs_no_scratch():
+    """It is made in the destination: XLA alone makes it in scratch, and copies it."""
+    told, unchanged = json.loads(run_jax(UPDATES).stdout)
+    assert unchanged
+    # The array has 4 MiB. Where the program itself reads it as well, that is not scratch.
+    wrong = {name: of for name, of in told.items() if not of["same"] or of["scratch"] >= 1 << 20}
+    assert not wrong
+    assert {of["parameters"] for of in told.values()} == {2}
+
+
 @pytest.mark.parametrize("variables", [{"PJRT_ARENA_SCRATCH": "system"}, {"PJRT_ARENA_STRATEGY": "platform"}])
 def test_scratch_is_malloc_s_where_memory_has_to_go_back(variables):
     _, before, after, results, right, trimmed, again = told(variables)

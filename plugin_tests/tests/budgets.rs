@@ -99,8 +99,13 @@ fn artifact(rank: u64, parameters: usize, results: usize, attributes: &[Vec<u8>]
     file
 }
 
-const POLICY: Policy =
-    Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: true, one_memory: true };
+const POLICY: Policy = Policy {
+    skip_sub_byte: true,
+    tie_unspecified_shardings: true,
+    place_pinned_host: true,
+    one_memory: true,
+    update_in_place: true,
+};
 
 #[test]
 fn one_type_is_decoded_once_however_many_parameters_have_it() {

@@ -18,10 +18,20 @@ use pjrt_arena::program::{
     without_annotations,
 };
 
-const NO_TIE: Policy =
-    Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false, one_memory: true };
-const TIE: Policy =
-    Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false, one_memory: true };
+const NO_TIE: Policy = Policy {
+    skip_sub_byte: true,
+    tie_unspecified_shardings: false,
+    place_pinned_host: false,
+    one_memory: true,
+    update_in_place: true,
+};
+const TIE: Policy = Policy {
+    skip_sub_byte: true,
+    tie_unspecified_shardings: true,
+    place_pinned_host: false,
+    one_memory: true,
+    update_in_place: true,
+};
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")

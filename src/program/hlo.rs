@@ -73,6 +73,7 @@ mod computation {
 
 mod instruction {
     pub(super) const OPCODE: u32 = 2;
+    pub(super) const CUSTOM_CALL_TARGET: u32 = 28;
     pub(super) const PARAMETER_NUMBER: u32 = 9;
     pub(super) const ID: u32 = 35;
     pub(super) const OPERAND_IDS: u32 = 36;
@@ -107,10 +108,11 @@ const DONOR_PARAMETER: u32 = 1;
 const PREFETCH_PARAMETER: u32 = 1;
 const UPDATE_PAIR_PARAMETER: u32 = 1;
 
-/// The program with only its first `visible` parameters. Linear in its size.
+/// The program with only its first `visible` parameters. One of the others that it uses is shown as XLA shows memory that
+/// a program begins with: as a call of `AllocateBuffer`. Linear in its size.
 ///
 /// # Errors
-/// [`Reject`] where the bytes are not such a program, or an instruction uses a parameter that would go.
+/// [`Reject`] where the bytes are not such a program, or its result is a parameter that would go.
 pub fn hide_parameters(program: &[u8], format: Format, visible: usize) -> Result<Vec<u8>, Reject> {
     match format {
         Format::Hlo => Entry::find(program, visible)?.edit_module(program),
@@ -153,6 +155,8 @@ struct Entry {
     computation: u64,
     /// Ids of the parameter instructions that go.
     hidden: HashSet<u64>,
+    /// Ids of those that become allocations: an instruction updates them, or has to come after them.
+    allocated: HashSet<u64>,
     visible: usize,
     /// All parameters, visible and hidden.
     parameters: usize,
@@ -179,25 +183,26 @@ impl Entry {
         }
         let entry = found.ok_or(Reject::found("no computation of the entry's id", id))?;
 
-        let mut found = Self { computation: id, hidden: HashSet::new(), visible, parameters: 0 };
-        let mut used = HashSet::new();
+        let (hidden, allocated) = (HashSet::new(), HashSet::new());
+        let mut found = Self { computation: id, hidden, allocated, visible, parameters: 0 };
+        let (mut used, mut root) = (HashSet::new(), 0);
         for field in fields(entry) {
             let field = field?;
             match field.number {
                 computation::INSTRUCTIONS => found.note_instruction(field.bytes()?, &mut used)?,
-                computation::ROOT_ID => {
-                    used.insert(field.integer()?);
-                }
+                computation::ROOT_ID => root = field.integer()?,
                 _ => {}
             }
         }
         if found.hidden.len() != found.parameters.saturating_sub(visible) {
             return Err(Reject::found("parameters are not numbered in a row", found.parameters as u64));
         }
-        match found.hidden.intersection(&used).next() {
-            Some(&id) => Err(Reject::found("an instruction uses a parameter that was added", id)),
-            None => Ok(found),
+        if found.hidden.contains(&root) {
+            return Err(Reject::found("the result is a parameter that was added", root));
         }
+        found.allocated = found.hidden.intersection(&used).copied().collect();
+        found.hidden.retain(|id| !used.contains(id));
+        Ok(found)
     }
 
     fn note_instruction(&mut self, instruction: &[u8], used: &mut HashSet<u64>) -> Result<(), Reject> {
@@ -264,7 +269,14 @@ impl Entry {
         for field in fields(entry) {
             let field = field?;
             match field.number {
-                computation::INSTRUCTIONS if self.hidden.contains(&singular(field.bytes()?, instruction::ID)?) => {}
+                computation::INSTRUCTIONS => {
+                    let id = singular(field.bytes()?, instruction::ID)?;
+                    if self.allocated.contains(&id) {
+                        put_bytes(&mut out, field.number, &allocation(field.bytes()?)?);
+                    } else if !self.hidden.contains(&id) {
+                        out.extend(field.raw);
+                    }
+                }
                 computation::PROGRAM_SHAPE => {
                     put_bytes(&mut out, field.number, &self.edit_shape(field.bytes()?)?);
                 }
@@ -383,6 +395,21 @@ fn singular(message: &[u8], number: u32) -> Result<u64, Reject> {
         }
     }
     Ok(value)
+}
+
+/// A parameter instruction as an allocation.
+fn allocation(parameter: &[u8]) -> Result<Vec<u8>, Reject> {
+    let mut out = Vec::with_capacity(parameter.len() + 32);
+    for field in fields(parameter) {
+        let field = field?;
+        match field.number {
+            instruction::OPCODE => put_bytes(&mut out, field.number, b"custom-call"),
+            instruction::PARAMETER_NUMBER => {}
+            _ => out.extend(field.raw),
+        }
+    }
+    put_bytes(&mut out, instruction::CUSTOM_CALL_TARGET, b"AllocateBuffer");
+    Ok(out)
 }
 
 /// How often a field occurs.

@@ -11,7 +11,8 @@
 //!
 //! ```text
 //!   values of main's region     0 .. arguments | arguments .. values | of nested inline regions ..
-//!   after adding n (and 2t)     same           | + n                 | + n + 2t          t results tied (tie.rs)
+//!   after adding n              same           | + n + 6u            | + n + 6u + 2t
+//!                                                u arguments go on in destinations (updates.rs), t results tied (tie.rs)
 //! ```
 //!
 //! Nested isolated regions have their own numbers and are copied as they are.
@@ -22,6 +23,7 @@ mod plan;
 pub(super) mod renumber;
 #[cfg(test)]
 mod tests;
+mod updates;
 
 use std::borrow::Cow;
 

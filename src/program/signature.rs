@@ -416,6 +416,7 @@ mod tests {
             tie_unspecified_shardings: false,
             place_pinned_host: true,
             one_memory: false,
+            update_in_place: false,
         };
         for (name, pinned) in [("0506_pinned_out", true), ("0507_pinned_in", false)] {
             let bytes = artifact(name);

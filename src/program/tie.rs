@@ -122,20 +122,26 @@ impl<'p> Ties<'p> {
     }
 }
 
-/// What `main` returns.
-fn returned(file: &Artifact<'_>, mut cursor: Cursor<'_>) -> Result<Vec<ValueId>, Reject> {
-    struct Operands(Vec<ValueId>);
-    impl ops::Sink for Operands {
-        fn copy(&mut self, _: &[u8]) {}
-        fn operand(&mut self, value: ValueId) -> Result<(), Reject> {
-            self.0.push(value);
-            Ok(())
-        }
-        fn use_lists(&self) -> ops::UseLists {
-            ops::UseLists::Keep
-        }
+/// Keeps operands.
+#[derive(Default)]
+pub(super) struct Operands(pub(super) Vec<ValueId>);
+
+impl ops::Sink for Operands {
+    fn copy(&mut self, _: &[u8]) {}
+
+    fn operand(&mut self, value: ValueId) -> Result<(), Reject> {
+        self.0.push(value);
+        Ok(())
     }
-    let mut operands = Operands(Vec::new());
+
+    fn use_lists(&self) -> ops::UseLists {
+        ops::UseLists::Keep
+    }
+}
+
+/// What `main` returns.
+pub(super) fn returned(file: &Artifact<'_>, mut cursor: Cursor<'_>) -> Result<Vec<ValueId>, Reject> {
+    let mut operands = Operands::default();
     let head = ops::head(&file.tables, &mut cursor, &mut operands)?;
     let name = file.tables.op_name(head.name)?;
     if (name.dialect, name.name) != (VHLO, b"return_v1") || head.mask != mask::OPERANDS {

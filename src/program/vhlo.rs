@@ -24,6 +24,7 @@ pub(super) mod attribute_code {
     pub(in crate::program) const DICTIONARY: u64 = 6;
     pub(in crate::program) const INTEGER: u64 = 9;
     pub(in crate::program) const STRING: u64 = 14;
+    pub(in crate::program) const TENSOR: u64 = 15;
     pub(in crate::program) const TYPE: u64 = 17;
 }
 
@@ -32,6 +33,7 @@ pub(super) mod type_code {
     pub(in crate::program) const COMPLEX: u64 = 1;
     pub(in crate::program) const FUNCTION: u64 = 8;
     pub(in crate::program) const SI32: u64 = 13;
+    pub(in crate::program) const SI64: u64 = 14;
     pub(in crate::program) const RANKED_TENSOR: u64 = 20;
     pub(in crate::program) const TOKEN: u64 = 22;
 }

@@ -45,6 +45,7 @@ fn rewrite(input: &[u8], rng: &mut Rng) -> bool {
         tie_unspecified_shardings: rng.bool(),
         place_pinned_host: rng.bool(),
         one_memory: rng.bool(),
+        update_in_place: rng.bool(),
     };
     let Ok(rewritten) = add_destinations(input, &policy) else { return false };
     let again = inspect(&rewritten.bytes).expect("a program that was rewritten can be read");

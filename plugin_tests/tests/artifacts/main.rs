@@ -38,8 +38,13 @@ use serde_json::Value as Json;
 const DEVICES: i64 = 4;
 
 /// What the library is asked to do on this engine.
-const POLICY: Policy =
-    Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false, one_memory: true };
+const POLICY: Policy = Policy {
+    skip_sub_byte: true,
+    tie_unspecified_shardings: true,
+    place_pinned_host: false,
+    one_memory: true,
+    update_in_place: true,
+};
 
 /// What the engine lacks, and the artifacts that therefore end in the same error on both clients. Any other must run.
 const LACKING: [(&str, &[&str]); 1] = [(

@@ -75,6 +75,7 @@ pub(in crate::program) struct Head {
     pub(in crate::program) location: AttrId,
     pub(in crate::program) attributes: Option<AttrId>,
     pub(in crate::program) properties: Option<PropertyId>,
+    pub(in crate::program) results: usize,
     pub(in crate::program) regions: Regions,
 }
 
@@ -149,7 +150,7 @@ pub(in crate::program) fn head(
         regions = if word & 1 == 1 { Regions::Isolated(count) } else { Regions::Inline(count) };
     }
     sink.copy(cursor.since(mark));
-    Ok(Head { name, mask: parts, location, attributes, properties, regions })
+    Ok(Head { name, mask: parts, location, attributes, properties, results, regions })
 }
 
 /// Reads past the use lists of `values` values. A range of one value has neither count nor index.

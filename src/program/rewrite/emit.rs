@@ -11,7 +11,7 @@ use crate::program::{
         writer::{flagged, put_list, put_section, put_signed, put_varint, sum, varints},
     },
     reject::Reject,
-    rewrite::{outcome::Destination, plan::Plan, renumber::Renumber},
+    rewrite::{outcome::Destination, plan::Plan, renumber::Renumber, updates::Updates},
     signature::{ALIASING, ParameterIndex, Program},
     tie::Ties,
     vhlo::{self, Attribute, VHLO, attribute_code, type_code},
@@ -175,20 +175,29 @@ fn body(
     let Some(before_return) = block.ops.checked_sub(1) else { return Err(Reject::new("main is empty")) };
 
     let ties = Ties::new(&plan.destinations, block.arguments.len());
-    let new_arguments = plan.destinations.len() as u64;
+    let updates = if plan.update_in_place {
+        Updates::find(file, program, &plan.destinations, cursor.clone(), before_return)?
+    } else {
+        Updates::none()
+    };
+    let (arguments, new_arguments) = (block.arguments.len() as u64, plan.destinations.len() as u64);
     let mut sink = Renumber {
         out: Vec::with_capacity(region.len() + plan.destinations.len() * 4 + 16),
-        arguments: block.arguments.len() as u64,
+        arguments,
         values,
         new_arguments,
-        new_results: ties.new_results(),
-        // A list must have as many entries as its value has uses, and ties are uses.
-        use_lists: if ties.is_empty() { UseLists::Keep } else { UseLists::Drop },
+        first_results: updates.new_ops(),
+        last_results: ties.new_results(),
+        instead: Vec::new(),
+        seen: 0,
+        // A list must have as many entries as its value has uses, and ties and copies are uses.
+        use_lists: if ties.is_empty() && updates.is_empty() { UseLists::Keep } else { UseLists::Drop },
     };
+    let old_and_first = sum(sum(values, new_arguments)?, updates.new_ops())?;
     let out = &mut sink.out;
     put_varint(out, blocks);
-    put_varint(out, sum(sum(values, new_arguments)?, ties.new_results())?);
-    put_varint(out, flagged(sum(block.ops as u64, ties.new_ops())?, true)?);
+    put_varint(out, sum(old_and_first, ties.new_results())?);
+    put_varint(out, flagged(sum(sum(block.ops as u64, updates.new_ops())?, ties.new_ops())?, true)?);
     put_varint(out, (block.arguments.len() + plan.destinations.len()) as u64);
     for argument in &block.arguments {
         put_varint(out, flagged(argument.value_type.0, argument.location.is_some())?);
@@ -210,8 +219,17 @@ fn body(
         }
         _ => sink.out.push(0),
     }
-    ops::operations(tables, &mut cursor, &mut sink, before_return)?;
-    ties.emit(file, program, added, cursor.clone(), sum(values, new_arguments)?, &mut sink)?;
+    updates.emit(file, program, added, arguments, arguments + new_arguments, &mut sink.out)?;
+    if updates.is_empty() {
+        ops::operations(tables, &mut cursor, &mut sink, before_return)?;
+    } else {
+        for operation in 0..before_return {
+            (sink.instead, sink.seen) = (updates.instead(operation, arguments + new_arguments).collect(), 0);
+            ops::operations(tables, &mut cursor, &mut sink, 1)?;
+        }
+        sink.instead.clear();
+    }
+    ties.emit(file, program, added, cursor.clone(), old_and_first, &mut sink)?;
     ops::operations(tables, &mut cursor, &mut sink, 1)?;
     cursor.finish("bytes after main")?;
     Ok(sink.out)

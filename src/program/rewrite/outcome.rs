@@ -22,6 +22,8 @@ pub struct Policy {
     /// device, and the other way round. Such a donation is taken out, and the array is the caller's to delete when the
     /// program has been started.
     pub one_memory: bool,
+    /// Copies an argument to the destination of the result that is made of it, where the compiler would copy it twice.
+    pub update_in_place: bool,
 }
 
 /// Why a result has no destination.

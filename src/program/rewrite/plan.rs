@@ -33,6 +33,8 @@ pub(super) struct Plan {
     pub(super) placements: Vec<Placement>,
     pub(super) destinations: Vec<Destination>,
     pub(super) released: Vec<ParameterIndex>,
+    /// Whether arguments go on in destinations. Slices would move data between partitions.
+    pub(super) update_in_place: bool,
 }
 
 /// Where more results have a donor's size than there are donors, none of them takes a destination: XLA matches donors
@@ -90,7 +92,12 @@ pub(super) fn plan(file: &Artifact<'_>, program: &Program<'_>, policy: &Policy) 
         spare_candidates(program, policy, &aliased_by, &mut donors);
     }
     let mut shardings = Shardings::default();
-    let mut plan = Plan { placements: Vec::with_capacity(program.results.len()), destinations: Vec::new(), released };
+    let mut plan = Plan {
+        placements: Vec::with_capacity(program.results.len()),
+        destinations: Vec::new(),
+        released,
+        update_in_place: policy.update_in_place && program.partitions <= 1,
+    };
     for (at, (value_type, known)) in program.results.iter().enumerate() {
         let placement = if let Some(parameter) = aliased_by[at] {
             Placement::AliasedBy(parameter)

@@ -1,4 +1,4 @@
-//! The numbers of values behind the arguments, which added arguments push up.
+//! The numbers of values behind the arguments, which added arguments and operations push up.
 
 use crate::program::{
     bytecode::{
@@ -17,7 +17,14 @@ pub(in crate::program) struct Renumber {
     /// Values from here on belong to nested regions.
     pub(in crate::program) values: u64,
     pub(in crate::program) new_arguments: u64,
-    pub(in crate::program) new_results: u64,
+    /// Results of operations that are added before all others.
+    pub(in crate::program) first_results: u64,
+    /// Results of operations that are added behind all others.
+    pub(in crate::program) last_results: u64,
+    /// New values for operands of the next operation, by their places.
+    pub(in crate::program) instead: Vec<(usize, ValueId)>,
+    /// Operands of it that were seen.
+    pub(in crate::program) seen: usize,
     pub(in crate::program) use_lists: UseLists,
 }
 
@@ -26,10 +33,10 @@ impl Renumber {
     pub(in crate::program) fn renumber(&self, value: ValueId) -> Result<ValueId, Reject> {
         let mut number = value.0;
         if value.0 >= self.arguments {
-            number = sum(number, self.new_arguments)?;
+            number = sum(number, sum(self.new_arguments, self.first_results)?)?;
         }
         if value.0 >= self.values {
-            number = sum(number, self.new_results)?;
+            number = sum(number, self.last_results)?;
         }
         Ok(ValueId(number))
     }
@@ -41,7 +48,9 @@ impl Sink for Renumber {
     }
 
     fn operand(&mut self, value: ValueId) -> Result<(), Reject> {
-        let renumbered = self.renumber(value)?;
+        let new = self.instead.iter().find(|(place, _)| *place == self.seen).map(|&(_, new)| new);
+        self.seen += 1;
+        let renumbered = new.map_or_else(|| self.renumber(value), Ok)?;
         put_varint(&mut self.out, renumbered.0);
         Ok(())
     }

@@ -26,11 +26,14 @@ fn values_move_by_what_is_added_before_them() {
         arguments: 2,
         values: 5,
         new_arguments: 3,
-        new_results: 4,
+        first_results: 1,
+        last_results: 4,
+        instead: Vec::new(),
+        seen: 0,
         use_lists: UseLists::Keep,
     };
     let moved: Vec<_> = (0..7).map(|value| sink.renumber(ValueId(value)).unwrap().0).collect();
-    assert_eq!(moved, [0, 1, 5, 6, 7, 12, 13]);
+    assert_eq!(moved, [0, 1, 6, 7, 8, 13, 14]);
     assert!(sink.renumber(ValueId(u64::MAX)).is_err());
 }
 
@@ -41,8 +44,13 @@ fn placed(name: &str, change: impl FnOnce(&mut Program<'_>)) -> Vec<Placement> {
     let file = Artifact::parse(&bytes).unwrap();
     let mut program = Program::find(&file).unwrap();
     change(&mut program);
-    let policy =
-        Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: true, one_memory: false };
+    let policy = Policy {
+        skip_sub_byte: true,
+        tie_unspecified_shardings: false,
+        place_pinned_host: true,
+        one_memory: false,
+        update_in_place: false,
+    };
     plan(&file, &program, &policy).unwrap().placements
 }
 
@@ -105,8 +113,13 @@ fn a_donation_into_another_memory_is_released() {
     let planned = |one_memory, memory_kind| {
         let mut program = Program::find(&file).unwrap();
         program.results[0].1.memory_kind = memory_kind;
-        let policy =
-            Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false, one_memory };
+        let policy = Policy {
+            skip_sub_byte: true,
+            tie_unspecified_shardings: false,
+            place_pinned_host: false,
+            one_memory,
+            update_in_place: false,
+        };
         let plan = plan(&file, &program, &policy).unwrap();
         // What comes out has lost the alias, or has it still, and the destination of the other result.
         let emitted = emit(&file, &program, &plan).unwrap();
@@ -143,8 +156,13 @@ fn a_donor_bound_to_another_memory_waits_in_vain() {
 
 #[test]
 fn a_result_is_fit_by_its_type_and_its_attributes() {
-    let policy =
-        Policy { skip_sub_byte: true, tie_unspecified_shardings: false, place_pinned_host: false, one_memory: false };
+    let policy = Policy {
+        skip_sub_byte: true,
+        tie_unspecified_shardings: false,
+        place_pinned_host: false,
+        one_memory: false,
+        update_in_place: false,
+    };
     let key = (AttrId(0), AttrId(0));
     let tensor = |dimensions: &[i64], element| ValueType::Tensor { dimensions: dimensions.into(), element };
     let (f32, s4) = (Some(vhlo::ElementType::F32), Some(vhlo::ElementType::S4));
@@ -199,8 +217,13 @@ fn an_inline_main_is_rewritten_like_an_isolated_one() {
     put_section(&mut ir, section::IR, &region);
     let inline = file.emit(&Additions::new(&file.tables), &ir).unwrap();
 
-    let policy =
-        Policy { skip_sub_byte: true, tie_unspecified_shardings: true, place_pinned_host: false, one_memory: false };
+    let policy = Policy {
+        skip_sub_byte: true,
+        tie_unspecified_shardings: true,
+        place_pinned_host: false,
+        one_memory: false,
+        update_in_place: false,
+    };
     let (one, other) = (add_destinations(&bytes, &policy).unwrap(), add_destinations(&inline, &policy).unwrap());
     assert!(one.destinations > 0);
     assert_eq!(one.placements, other.placements);

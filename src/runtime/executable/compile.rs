@@ -77,6 +77,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         skip_sub_byte: !client.session.aliasable.contains(sys::PJRT_Buffer_Type_S4),
         tie_unspecified_shardings: read.partitioner == Partitioner::Shardy,
         one_memory: process::kind() == Some(EngineKind::Cpu),
+        update_in_place: process::kind() == Some(EngineKind::Cpu),
         place_pinned_host: client.devices.iter().all(|device| device.pinned.is_some()),
     };
     let rewritten = program::add_destinations(code, &policy).map_err(|reject| reject.to_string())?;
