@@ -195,6 +195,11 @@ impl<'a> Tables<'a> {
         found.map(|index| OpNameId(index as u64))
     }
 
+    /// Whether there is an operation of such a name. Linear in the number of names.
+    pub(in crate::program) fn has_op(&self, is_asked: impl FnMut(&OpName<'_>) -> bool) -> bool {
+        self.op_names.iter().any(is_asked)
+    }
+
     /// Whether `entry` is in the encoding of the dialect called `name`.
     pub(in crate::program) fn is_custom(&self, entry: Entry<'_>, name: &[u8]) -> bool {
         entry.encoding == Encoding::Custom

@@ -39,6 +39,9 @@ const LEAST: u64 = 16 << 10;
 /// Two constants, two slices, two updates.
 const OPS: u64 = 6;
 
+/// What they take of a program beside their dimensions, in units of one dimension.
+const BESIDE_DIMENSIONS: usize = 8;
+
 /// An operand of one of `main`'s operations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Use {
@@ -62,8 +65,8 @@ struct Update {
     at: Use,
     /// Which of the destinations.
     destination: usize,
-    /// Where it is cut: along which dimension, which has how many elements.
-    cut: (usize, i64),
+    /// Along which dimension it is cut, and where.
+    cut: (usize, i32),
 }
 
 /// The arguments that go on in destinations.
@@ -83,6 +86,9 @@ impl Updates {
         before_return: usize,
     ) -> Result<Self, Reject> {
         let tables = &file.tables;
+        if !tables.has_op(|name| name.dialect == VHLO && updates_operands(name.name)) {
+            return Ok(Self::none());
+        }
         let arguments = program.parameter_types.len() as u64;
         let mut origins: HashMap<u64, Origin> = HashMap::new();
         let mut next = arguments;
@@ -163,19 +169,14 @@ impl Updates {
         let mut next = first;
         for update in &self.0 {
             let argument = update.argument.0;
-            let (axis, length) = update.cut;
+            let (axis, half) = update.cut;
             let whole = program.parameter_types[argument];
             let dimensions = dimensions(program, update.argument).unwrap_or_default();
-            file.tables.budget.spend(
-                dimensions.len(),
-                16 * size_of::<i64>(),
-                "dimensions of what is updated, bytes",
-            )?;
+            let reason = "more is updated than a program of this size may, bytes for one more";
+            file.tables.budget.spend(BESIDE_DIMENSIONS + dimensions.len(), 16 * size_of::<i64>(), reason)?;
             let element = element(&file.tables, whole, dimensions.len())?;
-            let half = length / 2;
             let [zero, at_half] = [next, next + 1];
             for start in [0, half] {
-                let start = i32::try_from(start).map_err(|_| Reject::new("a dimension of 2^32 elements or more"))?;
                 let value = tensor(added, vhlo, index, &start.to_le_bytes());
                 let property = added.property(varints([value.0]));
                 put_varint(out, constant.0);
@@ -184,7 +185,8 @@ impl Updates {
                 next += 1;
             }
             let mut into = arguments + update.destination as u64;
-            for (start, end, place) in [(0, half, zero), (half, length, at_half)] {
+            let half = i64::from(half);
+            for (start, end, place) in [(0, half, zero), (half, dimensions[axis], at_half)] {
                 let with = |along: i64, others: &dyn Fn(i64) -> i64| -> Vec<i64> {
                     let of = |(number, &size): (usize, &i64)| if number == axis { along } else { others(size) };
                     dimensions.iter().enumerate().map(of).collect()
@@ -219,14 +221,14 @@ fn updates_operands(name: &[u8]) -> bool {
 
 /// The dimensions of an argument.
 fn dimensions<'p>(program: &'p Program<'_>, argument: ParameterIndex) -> Option<&'p [i64]> {
-    match &program.parameters().nth(argument.0)?.value_type {
+    match &program.known_parameters().nth(argument.0)?.0.value_type {
         ValueType::Tensor { dimensions, .. } => Some(dimensions),
         ValueType::Token | ValueType::Other => None,
     }
 }
 
 /// Where to cut an argument that a program may only read, if it is worth it.
-fn cut(program: &Program<'_>, argument: ParameterIndex) -> Option<(usize, i64)> {
+fn cut(program: &Program<'_>, argument: ParameterIndex) -> Option<(usize, i32)> {
     let (parameter, known) = program.known_parameters().nth(argument.0)?;
     let ValueType::Tensor { dimensions, element: Some(element) } = &parameter.value_type else { return None };
     let plain = matches!(known.memory_kind, MemoryKind::Device | MemoryKind::Named(..)) && !known.has_own_layout;
@@ -236,8 +238,8 @@ fn cut(program: &Program<'_>, argument: ParameterIndex) -> Option<(usize, i64)> 
     let bits = dimensions.iter().try_fold(u64::from(element.bits()), |bits, &dimension| {
         u64::try_from(dimension).ok().and_then(|dimension| bits.checked_mul(dimension))
     })?;
-    let cut = dimensions.iter().enumerate().find(|&(_, &dimension)| dimension > 1)?;
-    (bits / 8 >= LEAST).then_some((cut.0, *cut.1))
+    let halves = dimensions.iter().map(|dimension| i32::try_from(dimension / 2).unwrap_or(0));
+    halves.enumerate().find(|&(_, half)| half > 0).filter(|_| bits / 8 >= LEAST)
 }
 
 /// The type of the elements of a ranked tensor.
