@@ -108,8 +108,8 @@ const DONOR_PARAMETER: u32 = 1;
 const PREFETCH_PARAMETER: u32 = 1;
 const UPDATE_PAIR_PARAMETER: u32 = 1;
 
-/// The program with only its first `visible` parameters. One of the others that it uses is shown as XLA shows memory that
-/// a program begins with: as a call of `AllocateBuffer`. Linear in its size.
+/// The program with only its first `visible` parameters. One of the others that it uses is shown as XLA shows memory
+/// that a program begins with: as a call of `AllocateBuffer`. Linear in its size.
 ///
 /// # Errors
 /// [`Reject`] where the bytes are not such a program, or its result is a parameter that would go.

@@ -12,7 +12,7 @@
 //! ```text
 //!   values of main's region     0 .. arguments | arguments .. values | of nested inline regions ..
 //!   after adding n              same           | + n + 6u            | + n + 6u + 2t
-//!                                                u arguments go on in destinations (updates.rs), t results tied (tie.rs)
+//!                                  u arguments go on in destinations (updates.rs), t results are tied (tie.rs)
 //! ```
 //!
 //! Nested isolated regions have their own numbers and are copied as they are.

@@ -195,8 +195,8 @@ impl Entry for sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
         call.out().device_memory_ptr = ptr::with_exposed_provenance_mut(address(&buffer.get().hold_live()?)?);
-        // Who wants the address to stay holds a reference. But the CUDA array interface lets go of its own at once, and its
-        // caller goes on with the address for as long as the array lives.
+        // Who wants the address to stay holds a reference. But the CUDA array interface lets go of its own at once, and
+        // its caller goes on with the address for as long as the array lives.
         if buffer.session.view_kind == ViewKind::Device {
             expose_address(buffer.get());
         }

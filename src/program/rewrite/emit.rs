@@ -224,10 +224,11 @@ fn body(
         ops::operations(tables, &mut cursor, &mut sink, before_return)?;
     } else {
         for operation in 0..before_return {
-            (sink.instead, sink.seen) = (updates.instead(operation, arguments + new_arguments).collect(), 0);
+            sink.instead.extend(updates.instead(operation, arguments + new_arguments));
+            sink.instead.reverse();
+            sink.seen = 0;
             ops::operations(tables, &mut cursor, &mut sink, 1)?;
         }
-        sink.instead.clear();
     }
     ties.emit(file, program, added, cursor.clone(), old_and_first, &mut sink)?;
     ops::operations(tables, &mut cursor, &mut sink, 1)?;

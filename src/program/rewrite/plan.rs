@@ -15,10 +15,10 @@ use crate::program::{
 /// What a donor and a result must have in common: the size in bits, and whether they are bound to `pinned_host`. XLA
 /// goes by the size on one device (`OptimizeInputOutputBufferAlias`), so a donor may take a result of another shape
 /// (JAX's `testBufferDonationDifferentIOShapes`). The size before partitioning stands for it.
-type Fits = (u64, bool);
+pub(super) type Fits = (u64, bool);
 
 /// `None` for what no donor fits, or what is no array.
-fn fits(value_type: &ValueType, known: &Known) -> Option<Fits> {
+pub(super) fn fits(value_type: &ValueType, known: &Known) -> Option<Fits> {
     let ValueType::Tensor { dimensions, element: Some(element) } = value_type else { return None };
     let bits = dimensions.iter().try_fold(u64::from(element.bits()), |bits, &dimension| {
         u64::try_from(dimension).ok().and_then(|dimension| bits.checked_mul(dimension))

@@ -21,7 +21,7 @@ pub(in crate::program) struct Renumber {
     pub(in crate::program) first_results: u64,
     /// Results of operations that are added behind all others.
     pub(in crate::program) last_results: u64,
-    /// New values for operands of the next operation, by their places.
+    /// New values for operands of the next operation and their places, the first place at the end.
     pub(in crate::program) instead: Vec<(usize, ValueId)>,
     /// Operands of it that were seen.
     pub(in crate::program) seen: usize,
@@ -48,7 +48,7 @@ impl Sink for Renumber {
     }
 
     fn operand(&mut self, value: ValueId) -> Result<(), Reject> {
-        let new = self.instead.iter().find(|(place, _)| *place == self.seen).map(|&(_, new)| new);
+        let new = self.instead.pop_if(|(place, _)| *place == self.seen).map(|(_, new)| new);
         self.seen += 1;
         let renumbered = new.map_or_else(|| self.renumber(value), Ok)?;
         put_varint(&mut self.out, renumbered.0);

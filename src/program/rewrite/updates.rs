@@ -1,9 +1,9 @@
 //! Updates in place: an argument that a result is made of goes on in that result's destination.
 //!
-//! XLA:CPU updates a copy of an argument that it may not write to, such as a cache of which a row is set, or what a loop
-//! begins with. Where the result has a destination, XLA makes that copy in scratch, and copies it to the destination
-//! behind the update: it does not see that nothing reads the destination. So the program itself copies, and goes on with
-//! the copy:
+//! XLA:CPU updates a copy of an argument that it may not write to, such as a cache of which a row is set, or what a
+//! loop begins with. Where the result has a destination, XLA makes that copy in scratch, and copies it to the
+//! destination behind the update: it does not see that nothing reads the destination. So the program itself copies, and
+//! goes on with the copy:
 //!
 //! ```text
 //!   %low  = slice %c [0, h)                         %c an argument, %C the destination of the result
@@ -27,7 +27,7 @@ use crate::program::{
         writer::{put_signed, put_varint, sum, varints},
     },
     reject::Reject,
-    rewrite::outcome::Destination,
+    rewrite::{outcome::Destination, plan::fits},
     signature::{Donation, MemoryKind, ParameterIndex, Program},
     tie::{Operands, returned},
     vhlo::{VHLO, ValueType, attribute_code, type_code},
@@ -43,7 +43,7 @@ const OPS: u64 = 6;
 const BESIDE_DIMENSIONS: usize = 8;
 
 /// An operand of one of `main`'s operations.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Use {
     /// Which of the operations.
     operation: usize,
@@ -123,7 +123,7 @@ impl Updates {
                 found.push(Update { argument, at, destination: number, cut });
             }
         }
-        found.sort_unstable_by_key(|update| update.at.operation);
+        found.sort_unstable_by_key(|update| update.at);
         Ok(Self(found))
     }
 
@@ -136,8 +136,8 @@ impl Updates {
         self.0.len() as u64 * OPS
     }
 
-    /// Which values stand for operands of an operation, by their places, where the results of the added operations are
-    /// numbered from `first` on. Logarithmic in the number of arguments that go on in destinations.
+    /// Which values stand for operands of an operation, in the order of their places, where the results of the added
+    /// operations are numbered from `first` on. Logarithmic in the number of arguments that go on in destinations.
     pub(super) fn instead(&self, operation: usize, first: u64) -> impl Iterator<Item = (usize, ValueId)> {
         let begin = self.0.partition_point(|update| update.at.operation < operation);
         let those = self.0.iter().enumerate().skip(begin);
@@ -230,15 +230,12 @@ fn dimensions<'p>(program: &'p Program<'_>, argument: ParameterIndex) -> Option<
 /// Where to cut an argument that a program may only read, if it is worth it.
 fn cut(program: &Program<'_>, argument: ParameterIndex) -> Option<(usize, i32)> {
     let (parameter, known) = program.known_parameters().nth(argument.0)?;
-    let ValueType::Tensor { dimensions, element: Some(element) } = &parameter.value_type else { return None };
+    let (bits, _) = fits(&parameter.value_type, known)?;
     let plain = matches!(known.memory_kind, MemoryKind::Device | MemoryKind::Named(..)) && !known.has_own_layout;
     if !plain || parameter.donation != Donation::Kept {
         return None;
     }
-    let bits = dimensions.iter().try_fold(u64::from(element.bits()), |bits, &dimension| {
-        u64::try_from(dimension).ok().and_then(|dimension| bits.checked_mul(dimension))
-    })?;
-    let halves = dimensions.iter().map(|dimension| i32::try_from(dimension / 2).unwrap_or(0));
+    let halves = dimensions(program, argument)?.iter().map(|dimension| i32::try_from(dimension / 2).unwrap_or(0));
     halves.enumerate().find(|&(_, half)| half > 0).filter(|_| bits / 8 >= LEAST)
 }
 
