@@ -55,6 +55,30 @@ def test_limits_of_the_shell_leave_room_for_arrays(strategy, which):
     assert 384 << 20 < int(run.stdout.split()[-1]) < 3 << 30
 
 
+#: Four eager operations in a loop; then no call, as where a notebook waits for its reader.
+LEFT_ALONE = """
+import time
+import jax, jax.numpy as jnp
+def resident(key):
+    return int(open("/proc/self/status").read().split(key + ":")[1].split()[0]) >> 10
+x = jnp.ones(16 << 20)
+for _ in range(10):
+    x = (x * 2 + 1) / 3 - x
+x.block_until_ready()
+peak, end = resident("VmHWM"), time.monotonic() + 30
+# The last arrays that programs used, all but `x`: 128 MiB.
+while resident("VmRSS") > peak - 120 and time.monotonic() < end:
+    time.sleep(0.1)
+print(peak - resident("VmRSS"))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "platform", "tpu"])
+def test_what_programs_used_goes_back_though_no_call_comes(strategy):
+    run = run_jax(LEFT_ALONE, PJRT_ARENA_STRATEGY=strategy)
+    assert int(run.stdout) >= 120
+
+
 def test_a_process_ends_while_a_thread_that_nobody_waits_for_computes():
     """The code of the CPU engine's matrix products stays until the process is gone: its threads run it."""
     code = """

@@ -14,10 +14,7 @@ use crate::{
     config::{Compact, Settings, Spill},
     engine::{Session, views::ViewKind},
     error::Result,
-    memory::{
-        Strategy,
-        idle::{Needed, WORTH_WATCHING},
-    },
+    memory::idle::{Needed, WORTH_WATCHING},
     runtime::{
         allocator::trimmer::{TrimInterval, Trimmer},
         device_memory::DeviceMemory,
@@ -169,7 +166,7 @@ impl Allocator {
     pub fn watch(&self, memory: &DeviceMemory) {
         // The system cannot take a GPU's memory back, and preallocated memory is to keep other processes away.
         let is_host = self.session.view_kind == ViewKind::Host;
-        if memory.strategy() != Strategy::Platform && is_host && memory.used() >= WORTH_WATCHING {
+        if is_host && memory.used() >= WORTH_WATCHING {
             self.wake_trimmer();
         }
     }

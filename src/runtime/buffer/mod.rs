@@ -6,7 +6,8 @@
 //!  buffer_ref.rs     a caller's handle, for the time of a call
 //!  donation_hold.rs  a buffer that one call of the engine may consume
 //!  reading.rs        bytes that are read without the engine's knowledge
-//!  usage.rs          what uses, references, frees and moves the bytes
+//!  usage.rs          what uses, references, frees and moves the bytes; its lock
+//!                    usage/state.rs: what is known, and how each event changes it
 //!  body.rs           the engine's handle and the memory behind it
 //!  storage.rs        where the bytes are
 //!  layout.rs         how the array is laid out
