@@ -10,15 +10,18 @@ use std::{
         atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use plugin_tests::{Buffer, Client, Code, HostArray, Program, RunOptions, Semantics, event::elsewhere, in_child};
 
 use crate::{DIMS, MIB, N, eventually, limited, plus, ramp};
 
-/// Long enough that a call which does not wait is back before.
+/// How long a copy stands still while another thread is to wait for it.
 const MOMENT: Duration = Duration::from_millis(200);
+
+/// Longer than any call takes that does not wait.
+const LONG: Duration = Duration::from_secs(60);
 
 const PAGE: usize = N * size_of::<f32>();
 
@@ -83,10 +86,11 @@ impl StandStill {
     }
 }
 
-/// A copy that the library makes stands still, and another thread does `what` with the array; then the copy goes on.
-/// Gives the copy, and what the other thread got.
+/// A copy that the library makes stands still, and another thread does `what` with the array. The copy goes on after so
+/// long, or as soon as that thread [says so](go_on). Gives the copy, and what the other thread got.
 fn while_copied<T: Clone + Send + 'static>(
     client: &Client,
+    stands_still: Duration,
     what: impl FnOnce(&Buffer) -> T + Send + 'static,
 ) -> (Vec<f32>, T) {
     let page = StandStill::page(&ramp(0.0));
@@ -106,9 +110,17 @@ fn while_copied<T: Clone + Send + 'static>(
     };
     eventually("the copy stands still", || REACHED.load(Ordering::SeqCst));
     let other = elsewhere(move || what(&x));
-    thread::sleep(MOMENT);
+    let end = Instant::now() + stands_still;
+    while !OPEN.load(Ordering::SeqCst) && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
     OPEN.store(true, Ordering::SeqCst);
     (copy.wait(), other.wait())
+}
+
+/// Has the copy go on, which must have stood still until now.
+fn go_on() {
+    assert!(!OPEN.swap(true, Ordering::SeqCst), "it was waited for");
 }
 
 #[test]
@@ -116,7 +128,7 @@ fn c17_arena_a_copy_under_way_is_made_before_the_array_is_donated() {
     in_child!(&[], || {
         let client = Client::one();
         let donate = client.compile(&Program::donate()).unwrap();
-        let (copy, written) = while_copied(&client, move |x| {
+        let (copy, written) = while_copied(&client, MOMENT, move |x| {
             let y = donate.run1(&[x]).unwrap();
             assert!(x.is_deleted());
             y.read::<f32>().unwrap()
@@ -136,7 +148,7 @@ fn c17_arena_a_copy_under_way_holds_up_programs_that_cannot_be_read() {
             return %y : tensor<1024xf32>
         } }";
         let donate = client.compile(&Program::text(text)).unwrap();
-        let (copy, written) = while_copied(&client, move |x| {
+        let (copy, written) = while_copied(&client, MOMENT, move |x| {
             let y = donate.run1(&[x]).unwrap();
             assert!(x.is_deleted());
             y.read::<f32>().unwrap()
@@ -151,12 +163,13 @@ fn c17_arena_a_copy_that_comes_while_a_launch_waits_is_made_before_it_and_waits_
     in_child!(&[], || {
         let client = Client::one();
         let donate = client.compile(&Program::donate()).unwrap();
-        let (copy, (second, written)) = while_copied(&client, move |x| {
+        let (copy, (second, written)) = while_copied(&client, LONG, move |x| {
             thread::scope(|scope| {
                 let launch = scope.spawn(|| donate.run1(&[x]).and_then(|y| y.read::<f32>()));
                 thread::sleep(MOMENT / 2);
                 let second = x.copy_to_memory(x.memory()).unwrap();
-                assert!(!launch.is_finished() && !OPEN.load(Ordering::SeqCst));
+                assert!(!launch.is_finished());
+                go_on();
                 // The engine's, in memory of its own.
                 (second.read::<f32>().unwrap(), launch.join().unwrap().unwrap())
             })
@@ -171,15 +184,16 @@ fn c17_arena_a_program_that_only_reads_does_not_wait_for_a_copy() {
         let client = Client::one();
         let [add_one, donate] =
             [Program::add_one(), Program::donate()].map(|program| client.compile(&program).unwrap());
-        let (copy, read) = while_copied(&client, move |x| {
+        let (copy, read) = while_copied(&client, LONG, move |x| {
             let y = add_one.run1(&[x]).unwrap().read::<f32>().unwrap();
             // Neither does one that was told to keep its argument.
             let kept = RunOptions { keep: &[0], ..RunOptions::default() };
             let z = donate.execute(&[&[x]], kept).unwrap().only().read::<f32>().unwrap();
-            (y, z, OPEN.load(Ordering::SeqCst))
+            go_on();
+            (y, z)
         });
         assert_eq!(copy, ramp(0.0));
-        assert_eq!(read, (ramp(1.0), ramp(1.0), false));
+        assert_eq!(read, (ramp(1.0), ramp(1.0)));
     });
 }
 
