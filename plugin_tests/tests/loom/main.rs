@@ -16,7 +16,12 @@ mod sync;
 macro_rules! library {
     ($($path:literal $name:ident;)*) => {$(
         #[path = $path]
-        #[allow(dead_code, missing_docs, reason = "the library uses and documents what the models here do not need")]
+        #[allow(
+            dead_code,
+            missing_docs,
+            unused_imports,
+            reason = "the library uses and documents what the models here do not need"
+        )]
         mod $name;
     )*};
 }

@@ -34,6 +34,8 @@
 //! memcpy long, and those wait for nothing; nothing waits for a launch. A copy that is wanted meanwhile is left to
 //! the engine, which orders it after the programs that it has launched.
 
+// Said here because the models of loom compile this file from elsewhere.
+#[path = "usage/state.rs"]
 mod state;
 
 use std::{
