@@ -9,7 +9,7 @@
 
 /// Each call of the engine: before what the engine calls meanwhile, and later, on threads of its own.
 pub static CALLS: u8 = 0;
-/// What the engine called: before the end of an execution is known.
+/// What the engine called: before the end of an execution is known, and before what it calls with the results.
 pub static CALLED: u8 = 0;
 
 #[cfg(tsan)]

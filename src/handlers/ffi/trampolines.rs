@@ -98,6 +98,7 @@ unsafe extern "C-unwind" fn forward<const I: usize>(frame: *mut sys::XLA_FFI_Cal
             return (*slot.tables.load(Ordering::Acquire)).answer(FfiHandler::new(handler), asked);
         }
         order::taken(&raw const order::CALLS);
+        order::taken(&raw const order::CALLED);
         let _in_handler = InHandler::enter();
         let engines = mem::replace(&mut (*frame).api, slot.api.load(Ordering::Acquire));
         let outcome = python::staying_if_ending(|| exceptions::call_handler(handler, frame));

@@ -259,7 +259,8 @@ impl<T> State<T> {
         Some(self.references == 0 && !self.address_known)
     }
 
-    /// The engine is about to be told of the first outsider, or of the last one's end; see [`Usage::lock_to_refer`].
+    /// The engine is about to be told of the first outsider, or of the last one's end; see
+    /// [`super::Usage::lock_to_refer`].
     pub fn begin_referring(&mut self) {
         debug_assert!(!self.referring, "told twice at once");
         self.referring = true;
