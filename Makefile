@@ -128,9 +128,10 @@ soak: target/release/libpjrt_arena.so ## 10,000 training steps: memory must stay
 	$(RELEASE) JAX_PLATFORMS=arena,cpu PYTHONPATH=python_smoke "$(PY)" \
 	  $(if $(MINUTES),-m mixed_soak --minutes $(MINUTES) --out target/soak,python_smoke/soak.py)
 
-# COMPACTIONS=N for another number; SPILL=1 for arrays that take three times the limit, and so many that are spilled.
+# COMPACTIONS=N for another number; ALWAYS=1 for a compaction before each allocation and launch; SPILL=1 for arrays that
+# take three times the limit, and so many that are spilled.
 stress: setup ## 100,000 forced compactions under load from 8 threads
-	$(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS) $(if $(SPILL),--spill)
+	$(ENGINE) $(CARGO) bench --package plugin_tests --bench compaction --locked -- $(COMPACTIONS) $(if $(ALWAYS),--always) $(if $(SPILL),--spill)
 
 # MINUTES=N for another time, SEED=N for another sequence. Each of the two has half of the time; both run if one finds
 # something.

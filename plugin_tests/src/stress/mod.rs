@@ -34,7 +34,7 @@ const LARGE: usize = 262_144;
 /// Parts of a thread's budget that are used; the rest is left to rounding and to what is about to be freed.
 const FULL: f64 = 0.97;
 
-/// How much more than a device has is held where arrays are spilled.
+/// How many times what a device has is held where arrays are spilled.
 const OVER: usize = 3;
 
 /// `x + 1` on 1 MiB, with `x` donated.
@@ -55,13 +55,53 @@ pub struct Load {
     pub limit: u64,
     /// Threads.
     pub threads: usize,
-    /// Whether the arrays take three times what the devices have, and are spilled.
-    pub spills: bool,
-    /// Ends once the devices have been compacted so often, all together; with `spills`, once so many arrays have been
-    /// spilled.
+    /// What makes arrays move.
+    pub pressure: Pressure,
+    /// Ends once the devices have been compacted so often, all together; with [`Pressure::Spilled`], once so many
+    /// arrays have been spilled.
     pub compactions: u64,
     /// Chooses what the threads do.
     pub seed: u64,
+}
+
+/// Why arrays move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// The arrays fill the devices: what fits in no hole has room made for it.
+    Full,
+    /// As that, and each allocation and each launch first moves all that can move (`compact=always`).
+    Always,
+    /// The arrays take [`OVER`] times what the devices have, and are spilled.
+    Spilled,
+}
+
+impl Pressure {
+    /// What the threads hold at most, as a multiple of what the devices have.
+    const fn held(self) -> usize {
+        match self {
+            Self::Full | Self::Always => 1,
+            Self::Spilled => OVER,
+        }
+    }
+
+    /// The counter of what [`Load::compactions`] asks for.
+    const fn counter(self) -> &'static str {
+        match self {
+            Self::Full | Self::Always => "compactions",
+            Self::Spilled => "spill/spilled",
+        }
+    }
+
+    /// Client options besides the strategy and the limit.
+    fn options(self, limit: u64) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Full => Vec::new(),
+            Self::Always => vec![("compact", "always".into())],
+            Self::Spilled => {
+                vec![("spill", "host".into()), ("spill_limit", (limit * OVER as u64).to_string())]
+            }
+        }
+    }
 }
 
 /// What was done.
@@ -236,12 +276,9 @@ struct Site {
 
 impl Site {
     fn new(load: Load) -> Self {
-        let limit = load.limit.to_string();
-        let mut options = vec![("strategy", Value::from("tpu")), ("limit", Value::from(limit.as_str()))];
-        let more = (load.limit * OVER as u64).to_string();
-        if load.spills {
-            options.extend([("spill", Value::from("host")), ("spill_limit", Value::from(more.as_str()))]);
-        }
+        let mut options = vec![("strategy", "tpu".to_owned()), ("limit", load.limit.to_string())];
+        options.extend(load.pressure.options(load.limit));
+        let options: Vec<_> = options.iter().map(|(name, value)| (*name, Value::from(value.as_str()))).collect();
         let client = Client::create(load.devices, &options).expect("a client");
         let compile = |program: &Program| client.compile(program).expect("the program compiles");
         let item = |number: usize, len| {
@@ -278,8 +315,7 @@ impl Site {
     /// Bytes that one thread may have on one device.
     fn budget(&self) -> usize {
         let shared: usize = self.pool.iter().map(Item::bytes).sum::<usize>() + (1 << 20);
-        let over = if self.load.spills { OVER } else { 1 };
-        ((self.load.limit as usize * over - shared) as f64 * FULL) as usize / self.load.threads
+        ((self.load.limit as usize * self.load.pressure.held() - shared) as f64 * FULL) as usize / self.load.threads
     }
 
     /// Says when it is enough; resident memory in KiB after a tenth of that.
@@ -294,7 +330,7 @@ impl Site {
                 eprintln!("nothing happened for {HANG:?} after {operations} operations: {:?}", self.load);
                 std::process::abort();
             }
-            let compactions = sum(if self.load.spills { "spill/spilled" } else { "compactions" });
+            let compactions = sum(self.load.pressure.counter());
             if early == 0 && compactions >= self.load.compactions / 10 {
                 early = resident();
             }
@@ -309,10 +345,10 @@ impl Site {
     fn finish(self, outcome: &mut Outcome) {
         (outcome.compactions, outcome.moves) = (sum("compactions"), sum("moved_blocks"));
         outcome.moved_bytes = sum("moved_bytes");
-        if self.load.spills {
+        let spills = self.load.pressure == Pressure::Spilled;
+        if spills {
             outcome.spilled = (sum("spill/spilled"), sum("spill/brought_back"));
         }
-        let spills = self.load.spills;
         let Self { client, pool, waves, .. } = self;
         drop((pool, waves));
         let start = Instant::now();

@@ -13,7 +13,7 @@ use plugin_tests::{
     Buffer, Client, Program, Value,
     event::elsewhere,
     in_child, plugin,
-    stress::{self, Load},
+    stress::{self, Load, Pressure},
 };
 use serde_json::Value as Json;
 
@@ -108,11 +108,25 @@ fn c35_arena_clients_come_and_go_while_everything_is_compacted() {
     });
 }
 
+/// Eight threads on one device and then on four, until each load has done `compactions`.
+fn under_load(pressure: Pressure, compactions: u64) -> [stress::Outcome; 2] {
+    [(1, 64 << 20), (4, 16 << 20)]
+        .map(|(devices, limit)| stress::run(Load { devices, limit, threads: 8, pressure, compactions, seed: 7 }))
+}
+
 #[test]
 fn c23_c31_arena_five_hundred_compactions_under_load() {
     in_child!(&[], || {
-        for (devices, limit) in [(1, 64 << 20), (4, 16 << 20)] {
-            let outcome = stress::run(Load { devices, limit, threads: 8, spills: false, compactions: 250, seed: 7 });
+        for outcome in under_load(Pressure::Full, 250) {
+            assert!(outcome.compactions >= 250 && outcome.moves >= 250, "{outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn c23_c31_arena_five_hundred_compactions_before_allocations_and_launches() {
+    in_child!(&[], || {
+        for outcome in under_load(Pressure::Always, 250) {
             assert!(outcome.compactions >= 250 && outcome.moves >= 250, "{outcome:?}");
         }
     });
@@ -121,8 +135,7 @@ fn c23_c31_arena_five_hundred_compactions_under_load() {
 #[test]
 fn c23_c31_arena_two_thousand_arrays_spilled_under_load() {
     in_child!(&[], || {
-        for (devices, limit) in [(1, 64 << 20), (4, 16 << 20)] {
-            let outcome = stress::run(Load { devices, limit, threads: 8, spills: true, compactions: 1000, seed: 7 });
+        for outcome in under_load(Pressure::Spilled, 1000) {
             assert!(outcome.spilled.0 >= 1000 && outcome.spilled.1 > 0, "{outcome:?}");
         }
     });
