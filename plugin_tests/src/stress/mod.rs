@@ -71,7 +71,7 @@ pub enum Pressure {
     Full,
     /// As that, and each allocation and each launch first moves all that can move (`compact=always`).
     Always,
-    /// The arrays take [`OVER`] times what the devices have, and are spilled.
+    /// The arrays take three times what the devices have, and are spilled.
     Spilled,
 }
 
