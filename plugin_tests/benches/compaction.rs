@@ -1,7 +1,7 @@
 //! 100,000 compactions under load, on one device and on four: `cargo bench -p plugin_tests --bench compaction`.
 //!
 //! A number after `--` asks for as many instead, a second one names the seed. With `--always` each allocation and each
-//! launch moves all that can move, which comes to ten times as many compactions in the same time. With `--spill` the
+//! launch moves all that can move, which comes to six times as many compactions in the same time. With `--spill` the
 //! arrays take three times what the devices have, and as many are spilled. It fails on a wrong byte, a deadlock, a
 //! leak, or resident memory that grows; the times are for reading.
 
