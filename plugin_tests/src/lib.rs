@@ -24,6 +24,7 @@ pub mod bundle;
 pub mod callgrind;
 pub mod child;
 pub mod client;
+pub mod counters;
 pub mod counting;
 pub mod dispatch;
 pub mod event;

@@ -25,7 +25,11 @@ use std::{
 
 use worker::Worker;
 
-use crate::{Buffer, Client, Device, Loaded, Program, Value, event::HANG, plugin};
+use crate::{
+    Buffer, Client, Device, Loaded, Program, Value,
+    counters::{sum, wait_until_empty},
+    event::HANG,
+};
 
 /// Elements of a small array: most programs' argument.
 const SMALL: usize = 1024;
@@ -182,15 +186,6 @@ fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("/proc is there");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a line of status");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number of KiB")
-}
-
-/// The sum of one of the numbers that `pjrt_arena_counters` tells of each device.
-fn sum(name: &str) -> u64 {
-    let text = plugin().text("pjrt_arena_counters").expect("the library under test is the arena");
-    let counters: serde_json::Value = serde_json::from_str(&text).expect("counters are JSON");
-    let devices = counters["devices"].as_array().expect("an array of devices");
-    let value = |device: &serde_json::Value| name.split('/').fold(device.clone(), |value, part| value[part].clone());
-    devices.iter().map(value).map(|value| value.as_u64().unwrap_or_else(|| panic!("{name} in {text}"))).sum()
 }
 
 /// Element `i` of an array.
@@ -351,18 +346,10 @@ impl Site {
         }
         let Self { client, pool, waves, .. } = self;
         drop((pool, waves));
-        let start = Instant::now();
-        let left = || {
-            ["in_use_bytes", "pending_bytes", "live_blocks", "pending_blocks", "pinned_blocks", "engine_bytes"].map(sum)
-        };
-        // The last programs may not have told yet that they are done.
-        while left() != [0; 6] && start.elapsed() < HANG {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until_empty();
         if spills {
             assert_eq!(sum("spill/in_use_bytes"), 0, "bytes spilled");
         }
-        assert_eq!(left(), [0; 6], "bytes in use, bytes pending, blocks live, pending and pinned, bytes of the engine");
         for device in client.addressable_devices() {
             let stats = device.stats().expect("statistics");
             assert_eq!(stats.bytes_in_use, 0, "{stats:?}");

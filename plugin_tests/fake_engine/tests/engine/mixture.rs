@@ -1,7 +1,7 @@
 //! pjrt-arena on the fake engine while the GPU is behind: any mixture of runs, runs that fail, donations, copies and
 //! drops.
 
-use plugin_tests::{Buffer, Client, Code, Loaded, Program};
+use plugin_tests::{Buffer, Client, Code, Loaded, Program, Result, counters::wait_until_empty};
 
 use crate::common::{Driver, client};
 
@@ -17,9 +17,9 @@ struct Array {
 }
 
 impl Array {
-    fn put(client: &Client, value: f32, count: usize) -> Self {
-        let buffer = client.put(&vec![value; count], &[count as i64]).unwrap();
-        Self { buffer, value, count }
+    fn put(client: &Client, value: f32, count: usize) -> Result<Self> {
+        let buffer = client.put(&vec![value; count], &[count as i64])?;
+        Ok(Self { buffer, value, count })
     }
 
     fn check(&self, step: usize) {
@@ -36,11 +36,36 @@ struct Programs {
     donate: Option<Loaded>,
 }
 
-/// One mixture; how many copies there were. `packs` says that arrays move: where they do not, they may be spread over
-/// all memory so that none of it can go to the engine, which a copy of what is still written needs. It is told so,
-/// then.
-fn mix(seed: u64, packs: bool) -> usize {
-    let mut copies = 0;
+/// What one mixture, or several, came to.
+#[derive(Debug, Default)]
+struct Counts {
+    copies: usize,
+    /// What found no memory.
+    refused: usize,
+}
+
+impl Counts {
+    /// What was made, if anything was. `packs` says that arrays move. Where they do not, they may be spread over all
+    /// memory, so that none of it can go to the engine, which needs some for a copy of what is still written; or the
+    /// engine has some, and the hole that fits best lacks it. The error has these `words` then.
+    fn made<T>(&mut self, outcome: Result<T>, packs: bool, words: &str) -> Option<T> {
+        match outcome {
+            Ok(made) => Some(made),
+            Err(failure) if !packs => {
+                failure.expect(Code::RESOURCE_EXHAUSTED, &[words]);
+                self.refused += 1;
+                None
+            }
+            Err(failure) => panic!("{failure:?}"),
+        }
+    }
+}
+
+/// The words of an array of the arena's that found no memory.
+const NO_MEMORY: &str = "Out of memory while trying to allocate";
+
+/// One mixture.
+fn mix(seed: u64, packs: bool, counts: &mut Counts) {
     let client = client();
     let mut random = fastrand::Rng::with_seed(seed);
     let compile = |program| client.compile(&program).unwrap();
@@ -56,23 +81,23 @@ fn mix(seed: u64, packs: bool) -> usize {
         let Programs { count, add, donate } = random.choice(&programs).unwrap();
         let fitting = (0..arrays.len()).filter(|&at| arrays[at].count == *count);
         let Some(at) = random.choice(fitting.collect::<Vec<_>>()).filter(|_| random.u8(..8) > 0) else {
-            arrays.push(Array::put(&client, random.u8(..).into(), *count));
+            arrays.extend(counts.made(Array::put(&client, random.u8(..).into(), *count), packs, NO_MEMORY));
             continue;
         };
         let next = |array: &Array, buffer| Array { buffer, value: array.value + 1.0, count: array.count };
         match random.u8(..10) {
-            0..4 => arrays.push(next(&arrays[at], add.run1(&[&arrays[at].buffer]).unwrap())),
+            0..4 => {
+                let buffer = counts.made(add.run1(&[&arrays[at].buffer]), packs, NO_MEMORY);
+                arrays.extend(buffer.map(|buffer| next(&arrays[at], buffer)));
+            }
             4 => drop(arrays.swap_remove(at)),
             5 => arrays.swap_remove(at).check(step),
             6 => {
                 let Array { buffer, value, count } = &arrays[at];
-                match buffer.copy_to_memory(client.device().default_memory()) {
-                    Ok(buffer) => {
-                        copies += 1;
-                        arrays.push(Array { buffer, value: *value, count: *count });
-                    }
-                    Err(failure) if !packs => failure.expect(Code::RESOURCE_EXHAUSTED, &["arrays of the engine's own"]),
-                    Err(failure) => panic!("step {step}: {failure:?}"),
+                let copy = buffer.copy_to_memory(client.device().default_memory());
+                if let Some(buffer) = counts.made(copy, packs, "arrays of the engine's own") {
+                    counts.copies += 1;
+                    arrays.push(Array { buffer, value: *value, count: *count });
                 }
             }
             7 if donate.is_some() => {
@@ -101,12 +126,12 @@ fn mix(seed: u64, packs: bool) -> usize {
     drop(arrays);
     // The engine's copies were in its pool, which gives back what the host has seen to be free: a run that it waits for
     // shows it.
-    let one = Array::put(&client, 1.0, 1 << 10);
+    let one = Array::put(&client, 1.0, 1 << 10).unwrap();
     assert_eq!(programs[1].add.run1(&[&one.buffer]).unwrap().read::<f32>().unwrap()[0], 2.0);
     drop(one);
-    let all: Vec<Array> = (0..11).map(|at| Array::put(&client, at as f32, 1 << 18)).collect();
+    wait_until_empty();
+    let all: Vec<Array> = (0..11).map(|at| Array::put(&client, at as f32, 1 << 18).unwrap()).collect();
     all.iter().for_each(|array| array.check(STEPS));
-    copies
 }
 
 /// As many arrays as are kept, and a little more: who needs memory often waits for runs, or for what failed.
@@ -125,8 +150,12 @@ macro_rules! mixtures {
                         ("FAKE_CUDA_LATENCY_US", "300")
                     ],
                     || {
-                        let copies: usize = (0..4).map(|seed| mix(seed, $strategy == "tpu")).sum();
-                        assert!(copies > 4 * STEPS / 20, "{copies} copies");
+                        let mut counts = Counts::default();
+                        (0..4).for_each(|seed| mix(seed, $strategy == "tpu", &mut counts));
+                        assert!(
+                            counts.copies > 4 * STEPS / 20 && counts.refused < 4 * STEPS / 100,
+                            "{counts:?}"
+                        );
                     }
                 );
             }
