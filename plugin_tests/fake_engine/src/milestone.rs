@@ -132,19 +132,28 @@ impl Milestone {
 
     /// It happened.
     pub fn finish(&self) {
+        self.end(None);
+    }
+
+    /// It happened, like this.
+    pub fn finish_with(&self, outcome: Result) {
+        self.end(Some(outcome));
+    }
+
+    /// In one step, so that work which is given up while it runs does not say how it ended in between.
+    fn end(&self, outcome: Option<Result>) {
         let (followers, watchers) = {
             let mut state = self.state.lock();
+            if let Some(outcome) = outcome
+                && !state.finished
+            {
+                state.failure = outcome.err();
+            }
             (state.recorded, state.finished) = (true, true);
             self.changed.notify_all();
             (mem::take(&mut state.followers), mem::take(&mut state.watchers))
         };
         followers.into_iter().chain(watchers).for_each(|watcher| watcher(self));
-    }
-
-    /// It happened, like this.
-    pub fn finish_with(&self, outcome: Result) {
-        self.ran(outcome);
-        self.finish();
     }
 
     /// The failure, if the work has run and failed.
