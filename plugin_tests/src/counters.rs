@@ -12,11 +12,11 @@ use crate::{event::HANG, plugin};
 /// # Panics
 /// When the library under test is not the arena, or does not tell this number.
 pub fn sum(name: &str) -> u64 {
-    let text = plugin().text("pjrt_arena_counters").expect("the library under test is the arena");
-    let counters: serde_json::Value = serde_json::from_str(&text).expect("counters are JSON");
+    let counters = plugin().json("pjrt_arena_counters");
+    let pointer = format!("/{name}");
+    let value = |device: &serde_json::Value| device.pointer(&pointer)?.as_u64();
     let devices = counters["devices"].as_array().expect("an array of devices");
-    let value = |device: &serde_json::Value| name.split('/').fold(device.clone(), |value, part| value[part].clone());
-    devices.iter().map(value).map(|value| value.as_u64().unwrap_or_else(|| panic!("{name} in {text}"))).sum()
+    devices.iter().map(|device| value(device).unwrap_or_else(|| panic!("{name} in {counters}"))).sum()
 }
 
 /// Waits until no device holds anything: the last programs may not have told yet that they are done with what was

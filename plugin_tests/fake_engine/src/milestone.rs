@@ -113,10 +113,7 @@ impl Milestone {
     /// Says how the work turned out; called by the work itself, before it counts as finished. Where it was given up
     /// before, that is how it ended.
     pub fn ran(&self, outcome: Result) {
-        let mut state = self.state.lock();
-        if !state.finished {
-            state.failure = outcome.err();
-        }
+        self.state.lock().ran(outcome);
     }
 
     /// The work stands in a stream now.
@@ -144,10 +141,8 @@ impl Milestone {
     fn end(&self, outcome: Option<Result>) {
         let (followers, watchers) = {
             let mut state = self.state.lock();
-            if let Some(outcome) = outcome
-                && !state.finished
-            {
-                state.failure = outcome.err();
+            if let Some(outcome) = outcome {
+                state.ran(outcome);
             }
             (state.recorded, state.finished) = (true, true);
             self.changed.notify_all();
@@ -234,6 +229,12 @@ impl Milestone {
 }
 
 impl State {
+    fn ran(&mut self, outcome: Result) {
+        if !self.finished {
+            self.failure = outcome.err();
+        }
+    }
+
     fn seen(&self) {
         if let Some(mark) = &self.mark {
             mark.seen();

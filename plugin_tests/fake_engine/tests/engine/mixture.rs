@@ -48,6 +48,7 @@ impl Counts {
     /// What was made, if anything was. `packs` says that arrays move. Where they do not, they may be spread over all
     /// memory, so that none of it can go to the engine, which needs some for a copy of what is still written; or the
     /// engine has some, and the hole that fits best lacks it. The error has these `words` then.
+    #[track_caller]
     fn made<T>(&mut self, outcome: Result<T>, packs: bool, words: &str) -> Option<T> {
         match outcome {
             Ok(made) => Some(made),
