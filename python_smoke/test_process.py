@@ -358,3 +358,34 @@ def test_a_child_waits_for_no_lock_of_a_thread_that_it_lacks(tmp_path):
     """
     run = run_jax(FORKED + textwrap.dedent(code.replace("FORKS", "40")), TEST_FOLDER=str(tmp_path))
     assert run.stdout.split() == ["7"] * 40, (run.stdout[-200:], run.stderr[-2000:])
+
+
+def test_what_malloc_and_arrays_leave_goes_back_before_the_process_is_larger_than_ever():
+    """What a thread has freed stays with malloc, and nothing of it is next to the end of its heap."""
+    code = """
+    import time, threading, jax, jax.numpy as jnp, numpy as np
+    mib = lambda: int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) // 1024
+    kept = jax.block_until_ready(jnp.ones(32 << 18))
+    dropped = jax.block_until_ready(jnp.ones(96 << 18))
+    pins = []
+    def churn():
+        freed = []
+        for _ in range(2000):
+            freed.append(bytearray(b"x" * (100 << 10)))
+            pins.append(bytearray(600))
+    thread = threading.Thread(target=churn)
+    thread.start()
+    thread.join()
+    del dropped
+    # Looks: one that finds it used, and one that does not.
+    time.sleep(1.0)
+    before, users = mib(), []
+    while mib() > before - 150 and len(users) < 12:
+        users.append(np.full(48 << 17, 1.0))
+        deadline = time.monotonic() + 5
+        while mib() > before - 150 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert mib() <= before - 150, (before, mib(), len(users))
+    assert float(kept.sum()) == 32 << 18
+    """
+    run_jax(code)

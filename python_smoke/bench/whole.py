@@ -16,8 +16,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from bench.backends import clean_environment, engine_path
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 #: A process that does nothing.
 IDLE = "idle"
+#: A state that is saved and restored three times by orbax.
+CHECKPOINTS = "checkpoints"
 #: Seconds before what is resident is read.
 REST = 2.0
 
@@ -35,15 +38,39 @@ def resident(key: str) -> float:
     return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0]) / 1e3
 
 
+def checkpoints(bytes_: int) -> tuple[Any, Callable[[Any, int], Any], int]:
+    """Three times as much as `bytes_`, in twelve arrays; a loop as those of `user_loops.py`."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    folder = tempfile.TemporaryDirectory()
+    checkpointer = ocp.StandardCheckpointer()
+    keys = jax.random.split(jax.random.key(0), 12)
+
+    def step(state: Any, turn: int) -> Any:
+        path = Path(folder.name, str(turn))
+        checkpointer.save(path, state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(path, state)
+
+    return {str(i): jax.random.normal(key, (bytes_ // 8192, 512)) for i, key in enumerate(keys)}, step, 3
+
+
+def loops() -> dict[str, Any]:
+    """Those of users, and one of a library's."""
+    from user_loops import LOOPS
+
+    return LOOPS | {CHECKPOINTS: checkpoints}
+
+
 def measure(name: str, mib: int, steps: int | None) -> dict[str, float]:
     """Runs the loop in this process."""
     import jax
-    from user_loops import LOOPS
 
     if name == IDLE:
         jax.numpy.zeros(1).block_until_ready()
         return {"seconds": 0.0, "peak": resident("VmHWM"), "after": resident("VmRSS")}
-    state, step, times = LOOPS[name](mib << 20)
+    state, step, times = loops()[name](mib << 20)
     start = time.perf_counter()
     for turn in range(steps or times):
         state = step(state, turn)
@@ -108,11 +135,10 @@ def main() -> int:
         print(json.dumps(measure(chosen.run, chosen.mib, chosen.steps)))
         return 0
     clean_environment()
-    from user_loops import LOOPS
-
-    names = chosen.only.split(",") if chosen.only else [IDLE, *LOOPS]
+    known_names = [IDLE, *loops()]
+    names = chosen.only.split(",") if chosen.only else known_names
     backends = ["cpu", *chosen.strategies.split(",")]
-    for option, given, known in (("only", names, [IDLE, *LOOPS]), ("strategies", backends[1:], STRATEGIES)):
+    for option, given, known in (("only", names, known_names), ("strategies", backends[1:], STRATEGIES)):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"--{option}={unknown[0]}: none of {', '.join(known)}")
     if wrong := [each for each in chosen.set if not each.partition("=")[2]]:

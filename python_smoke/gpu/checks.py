@@ -287,8 +287,10 @@ def graphs() -> None:
         lent = (torch := beside_torch.found()).full((2, rows, rows), 0.25, device="cuda")
         torch.cuda.synchronize()
         sources += [jax.dlpack.from_dlpack(each) for each in lent]
-    seen = {tuple(float(result[3, 5]) for result in step(sources[turn % len(sources)])) for turn in range(40)}
-    assert len(seen) == 1, seen
+    seen = [[tuple(float(result[3, 5]) for result in step(x)) for x in sources] for _ in range(8)]
+    assert all(row == seen[0] for row in seen), seen
+    # A kind may have a program of its own, for which XLA may have chosen kernels that round in another order.
+    np.testing.assert_allclose(seen[0], [seen[0][0]] * len(sources), rtol=1e-5)
 
 
 @check

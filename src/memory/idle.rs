@@ -1,4 +1,4 @@
-//! When memory that is no longer used is trimmed without a call from the user: the rule, without clock or device.
+//! When memory that is no longer used is trimmed without a call from the user: the rules, without clock or device.
 //!
 //! ```text
 //!  use |   ______
@@ -123,6 +123,59 @@ impl Needed {
     pub fn excess(&self, now: Bytes, resident: Bytes) -> Bytes {
         let most = self.0.fetch_max(now.get(), Ordering::Relaxed).max(now.get());
         resident.saturating_sub(Bytes::new(most))
+    }
+}
+
+/// Watches the process grow: before it is larger than it ever was, what nobody uses goes back.
+///
+/// ```text
+///  resident |            _/\_   before
+///           |   _  _ _ _/   |  _ _ _ _ _ _   allowed from now on: at least half of the difference is granted
+///           | _/ \/         |_/   after
+///           +-----------------------------> looks
+/// ```
+///
+/// Much of what is free is used again, and is touched anew then. As each time the process may grow by half of what it
+/// wanted, that happens a few times for each size that it comes to, and no more.
+#[derive(Debug, Default)]
+pub struct Growth {
+    last: Bytes,
+    allowed: Bytes,
+}
+
+/// What a look at the process found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It is about as large as at the last look, or smaller.
+    Quiet,
+    /// It has grown since.
+    Grows,
+    /// It is larger than it may be while something is free.
+    Exceeds,
+}
+
+/// A process that grows by less from one look to the next is quiet.
+const GROWS: Bytes = Bytes::mib(4);
+
+impl Growth {
+    /// What a look says that found so much resident.
+    pub fn look(&mut self, resident: Bytes) -> Look {
+        let last = std::mem::replace(&mut self.last, resident);
+        // A 32nd: so a process that grows is trimmed some thirty times until it is twice as large.
+        if resident > self.allowed + Bytes::mib(32).max(Bytes::new(self.allowed.get() / 32)) {
+            Look::Exceeds
+        } else if resident > last + GROWS {
+            Look::Grows
+        } else {
+            Look::Quiet
+        }
+    }
+
+    /// Records that so much is resident after everything that was free went back.
+    pub fn record_release(&mut self, resident: Bytes) {
+        let wanted = self.last.saturating_sub(self.allowed);
+        self.allowed = resident.max(self.allowed + Bytes::new(wanted.get() / 2));
+        self.last = resident;
     }
 }
 
@@ -314,5 +367,41 @@ mod tests {
         // What was needed once may stay.
         assert_eq!(needed.excess(Bytes::mib(100), Bytes::mib(300)), Bytes::mib(50));
         assert_eq!(needed.excess(Bytes::mib(400), Bytes::mib(300)), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_process_that_grows_gives_back_what_is_free_a_few_times() {
+        // It wants `used`, and malloc keeps the most that it ever used.
+        let trims = |phases: &[u64], free_at: &dyn Fn(usize) -> bool| {
+            let (mut growth, mut resident, mut trims) = (Growth::default(), Bytes::ZERO, 0);
+            for (number, &used) in phases.iter().enumerate() {
+                resident = resident.max(Bytes::mib(used));
+                if growth.look(resident) == Look::Exceeds {
+                    trims += 1;
+                    resident = if free_at(number) { Bytes::mib(100) } else { resident };
+                    growth.record_release(resident);
+                }
+            }
+            trims
+        };
+        // Each look finds a GiB that was freed a moment before, of which a program uses all again.
+        assert!(trims(&[1024; 1000], &|_| true) <= 6);
+        // It is in use: once.
+        assert_eq!(trims(&[1024; 1000], &|_| false), 1);
+        // A process that grows by a MiB at a time, to 16 GiB.
+        let slowly: Vec<u64> = (100..16 << 10).collect();
+        assert!(trims(&slowly, &|_| false) <= 200);
+    }
+
+    #[test]
+    fn a_process_that_shrinks_or_stays_is_quiet() {
+        let mut growth = Growth::default();
+        assert_eq!(growth.look(Bytes::mib(300)), Look::Exceeds);
+        growth.record_release(Bytes::mib(250));
+        assert_eq!(growth.look(Bytes::mib(252)), Look::Quiet);
+        assert_eq!(growth.look(Bytes::mib(262)), Look::Grows);
+        assert_eq!(growth.look(Bytes::mib(282)), Look::Grows);
+        assert_eq!(growth.look(Bytes::mib(283)), Look::Exceeds);
+        assert_eq!(growth.look(Bytes::mib(100)), Look::Quiet);
     }
 }

@@ -30,6 +30,7 @@ mod huge;
 mod mapping;
 mod mover;
 mod pages;
+mod process;
 #[cfg(test)]
 mod tests;
 
@@ -41,3 +42,5 @@ pub use crate::device::host::counted::CountedBacking;
 pub use crate::device::host::folder::FolderBacking;
 pub use crate::device::host::huge::HugePages;
 pub use crate::device::host::huge::huge_pages;
+pub use crate::device::host::process::resident;
+pub use crate::device::host::process::trim_malloc;

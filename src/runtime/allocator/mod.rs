@@ -13,6 +13,7 @@
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
 //!  oom.rs          the error of an allocation that found no room
 //!  trimmer.rs      the thread that trims idle memory
+//!  discard.rs      the pages of holes, a piece at a time
 //!  warm.rs         what stays warm goes back before it would add to a peak
 //! ```
 
@@ -20,6 +21,7 @@ pub mod admission;
 pub mod allocate;
 pub mod compaction;
 pub mod core;
+pub mod discard;
 pub mod group;
 pub mod oom;
 pub mod pinned_host;

@@ -8,6 +8,14 @@
 //!              16 MiB of holes at a time, each under the arena's lock; a pause; the next, unless use rises meanwhile
 //! ```
 //!
+//! ```text
+//!  each 31 ms to 0.5 s: the size of the process -> the rule (Growth) -> larger than ever: what is unused since the last
+//!              look, of arrays and scratch; and what malloc keeps free
+//! ```
+//!
+//! Users, libraries and the compiler grow beside the arena without a call. And malloc keeps what a thread has freed for
+//! that thread; where arrays are malloc's own, they use it.
+//!
 //! Operations that ended after the last call of the C API still hold their arrays, because the next call reaps them
 //! (`in_flight`). Where no call comes, the thread frees that memory.
 //!
@@ -18,7 +26,7 @@
 //! arena's lock, so `fork` waits for the piece that is trimmed at that moment (`crate::fork`).
 
 use std::{
-    process,
+    mem, process,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -30,13 +38,18 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    device::host,
     engine::scratch,
     fork,
     memory::{
         AddressRange, Arena,
-        idle::{self, Idle},
+        idle::{self, Growth, Idle, Look},
     },
-    runtime::{device_memory::DeviceMemory, in_flight::InFlight},
+    runtime::{
+        allocator::discard::{LEAST, discard_surplus},
+        device_memory::DeviceMemory,
+        in_flight::InFlight,
+    },
     units::Bytes,
 };
 
@@ -57,6 +70,9 @@ impl Default for TrimInterval {
         Self { tick: Duration::from_millis(500), delay: idle::DELAY }
     }
 }
+
+/// How often the thread looks between two wake-ups while the process grows; else it looks half as often each time.
+const LOOKS: u32 = 16;
 
 /// How long the thread pauses after a piece, so that threads that wait for the arena's lock get it.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -88,10 +104,11 @@ impl Trimmer {
             return;
         }
         let round = Round {
-            devices: devices.map(|memory| (Arc::downgrade(memory), Idle::new(interval.delay))).collect(),
+            devices: devices.map(|memory| (Arc::downgrade(memory), Watched::new(interval.delay))).collect(),
             in_flight: Arc::downgrade(in_flight),
             newest: 0,
             scratch: None,
+            process: Growth::default(),
             delay: interval.delay,
         };
         fork::register_handlers();
@@ -120,51 +137,135 @@ impl Trimmer {
 
 /// What the thread keeps between wake-ups.
 struct Round {
-    devices: Vec<(Weak<DeviceMemory>, Idle)>,
+    devices: Vec<(Weak<DeviceMemory>, Watched)>,
     in_flight: Weak<InFlight>,
     /// For [`InFlight::release_stale`].
     newest: usize,
-    scratch: Option<(ScratchLease, Idle)>,
+    scratch: Option<(ScratchLease, Watched)>,
+    process: Growth,
     delay: Duration,
+}
+
+/// What is known of an arena whose idle memory goes back.
+#[derive(Debug)]
+struct Watched {
+    rule: Idle,
+    /// The highest use in this window, up to the last look.
+    peak: Bytes,
+    /// What was resident, and unused since the last look.
+    unused: Bytes,
+}
+
+impl Watched {
+    fn new(delay: Duration) -> Self {
+        Self { rule: Idle::new(delay), peak: Bytes::ZERO, unused: Bytes::ZERO }
+    }
+
+    fn look(&mut self, arena: &Arena) {
+        let peak = arena.end_window();
+        self.peak = self.peak.max(peak);
+        self.unused = arena.warm().1.saturating_sub(peak);
+    }
+
+    /// Gives back what is unused, if it is worth a call; how much, and what stays.
+    fn give_back(
+        &self,
+        arena: &Arena,
+        discard: &dyn Fn(AddressRange) -> Bytes,
+        enough: &dyn Fn() -> bool,
+    ) -> Option<(Bytes, Bytes)> {
+        let stays = arena.warm().1.saturating_sub(self.unused);
+        let given = || discard_surplus(arena, arena.surplus(stays), self.unused, discard, enough);
+        (self.unused >= LEAST).then(|| (given(), stays))
+    }
 }
 
 impl Round {
     fn run_until(mut self, stop: &AtomicBool, tick: Duration) {
         let (mut now, mut woken) = (Duration::ZERO, Instant::now());
+        let (mut window, mut pause) = (Duration::ZERO, tick / LOOKS);
         while !stop.load(Ordering::Acquire) {
-            thread::park_timeout(tick.saturating_sub(woken.elapsed()));
-            if woken.elapsed() < tick {
+            thread::park_timeout(pause.saturating_sub(woken.elapsed()));
+            if woken.elapsed() < pause {
                 continue;
             }
             // While the process was stopped, nothing could use memory.
-            now += woken.elapsed().min(2 * tick);
+            now += woken.elapsed().min(2 * pause);
             woken = Instant::now();
-            self.trim(now, &|| stop.load(Ordering::Acquire));
+            let enough = || stop.load(Ordering::Acquire);
+            pause = match self.look(&enough) {
+                Look::Quiet => tick.min(2 * pause),
+                Look::Grows | Look::Exceeds => tick / LOOKS,
+            };
+            if now.saturating_sub(window) >= tick {
+                window = now;
+                self.trim(now, &enough);
+            }
         }
     }
 
-    /// One round, at `now` since the first one began.
+    /// Looks at the process, and gives back what is free if it is larger than ever.
+    fn look(&mut self, enough: &dyn Fn() -> bool) -> Look {
+        let look = host::resident().map_or(Look::Quiet, |resident| self.process.look(resident));
+        let scratch = scratch::memory().zip(self.scratch.as_mut().map(|(_, watched)| watched));
+        let mut given = Bytes::ZERO;
+        if let Some(((arena, discard), watched)) = scratch {
+            watched.look(arena);
+            if look == Look::Exceeds
+                && let Some((bytes, stays)) = watched.give_back(arena, discard, enough)
+            {
+                scratch::cooled(stays);
+                given += bytes;
+            }
+        }
+        for (memory, watched) in &mut self.devices {
+            let Some(memory) = memory.upgrade() else { continue };
+            watched.look(&memory);
+            if look == Look::Exceeds {
+                // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
+                let discard = |hole| unsafe { memory.discard(hole) };
+                given += watched.give_back(&memory, &discard, enough).map_or(Bytes::ZERO, |(bytes, _)| bytes);
+            }
+        }
+        if look == Look::Exceeds {
+            let (start, before) = (Instant::now(), host::resident());
+            host::trim_malloc();
+            let after = host::resident();
+            if let (Some(before), Some(after)) = (before, after) {
+                let of_malloc = before.saturating_sub(after);
+                log::debug!(
+                    "the process grew to {before}: {given} of idle memory went back to the system, then {of_malloc} of \
+                     malloc's in {:?}",
+                    start.elapsed()
+                );
+                self.process.record_release(after);
+            }
+        }
+        look
+    }
+
+    /// Ends a window, at `now` since the first one began.
     fn trim(&mut self, now: Duration, enough: &dyn Fn() -> bool) {
         if let Some(in_flight) = self.in_flight.upgrade() {
             fork::passing(|| in_flight.release_stale(&mut self.newest));
         }
-        for (memory, idle) in &mut self.devices {
+        for (memory, watched) in &mut self.devices {
             let Some(memory) = memory.upgrade() else { continue };
             // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
             let discard = |hole| unsafe { memory.discard(hole) };
-            trim_arena(&memory, idle, now, &discard, enough);
+            trim_arena(&memory, watched, now, &discard, enough);
         }
         let Some((arena, discard)) = scratch::memory() else { return };
         // One thread of the process trims the scratch that all its clients share.
         if self.scratch.is_none() {
-            self.scratch = ScratchLease::take().map(|lease| (lease, Idle::new(self.delay)));
+            self.scratch = ScratchLease::take().map(|lease| (lease, Watched::new(self.delay)));
             // Scratch that is warm already may have been used before the first window.
-            if let (Some((_, idle)), Some(usage)) = (&mut self.scratch, scratch::usage()) {
-                idle.end_window(now, usage.warm);
+            if let (Some((_, watched)), Some(usage)) = (&mut self.scratch, scratch::usage()) {
+                watched.rule.end_window(now, usage.warm);
             }
         }
-        if let Some((_, idle)) = &mut self.scratch
-            && let Some(keep) = trim_arena(arena, idle, now, discard, enough)
+        if let Some((_, watched)) = &mut self.scratch
+            && let Some(keep) = trim_arena(arena, watched, now, discard, enough)
         {
             scratch::cooled(keep);
         }
@@ -174,12 +275,14 @@ impl Round {
 /// Ends a window of one arena, and trims what the rule says. Returns what was to be kept, if it was time.
 fn trim_arena(
     arena: &Arena,
-    idle: &mut Idle,
+    watched: &mut Watched,
     now: Duration,
     discard: &dyn Fn(AddressRange) -> Bytes,
     enough: &dyn Fn() -> bool,
 ) -> Option<Bytes> {
-    let keep = idle.end_window(now, arena.end_window())?;
+    watched.look(arena);
+    let idle = &mut watched.rule;
+    let keep = idle.end_window(now, mem::take(&mut watched.peak))?;
     let start = Instant::now();
     let (mut surplus, mut pages) = (arena.surplus(keep), Bytes::ZERO);
     while !enough() {
@@ -224,185 +327,4 @@ impl Drop for ScratchLease {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{ptr, slice};
-
-    use super::*;
-    use crate::{
-        device::host::HostBacking,
-        memory::{Block, Strategy},
-    };
-
-    /// A device in the host's memory.
-    fn device(strategy: Strategy, limit: Bytes) -> Arc<DeviceMemory> {
-        let host = HostBacking::new();
-        let arena = Arena::new("idle:0".into(), strategy, limit, Box::new(host.clone())).unwrap();
-        DeviceMemory::new(arena, Box::new(host))
-    }
-
-    fn round(memory: &Arc<DeviceMemory>) -> Round {
-        let rule = Idle::new(idle::DELAY);
-        let devices = vec![(Arc::downgrade(memory), rule)];
-        Round { devices, in_flight: Weak::new(), newest: 0, scratch: None, delay: idle::DELAY }
-    }
-
-    fn start(block: &Block) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(block.address.get() as usize)
-    }
-
-    fn filled(memory: &DeviceMemory, mib: u64, with: u8) -> Block {
-        let block = memory.allocate(Bytes::mib(mib)).unwrap();
-        // SAFETY: the block is the test's own, and so long.
-        unsafe { start(&block).write_bytes(with, block.size.get() as usize) };
-        block
-    }
-
-    fn holds(block: &Block, mark: u8) -> bool {
-        // SAFETY: the block is the test's own, and so long.
-        unsafe { slice::from_raw_parts(start(block), block.size.get() as usize) }.iter().all(|&byte| byte == mark)
-    }
-
-    /// KiB of all regions that are in memory.
-    fn resident(memory: &DeviceMemory) -> Bytes {
-        let page = 4096;
-        let of = |region: AddressRange| {
-            let mut pages = vec![0u8; (region.bytes.get() / page) as usize];
-            let start = ptr::with_exposed_provenance_mut(region.address.get() as usize);
-            // SAFETY: one byte for each page of a region.
-            let refused = unsafe { libc::mincore(start, region.bytes.get() as usize, pages.as_mut_ptr().cast()) };
-            assert_eq!(refused, 0);
-            Bytes::new(pages.iter().filter(|&page| page & 1 != 0).count() as u64 * page)
-        };
-        memory.regions().into_iter().map(of).sum()
-    }
-
-    fn trim_at(round: &mut Round, tenth: u64) {
-        round.trim(Duration::from_millis(100 * tenth), &|| false);
-    }
-
-    #[test]
-    fn what_is_dropped_goes_back_and_what_lives_stays() {
-        for strategy in [Strategy::Preallocate, Strategy::Growing, Strategy::Tpu] {
-            let memory = device(strategy, Bytes::mib(512));
-            let mut round = round(&memory);
-            let all: Vec<Block> = (1..=8).map(|number| filled(&memory, 16, number)).collect();
-            trim_at(&mut round, 5);
-            assert!(resident(&memory) >= Bytes::mib(128), "{strategy}");
-            let (kept, dropped): (Vec<_>, Vec<_>) =
-                all.into_iter().enumerate().partition(|(number, _)| number % 4 == 1);
-            dropped.iter().for_each(|(_, block)| memory.free(block.id).unwrap());
-            // The window in which they were dropped, and one more.
-            trim_at(&mut round, 10);
-            trim_at(&mut round, 15);
-            assert!(strategy == Strategy::Growing || resident(&memory) >= Bytes::mib(128), "{strategy}: too soon");
-            trim_at(&mut round, 20);
-            let after = resident(&memory);
-            assert!((Bytes::mib(32)..=Bytes::mib(33)).contains(&after), "{strategy}: {after}");
-            for (number, block) in &kept {
-                assert!(holds(block, *number as u8 + 1), "{strategy}: block {number}");
-            }
-            assert!(holds(&filled(&memory, 200, 9), 9));
-        }
-    }
-
-    #[test]
-    fn what_is_used_from_time_to_time_stays() {
-        let memory = device(Strategy::Preallocate, Bytes::mib(512));
-        let mut round = round(&memory);
-        let block = filled(&memory, 256, 1);
-        memory.free(block.id).unwrap();
-        for round_number in 1..20 {
-            // A program between two looks.
-            memory.free(filled(&memory, 100, 2).id).unwrap();
-            trim_at(&mut round, 5 * round_number);
-        }
-        let after = resident(&memory);
-        assert!((Bytes::mib(100)..=Bytes::mib(101)).contains(&after), "{after}");
-        let first = memory.regions()[0].address;
-        assert_eq!(filled(&memory, 100, 3).address, first, "in the pages that stayed");
-        assert!(resident(&memory) <= Bytes::mib(101));
-    }
-
-    #[test]
-    fn the_rest_of_a_plan_is_dropped_when_use_rises() {
-        let memory = device(Strategy::Preallocate, Bytes::mib(512));
-        memory.free(filled(&memory, 128, 1).id).unwrap();
-        memory.end_window();
-        let mut surplus = memory.surplus(Bytes::ZERO);
-        let mut given = Vec::new();
-        let mut next = |surplus: &mut _| {
-            memory.discard_next(surplus, |region| {
-                given.push(region);
-                region.bytes
-            })
-        };
-        // The first piece ends at a multiple of its size.
-        assert!(next(&mut surplus).is_some_and(|bytes| bytes <= Bytes::mib(16)));
-        assert_eq!(next(&mut surplus), Some(Bytes::mib(16)));
-        let block = memory.allocate(Bytes::new(1)).unwrap();
-        assert_eq!(next(&mut surplus), None);
-        memory.free(block.id).unwrap();
-        memory.end_window();
-        memory.end_window();
-        assert_eq!(next(&mut surplus), None, "it is gone");
-        assert_eq!(given.len(), 2);
-    }
-
-    #[test]
-    fn what_is_warm_is_known_and_can_go_at_once() {
-        let memory = device(Strategy::Preallocate, Bytes::mib(512));
-        let (first, second) = (filled(&memory, 64, 1), filled(&memory, 128, 2));
-        memory.free(first.id).unwrap();
-        assert_eq!(memory.warm(), (Bytes::mib(128), Bytes::mib(192)));
-        assert_eq!(memory.rises_by(Bytes::mib(64)), Bytes::ZERO);
-        assert_eq!(memory.rises_by(Bytes::mib(100)), Bytes::mib(36));
-        // In the window in which more was used.
-        let mut surplus = memory.surplus(Bytes::mib(160)).at_once();
-        // SAFETY: the arena calls it with holes of its own, and allocates nothing in them meanwhile.
-        while memory.discard_next(&mut surplus, |hole| unsafe { memory.discard(hole) }).is_some() {}
-        assert_eq!(memory.warm(), (Bytes::mib(128), Bytes::mib(160)));
-        assert!(resident(&memory) <= Bytes::mib(161));
-        memory.cooled(Bytes::mib(64));
-        assert_eq!(memory.warm().1, Bytes::mib(128), "what is used is warm");
-        assert!(holds(&second, 2));
-    }
-
-    #[test]
-    fn the_thread_gives_back_and_ends() {
-        let memory = device(Strategy::Preallocate, Bytes::mib(256));
-        let (trimmer, tick) = (Trimmer::default(), Duration::from_millis(20));
-        let block = filled(&memory, 128, 1);
-        trimmer.wake([&memory].into_iter(), &Arc::default(), TrimInterval { tick, delay: 2 * tick });
-        assert!(trimmer.is_awake());
-        thread::sleep(3 * tick);
-        memory.free(block.id).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while resident(&memory) > Bytes::mib(1) && Instant::now() < deadline {
-            thread::sleep(tick);
-        }
-        assert!(resident(&memory) <= Bytes::mib(1));
-        // The thread keeps nothing alive, and skips a device that is gone.
-        let gone = Arc::downgrade(&memory);
-        drop(memory);
-        while gone.strong_count() > 0 && Instant::now() < deadline {
-            thread::sleep(tick);
-        }
-        assert_eq!(gone.strong_count(), 0);
-        trimmer.end();
-        trimmer.end();
-    }
-
-    #[test]
-    fn a_thread_ends_before_its_tick_and_none_starts_after() {
-        let memory = device(Strategy::Preallocate, Bytes::mib(1));
-        let hour = Duration::from_secs(3600);
-        let interval = TrimInterval { tick: hour, delay: hour };
-        let trimmer = Trimmer::default();
-        trimmer.wake([&memory].into_iter(), &Arc::default(), interval);
-        trimmer.end();
-        let never = Trimmer::default();
-        never.end();
-        never.wake([&memory].into_iter(), &Arc::default(), interval);
-        assert!(never.thread.lock().is_none());
-    }
-}
+mod tests;

@@ -11,17 +11,23 @@
 //! went back last. A loop comes to that once. A program whose large arrays and large scratch take turns pays with a
 //! page fault for what the other one gave back, as it does where malloc is asked for each.
 //!
+//! The third is the rest of the process, whose growth calls nobody: the trimmer's thread looks at it
+//! ([`Growth`](crate::memory::idle::Growth)).
+//!
 //! GPUs have no such memory: their scratch lies in a pool of the engine's.
 
 use crate::{
     engine::scratch,
     fork,
-    runtime::{allocator::core::Allocator, device_memory::DeviceMemory},
+    runtime::{
+        allocator::{
+            core::Allocator,
+            discard::{LEAST, discard_surplus},
+        },
+        device_memory::DeviceMemory,
+    },
     units::Bytes,
 };
-
-/// Less than this is not worth a call of the system. glibc's malloc unmaps what it frees from so much on.
-const LEAST: Bytes = Bytes::mib(32);
 
 /// Before an array of `size` bytes is placed in `memory`: where its pages may be new ones, has the engine's scratch
 /// give pages back that were never needed beside such arrays.
@@ -63,15 +69,9 @@ pub fn scratch_grows(allocator: &Allocator) {
         // SAFETY: the arena calls it with holes of its own, or with what it keeps for scratch, and allocates nothing
         // there meanwhile. The scratch itself lies in the pool.
         let discard = |hole| unsafe { memory.discard(hole) };
-        let mut given = fork::passing(|| memory.discard_kept(discard));
-        let mut surplus = memory.surplus(warm.saturating_sub(part)).at_once();
-        while given < part
-            && let Some(bytes) = fork::passing(|| memory.discard_next(&mut surplus, discard))
-        {
-            given += bytes;
-        }
-        // What was not found is not there.
-        memory.cooled(part.saturating_sub(given));
+        let kept = fork::passing(|| memory.discard_kept(discard));
+        let surplus = memory.surplus(warm.saturating_sub(part)).at_once();
+        let given = kept + discard_surplus(memory, surplus, part.saturating_sub(kept), &discard, &|| false);
         excess = excess.saturating_sub(part);
         log::debug!(
             "{}: {given} of idle memory went back to the system, because scratch takes new memory",
