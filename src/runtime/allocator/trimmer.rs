@@ -193,14 +193,16 @@ impl Round {
             now += woken.elapsed().min(2 * pause);
             woken = Instant::now();
             let enough = || stop.load(Ordering::Acquire);
-            pause = match self.look(&enough) {
-                Look::Quiet => tick.min(2 * pause),
-                Look::Grows | Look::Exceeds => tick / LOOKS,
+            let longest = match self.look(&enough) {
+                Look::Quiet => 2 * pause,
+                Look::Grows | Look::Exceeds => Duration::ZERO,
             };
             if now.saturating_sub(window) >= tick {
                 window = now;
                 self.trim(now, &enough);
             }
+            // A look ends each window.
+            pause = longest.min((window + tick).saturating_sub(now)).max(tick / LOOKS);
         }
     }
 
