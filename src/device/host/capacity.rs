@@ -2,12 +2,10 @@
 
 use std::{fs, path::Path};
 
-use rustix::{
-    param::page_size,
-    process::{Resource, getrlimit},
-};
+use rustix::process::{Resource, getrlimit};
 
 use crate::{
+    device::host::process::sizes,
     error::{Error, Result},
     units::Bytes,
 };
@@ -29,11 +27,11 @@ pub fn left_to_map() -> Option<Bytes> {
     if limits == [None; 2] {
         return None;
     }
-    // Pages: all, resident, shared, text, 0, data and stack, 0.
-    let sizes = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = |field| sizes.split_whitespace().nth(field).and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
-    let left = |limit: Option<u64>, field| Some(limit?.saturating_sub(pages(field) * page_size() as u64));
-    [left(limits[0], 0), left(limits[1], 5)].into_iter().flatten().min().map(Bytes::new)
+    let sizes = sizes();
+    let left = |limit: Option<u64>, field: usize| {
+        Some(Bytes::new(limit?).saturating_sub(sizes.get(field).copied().unwrap_or(Bytes::ZERO)))
+    };
+    [left(limits[0], 0), left(limits[1], 5)].into_iter().flatten().min()
 }
 
 /// [`capacity`] as the files below `root` say.

@@ -2,16 +2,23 @@
 
 use std::fs;
 
+use rustix::param::page_size;
+
 use crate::units::Bytes;
+
+/// The fields of `/proc/self/statm`, in bytes: all, resident, of files, text, 0, data and stack, 0. Fewer where the
+/// kernel does not say.
+pub(super) fn sizes() -> Vec<Bytes> {
+    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split_ascii_whitespace().map_while(|field| field.parse::<u64>().ok());
+    pages.map(|pages| Bytes::new(pages * page_size() as u64)).collect()
+}
 
 /// Pages of this process that are resident and no file's, which the system takes back by itself; `None` where the
 /// kernel does not say. Shared memory counts as a file's. A call of the system.
 pub fn resident() -> Option<Bytes> {
-    // Size, resident and of files, in pages.
-    let text = fs::read_to_string("/proc/self/statm").ok()?;
-    let mut pages = text.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
-    let (resident, of_files) = (pages.next()?, pages.next()?);
-    Some(Bytes::new(resident.saturating_sub(of_files) * rustix::param::page_size() as u64))
+    let sizes = sizes();
+    Some(sizes.get(1)?.saturating_sub(*sizes.get(2)?))
 }
 
 /// Has malloc give whole pages that it keeps free back to the system; nothing where malloc is not glibc's. Each of
