@@ -16,19 +16,19 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.backends import clean_environment, engine_path
+
+if TYPE_CHECKING:
+    from user_loops import Loop
 
 STRATEGIES = ("preallocate", "growing", "platform", "tpu")
 #: A process that does nothing.
 IDLE = "idle"
-#: A state that is saved and restored three times by orbax.
-CHECKPOINTS = "checkpoints"
 #: Seconds before what is resident is read.
 REST = 2.0
 
@@ -38,29 +38,12 @@ def resident(key: str) -> float:
     return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0]) / 1e3
 
 
-def checkpoints(bytes_: int) -> tuple[Any, Callable[[Any, int], Any], int]:
-    """Three times as much as `bytes_`, in twelve arrays; a loop as those of `user_loops.py`."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    folder = tempfile.TemporaryDirectory()
-    checkpointer = ocp.StandardCheckpointer()
-    keys = jax.random.split(jax.random.key(0), 12)
-
-    def step(state: Any, turn: int) -> Any:
-        path = Path(folder.name, str(turn))
-        checkpointer.save(path, state)
-        checkpointer.wait_until_finished()
-        return checkpointer.restore(path, state)
-
-    return {str(i): jax.random.normal(key, (bytes_ // 8192, 512)) for i, key in enumerate(keys)}, step, 3
-
-
-def loops() -> dict[str, Any]:
-    """Those of users, and one of a library's."""
+def loops() -> dict[str, Callable[[int], Loop]]:
+    """Those of users, and those of libraries."""
+    from library_loops import LIBRARY_LOOPS
     from user_loops import LOOPS
 
-    return LOOPS | {CHECKPOINTS: checkpoints}
+    return LOOPS | LIBRARY_LOOPS
 
 
 def measure(name: str, mib: int, steps: int | None) -> dict[str, float]:
