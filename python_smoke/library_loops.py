@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from user_loops import Loop
+from user_loops import Loop, forward, perceptron
 
 
 def flax(bytes_: int) -> Loop:
@@ -20,14 +20,15 @@ def flax(bytes_: int) -> Loop:
     import optax
     from flax import nnx
 
-    pool: Any = nnx.avg_pool
+    # An eighth of the bytes is the largest layer.
+    width, pool = max(64, bytes_ // 8 // (4 * 3136)), cast(Any, nnx.avg_pool)
 
     class Network(nnx.Module):
         def __init__(self, rngs: Any) -> None:
             self.first = nnx.Conv(1, 32, kernel_size=(3, 3), rngs=rngs)
             self.second = nnx.Conv(32, 64, kernel_size=(3, 3), rngs=rngs)
-            self.wide = nnx.Linear(3136, max(64, bytes_ // 12544 // 8), rngs=rngs)
-            self.last = nnx.Linear(max(64, bytes_ // 12544 // 8), 10, rngs=rngs)
+            self.wide = nnx.Linear(3136, width, rngs=rngs)
+            self.last = nnx.Linear(width, 10, rngs=rngs)
 
         def __call__(self, x: Any) -> Any:
             x = pool(nnx.relu(self.first(x)), window_shape=(2, 2), strides=(2, 2))
@@ -54,25 +55,15 @@ def flax(bytes_: int) -> Loop:
     return jnp.zeros(()), run, 40
 
 
-def _perceptron(bytes_: int) -> tuple[int, list[Any], Any]:
-    """The width of four layers, and them, and a batch."""
-    width = max(64, int((bytes_ / 16) ** 0.5) // 64 * 64)
-    keys = jax.random.split(jax.random.key(0), 5)
-    return width, [jax.random.normal(key, (width, width)) / width**0.5 for key in keys[:4]], keys[4]
-
-
 def optax(bytes_: int) -> Loop:
     """Adam on a perceptron, as optax's page on it; the losses are kept."""
     import optax
 
-    width, parameters, key = _perceptron(bytes_)
-    solver, batch, losses = optax.adam(1e-3), jax.random.normal(key, (64, width)), []
+    parameters, batch = perceptron(bytes_, 4)
+    solver, losses = optax.adam(1e-3), []
 
     def loss(parameters: Any) -> Any:
-        x = batch
-        for each in parameters:
-            x = jnp.tanh(x @ each)
-        return (x * x).mean()
+        return (forward(parameters, batch) ** 2).mean()
 
     def step(parameters: Any, state: Any) -> Any:
         value, slopes = jax.value_and_grad(loss)(parameters)
@@ -94,9 +85,9 @@ def equinox(bytes_: int) -> Loop:
     import equinox as eqx
     import optax
 
-    width, _, key = _perceptron(bytes_)
-    perceptron: Any = eqx.nn.MLP
-    model = perceptron(width, 1, width, 3, key=key)
+    batch = perceptron(bytes_, 0)[1]
+    width, network = batch.shape[1], cast(Any, eqx.nn.MLP)
+    model = network(width, 1, width, 3, key=jax.random.key(0))
     solver = optax.adam(1e-3)
 
     def loss(model: Any, x: Any) -> Any:
@@ -111,20 +102,18 @@ def equinox(bytes_: int) -> Loop:
     jitted: Any = eqx.filter_jit(step)
 
     def run(state: Any, turn: int) -> Any:
-        return jitted(*state, jax.random.normal(jax.random.key(turn), (64, width)))
+        return jitted(*state, jax.random.normal(jax.random.key(turn), batch.shape))
 
     return (model, solver.init(eqx.filter(model, eqx.is_array))), run, 40
 
 
 def loader(bytes_: int) -> Loop:
     """Q-learning: each step takes a batch of a replay memory in NumPy's arrays, and every tenth copies the target."""
-    width, parameters, _ = _perceptron(bytes_)
-    memory, rng = np.ones((4096, width), np.float32), np.random.default_rng(0)
+    parameters, batch = perceptron(bytes_, 4)
+    memory, rng = np.ones((4096, batch.shape[1]), np.float32), np.random.default_rng(0)
 
     def value(parameters: Any, x: Any) -> Any:
-        for each in parameters:
-            x = jnp.tanh(x @ each)
-        return x.max(axis=1)
+        return forward(parameters, x).max(axis=1)
 
     def step(parameters: Any, target: Any, now: Any, following: Any) -> Any:
         def loss(parameters: Any) -> Any:

@@ -71,17 +71,27 @@ def solver(bytes_: int) -> Loop:
     return jnp.ones(bytes_ // 4), lambda x, _: step(x), 30
 
 
-def _training(bytes_: int, donate: bool = False, print_each: int = 0) -> Loop:
+def perceptron(bytes_: int, layers: int) -> tuple[list[Any], Any]:
+    """The weights of a perceptron, four layers of which have `bytes_` together, and a batch."""
     width = max(64, int((bytes_ / 16) ** 0.5) // 64 * 64)
     key = jax.random.key(0)
-    weights = [jax.random.normal(jax.random.fold_in(key, i), (width, width)) / width**0.5 for i in range(6)]
-    batch, losses = jax.random.normal(key, (min(64, width), width)), []
+    weights = [jax.random.normal(jax.random.fold_in(key, i), (width, width)) / width**0.5 for i in range(layers)]
+    return weights, jax.random.normal(key, (min(64, width), width))
+
+
+def forward(weights: list[Any], x: Any) -> Any:
+    """What the perceptron makes of `x`."""
+    for each in weights:
+        x = jnp.tanh(x @ each)
+    return x
+
+
+def _training(bytes_: int, donate: bool = False, print_each: int = 0) -> Loop:
+    weights, batch = perceptron(bytes_, 6)
+    losses = []
 
     def loss(weights: Any) -> Any:
-        x = batch
-        for each in weights:
-            x = jnp.tanh(x @ each)
-        return (x * x).mean()
+        return (forward(weights, batch) ** 2).mean()
 
     def step(weights: Any, moments: Any) -> Any:
         value, slopes = jax.value_and_grad(loss)(weights)
